@@ -1,0 +1,152 @@
+//! Ids: what is named by a number, and how the number is printed.
+//!
+//! Ids of allocations, sessions and extents are never reused: the high 24 bits count the daemon's starts on this
+//! node (its boot epoch), the low 40 count up from 1. The printed form is a prefix and the same decimal number that
+//! JSON and `grpcurl` show, so that either can be pasted anywhere.
+
+use std::{fmt, str::FromStr};
+
+const COUNTER_BITS: u32 = 40;
+const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
+
+/// The text is not an id of that kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseIdError {
+    pub text: String,
+    pub expected: &'static str,
+}
+
+impl fmt::Display for ParseIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is not an id like `{}123`", self.text, self.expected)
+    }
+}
+
+impl std::error::Error for ParseIdError {}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u64);
+
+        impl $name {
+            pub const fn from_raw(raw: u64) -> Self {
+                Self(raw)
+            }
+
+            pub const fn get(self) -> u64 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&format!(concat!($prefix, "{}"), self.0))
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseIdError;
+
+            /// With or without the prefix.
+            fn from_str(text: &str) -> Result<Self, ParseIdError> {
+                let digits = text.strip_prefix($prefix).unwrap_or(text);
+                let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+                match digits.parse() {
+                    Ok(raw) if plain => Ok(Self(raw)),
+                    _ => Err(ParseIdError { text: text.to_owned(), expected: $prefix }),
+                }
+            }
+        }
+    };
+}
+
+id!(
+    /// One allocation, printed `a-…`.
+    AllocationId, "a-"
+);
+id!(
+    /// One session of a client process, printed `s-…`.
+    SessionId, "s-"
+);
+id!(
+    /// One physical piece of memory, printed `e-…`. Never leaves the daemon.
+    ExtentId, "e-"
+);
+
+/// Which of the daemon's devices, in the order of its configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceIndex(pub u16);
+
+impl fmt::Display for DeviceIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Which part of an allocation, in the order of their offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartIndex(pub u32);
+
+impl fmt::Display for PartIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// In which of its lives the daemon gave out the id.
+pub const fn epoch_of(raw: u64) -> u64 {
+    raw >> COUNTER_BITS
+}
+
+/// Gives out ids of one kind, each once.
+#[derive(Debug)]
+pub struct IdSource {
+    last: u64,
+    end: u64,
+}
+
+impl IdSource {
+    /// `boot_epoch` above 2^24 - 1 is cut: after sixteen million starts ids would repeat.
+    pub const fn new(boot_epoch: u64) -> Self {
+        let base = (boot_epoch << COUNTER_BITS) & !COUNTER_MAX;
+        Self { last: base, end: base | COUNTER_MAX }
+    }
+
+    /// The next id, or `None` after 2^40 of them in one life of the daemon.
+    pub const fn next_raw(&mut self) -> Option<u64> {
+        if self.last == self.end {
+            return None;
+        }
+        self.last += 1;
+        Some(self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn print_and_parse_are_inverse() {
+        let id = AllocationId::from_raw(1_099_511_627_777);
+        assert_eq!(id.to_string(), "a-1099511627777");
+        assert_eq!("a-1099511627777".parse(), Ok(id));
+        assert_eq!("1099511627777".parse(), Ok(id));
+        for bad in ["", "a-", "s-1", "a--1", "-1", "+1", "a-1x", "a-99999999999999999999", " 1"] {
+            assert!(bad.parse::<AllocationId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn epochs_never_meet() {
+        let mut first = IdSource::new(1);
+        let mut second = IdSource::new(2);
+        assert_eq!(first.next_raw(), Some((1 << 40) + 1));
+        assert_eq!(second.next_raw(), Some((2 << 40) + 1));
+        first.last = first.end - 1;
+        assert!(first.next_raw().is_some_and(|last| last < 2 << 40));
+        assert_eq!(first.next_raw(), None);
+    }
+}

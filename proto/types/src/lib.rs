@@ -1,0 +1,18 @@
+//! The vocabulary of vramd, shared by the pure core, the daemon, the SDKs and the tools.
+//!
+//! Nothing here depends on anything else, so everything can depend on it:
+//! [`Bytes`] and the ids are newtypes that do not mix, [`Quantity`] is the one parser for sizes that people
+//! type, [`name`] says which names are good, and [`Reason`] is the registry of everything that can be refused.
+
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod ids;
+pub mod name;
+mod quantity;
+mod reason;
+
+pub use bytes::{Bytes, GRANULARITY};
+pub use ids::{AllocationId, DeviceIndex, ExtentId, IdSource, ParseIdError, PartIndex, SessionId, epoch_of};
+pub use quantity::{Quantity, QuantityError};
+pub use reason::{Reason, StatusCode};

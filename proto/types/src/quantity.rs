@@ -1,0 +1,219 @@
+//! Sizes as people type them. One parser for protocol, configuration, command line and Python.
+//!
+//! `24GiB` and `24Gi` are binary, `24GB` is decimal, a bare integer is bytes, `90%` is a share of what it is
+//! compared with. A decimal fraction is accepted where the result is a whole number of bytes (`1.5GiB`). Anything
+//! else is refused: no sign, no other unit, no second value.
+
+use std::{fmt, str::FromStr};
+
+use crate::Bytes;
+
+/// A size, absolute or as a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantity {
+    Bytes(Bytes),
+    /// 0 to 100.
+    Percent(u8),
+}
+
+impl Quantity {
+    /// In bytes, where a share is one of `whole`.
+    pub const fn of(self, whole: Bytes) -> Bytes {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => whole.percent(percent),
+        }
+    }
+}
+
+/// Why a text is no quantity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QuantityError {
+    Empty,
+    /// No number at the start: a sign, a letter, a bare dot.
+    NotANumber(String),
+    UnknownUnit(String),
+    /// A fraction that is no whole number of bytes, or of percent.
+    Fraction(String),
+    /// 2^64 bytes or more, or more than 100 %.
+    TooLarge(String),
+    /// A share where only bytes make sense.
+    ShareNotAllowed(String),
+}
+
+impl fmt::Display for QuantityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => write!(f, "a quantity like `24GiB` is missing"),
+            Self::NotANumber(text) => write!(f, "`{text}` does not begin with a number, like `24GiB`"),
+            Self::UnknownUnit(text) => write!(
+                f,
+                "`{text}` has an unknown unit: use B, KiB, MiB, GiB, TiB (or Ki, Mi, Gi, Ti), KB, MB, GB, TB, or %"
+            ),
+            Self::Fraction(text) => write!(f, "`{text}` is no whole number of bytes"),
+            Self::TooLarge(text) => write!(f, "`{text}` is too large"),
+            Self::ShareNotAllowed(text) => write!(f, "`{text}` is a share, and here only bytes make sense"),
+        }
+    }
+}
+
+impl std::error::Error for QuantityError {}
+
+impl Quantity {
+    /// A size in bytes; a share is refused.
+    pub fn parse_bytes(text: &str) -> Result<Bytes, QuantityError> {
+        match text.parse()? {
+            Self::Bytes(bytes) => Ok(bytes),
+            Self::Percent(_) => Err(QuantityError::ShareNotAllowed(text.to_owned())),
+        }
+    }
+}
+
+impl FromStr for Quantity {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        let error = |kind: fn(String) -> QuantityError| kind(text.to_owned());
+        let trimmed = text.trim_matches(' ');
+        if trimmed.is_empty() {
+            return Err(QuantityError::Empty);
+        }
+        let unit_at = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(unit_at);
+        let (whole, fraction) = number.split_once('.').map_or((number, None), |(w, f)| (w, Some(f)));
+        if whole.is_empty() || fraction.is_some_and(|f| f.is_empty() || f.contains('.')) {
+            return Err(error(QuantityError::NotANumber));
+        }
+        let unit = unit.trim_start_matches(' ');
+        if unit == "%" {
+            if fraction.is_some() {
+                return Err(error(QuantityError::Fraction));
+            }
+            return match whole.parse() {
+                Ok(percent @ 0..=100) => Ok(Self::Percent(percent)),
+                _ => Err(error(QuantityError::TooLarge)),
+            };
+        }
+        let factor = unit_factor(unit).ok_or_else(|| error(QuantityError::UnknownUnit))?;
+        let whole: u128 = whole.parse().map_err(|_| error(QuantityError::TooLarge))?;
+        let mut bytes = whole.checked_mul(factor).ok_or_else(|| error(QuantityError::TooLarge))?;
+        if let Some(fraction) = fraction {
+            bytes = bytes
+                .checked_add(fraction_of(fraction, factor).ok_or_else(|| error(QuantityError::Fraction))?)
+                .ok_or_else(|| error(QuantityError::TooLarge))?;
+        }
+        u64::try_from(bytes)
+            .map(|bytes| Self::Bytes(Bytes::new(bytes)))
+            .map_err(|_| error(QuantityError::TooLarge))
+    }
+}
+
+/// Bytes of one unit.
+fn unit_factor(unit: &str) -> Option<u128> {
+    Some(match unit {
+        "" | "B" => 1,
+        "Ki" | "KiB" => 1 << 10,
+        "Mi" | "MiB" => 1 << 20,
+        "Gi" | "GiB" => 1 << 30,
+        "Ti" | "TiB" => 1 << 40,
+        "KB" | "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        _ => return None,
+    })
+}
+
+/// `0.fraction` of `factor`, if that is a whole number.
+fn fraction_of(fraction: &str, factor: u128) -> Option<u128> {
+    let digits = fraction.trim_end_matches('0');
+    if digits.is_empty() {
+        return Some(0);
+    }
+    let denominator = 10u128.checked_pow(u32::try_from(digits.len()).ok()?)?;
+    let numerator = digits.parse::<u128>().ok()?.checked_mul(factor)?;
+    numerator.is_multiple_of(denominator).then(|| numerator / denominator)
+}
+
+/// As it is parsed again: bytes as a bare integer or in the largest binary unit that is exact, shares with `%`.
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Percent(percent) => write!(f, "{percent}%"),
+            Self::Bytes(bytes) => {
+                let bytes = bytes.get();
+                for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
+                    if bytes > 0 && bytes.is_multiple_of(1 << shift) {
+                        return write!(f, "{}{unit}", bytes >> shift);
+                    }
+                }
+                write!(f, "{bytes}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(text: &str) -> Result<u64, QuantityError> {
+        Quantity::parse_bytes(text).map(Bytes::get)
+    }
+
+    #[test]
+    fn what_people_type() {
+        assert_eq!(bytes("24GiB"), Ok(24 << 30));
+        assert_eq!(bytes("24Gi"), Ok(24 << 30));
+        assert_eq!(bytes("24 GiB"), Ok(24 << 30));
+        assert_eq!(bytes("24GB"), Ok(24_000_000_000));
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("1.5GiB"), Ok(3 << 29));
+        assert_eq!(bytes("0.1GB"), Ok(100_000_000));
+        assert_eq!(bytes("0"), Ok(0));
+        assert_eq!(bytes("18446744073709551615"), Ok(u64::MAX));
+        assert_eq!("90%".parse(), Ok(Quantity::Percent(90)));
+    }
+
+    #[test]
+    fn everything_else_is_refused() {
+        use QuantityError as E;
+        type Kind = fn(String) -> QuantityError;
+        let cases: [(&str, Kind); 16] = [
+            ("-1GiB", E::NotANumber),
+            ("+1", E::NotANumber),
+            (".5GiB", E::NotANumber),
+            ("1.GiB", E::NotANumber),
+            ("1.2.3", E::NotANumber),
+            ("GiB", E::NotANumber),
+            ("24gib", E::UnknownUnit),
+            ("24G", E::UnknownUnit),
+            ("1e9", E::UnknownUnit),
+            ("1 GiB 2", E::UnknownUnit),
+            ("1_000", E::UnknownUnit),
+            ("0.3GiB", E::Fraction),
+            ("0.5", E::Fraction),
+            ("18446744073709551616", E::TooLarge),
+            ("101%", E::TooLarge),
+            ("50%", E::ShareNotAllowed),
+        ];
+        for (text, error) in cases {
+            assert_eq!(bytes(text), Err(error(text.to_owned())), "{text}");
+        }
+        assert_eq!(bytes("  "), Err(E::Empty));
+        assert_eq!("1.5%".parse::<Quantity>(), Err(E::Fraction("1.5%".to_owned())));
+    }
+
+    #[test]
+    fn printed_form_parses_back() {
+        for quantity in [
+            Quantity::Bytes(Bytes::gib(24)),
+            Quantity::Bytes(Bytes::new(1_000_000)),
+            Quantity::Bytes(Bytes::ZERO),
+            Quantity::Bytes(Bytes::MAX),
+            Quantity::Percent(90),
+        ] {
+            assert_eq!(quantity.to_string().parse(), Ok(quantity));
+        }
+    }
+}
