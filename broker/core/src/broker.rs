@@ -1,0 +1,180 @@
+//! The broker: all state, and who may touch it.
+//!
+//! This file holds the struct and the three methods that drive it. What an event does is in `handler`, one file a
+//! subject; what it may do to balances, allocations and extents is in the tables that the handlers call.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use vramd_types::{DeviceIndex, IdSource, SessionId};
+
+use crate::{
+    command::{Command, Notice},
+    config::Config,
+    event::{Event, Tier},
+    handler::{FdBudget, QuotaQueue, Surveys, Timer},
+    invariants,
+    ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
+    pool::Pool,
+    residency::AllocationTable,
+    tenancy::{OpTable, RequestLog, SessionTable, Tenants},
+    time::Time,
+    view::StoredQuotas,
+};
+
+/// The state machine. See the crate's documentation for how to drive it.
+#[derive(Debug)]
+pub struct Broker {
+    pub(crate) config: Config,
+    pub(crate) now: Time,
+    pub(crate) draining: bool,
+    pub(crate) tenants: Tenants,
+    pub(crate) ledger: Ledger,
+    pub(crate) sessions: SessionTable,
+    pub(crate) allocations: AllocationTable,
+    pub(crate) pool: Pool,
+    pub(crate) ops: OpTable,
+    /// What operators asked for, by uid.
+    pub(crate) operators: BTreeMap<u32, RequestLog>,
+    pub(crate) quota_queue: QuotaQueue,
+    pub(crate) fds: FdBudget,
+    pub(crate) timers: BTreeSet<(Time, Timer)>,
+    pub(crate) surveys: Surveys,
+    pub(crate) ids: Ids,
+    pub(crate) violations: u64,
+    outbox: VecDeque<Command>,
+}
+
+/// Where ids come from. Each kind has its own count.
+#[derive(Debug)]
+pub(crate) struct Ids {
+    pub(crate) allocations: IdSource,
+    pub(crate) sessions: IdSource,
+    pub(crate) last_session: Option<SessionId>,
+    pub(crate) extents: IdSource,
+}
+
+impl Broker {
+    /// A broker with the quotas that were stored; those of devices that are absent are kept.
+    pub fn new(config: Config, stored: StoredQuotas, now: Time) -> Self {
+        let mut tenants = Tenants::default();
+        let mut book = QuotaBook::new(config.default_limit);
+        for row in &stored.quotas {
+            let device = quota_device(&config, &row.device);
+            let quota = Quota { guarantee: row.guarantee, limit: row.limit };
+            book.set(tenants.intern(&row.tenant), device, row.tier, Some(quota));
+        }
+        let shares = devices_of(&config).map(|(index, device)| (Place::device(index), device.share));
+        let ledger = Ledger::new(shares.collect::<Vec<_>>(), book);
+        let epoch = config.boot_epoch;
+        let mut broker = Self {
+            ledger,
+            tenants,
+            now,
+            draining: false,
+            sessions: SessionTable::default(),
+            allocations: AllocationTable::default(),
+            pool: Pool::default(),
+            ops: OpTable::default(),
+            operators: BTreeMap::new(),
+            quota_queue: QuotaQueue::default(),
+            fds: FdBudget::default(),
+            timers: BTreeSet::new(),
+            surveys: Surveys::default(),
+            ids: Ids {
+                allocations: IdSource::new(epoch),
+                sessions: IdSource::new(epoch),
+                last_session: None,
+                extents: IdSource::new(epoch),
+            },
+            violations: 0,
+            outbox: VecDeque::new(),
+            config,
+        };
+        broker.recall_stored(stored.requests);
+        broker.survey_all();
+        broker.arm_survey();
+        broker
+    }
+
+    /// Takes one event. What it caused is to be fetched with [`Self::poll_command`].
+    pub fn handle(&mut self, now: Time, event: Event) {
+        self.now = self.now.max(now);
+        self.run_timers();
+        match event {
+            Event::Hello { channel, hello } => self.on_hello(channel, hello),
+            Event::Frame { channel, frame } => self.on_frame(channel, frame),
+            Event::Malformed { channel, problem } => self.on_malformed(channel, problem),
+            Event::ChannelEnded { channel } => self.on_channel_ended(channel),
+            Event::ProcessEnded { channel } => self.on_process_ended(channel),
+            Event::Client { call, session, pid, key, request } => {
+                self.on_client(call, session, pid, key, request)
+            }
+            Event::Operator { call, uid, key, request } => self.on_operator(call, uid, key, request),
+            Event::Completion(completion) => self.on_completion(completion),
+            Event::QuotasStored { result } => self.on_quotas_stored(result),
+            Event::Tick => {}
+        }
+        for detail in self.ledger.take_broken() {
+            self.broken(invariants::LEDGER_BOOKS, detail);
+        }
+    }
+
+    /// The next thing to do, in order.
+    pub fn poll_command(&mut self) -> Option<Command> {
+        self.outbox.pop_front()
+    }
+
+    /// When to call [`Self::handle`] with [`Event::Tick`], if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.timers.first().map(|(deadline, _)| *deadline)
+    }
+
+    pub(crate) fn command(&mut self, command: Command) {
+        self.outbox.push_back(command);
+    }
+
+    pub(crate) fn notice(&mut self, notice: Notice) {
+        self.command(Command::Notice(notice));
+    }
+
+    /// Something that must not be is so. It is counted, logged and survived.
+    pub(crate) fn broken(&mut self, invariant: &'static str, detail: String) {
+        self.violations = self.violations.saturating_add(1);
+        self.notice(Notice::InvariantBroken { invariant, detail });
+    }
+
+    /// The UUID of a device.
+    pub(crate) fn uuid(&self, device: DeviceIndex) -> &str {
+        self.config.devices.get(usize::from(device.0)).map_or("?", |device| &device.uuid)
+    }
+
+    /// The device of that UUID or index.
+    pub(crate) fn find_device(&self, text: &str) -> Option<DeviceIndex> {
+        devices_of(&self.config)
+            .find(|(index, device)| device.uuid == text || index.to_string() == text)
+            .map(|(index, _)| index)
+    }
+
+    pub(crate) fn device_indices(&self) -> Vec<DeviceIndex> {
+        devices_of(&self.config).map(|(index, _)| index).collect()
+    }
+
+    /// The tier that memory lies in until it moves.
+    pub(crate) const fn tier() -> Tier {
+        Tier::Device
+    }
+}
+
+fn devices_of(config: &Config) -> impl Iterator<Item = (DeviceIndex, &crate::config::DeviceConfig)> {
+    (0..=u16::MAX).map(DeviceIndex).zip(&config.devices)
+}
+
+/// Which device a stored row means.
+fn quota_device(config: &Config, text: &str) -> QuotaDevice {
+    if text == "*" {
+        return QuotaDevice::All;
+    }
+    devices_of(config)
+        .find(|(_, device)| device.uuid == text)
+        .map_or_else(|| QuotaDevice::Absent(text.to_owned()), |(index, _)| QuotaDevice::Present(index))
+}

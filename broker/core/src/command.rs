@@ -1,0 +1,169 @@
+//! What the broker wants done. The shell executes commands in the order in which they were queued.
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, SessionId};
+
+use crate::{
+    error::Refusal,
+    event::{CallId, ChannelId, PartRef, Tier},
+    view::{AllocationView, QuotaView, StoredQuotas},
+};
+
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Answers one request. A call whose caller has left is answered all the same.
+    Reply { call: CallId, outcome: Result<Reply, Refusal> },
+    /// Queues a frame on a channel that has not ended.
+    Send { channel: ChannelId, frame: DaemonFrame },
+    /// Ends a channel after what was queued on it. Its end is reported as an event.
+    CloseChannel { channel: ChannelId },
+    /// The process behind this channel is of no interest any more.
+    ForgetProcess { channel: ChannelId },
+    /// Kills the process behind a channel.
+    KillProcess { channel: ChannelId },
+    /// Makes memory: zero, not exported to anybody yet.
+    CreateExtent { extent: ExtentId, device: DeviceIndex, size: Bytes },
+    /// Ends the broker's own hold on memory that nobody maps by its knowledge.
+    ReleaseExtent { extent: ExtentId },
+    /// Hashes these bytes, one after the other.
+    Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
+    /// Asks who holds memory of a device besides the broker, and whether unreturned extents are back.
+    Survey { device: DeviceIndex },
+    /// Puts all stored quotas on disk; one at a time.
+    StoreQuotas(StoredQuotas),
+    /// Something that an operator should be able to read in the log.
+    Notice(Notice),
+}
+
+#[derive(Clone, Debug)]
+pub enum Reply {
+    Allocated(Vec<AllocationView>),
+    /// Answers `FreeBatch` and `Detach`, in the order of the ids.
+    Released(Vec<(AllocationId, Result<Released, Refusal>)>),
+    Attached(AllocationView),
+    Sealed(AllocationView),
+    QuotaSet(QuotaView),
+    QuotaDeleted,
+    SessionEnded {
+        gone: bool,
+        still_mapped: Bytes,
+    },
+    AllocationFreed {
+        allocation: AllocationId,
+        still_charged: Bytes,
+        mappers: Vec<SessionId>,
+    },
+    Drained {
+        draining: bool,
+        sessions: usize,
+        held: Bytes,
+    },
+}
+
+/// What is left of an allocation after it was freed or detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// Charged still, because somebody maps it or holds it.
+    pub still_charged: Bytes,
+    /// How many sessions map it.
+    pub mappers: usize,
+}
+
+#[derive(Clone, Debug)]
+pub enum DaemonFrame {
+    Welcome {
+        session: SessionId,
+        tenant: String,
+        devices: Vec<DeviceIndex>,
+    },
+    /// The channel is closed after this.
+    Refused(Refusal),
+    /// At most [`crate::limits::FDS_PER_PACKET_MAX`] parts, each with the descriptor of its extent.
+    Map(Vec<MapPart>),
+    /// At most [`crate::limits::PARTS_PER_FRAME_MAX`] parts.
+    Revoke {
+        parts: Vec<PartRef>,
+        reason: RevokeReason,
+    },
+    Drain {
+        draining: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapPart {
+    pub part: PartRef,
+    pub extent: ExtentId,
+    pub device: DeviceIndex,
+    pub offset: Bytes,
+    pub size: Bytes,
+    /// Of all parts of the allocation together.
+    pub span: Bytes,
+    pub writable: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RevokeReason {
+    Freed,
+    Detached,
+    Sealing,
+    SessionEnded,
+}
+
+/// The first `bytes` of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DigestSpan {
+    pub extent: ExtentId,
+    pub bytes: Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    SessionOpened {
+        session: SessionId,
+        tenant: String,
+        pid: u32,
+    },
+    SessionSilent {
+        session: SessionId,
+        reason: String,
+    },
+    SessionAnswered {
+        session: SessionId,
+    },
+    SessionGone {
+        session: SessionId,
+    },
+    /// A client could not map what it was sent.
+    MapFailed {
+        session: SessionId,
+        part: PartRef,
+        problem: String,
+    },
+    /// Memory was released, and some process outside the broker's reach still holds it.
+    Unreturned {
+        extent: ExtentId,
+        bytes: Bytes,
+    },
+    Returned {
+        extent: ExtentId,
+        bytes: Bytes,
+    },
+    CreateFailed {
+        extent: ExtentId,
+        problem: String,
+    },
+    Unbrokered {
+        device: DeviceIndex,
+        bytes: Bytes,
+    },
+    /// The capacity does not cover what is guaranteed and held.
+    Shortfall {
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
+    },
+    InvariantBroken {
+        invariant: &'static str,
+        detail: String,
+    },
+}

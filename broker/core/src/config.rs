@@ -1,0 +1,28 @@
+//! What the core is told once, at its start.
+
+use vramd_types::{Bytes, Quantity};
+
+use crate::limits::Limits;
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How often the daemon has started on this node; the high bits of every id.
+    pub boot_epoch: u64,
+    /// At least one.
+    pub devices: Vec<DeviceConfig>,
+    /// Size of a part where the client asks for none; a multiple of 2 MiB.
+    pub part_size: Bytes,
+    /// Limit of a tenant without a quota; its guarantee is zero.
+    pub default_limit: Quantity,
+    pub limits: Limits,
+}
+
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    pub uuid: String,
+    pub name: String,
+    /// What the device has.
+    pub total: Bytes,
+    /// What of it the broker may hand out when nobody else holds any: the configured share less the margin.
+    pub share: Bytes,
+}

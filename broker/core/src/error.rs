@@ -1,0 +1,357 @@
+//! What the broker refuses, with the facts. One variant for each [`Reason`] that the core can give.
+
+use std::fmt;
+
+use vramd_types::{AllocationId, Bytes, Reason, SessionId};
+
+use crate::event::Tier;
+
+/// A refusal: nothing was changed. Its reason, facts and message go to the client as they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    SizeInvalid {
+        field: &'static str,
+        size: Bytes,
+    },
+    PartSizeInvalid {
+        size: Bytes,
+    },
+    NameInvalid {
+        field: &'static str,
+        name: String,
+    },
+    QuantityInvalid {
+        field: &'static str,
+        quantity: String,
+    },
+    DeviceUnknown {
+        device: String,
+    },
+    RequestInvalid {
+        field: &'static str,
+        problem: &'static str,
+    },
+    RequestIdReused {
+        request_id: [u8; 16],
+    },
+    BatchTooLarge {
+        items_max: usize,
+        items: usize,
+    },
+    AllocationNotFound {
+        allocation: String,
+    },
+    SessionNotFound {
+        session: SessionId,
+    },
+    QuotaNotFound {
+        tenant: String,
+        device: String,
+    },
+    NotOwner {
+        allocation: AllocationId,
+    },
+    SessionForeign {
+        session: SessionId,
+        pid: u32,
+    },
+    QuotaLimit {
+        tenant: String,
+        device: String,
+        tier: Tier,
+        limit: Bytes,
+        held: Bytes,
+        asked: Bytes,
+    },
+    DeviceFull {
+        device: String,
+        tier: Tier,
+        free: Bytes,
+        asked: Bytes,
+    },
+    SessionsTooMany {
+        tenant: String,
+        limit: usize,
+    },
+    AllocationsTooMany {
+        tenant: String,
+        limit: usize,
+    },
+    QueueFull {
+        limit: usize,
+    },
+    NotSealed {
+        allocation: AllocationId,
+    },
+    AlreadySealed {
+        allocation: AllocationId,
+    },
+    StillMapped {
+        allocation: AllocationId,
+    },
+    DeviceNotVisible {
+        device: String,
+    },
+    SessionLost {
+        session: SessionId,
+    },
+    SessionMissing,
+    ProtocolBroken {
+        problem: String,
+    },
+    GuaranteeUnbacked {
+        tenant: String,
+        device: String,
+        tier: Tier,
+        guarantee: Bytes,
+        capacity: Bytes,
+        committed: Bytes,
+    },
+    Raced {
+        allocation: AllocationId,
+    },
+    NameTaken {
+        name: String,
+    },
+    Draining,
+    DriverFailed {
+        device: String,
+        problem: String,
+    },
+    StoreFailed {
+        problem: String,
+    },
+    KindUnsupported {
+        kind: &'static str,
+    },
+    TierUnsupported {
+        tier: Tier,
+    },
+    InvariantBroken {
+        invariant: &'static str,
+    },
+}
+
+impl Tier {
+    /// As it stands in metadata and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Refusal {
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::SizeInvalid { .. } => Reason::SizeInvalid,
+            Self::PartSizeInvalid { .. } => Reason::PartSizeInvalid,
+            Self::NameInvalid { .. } => Reason::NameInvalid,
+            Self::QuantityInvalid { .. } => Reason::QuantityInvalid,
+            Self::DeviceUnknown { .. } => Reason::DeviceUnknown,
+            Self::RequestInvalid { .. } => Reason::RequestInvalid,
+            Self::RequestIdReused { .. } => Reason::RequestIdReused,
+            Self::BatchTooLarge { .. } => Reason::BatchTooLarge,
+            Self::AllocationNotFound { .. } => Reason::AllocationNotFound,
+            Self::SessionNotFound { .. } => Reason::SessionNotFound,
+            Self::QuotaNotFound { .. } => Reason::QuotaNotFound,
+            Self::NotOwner { .. } => Reason::NotOwner,
+            Self::SessionForeign { .. } => Reason::SessionForeign,
+            Self::QuotaLimit { .. } => Reason::QuotaLimit,
+            Self::DeviceFull { .. } => Reason::DeviceFull,
+            Self::SessionsTooMany { .. } => Reason::SessionsTooMany,
+            Self::AllocationsTooMany { .. } => Reason::AllocationsTooMany,
+            Self::QueueFull { .. } => Reason::QueueFull,
+            Self::NotSealed { .. } => Reason::NotSealed,
+            Self::AlreadySealed { .. } => Reason::AlreadySealed,
+            Self::StillMapped { .. } => Reason::StillMapped,
+            Self::DeviceNotVisible { .. } => Reason::DeviceNotVisible,
+            Self::SessionLost { .. } => Reason::SessionLost,
+            Self::SessionMissing => Reason::SessionMissing,
+            Self::ProtocolBroken { .. } => Reason::ProtocolBroken,
+            Self::GuaranteeUnbacked { .. } => Reason::GuaranteeUnbacked,
+            Self::Raced { .. } => Reason::Raced,
+            Self::NameTaken { .. } => Reason::NameTaken,
+            Self::Draining => Reason::Draining,
+            Self::DriverFailed { .. } => Reason::DriverFailed,
+            Self::StoreFailed { .. } => Reason::StoreFailed,
+            Self::KindUnsupported { .. } => Reason::KindUnsupported,
+            Self::TierUnsupported { .. } => Reason::TierUnsupported,
+            Self::InvariantBroken { .. } => Reason::InvariantBroken,
+        }
+    }
+
+    /// `ErrorInfo.metadata`: the keys that the registry lists for the reason, bytes as bare integers.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let bytes = |bytes: &Bytes| bytes.get().to_string();
+        match self {
+            Self::SizeInvalid { field, size } => vec![("field", (*field).to_owned()), ("size", bytes(size))],
+            Self::PartSizeInvalid { size } => {
+                vec![("field", "part_size_bytes".to_owned()), ("size", bytes(size))]
+            }
+            Self::NameInvalid { field, name } => vec![("field", (*field).to_owned()), ("name", name.clone())],
+            Self::QuantityInvalid { field, quantity } => {
+                vec![("field", (*field).to_owned()), ("quantity", quantity.clone())]
+            }
+            Self::DeviceUnknown { device } => {
+                vec![("field", "device".to_owned()), ("device", device.clone())]
+            }
+            Self::RequestInvalid { field, problem } => {
+                vec![("field", (*field).to_owned()), ("problem", (*problem).to_owned())]
+            }
+            Self::RequestIdReused { request_id } => {
+                vec![("request_id", request_id.iter().map(|byte| format!("{byte:02x}")).collect())]
+            }
+            Self::BatchTooLarge { items_max, items } => {
+                vec![("items_max", items_max.to_string()), ("items", items.to_string())]
+            }
+            Self::AllocationNotFound { allocation } => vec![("allocation", allocation.clone())],
+            Self::SessionNotFound { session } | Self::SessionLost { session } => {
+                vec![("session", session.to_string())]
+            }
+            Self::QuotaNotFound { tenant, device } => {
+                vec![("tenant", tenant.clone()), ("device", device.clone())]
+            }
+            Self::NotOwner { allocation }
+            | Self::NotSealed { allocation }
+            | Self::AlreadySealed { allocation }
+            | Self::StillMapped { allocation }
+            | Self::Raced { allocation } => vec![("allocation", allocation.to_string())],
+            Self::SessionForeign { session, pid } => {
+                vec![("session", session.to_string()), ("pid", pid.to_string())]
+            }
+            Self::QuotaLimit { tenant, device, tier, limit, held, asked } => vec![
+                ("tenant", tenant.clone()),
+                ("device", device.clone()),
+                ("tier", tier.to_string()),
+                ("limit", bytes(limit)),
+                ("held", bytes(held)),
+                ("asked", bytes(asked)),
+            ],
+            Self::DeviceFull { device, tier, free, asked } => vec![
+                ("device", device.clone()),
+                ("tier", tier.to_string()),
+                ("free", bytes(free)),
+                ("asked", bytes(asked)),
+            ],
+            Self::SessionsTooMany { tenant, limit } | Self::AllocationsTooMany { tenant, limit } => {
+                vec![("tenant", tenant.clone()), ("limit_count", limit.to_string())]
+            }
+            Self::QueueFull { limit } => vec![("limit_count", limit.to_string())],
+            Self::DeviceNotVisible { device } => vec![("device", device.clone())],
+            Self::ProtocolBroken { problem } | Self::StoreFailed { problem } => {
+                vec![("problem", problem.clone())]
+            }
+            Self::GuaranteeUnbacked { tenant, device, tier, guarantee, capacity, committed } => vec![
+                ("tenant", tenant.clone()),
+                ("device", device.clone()),
+                ("tier", tier.to_string()),
+                ("guarantee", bytes(guarantee)),
+                ("capacity", bytes(capacity)),
+                ("committed", bytes(committed)),
+            ],
+            Self::NameTaken { name } => vec![("name", name.clone())],
+            Self::DriverFailed { device, problem } => {
+                vec![("device", device.clone()), ("problem", problem.clone())]
+            }
+            Self::KindUnsupported { kind } => vec![("kind", (*kind).to_owned())],
+            Self::TierUnsupported { tier } => vec![("tier", tier.to_string())],
+            Self::InvariantBroken { invariant } => vec![("invariant", (*invariant).to_owned())],
+            Self::SessionMissing | Self::Draining => vec![],
+        }
+    }
+}
+
+/// For people: what the reason means, and what differs this time.
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SizeInvalid { field, size } => {
+                write!(f, "{field}: {} bytes is no possible size", size.get())
+            }
+            Self::PartSizeInvalid { size } => {
+                write!(f, "part_size_bytes: {} is no multiple of 2 MiB up to 16 GiB", size.get())
+            }
+            Self::NameInvalid { field, name } => write!(
+                f,
+                "{field}: `{}` is no name (1 to 128 letters, digits, `.`, `_`, `-`; first a letter or digit)",
+                name.escape_default()
+            ),
+            Self::QuantityInvalid { field, quantity } => write!(f, "{field}: {quantity}"),
+            Self::DeviceUnknown { device } => {
+                write!(f, "device: no device `{}` on this node", device.escape_default())
+            }
+            Self::RequestInvalid { field, problem } => write!(f, "{field}: {problem}"),
+            Self::RequestIdReused { .. } => {
+                write!(f, "request_id: used before for a request with other content")
+            }
+            Self::BatchTooLarge { items_max, items } => {
+                write!(f, "{items} items in one batch, at most {items_max}")
+            }
+            Self::AllocationNotFound { allocation } => {
+                write!(f, "no allocation `{}`", allocation.escape_default())
+            }
+            Self::SessionNotFound { session } => write!(f, "no session {session}"),
+            Self::QuotaNotFound { tenant, device } => {
+                write!(f, "tenant `{tenant}` has no stored quota on device `{device}`")
+            }
+            Self::NotOwner { allocation } => write!(f, "{allocation} belongs to another session"),
+            Self::SessionForeign { session, pid } => {
+                write!(f, "session {session} belongs to another process than {pid}")
+            }
+            Self::QuotaLimit { tenant, device, tier, limit, held, asked } => write!(
+                f,
+                "tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {held} held, {asked} asked"
+            ),
+            Self::DeviceFull { device, tier, free, asked } => {
+                write!(
+                    f,
+                    "tier {tier} of {device} has {free} that is not guaranteed to others: {asked} asked"
+                )
+            }
+            Self::SessionsTooMany { tenant, limit } => {
+                write!(f, "no more sessions for tenant `{tenant}`: the limit is {limit}")
+            }
+            Self::AllocationsTooMany { tenant, limit } => {
+                write!(f, "no more allocations or parts for tenant `{tenant}`: the limit is {limit}")
+            }
+            Self::QueueFull { limit } => write!(f, "{limit} requests are waiting already"),
+            Self::NotSealed { allocation } => write!(f, "{allocation} is not sealed"),
+            Self::AlreadySealed { allocation } => write!(f, "{allocation} is sealed, or being sealed"),
+            Self::StillMapped { allocation } => {
+                write!(f, "an earlier mapping of {allocation} is still being unmapped by this session")
+            }
+            Self::DeviceNotVisible { device } => {
+                write!(f, "device {device} is not among those the session sees")
+            }
+            Self::SessionLost { session } => write!(f, "session {session} has ended; open a new one"),
+            Self::SessionMissing => write!(f, "the call names no session; one is opened on channel.sock"),
+            Self::ProtocolBroken { problem } => write!(f, "channel protocol broken: {problem}"),
+            Self::GuaranteeUnbacked { tenant, device, tier, guarantee, capacity, committed } => write!(
+                f,
+                "a guarantee of {guarantee} for tenant `{tenant}` in tier {tier} of {device} would commit {committed} \
+                 of {capacity}"
+            ),
+            Self::Raced { allocation } => write!(f, "{allocation} was changed by something else meanwhile"),
+            Self::NameTaken { name } => write!(f, "the name `{name}` is taken"),
+            Self::Draining => write!(f, "the node is being taken out of service"),
+            Self::DriverFailed { device, problem } => write!(f, "the driver of {device} failed: {problem}"),
+            Self::StoreFailed { problem } => write!(f, "the quota could not be stored: {problem}"),
+            Self::KindUnsupported { kind } => write!(f, "this driver cannot make {kind} allocations"),
+            Self::TierUnsupported { tier } => write!(f, "this node has no tier {tier}"),
+            Self::InvariantBroken { invariant } => {
+                write!(f, "a bug in the broker: {invariant} does not hold")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,212 @@
+//! What happens to the broker. The shell turns everything from outside into one of these.
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
+
+/// One request, to be answered by one [`crate::Command::Reply`] with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallId(pub u64);
+
+/// One connection on `channel.sock`, numbered by the shell and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChannelId(pub u64);
+
+/// A mutation's name for itself, so that a repeated one is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestKey {
+    pub id: [u8; 16],
+    /// A hash of the request's content: another content under the same id is an error.
+    pub fingerprint: [u8; 16],
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A client process said hello on a new channel, and the shell has found out who it is.
+    Hello {
+        channel: ChannelId,
+        hello: Hello,
+    },
+    /// A frame after the first.
+    Frame {
+        channel: ChannelId,
+        frame: ClientFrame,
+    },
+    /// What came was no frame, or not from the session's process.
+    Malformed {
+        channel: ChannelId,
+        problem: String,
+    },
+    /// The channel has ended, whoever closed it.
+    ChannelEnded {
+        channel: ChannelId,
+    },
+    /// The process behind the channel has ended.
+    ProcessEnded {
+        channel: ChannelId,
+    },
+    Client {
+        call: CallId,
+        session: SessionId,
+        pid: u32,
+        key: Option<RequestKey>,
+        request: ClientRequest,
+    },
+    Operator {
+        call: CallId,
+        uid: u32,
+        key: Option<RequestKey>,
+        request: OperatorRequest,
+    },
+    Completion(Completion),
+    /// Answers [`crate::Command::StoreQuotas`].
+    QuotasStored {
+        result: Result<(), String>,
+    },
+    /// Nothing but time has passed.
+    Tick,
+}
+
+/// Who said hello, and what it said. Uid, pid and tenant are the kernel's and the operator's word, not its own.
+#[derive(Clone, Debug)]
+pub struct Hello {
+    pub tenant: String,
+    pub pid: u32,
+    pub uid: u32,
+    pub client_name: String,
+    /// UUIDs that the process sees; `None` is all.
+    pub devices: Option<Vec<String>>,
+    /// Earlier sessions of the same process that have unmapped everything.
+    pub unmapped_sessions: Vec<SessionId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartRef {
+    pub allocation: AllocationId,
+    pub part: PartIndex,
+}
+
+#[derive(Clone, Debug)]
+pub enum ClientFrame {
+    Mapped(Vec<PartRef>),
+    Unmapped(Vec<UnmappedPart>),
+}
+
+#[derive(Clone, Debug)]
+pub struct UnmappedPart {
+    pub part: PartRef,
+    /// Why it never was mapped, if so.
+    pub failure: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub enum ClientRequest {
+    AllocateBatch(Vec<AllocationSpec>),
+    FreeBatch(Vec<AllocationId>),
+    Attach(Target),
+    Detach(Vec<AllocationId>),
+    Seal(AllocationId),
+}
+
+/// One allocation, by its id or by `name` or `tenant/name`.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Id(AllocationId),
+    Name(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Movable,
+    Fixed,
+    Managed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    Session,
+    Persistent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    Device,
+    Host,
+    Disk,
+}
+
+#[derive(Clone, Debug)]
+pub struct AllocationSpec {
+    pub size: Bytes,
+    /// UUID or index; `None` is the first that the session sees.
+    pub device: Option<String>,
+    pub kind: Kind,
+    pub lifetime: Lifetime,
+    pub name: Option<String>,
+    pub readers: Vec<String>,
+    /// `None` is the daemon's.
+    pub part_size: Option<Bytes>,
+    pub replace: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum OperatorRequest {
+    SetQuota {
+        tenant: String,
+        device: DeviceSelector,
+        tier: Tier,
+        guarantee: Option<Quantity>,
+        limit: Option<Quantity>,
+    },
+    DeleteQuota {
+        tenant: String,
+        device: DeviceSelector,
+        tier: Tier,
+    },
+    EndSession {
+        session: SessionId,
+        kill: bool,
+    },
+    FreeAllocation(Target),
+    Drain {
+        draining: bool,
+    },
+}
+
+/// Which devices an operator means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceSelector {
+    All,
+    /// UUID or index.
+    One(String),
+}
+
+/// What the driver reports.
+#[derive(Clone, Debug)]
+pub enum Completion {
+    Created {
+        extent: ExtentId,
+        result: Result<(), CreateError>,
+    },
+    /// The broker's own hold on it has ended; `returned` says whether the memory is free again.
+    Released {
+        extent: ExtentId,
+        returned: bool,
+    },
+    /// Memory that some process held on to after its release is free at last.
+    Returned {
+        extent: ExtentId,
+    },
+    Digested {
+        allocation: AllocationId,
+        result: Result<[u8; 32], String>,
+    },
+    Surveyed {
+        device: DeviceIndex,
+        unbrokered: Bytes,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CreateError {
+    OutOfMemory,
+    Failed(String),
+}

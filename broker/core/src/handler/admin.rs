@@ -1,0 +1,116 @@
+//! Requests of operators.
+
+use vramd_types::{Bytes, SessionId};
+
+use super::{Start, Started};
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, RevokeReason},
+    error::Refusal,
+    event::{CallId, OperatorRequest, RequestKey, Target},
+    tenancy::{Method, OpKind, Outcome, Recall, Requester, SessionEvent},
+};
+
+impl Broker {
+    pub(crate) fn on_operator(
+        &mut self,
+        call: CallId,
+        uid: u32,
+        key: Option<RequestKey>,
+        request: OperatorRequest,
+    ) {
+        let method = match &request {
+            OperatorRequest::SetQuota { .. } => Method::SetQuota,
+            OperatorRequest::DeleteQuota { .. } => Method::DeleteQuota,
+            OperatorRequest::EndSession { .. } => Method::EndSession,
+            OperatorRequest::FreeAllocation(_) => Method::FreeAllocation,
+            OperatorRequest::Drain { .. } => Method::Drain,
+        };
+        let requester = Requester::Operator { uid };
+        if self.was_asked_before(call, requester, method, key) {
+            return;
+        }
+        if let Err(refusal) = self.check_queue(None) {
+            return self.refuse(call, refusal);
+        }
+        let op = self.ops.next_id();
+        let start = match request {
+            OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit } => {
+                self.plan_set_quota(&tenant, &device, tier, guarantee, limit)
+            }
+            OperatorRequest::DeleteQuota { tenant, device, tier } => {
+                self.plan_delete_quota(&tenant, &device, tier)
+            }
+            OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
+            OperatorRequest::FreeAllocation(target) => self.free_for_operator(&target),
+            OperatorRequest::Drain { draining } => self.drain(draining),
+        };
+        let is_quota = matches!(start, Ok(Started::Waiting(OpKind::Quota(_))));
+        self.started(op, call, requester, method, key, start);
+        if is_quota {
+            self.queue_quota(op);
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId, kill: bool) -> Start {
+        let session = self.sessions.get_mut(id).ok_or(Refusal::SessionNotFound { session: id })?;
+        session.ending = true;
+        let (channel, open) = (session.channel, session.channel_open);
+        let maps: Vec<_> = session.maps.keys().copied().collect();
+        if open {
+            for allocation in maps {
+                self.revoke(id, allocation, RevokeReason::SessionEnded);
+            }
+        }
+        let still_mapped = match self.sessions.get(id) {
+            Some(session) => self.mapped_bytes(id, session),
+            None => Bytes::ZERO,
+        };
+        if still_mapped.is_zero() {
+            self.session_gone(id, SessionEvent::UnmappedAll);
+            return Ok(Started::Done(Outcome::SessionEnded { gone: true, still_mapped }));
+        }
+        if !open && !kill {
+            return Ok(Started::Done(Outcome::SessionEnded { gone: false, still_mapped }));
+        }
+        if !open {
+            self.command(Command::KillProcess { channel });
+        }
+        Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))
+    }
+
+    fn free_for_operator(&mut self, target: &Target) -> Start {
+        let id = self.find_any(target)?.0;
+        self.start_free(id);
+        let allocation = self.allocations.get(id);
+        let mappers = allocation.map(|allocation| allocation.mappers()).unwrap_or_default();
+        let charged = allocation.map_or(Bytes::ZERO, |allocation| self.charged(allocation));
+        let still_charged = if mappers.is_empty() { Bytes::ZERO } else { charged };
+        let mappers = mappers.into_boxed_slice();
+        Ok(Started::Done(Outcome::AllocationFreed { allocation: id, still_charged, mappers }))
+    }
+
+    fn drain(&mut self, draining: bool) -> Start {
+        if self.draining != draining {
+            self.draining = draining;
+            let open = self.sessions.iter().filter(|(_, session)| session.is_connected());
+            for channel in open.map(|(_, session)| session.channel).collect::<Vec<_>>() {
+                self.command(Command::Send { channel, frame: DaemonFrame::Drain { draining } });
+            }
+        }
+        Ok(Started::Done(Outcome::Drained))
+    }
+
+    /// What was stored of operators' requests before a restart.
+    pub(crate) fn recall_stored(&mut self, requests: Vec<crate::view::StoredRequest>) {
+        for request in requests {
+            let key = Some(RequestKey { id: request.id, fingerprint: request.fingerprint });
+            let (method, outcome) = self.stored_outcome(&request);
+            let log = self.operators.entry(request.uid).or_default();
+            if matches!(log.recall(method, key), Recall::New) {
+                log.finished(method, key, Some(outcome));
+            }
+            self.quota_queue.recall(request);
+        }
+    }
+}

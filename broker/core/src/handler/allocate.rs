@@ -1,0 +1,357 @@
+//! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex, SessionId, name};
+
+use super::{Start, Started};
+use crate::{
+    broker::Broker,
+    command::{Command, Notice},
+    error::Refusal,
+    event::{AllocationSpec, CreateError, Kind, Lifetime, PartRef},
+    invariants,
+    ledger::{Place, Shortage},
+    limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
+    pool::{Extent, ExtentState},
+    residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
+    tenancy::{OpId, OpKind, Outcome, TenantId},
+};
+
+/// An item that was found to be good, with its sizes worked out.
+struct Plan {
+    spec: AllocationSpec,
+    device: DeviceIndex,
+    part_size: Bytes,
+    span: Bytes,
+    part_count: usize,
+}
+
+impl Broker {
+    pub(crate) fn allocate(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        items: Vec<AllocationSpec>,
+    ) -> Start {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        if items.is_empty() {
+            return Err(Refusal::RequestInvalid { field: "items", problem: "the batch is empty" });
+        }
+        let items_max = self.config.limits.batch_items_max;
+        if items.len() > items_max {
+            return Err(Refusal::BatchTooLarge { items_max, items: items.len() });
+        }
+        let plans =
+            items.into_iter().map(|spec| self.plan(session, tenant, spec)).collect::<Result<Vec<_>, _>>()?;
+        self.check_names(&plans)?;
+        self.check_counts(tenant, &plans)?;
+        self.check_room(tenant, &plans)?;
+
+        let mut allocations = Vec::with_capacity(plans.len());
+        let mut extents_left = 0usize;
+        for plan in plans {
+            extents_left = extents_left.saturating_add(plan.part_count);
+            allocations.push(self.make(op, session, tenant, plan)?);
+        }
+        Ok(Started::Waiting(OpKind::Allocate { allocations, extents_left, failure: None }))
+    }
+
+    fn plan(&self, session: SessionId, tenant: TenantId, spec: AllocationSpec) -> Result<Plan, Refusal> {
+        match spec.kind {
+            Kind::Movable => {}
+            Kind::Fixed => return Err(Refusal::KindUnsupported { kind: "fixed" }),
+            Kind::Managed => return Err(Refusal::KindUnsupported { kind: "managed" }),
+        }
+        let size_invalid = Refusal::SizeInvalid { field: "size_bytes", size: spec.size };
+        let span =
+            spec.size.checked_round_up(GRANULARITY).filter(|span| !span.is_zero()).ok_or(size_invalid)?;
+        let part_size = spec.part_size.unwrap_or(self.config.part_size);
+        if part_size.is_zero() || !part_size.is_multiple_of(GRANULARITY) || part_size > PART_SIZE_MAX {
+            return Err(Refusal::PartSizeInvalid { size: part_size });
+        }
+        let part_count = span.get().div_ceil(part_size.get());
+        if part_count > PARTS_PER_ALLOCATION_MAX {
+            return Err(Refusal::PartSizeInvalid { size: part_size });
+        }
+        let device = self.placed_on(session, spec.device.as_deref())?;
+        self.check_name(tenant, &spec)?;
+        let readers_max = self.config.limits.readers_max;
+        if spec.readers.len() > readers_max {
+            return Err(Refusal::BatchTooLarge { items_max: readers_max, items: spec.readers.len() });
+        }
+        if let Some(bad) =
+            spec.readers.iter().find(|name| *name != Readers::EVERYBODY && !name::is_valid(name))
+        {
+            return Err(Refusal::NameInvalid { field: "readers", name: bad.clone() });
+        }
+        let part_count = usize::try_from(part_count).unwrap_or(usize::MAX);
+        Ok(Plan { device, part_size, span, part_count, spec })
+    }
+
+    /// The device that was asked for, if the session sees it, or the first one it sees.
+    fn placed_on(&self, session: SessionId, asked: Option<&str>) -> Result<DeviceIndex, Refusal> {
+        let visible = self.sessions.get(session).map(|session| &*session.devices).unwrap_or_default();
+        let Some(text) = asked else {
+            let first = visible.first().copied();
+            return first.ok_or_else(|| Refusal::DeviceNotVisible { device: "0".to_owned() });
+        };
+        let device =
+            self.find_device(text).ok_or_else(|| Refusal::DeviceUnknown { device: text.to_owned() })?;
+        if !visible.contains(&device) {
+            return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
+        }
+        Ok(device)
+    }
+
+    fn check_name(&self, tenant: TenantId, spec: &AllocationSpec) -> Result<(), Refusal> {
+        let Some(name) = &spec.name else {
+            return match (spec.lifetime, spec.replace) {
+                (Lifetime::Persistent, _) => {
+                    Err(Refusal::RequestInvalid { field: "name", problem: "persistent memory needs a name" })
+                }
+                (_, true) => {
+                    Err(Refusal::RequestInvalid { field: "replace", problem: "there is no name to take" })
+                }
+                _ => Ok(()),
+            };
+        };
+        if !name::is_valid(name) {
+            return Err(Refusal::NameInvalid { field: "name", name: name.clone() });
+        }
+        self.check_bearer(tenant, name, spec.replace)
+    }
+
+    /// Whether the name is free, or borne by something that may be replaced.
+    pub(crate) fn check_bearer(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
+        let bearer = self.allocations.bearer(tenant, name).and_then(|id| self.allocations.get(id));
+        match bearer {
+            Some(bearer) if !(replace && bearer.state == AllocationState::Sealed) => {
+                Err(Refusal::NameTaken { name: format!("{}/{name}", self.tenants.name(tenant)) })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// No name may stand twice in one batch.
+    fn check_names(&self, plans: &[Plan]) -> Result<(), Refusal> {
+        let mut names: Vec<_> = plans.iter().filter_map(|plan| plan.spec.name.as_deref()).collect();
+        names.sort_unstable();
+        match names.windows(2).find_map(|pair| (pair.first() == pair.last()).then(|| pair.first()).flatten())
+        {
+            Some(twice) => Err(Refusal::NameTaken { name: (*twice).to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_counts(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
+        let limits = &self.config.limits;
+        let (allocations, parts) = self.allocations.count_of(tenant);
+        let new_parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
+        let too_many =
+            |limit| Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit };
+        if allocations.saturating_add(plans.len()) > limits.allocations_per_tenant_max {
+            return Err(too_many(limits.allocations_per_tenant_max));
+        }
+        if parts.saturating_add(new_parts) > limits.parts_per_tenant_max {
+            return Err(too_many(limits.parts_per_tenant_max));
+        }
+        Ok(())
+    }
+
+    /// Whether the batch as a whole would be admitted, device by device.
+    fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
+        for device in self.device_indices() {
+            let on_device = plans.iter().filter(|plan| plan.device == device);
+            let asked = Bytes::checked_sum(on_device.map(|plan| plan.span))
+                .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
+            if !asked.is_zero() {
+                self.ledger
+                    .admit(tenant, Place::device(device), asked)
+                    .map_err(|shortage| self.shortage(tenant, device, shortage, asked))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn shortage(&self, tenant: TenantId, device: DeviceIndex, shortage: Shortage, asked: Bytes) -> Refusal {
+        let (tier, uuid) = (Self::tier(), self.uuid(device).to_owned());
+        match shortage {
+            Shortage::Limit { limit, held } => {
+                let tenant = self.tenants.name(tenant).to_owned();
+                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, held, asked }
+            }
+            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, asked },
+        }
+    }
+
+    /// Reserves the bytes of one allocation and orders its extents.
+    fn make(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        plan: Plan,
+    ) -> Result<AllocationId, Refusal> {
+        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
+        let id =
+            self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or_else(|| exhausted.clone())?;
+        let Plan { spec, device, part_size, span, part_count } = plan;
+        let mut allocation = Allocation {
+            tenant,
+            owner: Some(session),
+            device,
+            kind: spec.kind,
+            lifetime: spec.lifetime,
+            name: spec.name.map(String::into_boxed_str),
+            replace: spec.replace,
+            readers: Readers::new(spec.readers),
+            size: spec.size,
+            span,
+            part_size,
+            parts: Vec::with_capacity(part_count),
+            state: AllocationState::Creating,
+            digest: None,
+            digesting: false,
+            extents_left: 0,
+            extents_unreturned: 0,
+            op: Some(op),
+            watchers: Vec::new(),
+        };
+        for index in (0..).map(PartIndex).take(part_count) {
+            let extent =
+                self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or_else(|| exhausted.clone())?;
+            let size = allocation.size_of(index);
+            let reserved = self.ledger.reserve(tenant, Place::device(device), size);
+            let reservation = reserved.map_err(|shortage| self.shortage(tenant, device, shortage, size))?;
+            let part = PartRef { allocation: id, part: index };
+            let state = ExtentState::Creating(reservation);
+            self.pool.insert(extent, Extent { device, size, part, state, sent_to: Vec::new() });
+            allocation.parts.push(Part { extent, mappers: Vec::new() });
+            self.command(Command::CreateExtent { extent, device, size });
+        }
+        allocation.extents_left = part_count;
+        if let Some(name) = allocation.name.clone()
+            && self.allocations.bearer(tenant, &name).is_none()
+        {
+            self.allocations.bind(tenant, &name, id);
+        }
+        self.allocations.insert(id, allocation);
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.owned.insert(id);
+        }
+        Ok(id)
+    }
+
+    pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
+        let Some(Extent { device, size, part, state, sent_to }) = self.pool.take(id) else {
+            return self.broken(invariants::EXTENTS, format!("{id} was created and is not known"));
+        };
+        let ExtentState::Creating(reservation) = state else {
+            self.pool.insert(id, Extent { device, size, part, state, sent_to });
+            return self.broken(invariants::EXTENTS, format!("{id} was created twice"));
+        };
+        let failure = match result {
+            Ok(()) => {
+                let state = ExtentState::Live(self.ledger.settle(reservation));
+                self.pool.insert(id, Extent { device, size, part, state, sent_to });
+                None
+            }
+            Err(error) => {
+                self.ledger.cancel(reservation);
+                Some(self.creation_failed(id, device, size, error))
+            }
+        };
+        let failed = failure.is_some();
+        let Some(allocation) = self.allocations.get_mut(part.allocation) else {
+            return self.broken(invariants::EXTENTS, format!("{id} backs nothing"));
+        };
+        if failed {
+            allocation.extents_left = allocation.extents_left.saturating_sub(1);
+        }
+        let op = allocation.op;
+        let freeing = allocation.state == AllocationState::Freeing;
+        if freeing {
+            self.give_back_part(part);
+            self.remove_if_gone(part.allocation);
+        }
+        if let Some(op) = op
+            && let Some(OpKind::Allocate { extents_left, failure: first, .. }) =
+                self.ops.get_mut(op).map(|op| &mut op.kind)
+        {
+            *extents_left = extents_left.saturating_sub(1);
+            *first = first.take().or(failure);
+            self.check_op(op);
+        }
+    }
+
+    fn creation_failed(
+        &mut self,
+        id: ExtentId,
+        device: DeviceIndex,
+        size: Bytes,
+        error: CreateError,
+    ) -> Refusal {
+        let uuid = self.uuid(device).to_owned();
+        let problem = match &error {
+            CreateError::OutOfMemory => "out of memory".to_owned(),
+            CreateError::Failed(problem) => problem.clone(),
+        };
+        self.notice(Notice::CreateFailed { extent: id, problem });
+        match error {
+            // The ledger had room and the device has not: something outside took it.
+            CreateError::OutOfMemory => {
+                Refusal::DeviceFull { device: uuid, tier: Self::tier(), free: Bytes::ZERO, asked: size }
+            }
+            CreateError::Failed(problem) => Refusal::DriverFailed { device: uuid, problem },
+        }
+    }
+
+    /// All extents of a batch are made, or could not be.
+    pub(crate) fn allocated(&mut self, op: OpId) {
+        let Some(OpKind::Allocate { allocations, failure, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind)
+        else {
+            return;
+        };
+        let (ids, failure) = (std::mem::take(allocations), failure.take());
+        for id in &ids {
+            if let Some(allocation) = self.allocations.get_mut(*id) {
+                allocation.op = None;
+            }
+        }
+        // A session that has ended meanwhile has had its part of the batch freed already.
+        let lost = |id: &AllocationId| {
+            self.allocations.get(*id).is_none_or(|allocation| allocation.state != AllocationState::Creating)
+        };
+        let raced = ids.iter().find(|id| lost(id)).map(|id| Refusal::Raced { allocation: *id });
+        if let Some(refusal) = failure.or(raced) {
+            for id in ids {
+                self.start_free(id);
+                self.remove_if_gone(id);
+            }
+            return self.finish(op, Err(refusal));
+        }
+        for id in &ids {
+            self.advance(*id, AllocationEvent::Created);
+        }
+        self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
+        for id in ids {
+            if let Some(owner) = self.allocations.get(id).and_then(|allocation| allocation.owner) {
+                self.queue_maps(owner, id);
+            }
+        }
+    }
+
+    /// Moves an allocation along its table.
+    pub(crate) fn advance(&mut self, id: AllocationId, event: AllocationEvent) {
+        let Some(allocation) = self.allocations.get_mut(id) else { return };
+        match allocation.state.on(event) {
+            Some(next) => allocation.state = next,
+            None => {
+                let detail = format!("{id}: {event:?} in state {:?}", allocation.state);
+                self.broken(invariants::TRANSITIONS, detail);
+            }
+        }
+    }
+}

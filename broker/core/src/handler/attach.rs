@@ -1,0 +1,78 @@
+//! `Attach`: a sealed allocation for its tenant and its readers; an open one again for its own session.
+
+use vramd_types::{AllocationId, SessionId, name};
+
+use super::{Start, Started};
+use crate::{
+    broker::Broker,
+    error::Refusal,
+    event::Target,
+    residency::{Allocation, AllocationState, MapState},
+    tenancy::{Outcome, TenantId},
+};
+
+impl Broker {
+    pub(crate) fn attach(&mut self, session: SessionId, tenant: TenantId, target: &Target) -> Start {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        let (id, allocation) = self.find_visible(tenant, target)?;
+        let not_found = Refusal::AllocationNotFound { allocation: target.to_string() };
+        match allocation.state {
+            AllocationState::Sealed => {}
+            AllocationState::Open if allocation.owner == Some(session) => {}
+            AllocationState::Freeing => return Err(not_found),
+            _ => return Err(Refusal::NotSealed { allocation: id }),
+        }
+        let device = allocation.device;
+        if self.sessions.get(session).is_none_or(|session| !session.devices.contains(&device)) {
+            return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
+        }
+        let leaving = |state| matches!(state, MapState::Revoking | MapState::OfferedRevoked);
+        if allocation.parts.iter().any(|part| part.map_state(session).is_some_and(leaving)) {
+            return Err(Refusal::StillMapped { allocation: id });
+        }
+        self.queue_maps(session, id);
+        Ok(Started::Done(Outcome::Attached(id)))
+    }
+
+    /// An allocation that a tenant may know of: its own, or one that it is a reader of.
+    pub(crate) fn find_visible(
+        &self,
+        tenant: TenantId,
+        target: &Target,
+    ) -> Result<(AllocationId, &Allocation), Refusal> {
+        let own = self.tenants.name(tenant);
+        let found = match target {
+            Target::Id(id) => self.allocations.get(*id).map(|allocation| (*id, allocation)),
+            Target::Name(text) => self.find_named(text, own)?,
+        };
+        found
+            .filter(|(_, allocation)| {
+                let is_reader = allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
+                allocation.tenant == tenant || is_reader
+            })
+            .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
+    }
+
+    /// The bearer of `name` or `tenant/name`.
+    pub(crate) fn find_named(
+        &self,
+        text: &str,
+        own: &str,
+    ) -> Result<Option<(AllocationId, &Allocation)>, Refusal> {
+        let invalid = || Refusal::NameInvalid { field: "name", name: text.to_owned() };
+        let (tenant, name) = name::resolve(text, own).ok_or_else(invalid)?;
+        let bearer = self.tenants.find(tenant).and_then(|tenant| self.allocations.bearer(tenant, name));
+        Ok(bearer.and_then(|id| Some((id, self.allocations.get(id)?))))
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Id(id) => write!(f, "{id}"),
+            Self::Name(name) => write!(f, "{name}"),
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! What the driver reports goes to the subject that asked for it.
+
+use crate::{broker::Broker, event::Completion};
+
+impl Broker {
+    pub(crate) fn on_completion(&mut self, completion: Completion) {
+        match completion {
+            Completion::Created { extent, result } => self.on_created(extent, result),
+            Completion::Released { extent, returned } => self.on_released(extent, returned),
+            Completion::Returned { extent } => self.on_returned(extent),
+            Completion::Digested { allocation, result } => {
+                self.on_digested(allocation, result);
+                self.remove_if_gone(allocation);
+            }
+            Completion::Surveyed { device, unbrokered } => self.on_surveyed(device, unbrokered),
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Who maps what: sending parts, revoking them, and taking the answers.
+//!
+//! A session has at most one unanswered packet of descriptors, and a tenant and the node have budgets of them, since
+//! the kernel counts what is in flight. Sessions that wait for budget are served in the order in which they came.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use vramd_types::{AllocationId, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, MapPart, Notice, RevokeReason},
+    event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
+    invariants,
+    limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
+    residency::{AllocationState, MapEvent, MapState, MapStep},
+    tenancy::{SessionEvent, TenantId},
+};
+
+/// Descriptors sent and not answered.
+#[derive(Debug, Default)]
+pub(crate) struct FdBudget {
+    pub(crate) total: usize,
+    pub(crate) by_tenant: BTreeMap<TenantId, usize>,
+    /// Sessions that found the budget spent, in order, at most once each.
+    starved: VecDeque<SessionId>,
+}
+
+impl FdBudget {
+    pub(crate) fn of(&self, tenant: TenantId) -> usize {
+        self.by_tenant.get(&tenant).copied().unwrap_or_default()
+    }
+
+    fn spend(&mut self, tenant: TenantId, fds: usize) {
+        self.total = self.total.saturating_add(fds);
+        let spent = self.by_tenant.entry(tenant).or_default();
+        *spent = spent.saturating_add(fds);
+    }
+
+    fn give_back(&mut self, tenant: TenantId, fds: usize) {
+        self.total = self.total.saturating_sub(fds);
+        let spent = self.by_tenant.entry(tenant).or_default();
+        *spent = spent.saturating_sub(fds);
+    }
+}
+
+impl Broker {
+    /// Queues every part of an allocation that the session does not map yet.
+    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
+        let (Some(session), Some(allocation)) =
+            (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
+        else {
+            return;
+        };
+        if !session.is_connected() {
+            return;
+        }
+        for index in allocation.indices() {
+            let Some(part) = allocation.part_mut(index) else { continue };
+            if part.map_state(id).is_none() {
+                part.set_map_state(id, Some(MapState::Queued));
+                session.queue.push_back(PartRef { allocation: allocation_id, part: index });
+                *session.maps.entry(allocation_id).or_default() += 1;
+            }
+        }
+        self.pump(id);
+    }
+
+    /// Sends the session's next packet, if it has answered the last one and the budgets allow.
+    pub(crate) fn pump(&mut self, id: SessionId) {
+        let limits = &self.config.limits;
+        let Some(session) = self.sessions.get(id) else { return };
+        if !session.channel_open || session.fds_in_flight > 0 || session.queue.is_empty() {
+            return;
+        }
+        let (channel, tenant) = (session.channel, session.tenant);
+        let room = limits.fds_in_flight_max.saturating_sub(self.fds.total);
+        let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.fds.of(tenant));
+        let count = session.queue.len().min(room).min(own).min(FDS_PER_PACKET_MAX);
+        if count == 0 {
+            if !self.fds.starved.contains(&id) {
+                self.fds.starved.push_back(id);
+            }
+            return;
+        }
+        let deadline = self.now.after(limits.map_answer_timeout);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        let parts: Vec<_> = session.queue.drain(..count).collect();
+        session.fds_in_flight = parts.len();
+        session.map_deadline = Some(deadline);
+        self.fds.spend(tenant, parts.len());
+        self.arm(deadline, super::Timer::Session(id));
+        let parts = parts.into_iter().filter_map(|part| self.offer(id, tenant, part)).collect();
+        self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
+    }
+
+    /// Makes the session a mapper of the part: its descriptor is about to leave.
+    fn offer(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
+        let allocation = self.allocations.get_mut(part.allocation)?;
+        let writable = allocation.is_writable_by(id);
+        let (offset, size) = (allocation.offset_of(part.part), allocation.size_of(part.part));
+        let (span, device) = (allocation.span, allocation.device);
+        let entry = allocation.part_mut(part.part)?;
+        let extent = entry.extent;
+        match entry.map_state(id).and_then(|state| state.on(MapEvent::Send)) {
+            Some(MapStep::To(next)) => entry.set_map_state(id, Some(next)),
+            other => self.broken(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}")),
+        }
+        if let Some(extent) = self.pool.get_mut(extent)
+            && !extent.sent_to.contains(&tenant)
+        {
+            extent.sent_to.push(tenant);
+        }
+        Some(MapPart { part, extent, device, offset, size, span, writable })
+    }
+
+    /// Tells the session to unmap all it maps of an allocation. What is only queued is forgotten.
+    pub(crate) fn revoke(&mut self, id: SessionId, allocation_id: AllocationId, reason: RevokeReason) {
+        let Some(allocation) = self.allocations.get(allocation_id) else { return };
+        let mapped: Vec<_> = allocation
+            .indices()
+            .filter(|index| allocation.part(*index).is_some_and(|part| part.map_state(id).is_some()))
+            .map(|part| PartRef { allocation: allocation_id, part })
+            .collect();
+        let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
+        for part in mapped {
+            match self.step(id, part, MapEvent::Revoke) {
+                Ok(MapStep::SendRevoke) => to_tell.push(part),
+                Ok(MapStep::Gone) => gone.push(part),
+                Ok(MapStep::To(_)) => {}
+                Err(problem) => self.broken(invariants::TRANSITIONS, problem),
+            }
+        }
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.queue.retain(|part| part.allocation != allocation_id);
+        }
+        self.send_revoke(id, to_tell, reason);
+        for part in gone {
+            self.unmapped(id, part);
+        }
+    }
+
+    fn send_revoke(&mut self, id: SessionId, parts: Vec<PartRef>, reason: RevokeReason) {
+        let Some(session) = self.sessions.get(id) else { return };
+        if !session.channel_open {
+            return;
+        }
+        let channel = session.channel;
+        for parts in parts.chunks(PARTS_PER_FRAME_MAX) {
+            let frame = DaemonFrame::Revoke { parts: parts.to_vec(), reason };
+            self.command(Command::Send { channel, frame });
+        }
+    }
+
+    /// Moves one session's hold on one part along its table, and all counts with it.
+    fn step(&mut self, id: SessionId, part: PartRef, event: MapEvent) -> Result<MapStep, String> {
+        let unknown = || {
+            format!("{event:?} of part {} of {}, which the session does not map", part.part, part.allocation)
+        };
+        let timeout = self.now.after(self.config.limits.revoke_answer_timeout);
+        let session = self.sessions.get_mut(id).ok_or_else(unknown)?;
+        let allocation = self.allocations.get_mut(part.allocation).ok_or_else(unknown)?;
+        let entry = allocation.part_mut(part.part).ok_or_else(unknown)?;
+        let old = entry.map_state(id).ok_or_else(unknown)?;
+        let step = old.on(event).ok_or_else(|| {
+            format!("{event:?} of part {} of {}, which is {old:?}", part.part, part.allocation)
+        })?;
+        let new = match step {
+            MapStep::To(state) => Some(state),
+            MapStep::SendRevoke => Some(MapState::Revoking),
+            MapStep::Gone => None,
+        };
+        entry.set_map_state(id, new);
+        if old.in_flight() && !new.is_some_and(MapState::in_flight) && session.channel_open {
+            session.fds_in_flight = session.fds_in_flight.saturating_sub(1);
+            if session.fds_in_flight == 0 {
+                session.map_deadline = None;
+            }
+            self.fds.give_back(session.tenant, 1);
+        }
+        if new == Some(MapState::Revoking) && old != MapState::Revoking {
+            session.revoking += 1;
+            if session.revoke_deadline.is_none() {
+                session.revoke_deadline = Some(timeout);
+                self.timers.insert((timeout, super::Timer::Session(id)));
+            }
+        }
+        if old == MapState::Revoking && new.is_none() {
+            session.revoking = session.revoking.saturating_sub(1);
+            if session.revoking == 0 {
+                session.revoke_deadline = None;
+            }
+        }
+        if new.is_none()
+            && let Some(count) = session.maps.get_mut(&part.allocation)
+        {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                session.maps.remove(&part.allocation);
+            }
+        }
+        Ok(step)
+    }
+
+    pub(crate) fn on_frame(&mut self, channel: ChannelId, frame: ClientFrame) {
+        let Some(id) = self.sessions.on_channel(channel) else { return };
+        if self.sessions.get(id).is_none_or(|session| !session.channel_open) {
+            return;
+        }
+        let taken = match frame {
+            ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
+            ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
+        };
+        if let Err(problem) = taken {
+            return self.quarantine(id, problem);
+        }
+        self.answered(id);
+        self.pump(id);
+        self.pump_starved();
+    }
+
+    fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
+        for part in parts {
+            if self.step(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
+                let reason = self.revoke_reason(id, part.allocation);
+                self.send_revoke(id, vec![part], reason);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
+        for UnmappedPart { part, failure } in parts {
+            self.step(id, part, MapEvent::Unmapped)?;
+            if let Some(problem) = failure {
+                self.notice(Notice::MapFailed { session: id, part, problem });
+            }
+            self.unmapped(id, part);
+        }
+        Ok(())
+    }
+
+    /// What follows when a session has let go of a part.
+    fn unmapped(&mut self, id: SessionId, part: PartRef) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let still = self.sessions.get(id).is_some_and(|session| session.maps.contains_key(&part.allocation));
+        match allocation.state {
+            AllocationState::Freeing => self.give_back_part(part),
+            AllocationState::Unmapping if !still && allocation.owner == Some(id) => {
+                self.start_digest(part.allocation)
+            }
+            _ => {}
+        }
+        if !still {
+            self.notify(part.allocation);
+        }
+    }
+
+    /// Why a session that was offered a part is told to unmap it as soon as it has it.
+    fn revoke_reason(&self, id: SessionId, allocation: AllocationId) -> RevokeReason {
+        if self.sessions.get(id).is_some_and(|session| session.ending) {
+            return RevokeReason::SessionEnded;
+        }
+        match self.allocations.get(allocation).map(|allocation| allocation.state) {
+            Some(AllocationState::Unmapping) => RevokeReason::Sealing,
+            Some(AllocationState::Freeing) => RevokeReason::Freed,
+            _ => RevokeReason::Detached,
+        }
+    }
+
+    /// A session that was overdue may be live again, and one that was ended may have nothing left.
+    fn answered(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(id) else { return };
+        if session.ending && session.maps.is_empty() {
+            return self.session_gone(id, SessionEvent::UnmappedAll);
+        }
+        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && session.revoking == 0 {
+            self.session_event(id, SessionEvent::Answered, None);
+            self.notice(Notice::SessionAnswered { session: id });
+        }
+    }
+
+    /// Serves sessions that waited for budget. Each is tried once: who still finds none waits on.
+    pub(crate) fn pump_starved(&mut self) {
+        for _ in 0..self.fds.starved.len() {
+            let Some(id) = self.fds.starved.pop_front() else { return };
+            self.pump(id);
+            if self.fds.total >= self.config.limits.fds_in_flight_max {
+                return;
+            }
+        }
+    }
+
+    /// Nothing more is sent to a session, and nothing more is heard of it. What is in flight to it leaves the budget,
+    /// so that others are served; the kernel keeps it, at most one packet, until the receiver's socket closes, and
+    /// the session stays a mapper of those parts until its process has ended.
+    pub(crate) fn drop_in_flight(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        let (tenant, fds) = (session.tenant, std::mem::take(&mut session.fds_in_flight));
+        session.map_deadline = None;
+        let queued: Vec<_> = session.queue.drain(..).collect();
+        self.fds.give_back(tenant, fds);
+        for part in queued {
+            match self.step(id, part, MapEvent::Revoke) {
+                Ok(_) => self.unmapped(id, part),
+                Err(problem) => self.broken(invariants::TRANSITIONS, problem),
+            }
+        }
+    }
+
+    /// Takes a session out of the mapper sets: it maps nothing any more, whatever its state was.
+    pub(crate) fn forget_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
+        let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
+        let parts: Vec<_> = allocation.indices().collect();
+        for part in &mut allocation.parts {
+            part.set_map_state(id, None);
+        }
+        if allocation.state == AllocationState::Freeing {
+            for part in parts {
+                self.give_back_part(PartRef { allocation: allocation_id, part });
+            }
+        }
+        self.notify(allocation_id);
+    }
+}

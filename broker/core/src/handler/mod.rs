@@ -1,0 +1,35 @@
+//! What each event does, one subject a file.
+
+mod admin;
+mod allocate;
+mod attach;
+mod client;
+mod completion;
+mod mapping;
+mod query;
+mod quota;
+mod release;
+mod reply;
+mod seal;
+mod session;
+mod survey;
+mod timer;
+
+pub(crate) use mapping::FdBudget;
+pub(crate) use quota::{QuotaChange, QuotaQueue};
+pub(crate) use survey::Surveys;
+pub(crate) use timer::Timer;
+
+use crate::{
+    error::Refusal,
+    tenancy::{OpKind, Outcome},
+};
+
+/// How far a request got at once.
+pub(crate) enum Started {
+    Done(Outcome),
+    /// Waits, under the operation's id that it was given.
+    Waiting(OpKind),
+}
+
+pub(crate) type Start = Result<Started, Refusal>;

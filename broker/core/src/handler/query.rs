@@ -1,0 +1,299 @@
+//! Getters: what clients and operators may see. Nothing here changes anything.
+
+use vramd_types::{AllocationId, Bytes, SessionId, name};
+
+use crate::{
+    broker::Broker,
+    error::Refusal,
+    event::{Target, Tier},
+    ledger::{Place, QuotaDevice},
+    pool::ExtentState,
+    residency::{Allocation, AllocationState, mappers_of},
+    tenancy::{Session, TenantId},
+    view::{AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView},
+};
+
+impl Broker {
+    /// One allocation with its parts, for a session whose tenant may know of it.
+    pub fn describe(&self, session: SessionId, pid: u32, target: &Target) -> Result<AllocationView, Refusal> {
+        let tenant = self.authenticate(session, pid)?;
+        let (id, allocation) = self.find_visible(tenant, target)?;
+        Ok(self.view_of(id, allocation, true, false))
+    }
+
+    /// Up to `limit` allocations that a session's tenant may know of, by id, and whether there are more. The
+    /// prefix is of a name, `name` or `tenant/name`; without a tenant only its own are listed.
+    pub fn list_visible(
+        &self,
+        session: SessionId,
+        pid: u32,
+        prefix: &str,
+        after: Option<AllocationId>,
+        limit: usize,
+    ) -> Result<(Vec<AllocationView>, bool), Refusal> {
+        let tenant = self.authenticate(session, pid)?;
+        let own = self.tenants.name(tenant);
+        let (of, prefix) = prefix.split_once('/').unwrap_or((own, prefix));
+        if !name::is_valid(of) {
+            return Err(Refusal::NameInvalid { field: "name_prefix", name: of.to_owned() });
+        }
+        let of = self.tenants.find(of);
+        let fits = |allocation: &Allocation| {
+            let shown = allocation.tenant == tenant
+                || (allocation.state == AllocationState::Sealed && allocation.readers.admit(own));
+            let named =
+                prefix.is_empty() || allocation.name.as_deref().is_some_and(|name| name.starts_with(prefix));
+            Some(allocation.tenant) == of && shown && named
+        };
+        Ok(self.page(after, limit, fits))
+    }
+
+    /// One allocation with its parts and their mappers, whosever it is.
+    pub fn show(&self, target: &Target) -> Result<AllocationView, Refusal> {
+        let (id, allocation) = self.find_any(target)?;
+        Ok(self.view_of(id, allocation, true, true))
+    }
+
+    /// Up to `limit` allocations, of one tenant or all, by id, and whether there are more.
+    pub fn list_allocations(
+        &self,
+        tenant: Option<&str>,
+        after: Option<AllocationId>,
+        limit: usize,
+    ) -> (Vec<AllocationView>, bool) {
+        let of = tenant.map(|name| self.tenants.find(name));
+        self.page(after, limit, |allocation| of.is_none_or(|of| of == Some(allocation.tenant)))
+    }
+
+    /// Up to `limit` sessions, of one tenant or all, by id, and whether there are more.
+    pub fn list_sessions(
+        &self,
+        tenant: Option<&str>,
+        after: Option<SessionId>,
+        limit: usize,
+    ) -> (Vec<SessionView>, bool) {
+        let of = tenant.map(|name| self.tenants.find(name));
+        let fits = |session: &Session| of.is_none_or(|of| of == Some(session.tenant));
+        let mut found = self.sessions.iter_after(after).filter(|(_, session)| fits(session));
+        let page = found.by_ref().take(limit).map(|(id, session)| self.session_view(id, session)).collect();
+        (page, found.next().is_some())
+    }
+
+    /// What holds for a tenant on a device (the first where none is named), and what it holds.
+    pub fn quota(&self, tenant: &str, device: Option<&str>, tier: Tier) -> Result<QuotaView, Refusal> {
+        if !name::is_valid(tenant) {
+            return Err(Refusal::NameInvalid { field: "tenant", name: tenant.to_owned() });
+        }
+        if tier != Self::tier() {
+            return Err(Refusal::TierUnsupported { tier });
+        }
+        let text = device.unwrap_or("0");
+        let device =
+            self.find_device(text).ok_or_else(|| Refusal::DeviceUnknown { device: text.to_owned() })?;
+        Ok(match self.tenants.find(tenant) {
+            Some(id) => self.quota_view(id, &QuotaDevice::Present(device), tier),
+            None => self.default_view(tenant, Place { device, tier }),
+        })
+    }
+
+    /// A row for each tenant and device where something is stored or held, by name; one tenant's or all.
+    pub fn list_quotas(&self, tenant: Option<&str>) -> Vec<QuotaView> {
+        let mut rows = Vec::new();
+        for (_, id) in self.tenants.iter().filter(|(name, _)| tenant.is_none_or(|tenant| tenant == *name)) {
+            for (place, books) in self.ledger.places() {
+                let holds = books.account(id).is_some_and(|account| !account.held().is_zero());
+                if holds || self.ledger.quotas().effective(id, place).1 {
+                    rows.push(self.quota_view(id, &QuotaDevice::Present(place.device), place.tier));
+                }
+            }
+            let stored = self.ledger.quotas().iter();
+            let absent =
+                stored.filter(|(of, device, ..)| *of == id && matches!(device, QuotaDevice::Absent(_)));
+            rows.extend(absent.map(|(_, device, tier, _)| self.quota_view(id, device, tier)));
+        }
+        rows
+    }
+
+    pub fn devices(&self) -> Vec<DeviceView> {
+        let view = |(index, config): (_, &crate::config::DeviceConfig)| {
+            let books = self.ledger.books(Place::device(index))?;
+            Some(DeviceView {
+                index,
+                uuid: config.uuid.clone(),
+                name: config.name.clone(),
+                total: config.total,
+                capacity: books.capacity(),
+                held: books.held(),
+                unreturned: books.unreturned(),
+                unbrokered: books.unbrokered(),
+                committed: books.committed(),
+                shortfall: books.shortfall(),
+            })
+        };
+        self.device_indices().into_iter().zip(&self.config.devices).filter_map(view).collect()
+    }
+
+    pub fn node(&self) -> NodeView {
+        NodeView {
+            draining: self.draining,
+            boot_epoch: self.config.boot_epoch,
+            sessions: self.sessions.len(),
+            allocations: self.allocations.len(),
+            fds_in_flight: self.fds.total,
+            invariant_violations: self.violations,
+        }
+    }
+
+    fn page(
+        &self,
+        after: Option<AllocationId>,
+        limit: usize,
+        fits: impl Fn(&Allocation) -> bool,
+    ) -> (Vec<AllocationView>, bool) {
+        let mut found = self.allocations.iter_after(after).filter(|(_, allocation)| fits(allocation));
+        let page =
+            found.by_ref().take(limit).map(|(id, allocation)| self.view_of(id, allocation, false, true));
+        (page.collect(), found.next().is_some())
+    }
+
+    /// Any allocation, by id or by `tenant/name`.
+    pub(crate) fn find_any(&self, target: &Target) -> Result<(AllocationId, &Allocation), Refusal> {
+        let not_found = || Refusal::AllocationNotFound { allocation: target.to_string() };
+        match target {
+            Target::Id(id) => {
+                self.allocations.get(*id).map(|allocation| (*id, allocation)).ok_or_else(not_found)
+            }
+            Target::Name(text) if !text.contains('/') => {
+                Err(Refusal::NameInvalid { field: "name", name: text.clone() })
+            }
+            Target::Name(text) => self.find_named(text, "")?.ok_or_else(not_found),
+        }
+    }
+
+    pub(crate) fn view(&self, id: AllocationId, parts: bool, mappers: bool) -> Option<AllocationView> {
+        self.allocations.get(id).map(|allocation| self.view_of(id, allocation, parts, mappers))
+    }
+
+    fn view_of(
+        &self,
+        id: AllocationId,
+        allocation: &Allocation,
+        parts: bool,
+        mappers: bool,
+    ) -> AllocationView {
+        let tenant = self.tenants.name(allocation.tenant).to_owned();
+        let part_view = |index| {
+            let part = allocation.part(index)?;
+            let mappers = if mappers { mappers_of(part).collect() } else { Vec::new() };
+            let (offset, size) = (allocation.offset_of(index), allocation.size_of(index));
+            Some(PartView { index, offset, size, tier: Self::tier(), mappers })
+        };
+        let of_state = |counts: fn(&ExtentState) -> bool| {
+            let extents = allocation.parts.iter().filter_map(|part| self.pool.get(part.extent));
+            let sizes = extents.filter(|extent| counts(&extent.state)).map(|extent| extent.size);
+            Bytes::checked_sum(sizes).unwrap_or(Bytes::MAX)
+        };
+        AllocationView {
+            id,
+            name: allocation.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default(),
+            tenant,
+            device: self.uuid(allocation.device).to_owned(),
+            kind: allocation.kind,
+            lifetime: allocation.lifetime,
+            state: allocation.state,
+            size: allocation.size,
+            charged: of_state(|_| true),
+            resident: of_state(|state| matches!(state, ExtentState::Live(_))),
+            unreturned: of_state(|state| matches!(state, ExtentState::Unreturned(_))),
+            digest: allocation.digest,
+            readers: allocation.readers.iter().map(str::to_owned).collect(),
+            owner: allocation.owner,
+            parts: if parts { allocation.indices().filter_map(part_view).collect() } else { Vec::new() },
+            mapper_count: allocation.mappers().len(),
+        }
+    }
+
+    /// What an allocation is charged for: the extents that are not gone.
+    pub(crate) fn charged(&self, allocation: &Allocation) -> Bytes {
+        let extents = allocation.parts.iter().filter_map(|part| self.pool.get(part.extent));
+        Bytes::checked_sum(extents.map(|extent| extent.size)).unwrap_or(Bytes::MAX)
+    }
+
+    pub(crate) fn held_in_all(&self) -> Bytes {
+        Bytes::checked_sum(self.ledger.places().map(|(_, books)| books.held())).unwrap_or(Bytes::MAX)
+    }
+
+    fn session_view(&self, id: SessionId, session: &Session) -> SessionView {
+        SessionView {
+            id,
+            tenant: self.tenants.name(session.tenant).to_owned(),
+            state: session.state,
+            silent_reason: session.silent_reason.as_ref().map(ToString::to_string),
+            pid: session.pid,
+            uid: session.uid,
+            client_name: session.client_name.clone(),
+            allocations: session.owned.len(),
+            mapped: self.mapped_bytes(id, session),
+            fds_in_flight: session.fds_in_flight,
+            opened: session.opened,
+        }
+    }
+
+    pub(crate) fn quota_view(&self, tenant: TenantId, device: &QuotaDevice, tier: Tier) -> QuotaView {
+        let name = self.tenants.name(tenant).to_owned();
+        let book = self.ledger.quotas();
+        match device {
+            QuotaDevice::Present(index) => {
+                let place = Place { device: *index, tier };
+                let (quota, stored) = book.effective(tenant, place);
+                let in_force = self.ledger.account(tenant, place).map(|account| QuotaInForce {
+                    guarantee: account.guarantee,
+                    limit: account.limit,
+                    held: account.held(),
+                    reserved: account.reserved,
+                    unreturned: account.unreturned,
+                });
+                QuotaView {
+                    tenant: name,
+                    device: self.uuid(*index).to_owned(),
+                    tier,
+                    guarantee: quota.guarantee,
+                    limit: quota.limit,
+                    in_force,
+                    default_quota: !stored,
+                    device_absent: false,
+                }
+            }
+            QuotaDevice::All | QuotaDevice::Absent(_) => {
+                let stored = book.get(tenant, device, tier);
+                let quota = stored.unwrap_or_else(|| book.default_quota());
+                QuotaView {
+                    tenant: name,
+                    device: self.device_text(device),
+                    tier,
+                    guarantee: quota.guarantee,
+                    limit: quota.limit,
+                    in_force: None,
+                    default_quota: stored.is_none(),
+                    device_absent: matches!(device, QuotaDevice::Absent(_)),
+                }
+            }
+        }
+    }
+
+    /// For a tenant that nobody has heard of.
+    fn default_view(&self, tenant: &str, place: Place) -> QuotaView {
+        let quota = self.ledger.quotas().default_quota();
+        let share = self.ledger.books(place).map_or(Bytes::ZERO, |books| books.share());
+        QuotaView {
+            tenant: tenant.to_owned(),
+            device: self.uuid(place.device).to_owned(),
+            tier: place.tier,
+            guarantee: quota.guarantee,
+            limit: quota.limit,
+            in_force: Some(QuotaInForce { limit: quota.limit.of(share), ..QuotaInForce::default() }),
+            default_quota: true,
+            device_absent: false,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `FreeBatch`, `Detach`, and giving memory back.
+//!
+//! A freed allocation takes no new attach. Each of its extents is released when nobody maps its part and the driver
+//! does not read it, and stays charged until the driver says that it is free again.
+
+use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
+
+use super::{Start, Started};
+use crate::{
+    broker::Broker,
+    command::{Command, Notice, Released, RevokeReason},
+    error::Refusal,
+    event::{PartRef, Target},
+    invariants,
+    pool::{Extent, ExtentState},
+    residency::{Allocation, AllocationEvent, AllocationState},
+    tenancy::{OpId, OpKind, Outcome, TenantId, Watched},
+};
+
+impl Broker {
+    pub(crate) fn free(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        ids: &[AllocationId],
+    ) -> Start {
+        self.release_each(op, session, ids, RevokeReason::Freed, |broker, id| {
+            broker.check_owner(session, tenant, id)?;
+            broker.start_free(id);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn detach(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        ids: &[AllocationId],
+    ) -> Start {
+        self.release_each(op, session, ids, RevokeReason::Detached, |broker, id| {
+            let maps = broker.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
+            match maps {
+                true => Ok(()),
+                false => broker.find_visible(tenant, &Target::Id(id)).map(|_| ()),
+            }
+        })
+    }
+
+    /// Does one thing to each allocation, has the session unmap it, and waits for that.
+    fn release_each(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        ids: &[AllocationId],
+        reason: RevokeReason,
+        begin: impl Fn(&mut Self, AllocationId) -> Result<(), Refusal>,
+    ) -> Start {
+        if ids.is_empty() {
+            return Err(Refusal::RequestInvalid { field: "allocation_ids", problem: "the batch is empty" });
+        }
+        let items_max = self.config.limits.batch_items_max;
+        if ids.len() > items_max {
+            return Err(Refusal::BatchTooLarge { items_max, items: ids.len() });
+        }
+        let mut items = Vec::with_capacity(ids.len());
+        for id in ids.iter().copied() {
+            let result = match begin(self, id) {
+                Ok(()) => {
+                    self.revoke(session, id, reason);
+                    self.give_back(id);
+                    self.released_of(id, session).map(Ok)
+                }
+                Err(refusal) => Some(Err(refusal)),
+            };
+            if result.is_none()
+                && let Some(allocation) = self.allocations.get_mut(id)
+            {
+                allocation.watchers.push(op);
+            }
+            items.push(Watched { allocation: id, result });
+        }
+        Ok(Started::Waiting(OpKind::Release { items, session }))
+    }
+
+    fn check_owner(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
+        let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
+        let allocation = self.allocations.get(id).ok_or_else(not_found)?;
+        if allocation.tenant != tenant {
+            return Err(not_found());
+        }
+        match allocation.owner {
+            Some(owner) if owner == session => Ok(()),
+            None if allocation.state == AllocationState::Freeing => Err(not_found()),
+            None => Ok(()),
+            Some(_) => Err(Refusal::NotOwner { allocation: id }),
+        }
+    }
+
+    /// What is left of an allocation for a session that released it, once nothing more will come of that.
+    fn released_of(&self, id: AllocationId, session: SessionId) -> Option<Released> {
+        let Some(allocation) = self.allocations.get(id) else {
+            return Some(Released { still_charged: Bytes::ZERO, mappers: 0 });
+        };
+        if self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id)) {
+            return None;
+        }
+        let mappers = allocation.mappers().len();
+        let settled = allocation.extents_left == allocation.extents_unreturned;
+        let waits = allocation.state == AllocationState::Freeing && mappers == 0 && !settled;
+        (!waits).then(|| self.what_is_left(allocation, mappers))
+    }
+
+    fn what_is_left(&self, allocation: &Allocation, mappers: usize) -> Released {
+        let freeing = allocation.state == AllocationState::Freeing;
+        let still_charged = if freeing { self.charged(allocation) } else { Bytes::ZERO };
+        Released { still_charged, mappers }
+    }
+
+    /// Tells those who wait for an allocation that something changed.
+    pub(crate) fn notify(&mut self, id: AllocationId) {
+        let watchers =
+            self.allocations.get(id).map(|allocation| allocation.watchers.clone()).unwrap_or_default();
+        self.notify_ops(id, &watchers);
+    }
+
+    fn notify_ops(&mut self, id: AllocationId, watchers: &[OpId]) {
+        for op in watchers.iter().copied() {
+            let Some(OpKind::Release { session, .. }) = self.ops.get_mut(op).map(|op| &op.kind) else {
+                continue;
+            };
+            let session = *session;
+            let Some(released) = self.released_of(id, session) else { continue };
+            self.resolve(op, id, released);
+        }
+    }
+
+    fn resolve(&mut self, op: OpId, id: AllocationId, released: Released) {
+        if let Some(allocation) = self.allocations.get_mut(id) {
+            allocation.watchers.retain(|watcher| *watcher != op);
+        }
+        if let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+            for item in items.iter_mut().filter(|item| item.allocation == id && item.result.is_none()) {
+                item.result = Some(Ok(released));
+            }
+        }
+        self.check_op(op);
+    }
+
+    /// A session will not answer: what it was waited for is told as it stands.
+    pub(crate) fn resolve_overdue(&mut self, session: SessionId) {
+        let of_session = |kind: &OpKind| match kind {
+            OpKind::Release { items, session: of } if *of == session => {
+                let open = items.iter().filter(|item| item.result.is_none());
+                open.map(|item| item.allocation).collect()
+            }
+            _ => Vec::new(),
+        };
+        let waiting: Vec<_> = self.ops.iter().map(|(op, entry)| (op, of_session(&entry.kind))).collect();
+        for (op, ids) in waiting {
+            for id in ids {
+                let Some(allocation) = self.allocations.get(id) else { continue };
+                let left = self.what_is_left(allocation, allocation.mappers().len());
+                self.resolve(op, id, left);
+            }
+        }
+    }
+
+    /// All items of a batch are known.
+    pub(crate) fn released(&mut self, op: OpId) {
+        let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
+        let items = std::mem::take(items);
+        let results = items.into_iter().filter_map(|item| Some((item.allocation, item.result?))).collect();
+        self.finish(op, Ok(Outcome::Released(results)));
+    }
+
+    /// Frees an allocation: no name, no new attach, and its memory goes back as soon as nobody maps it.
+    pub(crate) fn start_free(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let (state, owner) = (allocation.state, allocation.owner);
+        if state == AllocationState::Freeing {
+            return;
+        }
+        self.allocations.release_name(id);
+        self.advance(id, AllocationEvent::Freed);
+        let is_sealing = matches!(state, AllocationState::Unmapping | AllocationState::Digesting);
+        let op = self.allocations.get_mut(id).and_then(|allocation| match is_sealing {
+            true => allocation.op.take(),
+            false => None,
+        });
+        if let Some(op) = op {
+            self.finish(op, Err(Refusal::Raced { allocation: id }));
+        }
+        if let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner)) {
+            session.owned.remove(&id);
+        }
+        self.give_back(id);
+    }
+
+    /// Releases every extent of a freed allocation that can be.
+    pub(crate) fn give_back(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        if allocation.state != AllocationState::Freeing {
+            return;
+        }
+        for part in allocation.indices() {
+            self.give_back_part(PartRef { allocation: id, part });
+        }
+    }
+
+    /// Releases the extent of one part of a freed allocation, if nobody maps it and the driver does not read it.
+    pub(crate) fn give_back_part(&mut self, part: PartRef) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let Some(entry) = allocation.part(part.part) else { return };
+        let id = entry.extent;
+        if allocation.digesting || !entry.mappers.is_empty() {
+            return;
+        }
+        if !matches!(self.pool.get(id), Some(Extent { state: ExtentState::Live(_), .. })) {
+            return;
+        }
+        let Some(extent) = self.pool.take(id) else { return };
+        if let ExtentState::Live(charge) = extent.state {
+            self.pool.insert(id, Extent { state: ExtentState::Releasing(charge), ..extent });
+            self.command(Command::ReleaseExtent { extent: id });
+        }
+    }
+
+    pub(crate) fn on_released(&mut self, id: ExtentId, returned: bool) {
+        let Some(Extent { device, size, part, state, sent_to }) = self.pool.take(id) else {
+            return self.broken(invariants::EXTENTS, format!("{id} was released and is not known"));
+        };
+        let ExtentState::Releasing(charge) = state else {
+            self.pool.insert(id, Extent { device, size, part, state, sent_to });
+            return self.broken(invariants::EXTENTS, format!("{id} was released unasked"));
+        };
+        if returned {
+            self.ledger.discharge(charge);
+            self.extent_gone(part, false);
+        } else {
+            let state = ExtentState::Unreturned(self.ledger.owe(charge, &sent_to));
+            self.pool.put_unreturned(id, Extent { device, size, part, state, sent_to });
+            if let Some(allocation) = self.allocations.get_mut(part.allocation) {
+                allocation.extents_unreturned += 1;
+            }
+            self.notice(Notice::Unreturned { extent: id, bytes: size });
+        }
+        self.notify(part.allocation);
+        self.remove_if_gone(part.allocation);
+    }
+
+    pub(crate) fn on_returned(&mut self, id: ExtentId) {
+        let Some(extent) = self.pool.take(id) else {
+            return self.broken(invariants::EXTENTS, format!("{id} returned and is not known"));
+        };
+        let ExtentState::Unreturned(debts) = extent.state else {
+            self.pool.insert(id, extent);
+            return self.broken(invariants::EXTENTS, format!("{id} returned and was not awaited"));
+        };
+        for debt in debts {
+            self.ledger.repay(debt);
+        }
+        self.notice(Notice::Returned { extent: id, bytes: extent.size });
+        self.extent_gone(extent.part, true);
+        self.remove_if_gone(extent.part.allocation);
+    }
+
+    fn extent_gone(&mut self, part: PartRef, was_unreturned: bool) {
+        let Some(allocation) = self.allocations.get_mut(part.allocation) else { return };
+        allocation.extents_left = allocation.extents_left.saturating_sub(1);
+        if was_unreturned {
+            allocation.extents_unreturned = allocation.extents_unreturned.saturating_sub(1);
+        }
+    }
+
+    /// Forgets a freed allocation whose last extent is gone.
+    pub(crate) fn remove_if_gone(&mut self, id: AllocationId) {
+        let gone = |allocation: &Allocation| {
+            allocation.state == AllocationState::Freeing
+                && allocation.extents_left == 0
+                && !allocation.digesting
+        };
+        if self.allocations.get(id).is_some_and(gone)
+            && let Some(allocation) = self.allocations.remove(id)
+        {
+            self.notify_ops(id, &allocation.watchers);
+        }
+    }
+}

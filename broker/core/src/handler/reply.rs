@@ -1,0 +1,97 @@
+//! Answers: made when they are sent, from what was done and what is so now.
+
+use crate::{
+    broker::Broker,
+    command::{Command, Reply},
+    error::Refusal,
+    event::{CallId, RequestKey},
+    tenancy::{Method, OpId, OpKind, Outcome, RequestLog, Requester},
+};
+
+impl Broker {
+    pub(crate) fn refuse(&mut self, call: CallId, refusal: Refusal) {
+        self.command(Command::Reply { call, outcome: Err(refusal) });
+    }
+
+    pub(crate) fn answer(&mut self, call: CallId, requester: Requester, outcome: &Outcome) {
+        let outcome = self.reply_of(requester, outcome);
+        self.command(Command::Reply { call, outcome });
+    }
+
+    /// Ends an operation: all its calls are answered, and what it did is remembered.
+    pub(crate) fn finish(&mut self, id: OpId, result: Result<Outcome, Refusal>) {
+        let Some(op) = self.ops.remove(id) else { return };
+        for call in op.calls {
+            match &result {
+                Ok(outcome) => self.answer(call, op.requester, outcome),
+                Err(refusal) => self.refuse(call, refusal.clone()),
+            }
+        }
+        self.remember(op.requester, op.method, op.key, result.ok());
+    }
+
+    pub(crate) fn remember(
+        &mut self,
+        requester: Requester,
+        method: Method,
+        key: Option<RequestKey>,
+        outcome: Option<Outcome>,
+    ) {
+        if let Some(log) = self.log_of(requester) {
+            log.finished(method, key, outcome);
+        }
+    }
+
+    pub(crate) fn log_of(&mut self, requester: Requester) -> Option<&mut RequestLog> {
+        match requester {
+            Requester::Session { session, .. } => {
+                self.sessions.get_mut(session).map(|session| &mut session.requests)
+            }
+            Requester::Operator { uid } => Some(self.operators.entry(uid).or_default()),
+        }
+    }
+
+    /// Finishes an operation if what it waited for is so.
+    pub(crate) fn check_op(&mut self, id: OpId) {
+        match self.ops.get_mut(id).map(|op| &op.kind) {
+            Some(OpKind::Allocate { extents_left: 0, .. }) => self.allocated(id),
+            Some(OpKind::Release { items, .. }) if items.iter().all(|item| item.result.is_some()) => {
+                self.released(id);
+            }
+            _ => {}
+        }
+    }
+
+    fn reply_of(&self, requester: Requester, outcome: &Outcome) -> Result<Reply, Refusal> {
+        let show_mappers = matches!(requester, Requester::Operator { .. });
+        let view = |id| {
+            self.view(id, true, show_mappers)
+                .ok_or_else(|| Refusal::AllocationNotFound { allocation: format!("{id}") })
+        };
+        Ok(match outcome {
+            Outcome::Allocated(ids) => {
+                Reply::Allocated(ids.iter().copied().map(view).collect::<Result<_, _>>()?)
+            }
+            Outcome::Released(items) => Reply::Released(items.to_vec()),
+            Outcome::Attached(id) => Reply::Attached(view(*id)?),
+            Outcome::Sealed(id) => Reply::Sealed(view(*id)?),
+            Outcome::QuotaSet { tenant, device, tier } => {
+                Reply::QuotaSet(self.quota_view(*tenant, device, *tier))
+            }
+            Outcome::QuotaDeleted => Reply::QuotaDeleted,
+            Outcome::SessionEnded { gone, still_mapped } => {
+                Reply::SessionEnded { gone: *gone, still_mapped: *still_mapped }
+            }
+            Outcome::AllocationFreed { allocation, still_charged, mappers } => Reply::AllocationFreed {
+                allocation: *allocation,
+                still_charged: *still_charged,
+                mappers: mappers.to_vec(),
+            },
+            Outcome::Drained => Reply::Drained {
+                draining: self.draining,
+                sessions: self.sessions.len(),
+                held: self.held_in_all(),
+            },
+        })
+    }
+}

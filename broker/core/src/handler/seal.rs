@@ -1,0 +1,118 @@
+//! `Seal`: the writer unmaps, the broker hashes on its own mapping, read-only mappings follow.
+
+use vramd_types::{AllocationId, SessionId};
+
+use super::{Start, Started};
+use crate::{
+    broker::Broker,
+    command::{Command, DigestSpan, RevokeReason},
+    error::Refusal,
+    event::Target,
+    residency::{AllocationEvent, AllocationState},
+    tenancy::{OpId, OpKind, Outcome, TenantId},
+};
+
+impl Broker {
+    pub(crate) fn seal(&mut self, op: OpId, session: SessionId, tenant: TenantId, id: AllocationId) -> Start {
+        let (_, allocation) = self.find_visible(tenant, &Target::Id(id))?;
+        if allocation.owner != Some(session) {
+            return Err(Refusal::NotOwner { allocation: id });
+        }
+        match allocation.state {
+            AllocationState::Open => {}
+            AllocationState::Creating => return Err(Refusal::Raced { allocation: id }),
+            AllocationState::Freeing => {
+                return Err(Refusal::AllocationNotFound { allocation: id.to_string() });
+            }
+            _ => return Err(Refusal::AlreadySealed { allocation: id }),
+        }
+        self.check_own_name(id)?;
+        self.advance(id, AllocationEvent::SealAsked);
+        if let Some(allocation) = self.allocations.get_mut(id) {
+            allocation.op = Some(op);
+        }
+        self.revoke(session, id, RevokeReason::Sealing);
+        let unmapped = self.sessions.get(session).is_none_or(|session| !session.maps.contains_key(&id));
+        let waits = self.allocations.get(id).is_some_and(|entry| entry.state == AllocationState::Unmapping);
+        if unmapped && waits {
+            self.start_digest(id);
+        }
+        Ok(Started::Waiting(OpKind::Seal(id)))
+    }
+
+    /// Whether the allocation bears its name, or may take it.
+    fn check_own_name(&self, id: AllocationId) -> Result<(), Refusal> {
+        let Some(allocation) = self.allocations.get(id) else { return Ok(()) };
+        match &allocation.name {
+            Some(name) if self.allocations.bearer(allocation.tenant, name) != Some(id) => {
+                self.check_bearer(allocation.tenant, name, allocation.replace)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Nobody maps it any more: the driver may read it.
+    pub(crate) fn start_digest(&mut self, id: AllocationId) {
+        self.advance(id, AllocationEvent::Unmapped);
+        let Some(allocation) = self.allocations.get_mut(id) else { return };
+        allocation.digesting = true;
+        let spans = allocation
+            .indices()
+            .filter_map(|index| {
+                let extent = allocation.part(index)?.extent;
+                Some(DigestSpan { extent, bytes: allocation.asked_of(index) })
+            })
+            .filter(|span| !span.bytes.is_zero())
+            .collect();
+        self.command(Command::Digest { allocation: id, spans });
+    }
+
+    pub(crate) fn on_digested(&mut self, id: AllocationId, result: Result<[u8; 32], String>) {
+        let Some(allocation) = self.allocations.get_mut(id) else { return };
+        allocation.digesting = false;
+        let (op, owner, device) = (allocation.op, allocation.owner, allocation.device);
+        if allocation.state != AllocationState::Digesting {
+            // Freed meanwhile: the extents were kept only for the driver that was reading them.
+            return self.give_back(id);
+        }
+        allocation.op = None;
+        let sealed = match result {
+            Ok(digest) => self.check_own_name(id).map(|()| digest),
+            Err(problem) => Err(Refusal::DriverFailed { device: self.uuid(device).to_owned(), problem }),
+        };
+        let outcome = match sealed {
+            Ok(digest) => {
+                self.advance(id, AllocationEvent::Digested);
+                if let Some(allocation) = self.allocations.get_mut(id) {
+                    allocation.digest = Some(digest);
+                }
+                self.take_name(id);
+                Ok(Outcome::Sealed(id))
+            }
+            Err(refusal) => {
+                self.advance(id, AllocationEvent::SealFailed);
+                Err(refusal)
+            }
+        };
+        if let Some(op) = op {
+            self.finish(op, outcome);
+        }
+        if let Some(owner) = owner {
+            self.queue_maps(owner, id);
+        }
+    }
+
+    /// The name passes to the allocation at once; whoever bore it is freed.
+    fn take_name(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let (tenant, Some(name)) = (allocation.tenant, allocation.name.clone()) else { return };
+        let before = self.allocations.bearer(tenant, &name);
+        if before == Some(id) {
+            return;
+        }
+        if let Some(before) = before {
+            self.start_free(before);
+        }
+        self.allocations.bind(tenant, &name, id);
+    }
+}

@@ -1,0 +1,247 @@
+//! Sessions begin with a hello, fall silent with their channel, and are gone with their process.
+
+use vramd_types::{Bytes, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, Notice},
+    error::Refusal,
+    event::{ChannelId, Hello, Lifetime},
+    invariants,
+    residency::{AllocationState, mappers_of},
+    tenancy::{
+        Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason,
+    },
+};
+
+impl Broker {
+    pub(crate) fn on_hello(&mut self, channel: ChannelId, hello: Hello) {
+        for old in &hello.unmapped_sessions {
+            self.unmapped_by_same_process(*old, &hello);
+        }
+        match self.open(channel, hello) {
+            Ok(id) => self.welcome(id),
+            Err(refusal) => {
+                self.command(Command::Send { channel, frame: DaemonFrame::Refused(refusal) });
+                self.command(Command::CloseChannel { channel });
+                self.command(Command::ForgetProcess { channel });
+            }
+        }
+    }
+
+    fn open(&mut self, channel: ChannelId, hello: Hello) -> Result<SessionId, Refusal> {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        if self.sessions.on_channel(channel).is_some() {
+            return Err(Refusal::ProtocolBroken { problem: "a second hello".to_owned() });
+        }
+        if !vramd_types::name::is_valid(&hello.tenant) {
+            return Err(Refusal::NameInvalid { field: "tenant", name: hello.tenant });
+        }
+        let limits = &self.config.limits;
+        let tenant = self.tenants.intern(&hello.tenant);
+        for (count, limit) in [
+            (self.sessions.len(), limits.sessions_max),
+            (self.sessions.count_of(tenant), limits.sessions_per_tenant_max),
+        ] {
+            if count >= limit {
+                return Err(Refusal::SessionsTooMany { tenant: hello.tenant, limit });
+            }
+        }
+        let seen =
+            |uuid: &str| hello.devices.as_ref().is_none_or(|seen| seen.iter().any(|text| text == uuid));
+        let devices = self.device_indices().into_iter().filter(|device| seen(self.uuid(*device))).collect();
+        let raw = self.ids.sessions.next_raw();
+        let id =
+            raw.map(SessionId::from_raw).ok_or(Refusal::InvariantBroken { invariant: invariants::IDS })?;
+        self.ids.last_session = Some(id);
+        let session = Session {
+            channel,
+            channel_open: true,
+            tenant,
+            pid: hello.pid,
+            uid: hello.uid,
+            client_name: hello.client_name,
+            devices,
+            state: SessionState::Live,
+            silent_reason: None,
+            opened: self.now,
+            owned: Default::default(),
+            maps: Default::default(),
+            queue: Default::default(),
+            fds_in_flight: 0,
+            map_deadline: None,
+            revoking: 0,
+            revoke_deadline: None,
+            ending: false,
+            requests: RequestLog::default(),
+        };
+        self.sessions.insert(id, session);
+        self.notice(Notice::SessionOpened { session: id, tenant: hello.tenant, pid: hello.pid });
+        Ok(id)
+    }
+
+    fn welcome(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(id) else { return };
+        let tenant = self.tenants.name(session.tenant).to_owned();
+        let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone() };
+        let channel = session.channel;
+        self.command(Command::Send { channel, frame });
+    }
+
+    /// The process has opened a new channel and says that it unmapped all of an earlier session.
+    fn unmapped_by_same_process(&mut self, old: SessionId, hello: &Hello) {
+        let same =
+            |session: &Session| session.pid == hello.pid && session.uid == hello.uid && !session.channel_open;
+        if self.sessions.get(old).is_some_and(same) {
+            self.session_gone(old, SessionEvent::UnmappedAll);
+        }
+    }
+
+    pub(crate) fn on_channel_ended(&mut self, channel: ChannelId) {
+        if let Some(id) = self.sessions.on_channel(channel)
+            && self.sessions.get(id).is_some_and(|session| session.channel_open)
+        {
+            self.channel_over(id, SilentReason::ChannelEnded);
+        }
+    }
+
+    pub(crate) fn on_process_ended(&mut self, channel: ChannelId) {
+        match self.sessions.on_channel(channel) {
+            Some(id) => self.session_gone(id, SessionEvent::ProcessEnded),
+            None => self.command(Command::ForgetProcess { channel }),
+        }
+    }
+
+    pub(crate) fn on_malformed(&mut self, channel: ChannelId, problem: String) {
+        match self.sessions.on_channel(channel) {
+            Some(id) => self.quarantine(id, problem),
+            None => {
+                let frame = DaemonFrame::Refused(Refusal::ProtocolBroken { problem });
+                self.command(Command::Send { channel, frame });
+                self.command(Command::CloseChannel { channel });
+                self.command(Command::ForgetProcess { channel });
+            }
+        }
+    }
+
+    /// A client that breaks the protocol is not believed any more: what it maps stands until its process ends.
+    pub(crate) fn quarantine(&mut self, id: SessionId, problem: String) {
+        let Some(session) = self.sessions.get(id) else { return };
+        if !session.channel_open {
+            return;
+        }
+        let channel = session.channel;
+        let frame = DaemonFrame::Refused(Refusal::ProtocolBroken { problem: problem.clone() });
+        self.command(Command::Send { channel, frame });
+        self.close_channel(id, SilentReason::Quarantined(problem));
+    }
+
+    pub(crate) fn close_channel(&mut self, id: SessionId, reason: SilentReason) {
+        if let Some(channel) = self.sessions.get(id).map(|session| session.channel) {
+            self.command(Command::CloseChannel { channel });
+            self.channel_over(id, reason);
+        }
+    }
+
+    /// From here on nothing is sent and nothing is heard. Who maps nothing is gone at once.
+    fn channel_over(&mut self, id: SessionId, reason: SilentReason) {
+        self.drop_in_flight(id);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        session.channel_open = false;
+        session.revoke_deadline = None;
+        if session.maps.is_empty() {
+            return self.session_gone(id, SessionEvent::UnmappedAll);
+        }
+        self.session_event(id, SessionEvent::ChannelEnded, Some(reason));
+        self.resolve_overdue(id);
+        self.fail_seals(id);
+        self.check_ends(id);
+        self.pump_starved();
+    }
+
+    /// Moves a session along its table.
+    pub(crate) fn session_event(&mut self, id: SessionId, event: SessionEvent, reason: Option<SilentReason>) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        let Some(next) = session.state.on(event) else {
+            let detail = format!("{id}: {event:?} in state {:?}", session.state);
+            return self.broken(invariants::TRANSITIONS, detail);
+        };
+        session.state = next;
+        session.silent_reason.clone_from(&reason);
+        if let Some(reason) = reason {
+            self.notice(Notice::SessionSilent { session: id, reason: reason.to_string() });
+        }
+    }
+
+    /// The session maps nothing any more, for certain. All that lived by it ends.
+    pub(crate) fn session_gone(&mut self, id: SessionId, event: SessionEvent) {
+        self.session_event(id, event, None);
+        self.drop_in_flight(id);
+        let Some(session) = self.sessions.remove(id) else { return };
+        for allocation in session.owned.iter().copied() {
+            let Some(entry) = self.allocations.get_mut(allocation) else { continue };
+            let stays = entry.state == AllocationState::Sealed && entry.lifetime == Lifetime::Persistent;
+            entry.owner = None;
+            if !stays {
+                self.start_free(allocation);
+            }
+        }
+        for allocation in session.maps.keys().copied() {
+            if let Some(entry) = self.allocations.get_mut(allocation)
+                && entry.owner == Some(id)
+            {
+                entry.owner = None;
+            }
+            self.forget_maps(id, allocation);
+        }
+        if session.channel_open {
+            let frame = DaemonFrame::Refused(Refusal::SessionLost { session: id });
+            self.command(Command::Send { channel: session.channel, frame });
+            self.command(Command::CloseChannel { channel: session.channel });
+        }
+        self.command(Command::ForgetProcess { channel: session.channel });
+        self.notice(Notice::SessionGone { session: id });
+        self.end_ops_of(id);
+        self.pump_starved();
+        self.survey_awaited();
+    }
+
+    /// Operations that only the session could have completed, and those that waited for its end.
+    fn end_ops_of(&mut self, id: SessionId) {
+        self.fail_seals(id);
+        self.resolve_overdue(id);
+        let ended = |kind: &OpKind| matches!(kind, OpKind::EndSession { session, .. } if *session == id);
+        let ends: Vec<_> = self.ops.iter().filter(|(_, op)| ended(&op.kind)).map(|(op, _)| op).collect();
+        for op in ends {
+            self.finish(op, Ok(Outcome::SessionEnded { gone: true, still_mapped: Bytes::ZERO }));
+        }
+    }
+
+    /// Its seals that wait for it to unmap cannot be completed; those that are being hashed go on.
+    fn fail_seals(&mut self, id: SessionId) {
+        let of_session = |requester| matches!(requester, Requester::Session { session, .. } if session == id);
+        let unmapping = |op: &Op| match op.kind {
+            OpKind::Seal(sealed) => {
+                self.allocations.get(sealed).is_none_or(|entry| entry.state != AllocationState::Digesting)
+            }
+            _ => false,
+        };
+        let seals = self.ops.iter().filter(|(_, op)| of_session(op.requester) && unmapping(op));
+        for op in seals.map(|(op, _)| op).collect::<Vec<_>>() {
+            self.finish(op, Err(Refusal::SessionLost { session: id }));
+        }
+    }
+
+    /// How much a session maps.
+    pub(crate) fn mapped_bytes(&self, id: SessionId, session: &Session) -> Bytes {
+        let of = |allocation| {
+            let allocation = self.allocations.get(allocation)?;
+            let maps =
+                |index: &_| allocation.part(*index).is_some_and(|part| mappers_of(part).any(|of| of == id));
+            Bytes::checked_sum(allocation.indices().filter(maps).map(|index| allocation.size_of(index)))
+        };
+        Bytes::checked_sum(session.maps.keys().filter_map(|id| of(*id))).unwrap_or(Bytes::MAX)
+    }
+}

@@ -1,0 +1,315 @@
+//! Who is charged for what. The only writer of balances.
+//!
+//! Bookkeeping is done in three steps: *reserve*, act, *settle*. What is reserved or settled is a value
+//! ([`Reservation`], [`Charge`], [`Debt`]) that cannot be copied and that only the ledger takes back, so no byte is
+//! charged twice and none is forgotten without the audit finding it.
+//!
+//! The admission rule: over all tenants, the sum of the larger of guarantee and unmovable held bytes never exceeds
+//! the capacity because of something that was admitted. As long as no memory moves, all of it is unmovable. Where
+//! the capacity itself shrinks, the gap is a shortfall that admission only lets shrink.
+
+mod account;
+mod quota;
+mod reservation;
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, DeviceIndex};
+
+pub(crate) use account::Account;
+pub(crate) use quota::{Quota, QuotaBook, QuotaDevice};
+pub(crate) use reservation::{Charge, Debt, Reservation};
+
+use crate::{event::Tier, tenancy::TenantId};
+
+/// Where bytes are charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) device: DeviceIndex,
+    pub(crate) tier: Tier,
+}
+
+impl Place {
+    pub(crate) const fn device(device: DeviceIndex) -> Self {
+        Self { device, tier: Tier::Device }
+    }
+}
+
+/// Why bytes were not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    Limit { limit: Bytes, held: Bytes },
+    Room { free: Bytes },
+}
+
+/// All accounts of one place, and their sums.
+#[derive(Debug)]
+pub(crate) struct Books {
+    /// What there is to hand out when nobody else holds any.
+    share: Bytes,
+    /// What processes hold that no tenant explains.
+    unbrokered: Bytes,
+    /// Sum of what the accounts hold.
+    held: Bytes,
+    /// Sum of the larger of guarantee and held, by account.
+    committed: Bytes,
+    accounts: BTreeMap<TenantId, Account>,
+}
+
+impl Books {
+    pub(crate) fn capacity(&self) -> Bytes {
+        self.share.saturating_sub(self.unbrokered)
+    }
+
+    pub(crate) const fn share(&self) -> Bytes {
+        self.share
+    }
+
+    pub(crate) const fn unbrokered(&self) -> Bytes {
+        self.unbrokered
+    }
+
+    pub(crate) const fn held(&self) -> Bytes {
+        self.held
+    }
+
+    pub(crate) const fn committed(&self) -> Bytes {
+        self.committed
+    }
+
+    pub(crate) fn shortfall(&self) -> Bytes {
+        self.committed.saturating_sub(self.capacity())
+    }
+
+    pub(crate) fn unreturned(&self) -> Bytes {
+        self.accounts.values().fold(Bytes::ZERO, |sum, account| sum.saturating_add(account.unreturned))
+    }
+
+    pub(crate) fn account(&self, tenant: TenantId) -> Option<&Account> {
+        self.accounts.get(&tenant)
+    }
+
+    pub(crate) fn accounts(&self) -> impl Iterator<Item = (TenantId, &Account)> {
+        self.accounts.iter().map(|(tenant, account)| (*tenant, account))
+    }
+
+    /// What the sum would be if the account were this.
+    fn committed_with(&self, old: &Account, new: &Account) -> Option<Bytes> {
+        self.committed.checked_sub(old.commitment())?.checked_add(new.commitment())
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    books: BTreeMap<Place, Books>,
+    quotas: QuotaBook,
+    /// What did not add up, to be counted and logged.
+    broken: Vec<String>,
+}
+
+impl Ledger {
+    pub(crate) fn new(shares: impl IntoIterator<Item = (Place, Bytes)>, quotas: QuotaBook) -> Self {
+        let books = |share| Books {
+            share,
+            unbrokered: Bytes::ZERO,
+            held: Bytes::ZERO,
+            committed: Bytes::ZERO,
+            accounts: BTreeMap::new(),
+        };
+        let books = shares.into_iter().map(|(place, share)| (place, books(share))).collect();
+        let mut ledger = Self { books, quotas, broken: Vec::new() };
+        for tenant in ledger.quotas.tenants() {
+            ledger.refresh(tenant);
+        }
+        ledger
+    }
+
+    pub(crate) const fn quotas(&self) -> &QuotaBook {
+        &self.quotas
+    }
+
+    pub(crate) fn books(&self, place: Place) -> Option<&Books> {
+        self.books.get(&place)
+    }
+
+    pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &Books)> {
+        self.books.iter().map(|(place, books)| (*place, books))
+    }
+
+    /// The account as it is, or as it would be opened.
+    pub(crate) fn account(&self, tenant: TenantId, place: Place) -> Option<Account> {
+        let books = self.books.get(&place)?;
+        Some(books.account(tenant).copied().unwrap_or_else(|| self.quotas.open(tenant, place, books.share)))
+    }
+
+    /// Whether so many more bytes would be admitted.
+    pub(crate) fn admit(&self, tenant: TenantId, place: Place, asked: Bytes) -> Result<(), Shortage> {
+        let (Some(books), Some(old)) = (self.books.get(&place), self.account(tenant, place)) else {
+            return Err(Shortage::Room { free: Bytes::ZERO });
+        };
+        let limit = Shortage::Limit { limit: old.limit, held: old.held() };
+        let held = old.held().checked_add(asked).ok_or(limit)?;
+        if held > old.limit {
+            return Err(limit);
+        }
+        let new = Account { reserved: old.reserved.saturating_add(asked), ..old };
+        // An account that is not open yet has no guarantee: whoever was given one has an account.
+        let would = books.committed_with(&old, &new).unwrap_or(Bytes::MAX);
+        if would <= books.capacity() || would <= books.committed {
+            return Ok(());
+        }
+        let spare = books.capacity().saturating_sub(books.committed);
+        Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.held())) })
+    }
+
+    /// Sets bytes aside for something that is about to be made.
+    pub(crate) fn reserve(
+        &mut self,
+        tenant: TenantId,
+        place: Place,
+        bytes: Bytes,
+    ) -> Result<Reservation, Shortage> {
+        self.admit(tenant, place, bytes)?;
+        self.change(tenant, place, |account| {
+            account.reserved.checked_add(bytes).map(|b| account.reserved = b)
+        });
+        Ok(Reservation::new(tenant, place, bytes))
+    }
+
+    /// What was reserved has been made.
+    pub(crate) fn settle(&mut self, reservation: Reservation) -> Charge {
+        let (tenant, place, bytes) = reservation.redeem();
+        self.change(tenant, place, |account| {
+            account.reserved = account.reserved.checked_sub(bytes)?;
+            account.settled = account.settled.checked_add(bytes)?;
+            Some(())
+        });
+        Charge::new(tenant, place, bytes)
+    }
+
+    /// What was reserved will not be made.
+    pub(crate) fn cancel(&mut self, reservation: Reservation) {
+        let (tenant, place, bytes) = reservation.redeem();
+        self.change(tenant, place, |account| {
+            account.reserved.checked_sub(bytes).map(|b| account.reserved = b)
+        });
+    }
+
+    /// What was made has been given back.
+    pub(crate) fn discharge(&mut self, charge: Charge) {
+        let (tenant, place, bytes) = charge.redeem();
+        self.change(tenant, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
+    }
+
+    /// What was made was let go, and is still held by somebody: the tenants who were given it owe it, in equal
+    /// shares, the first one the rest. With none of them known, whoever paid goes on paying.
+    pub(crate) fn owe(&mut self, charge: Charge, debtors: &[TenantId]) -> Vec<Debt> {
+        let (payer, place, bytes) = charge.redeem();
+        self.change(payer, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
+        let debtors = if debtors.is_empty() { &[payer][..] } else { debtors };
+        let count = u64::try_from(debtors.len()).unwrap_or(u64::MAX);
+        let share = Bytes::new(bytes.get() / count);
+        let mut rest = Bytes::new(bytes.get() % count);
+        let mut debts = Vec::with_capacity(debtors.len());
+        for debtor in debtors {
+            let owed = share.saturating_add(std::mem::take(&mut rest));
+            self.change(*debtor, place, |account| {
+                account.unreturned.checked_add(owed).map(|b| account.unreturned = b)
+            });
+            debts.push(Debt::new(*debtor, place, owed));
+        }
+        debts
+    }
+
+    /// Memory that was owed is back.
+    pub(crate) fn repay(&mut self, debt: Debt) {
+        let (tenant, place, bytes) = debt.redeem();
+        self.change(tenant, place, |account| {
+            account.unreturned.checked_sub(bytes).map(|b| account.unreturned = b)
+        });
+    }
+
+    pub(crate) fn set_unbrokered(&mut self, place: Place, bytes: Bytes) {
+        if let Some(books) = self.books.get_mut(&place) {
+            books.unbrokered = bytes;
+        }
+    }
+
+    /// What a place would have committed if the tenant's guarantee there were this, if that cannot be kept.
+    pub(crate) fn unbacked(&self, tenant: TenantId, place: Place, guarantee: Bytes) -> Option<Bytes> {
+        let books = self.books.get(&place)?;
+        let old = self.account(tenant, place)?;
+        let new = Account { guarantee, ..old };
+        let committed = match books.account(tenant) {
+            Some(_) => books.committed_with(&old, &new).unwrap_or(Bytes::MAX),
+            None => books.committed.saturating_add(new.commitment()),
+        };
+        (committed > books.capacity() && committed > books.committed).then_some(committed)
+    }
+
+    /// Changes what is stored for a tenant and applies it. The admission sum was checked before; while the change
+    /// is being written to disk both the old and the new guarantee are kept.
+    pub(crate) fn set_quota(
+        &mut self,
+        tenant: TenantId,
+        device: QuotaDevice,
+        tier: Tier,
+        quota: Option<Quota>,
+    ) {
+        self.quotas.set(tenant, device, tier, quota);
+        self.refresh(tenant);
+    }
+
+    /// Holds back a guarantee that is to be set once it is on disk.
+    pub(crate) fn stage(&mut self, tenant: TenantId, place: Place, guarantee: Bytes) {
+        self.change(tenant, place, |account| {
+            account.guarantee = account.guarantee.max(guarantee);
+            Some(())
+        });
+    }
+
+    /// Makes the tenant's accounts say what its quotas say.
+    pub(crate) fn refresh(&mut self, tenant: TenantId) {
+        let places: Vec<_> = self.books.iter().map(|(place, books)| (*place, books.share)).collect();
+        for (place, share) in places {
+            let fresh = self.quotas.open(tenant, place, share);
+            self.change(tenant, place, |account| {
+                (account.guarantee, account.limit) = (fresh.guarantee, fresh.limit);
+                Some(())
+            });
+        }
+    }
+
+    pub(crate) fn take_broken(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.broken)
+    }
+
+    /// The one place where a balance changes, and the sums with it. A change that would not fit in 64 bits, or
+    /// below zero, is not made, and is a bug.
+    fn change(&mut self, tenant: TenantId, place: Place, change: impl FnOnce(&mut Account) -> Option<()>) {
+        let Some(books) = self.books.get_mut(&place) else {
+            self.broken.push(format!("no books for device {} tier {}", place.device, place.tier));
+            return;
+        };
+        let quotas = &self.quotas;
+        let known = books.accounts.get(&tenant).copied();
+        let old = known.unwrap_or_else(|| quotas.open(tenant, place, books.share));
+        let mut new = old;
+        let before = known.map_or(Bytes::ZERO, |account| account.commitment());
+        let sums = change(&mut new).and_then(|()| {
+            let held = books.held.checked_sub(old.held())?.checked_add(new.checked_held()?)?;
+            let committed = books.committed.checked_sub(before)?.checked_add(new.commitment())?;
+            Some((held, committed))
+        });
+        match sums {
+            Some((held, committed)) => {
+                (books.held, books.committed) = (held, committed);
+                books.accounts.insert(tenant, new);
+            }
+            None => self.broken.push(format!("account of device {} does not add up: {old:?}", place.device)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

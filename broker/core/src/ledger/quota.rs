@@ -1,0 +1,76 @@
+//! What operators have set, by tenant, device and tier.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, DeviceIndex, Quantity};
+
+use super::{Account, Place};
+use crate::{event::Tier, tenancy::TenantId};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quota {
+    pub(crate) guarantee: Quantity,
+    pub(crate) limit: Quantity,
+}
+
+/// Where a quota holds. What is said of one device goes before what is said of all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum QuotaDevice {
+    All,
+    Present(DeviceIndex),
+    /// A device that is not on this node now: kept and shown, not enforced.
+    Absent(String),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct QuotaBook {
+    default_limit: Quantity,
+    quotas: BTreeMap<(TenantId, QuotaDevice, Tier), Quota>,
+}
+
+impl QuotaBook {
+    pub(crate) const fn new(default_limit: Quantity) -> Self {
+        Self { default_limit, quotas: BTreeMap::new() }
+    }
+
+    pub(crate) fn set(&mut self, tenant: TenantId, device: QuotaDevice, tier: Tier, quota: Option<Quota>) {
+        let key = (tenant, device, tier);
+        match quota {
+            Some(quota) => _ = self.quotas.insert(key, quota),
+            None => _ = self.quotas.remove(&key),
+        }
+    }
+
+    pub(crate) fn get(&self, tenant: TenantId, device: &QuotaDevice, tier: Tier) -> Option<Quota> {
+        self.quotas.get(&(tenant, device.clone(), tier)).copied()
+    }
+
+    /// What holds for the tenant in a place, and whether it was set.
+    pub(crate) fn effective(&self, tenant: TenantId, place: Place) -> (Quota, bool) {
+        let own = self.get(tenant, &QuotaDevice::Present(place.device), place.tier);
+        let stored = own.or_else(|| self.get(tenant, &QuotaDevice::All, place.tier));
+        (stored.unwrap_or_else(|| self.default_quota()), stored.is_some())
+    }
+
+    pub(crate) const fn default_quota(&self) -> Quota {
+        Quota { guarantee: Quantity::Bytes(Bytes::ZERO), limit: self.default_limit }
+    }
+
+    /// An account that holds nothing yet.
+    pub(crate) fn open(&self, tenant: TenantId, place: Place, share: Bytes) -> Account {
+        let (quota, _) = self.effective(tenant, place);
+        Account { guarantee: quota.guarantee.of(share), limit: quota.limit.of(share), ..Account::default() }
+    }
+
+    /// Every stored quota, by tenant and device.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantId, &QuotaDevice, Tier, Quota)> {
+        self.quotas.iter().map(|((tenant, device, tier), quota)| (*tenant, device, *tier, *quota))
+    }
+
+    /// Everybody for whom something is stored.
+    pub(crate) fn tenants(&self) -> Vec<TenantId> {
+        let mut tenants: Vec<_> = self.quotas.keys().map(|(tenant, ..)| *tenant).collect();
+        tenants.dedup();
+        tenants
+    }
+}

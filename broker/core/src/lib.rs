@@ -1,0 +1,51 @@
+//! The pure core of vramd: who holds what, who may, and what happens next.
+//!
+//! [`Broker`] is a state machine. It has four kinds of methods:
+//! - [`Broker::handle`] takes an [`Event`] and the time, and changes state;
+//! - [`Broker::poll_command`] gives out the [`Command`]s that this caused, to be executed in order;
+//! - [`Broker::next_deadline`] says by when it wants to be called again though nothing happens;
+//! - getters show state, and change nothing.
+//!
+//! There is no clock, randomness, thread, lock or IO in here: a run is a function of configuration and events.
+//!
+//! ```text
+//!   event ──► handler ──► tenancy     who asks, and what is remembered of its requests
+//!                    ├──► ledger      may it be charged? reserve, settle, discharge
+//!                    ├──► residency   allocations, their parts, and who maps them
+//!                    └──► pool        the physical extents behind the parts
+//!                          └──► commands ──► shell ──► completions come back as events
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod broker;
+mod command;
+mod config;
+mod error;
+mod event;
+mod handler;
+pub mod invariants;
+mod ledger;
+pub mod limits;
+mod pool;
+mod residency;
+mod tenancy;
+mod time;
+mod view;
+
+pub use broker::Broker;
+pub use command::{Command, DaemonFrame, DigestSpan, MapPart, Notice, Released, Reply, RevokeReason};
+pub use config::{Config, DeviceConfig};
+pub use error::Refusal;
+pub use event::{
+    AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector,
+    Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, RequestKey, Target, Tier, UnmappedPart,
+};
+pub use limits::Limits;
+pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
+pub use tenancy::{SessionEvent, SessionState};
+pub use time::Time;
+pub use view::{
+    AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView, StoredQuota,
+    StoredQuotas, StoredRequest,
+};

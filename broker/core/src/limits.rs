@@ -1,0 +1,63 @@
+//! Every bound of the core in one place. Everything that can grow has one.
+
+use std::time::Duration;
+
+use vramd_types::Bytes;
+
+/// How many request ids a session, or an operator's uid, can repeat: the last so many are remembered.
+pub const REQUESTS_REMEMBERED: usize = 1024;
+
+/// Most file descriptors in one packet. The kernel takes 253.
+pub const FDS_PER_PACKET_MAX: usize = 128;
+
+/// Most parts that one `Revoke` names.
+pub const PARTS_PER_FRAME_MAX: usize = 1024;
+
+/// Most parts of one allocation: a table of them stays small beside the memory it describes.
+pub const PARTS_PER_ALLOCATION_MAX: u64 = 65_536;
+
+/// Largest part: one piece of physical memory, zeroed and copied as a whole.
+pub const PART_SIZE_MAX: Bytes = Bytes::gib(16);
+
+/// Bounds that the operator sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub sessions_max: usize,
+    pub sessions_per_tenant_max: usize,
+    pub allocations_per_tenant_max: usize,
+    pub parts_per_tenant_max: usize,
+    pub batch_items_max: usize,
+    pub readers_max: usize,
+    /// Requests that wait for the driver, a client or the disk; one more is refused.
+    pub pending_requests_max: usize,
+    /// Of these, one tenant's: who lets its own requests hang keeps nobody else from being heard.
+    pub pending_requests_per_tenant_max: usize,
+    pub fds_in_flight_max: usize,
+    pub fds_in_flight_per_tenant_max: usize,
+    /// A session that has not answered a `Map` by then loses its channel, and with it the descriptors in flight.
+    pub map_answer_timeout: Duration,
+    /// A session that has not answered a `Revoke` by then is silent until it does.
+    pub revoke_answer_timeout: Duration,
+    /// How often the driver is asked who holds what, while memory is unreturned or outsiders may come and go.
+    pub survey_interval: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            sessions_max: 4096,
+            sessions_per_tenant_max: 1024,
+            allocations_per_tenant_max: 1_000_000,
+            parts_per_tenant_max: 4_000_000,
+            batch_items_max: 4096,
+            readers_max: 64,
+            pending_requests_max: 1024,
+            pending_requests_per_tenant_max: 256,
+            fds_in_flight_max: 4096,
+            fds_in_flight_per_tenant_max: 512,
+            map_answer_timeout: Duration::from_secs(30),
+            revoke_answer_timeout: Duration::from_secs(10),
+            survey_interval: Duration::from_secs(5),
+        }
+    }
+}

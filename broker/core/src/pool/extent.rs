@@ -1,0 +1,89 @@
+//! Physical pieces of memory, each with whoever pays for it.
+//!
+//! ```text
+//!               created             release             returned
+//!  Creating ──────────────► Live ──────────► Releasing ──────────► (gone)
+//!     │ failed                                   │ still held        ▲
+//!     └──► (gone)                                └──► Unreturned ────┘
+//! ```
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+use crate::{
+    event::PartRef,
+    ledger::{Charge, Debt, Reservation},
+    tenancy::TenantId,
+};
+
+/// What an extent is in, and the money for it: they change together, so neither is lost without the other.
+#[derive(Debug)]
+pub(crate) enum ExtentState {
+    Creating(Reservation),
+    Live(Charge),
+    /// The driver has been told to let go.
+    Releasing(Charge),
+    /// The driver let go, and some process still holds the memory.
+    Unreturned(Vec<Debt>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Extent {
+    pub(crate) device: DeviceIndex,
+    pub(crate) size: Bytes,
+    /// What it backs, for life.
+    pub(crate) part: PartRef,
+    pub(crate) state: ExtentState,
+    /// Tenants whose sessions were sent its descriptor.
+    pub(crate) sent_to: Vec<TenantId>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    extents: BTreeMap<ExtentId, Extent>,
+    /// How many extents of each device are unreturned.
+    unreturned: BTreeMap<DeviceIndex, usize>,
+}
+
+impl Pool {
+    pub(crate) fn insert(&mut self, id: ExtentId, extent: Extent) {
+        self.extents.insert(id, extent);
+    }
+
+    pub(crate) fn get(&self, id: ExtentId) -> Option<&Extent> {
+        self.extents.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: ExtentId) -> Option<&mut Extent> {
+        self.extents.get_mut(&id)
+    }
+
+    /// Takes an extent out, to put it back in another state or not at all.
+    pub(crate) fn take(&mut self, id: ExtentId) -> Option<Extent> {
+        let extent = self.extents.remove(&id)?;
+        if matches!(extent.state, ExtentState::Unreturned(_)) {
+            self.count_unreturned(extent.device, |count| count.saturating_sub(1));
+        }
+        Some(extent)
+    }
+
+    pub(crate) fn put_unreturned(&mut self, id: ExtentId, extent: Extent) {
+        self.count_unreturned(extent.device, |count| count.saturating_add(1));
+        self.extents.insert(id, extent);
+    }
+
+    /// Whether memory of the device is awaited back.
+    pub(crate) fn awaits(&self, device: DeviceIndex) -> bool {
+        self.unreturned.get(&device).is_some_and(|count| *count > 0)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
+        self.extents.iter().map(|(id, extent)| (*id, extent))
+    }
+
+    fn count_unreturned(&mut self, device: DeviceIndex, change: impl FnOnce(usize) -> usize) {
+        let count = self.unreturned.entry(device).or_default();
+        *count = change(*count);
+    }
+}

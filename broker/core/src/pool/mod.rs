@@ -1,0 +1,5 @@
+//! Bookkeeping of physical memory. No driver calls.
+
+mod extent;
+
+pub(crate) use extent::{Extent, ExtentState, Pool};

@@ -1,0 +1,134 @@
+//! What a client asked for, cut into parts.
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
+
+use super::{AllocationState, MapState};
+use crate::{
+    event::{Kind, Lifetime},
+    tenancy::{OpId, TenantId},
+};
+
+/// Names of tenants that may attach, beside the own one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Readers(Box<[Box<str>]>);
+
+impl Readers {
+    pub(crate) const EVERYBODY: &'static str = "*";
+
+    pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
+        Self(names.into_iter().map(String::into_boxed_str).collect())
+    }
+
+    pub(crate) fn admit(&self, tenant: &str) -> bool {
+        self.0.iter().any(|name| **name == *tenant || **name == *Self::EVERYBODY)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|name| &**name)
+    }
+}
+
+/// A fixed slice of an allocation, mapped whole.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// Gone from the pool once given back.
+    pub(crate) extent: ExtentId,
+    /// Who maps it or is about to, at most once each. Few: a linear search.
+    pub(crate) mappers: Vec<(SessionId, MapState)>,
+}
+
+impl Part {
+    pub(crate) fn map_state(&self, session: SessionId) -> Option<MapState> {
+        self.mappers.iter().find(|(mapper, _)| *mapper == session).map(|(_, state)| *state)
+    }
+
+    /// Sets, adds or removes what a session holds.
+    pub(crate) fn set_map_state(&mut self, session: SessionId, state: Option<MapState>) {
+        let found = self.mappers.iter().position(|(mapper, _)| *mapper == session);
+        match (found.and_then(|at| self.mappers.get_mut(at)), state) {
+            (Some(entry), Some(state)) => entry.1 = state,
+            (None, Some(state)) => self.mappers.push((session, state)),
+            (_, None) => self.mappers.retain(|(mapper, _)| *mapper != session),
+        }
+    }
+}
+
+/// One allocation, until the last of its extents is given back.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) tenant: TenantId,
+    /// The session that allocated it; `None` once that is gone.
+    pub(crate) owner: Option<SessionId>,
+    pub(crate) device: DeviceIndex,
+    pub(crate) kind: Kind,
+    pub(crate) lifetime: Lifetime,
+    pub(crate) name: Option<Box<str>>,
+    /// Takes its name from another one when sealed.
+    pub(crate) replace: bool,
+    pub(crate) readers: Readers,
+    pub(crate) size: Bytes,
+    pub(crate) span: Bytes,
+    pub(crate) part_size: Bytes,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) state: AllocationState,
+    pub(crate) digest: Option<[u8; 32]>,
+    /// The driver is reading its extents: they must not be released.
+    pub(crate) digesting: bool,
+    /// Extents that are not gone from the pool yet.
+    pub(crate) extents_left: usize,
+    /// Of these, let go and not given back yet.
+    pub(crate) extents_unreturned: usize,
+    /// The operation that makes or seals it.
+    pub(crate) op: Option<OpId>,
+    /// Operations that wait for it to be unmapped or given back.
+    pub(crate) watchers: Vec<OpId>,
+}
+
+impl Allocation {
+    pub(crate) fn part(&self, index: PartIndex) -> Option<&Part> {
+        self.parts.get(usize::try_from(index.0).ok()?)
+    }
+
+    pub(crate) fn part_mut(&mut self, index: PartIndex) -> Option<&mut Part> {
+        self.parts.get_mut(usize::try_from(index.0).ok()?)
+    }
+
+    pub(crate) fn indices(&self) -> impl Iterator<Item = PartIndex> + use<> {
+        (0..u32::try_from(self.parts.len()).unwrap_or(u32::MAX)).map(PartIndex)
+    }
+
+    pub(crate) fn offset_of(&self, index: PartIndex) -> Bytes {
+        Bytes::new(u64::from(index.0).saturating_mul(self.part_size.get()))
+    }
+
+    /// How long the part is: the last one is the remainder.
+    pub(crate) fn size_of(&self, index: PartIndex) -> Bytes {
+        self.span.saturating_sub(self.offset_of(index)).min(self.part_size)
+    }
+
+    /// Asked bytes in the part, without the rounding.
+    pub(crate) fn asked_of(&self, index: PartIndex) -> Bytes {
+        self.size.saturating_sub(self.offset_of(index)).min(self.part_size)
+    }
+
+    /// Only its owner may write, and only until it is sealed.
+    pub(crate) fn is_writable_by(&self, session: SessionId) -> bool {
+        self.owner == Some(session) && matches!(self.state, AllocationState::Creating | AllocationState::Open)
+    }
+
+    /// Sessions that map any part, in the order of their ids.
+    pub(crate) fn mappers(&self) -> Vec<SessionId> {
+        let mut mappers: Vec<_> = self.parts.iter().flat_map(mappers_of).collect();
+        mappers.sort_unstable();
+        mappers.dedup();
+        mappers
+    }
+}
+
+/// Sessions that map a part or were offered it.
+pub(crate) fn mappers_of(part: &Part) -> impl Iterator<Item = SessionId> {
+    part.mappers.iter().filter(|(_, state)| *state != MapState::Queued).map(|(session, _)| *session)
+}
+
+/// The allocation and its id, for those who hand both on.
+pub(crate) type Entry<'a> = (AllocationId, &'a Allocation);

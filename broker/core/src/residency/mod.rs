@@ -1,0 +1,12 @@
+//! Allocations, their parts, and who maps them.
+
+mod allocation;
+mod mapping;
+mod state;
+mod table;
+
+pub(crate) use allocation::{Allocation, Part, Readers, mappers_of};
+pub(crate) use mapping::MapStep;
+pub use mapping::{MapEvent, MapState};
+pub use state::{AllocationEvent, AllocationState};
+pub(crate) use table::AllocationTable;

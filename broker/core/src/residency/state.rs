@@ -1,0 +1,105 @@
+//! The life of an allocation, as a table.
+//!
+//! ```text
+//!             Created          SealAsked            Unmapped             Digested
+//!  Creating ──────────► Open ────────────► Unmapping ─────────► Digesting ─────────► Sealed
+//!     │                  │ ◄───────────────────┼──── SealFailed ────┘                  │
+//!     └──────────────────┴───────── Freed ─────┴──────────────────────────────────────► Freeing
+//! ```
+
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AllocationState {
+    /// The driver is making its extents.
+    Creating,
+    /// Its owner's session may write.
+    Open,
+    /// To be sealed; its owner's session is unmapping.
+    Unmapping,
+    /// To be sealed; the driver is hashing.
+    Digesting,
+    /// Never written again.
+    Sealed,
+    /// Nobody can attach; charged until unmapped everywhere and given back.
+    Freeing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocationEvent {
+    Created,
+    SealAsked,
+    Unmapped,
+    Digested,
+    SealFailed,
+    Freed,
+}
+
+impl AllocationState {
+    pub const ALL: [Self; 6] =
+        [Self::Creating, Self::Open, Self::Unmapping, Self::Digesting, Self::Sealed, Self::Freeing];
+
+    /// Where the event leads, or `None` if it must not happen here.
+    pub const fn on(self, event: AllocationEvent) -> Option<Self> {
+        use AllocationEvent as E;
+        Some(match (self, event) {
+            (Self::Creating, E::Created) => Self::Open,
+            (Self::Open, E::SealAsked) => Self::Unmapping,
+            (Self::Unmapping, E::Unmapped) => Self::Digesting,
+            (Self::Digesting, E::Digested) => Self::Sealed,
+            (Self::Digesting, E::SealFailed) => Self::Open,
+            (Self::Creating | Self::Open | Self::Unmapping | Self::Digesting | Self::Sealed, E::Freed) => {
+                Self::Freeing
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl AllocationEvent {
+    pub const ALL: [Self; 6] =
+        [Self::Created, Self::SealAsked, Self::Unmapped, Self::Digested, Self::SealFailed, Self::Freed];
+}
+
+impl fmt::Display for AllocationState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Creating => "creating",
+            Self::Open => "open",
+            Self::Unmapping | Self::Digesting => "sealing",
+            Self::Sealed => "sealed",
+            Self::Freeing => "freeing",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole table: a change of it is a change of this.
+    #[test]
+    fn every_transition() {
+        let mut legal = String::new();
+        for state in AllocationState::ALL {
+            for event in AllocationEvent::ALL {
+                if let Some(next) = state.on(event) {
+                    legal += &format!("{state:?} + {event:?} = {next:?}\n");
+                }
+            }
+        }
+        assert_eq!(
+            legal,
+            "Creating + Created = Open\n\
+             Creating + Freed = Freeing\n\
+             Open + SealAsked = Unmapping\n\
+             Open + Freed = Freeing\n\
+             Unmapping + Unmapped = Digesting\n\
+             Unmapping + Freed = Freeing\n\
+             Digesting + Digested = Sealed\n\
+             Digesting + SealFailed = Open\n\
+             Digesting + Freed = Freeing\n\
+             Sealed + Freed = Freeing\n"
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! Requests that cannot be answered at once: they wait for the driver, a client or the disk.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{AllocationId, SessionId};
+
+use super::{Method, TenantId};
+use crate::{
+    command::Released,
+    error::Refusal,
+    event::{CallId, RequestKey},
+    handler::QuotaChange,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct OpId(u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Requester {
+    Session { session: SessionId, tenant: TenantId },
+    Operator { uid: u32 },
+}
+
+/// One allocation of a `FreeBatch` or `Detach`.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(crate) allocation: AllocationId,
+    /// Known once it is.
+    pub(crate) result: Option<Result<Released, Refusal>>,
+}
+
+#[derive(Debug)]
+pub(crate) enum OpKind {
+    /// Extents are being made; one failure undoes all.
+    Allocate {
+        allocations: Vec<AllocationId>,
+        extents_left: usize,
+        failure: Option<Refusal>,
+    },
+    Release {
+        items: Vec<Watched>,
+        session: SessionId,
+    },
+    Seal(AllocationId),
+    /// Waits until the session maps nothing, or is overdue.
+    EndSession {
+        session: SessionId,
+        kill: bool,
+    },
+    Quota(QuotaChange),
+}
+
+#[derive(Debug)]
+pub(crate) struct Op {
+    pub(crate) requester: Requester,
+    pub(crate) method: Method,
+    pub(crate) key: Option<RequestKey>,
+    /// The first call, and those that repeated it meanwhile.
+    pub(crate) calls: Vec<CallId>,
+    pub(crate) kind: OpKind,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct OpTable {
+    ops: BTreeMap<OpId, Op>,
+    last: u64,
+    by_tenant: BTreeMap<TenantId, usize>,
+}
+
+impl OpTable {
+    /// The id that the next operation will have.
+    pub(crate) const fn next_id(&mut self) -> OpId {
+        self.last += 1;
+        OpId(self.last)
+    }
+
+    pub(crate) fn insert(&mut self, id: OpId, op: Op) {
+        if let Requester::Session { tenant, .. } = op.requester {
+            *self.by_tenant.entry(tenant).or_default() += 1;
+        }
+        self.ops.insert(id, op);
+    }
+
+    pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
+        self.ops.get_mut(&id)
+    }
+
+    pub(crate) fn remove(&mut self, id: OpId) -> Option<Op> {
+        let op = self.ops.remove(&id)?;
+        if let Requester::Session { tenant, .. } = op.requester
+            && let Some(count) = self.by_tenant.get_mut(&tenant)
+        {
+            *count = count.saturating_sub(1);
+        }
+        Some(op)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    pub(crate) fn count_of(&self, tenant: TenantId) -> usize {
+        self.by_tenant.get(&tenant).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Op)> {
+        self.ops.iter().map(|(id, op)| (*id, op))
+    }
+}

@@ -1,0 +1,122 @@
+//! One connected client process, and the table of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+};
+
+use vramd_types::{AllocationId, DeviceIndex, SessionId};
+
+use super::{RequestLog, SessionState, TenantId};
+use crate::{
+    event::{ChannelId, PartRef},
+    time::Time,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SilentReason {
+    ChannelEnded,
+    Quarantined(String),
+    Overdue,
+}
+
+impl fmt::Display for SilentReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ChannelEnded => write!(f, "its channel has ended"),
+            Self::Quarantined(problem) => write!(f, "quarantined: {problem}"),
+            Self::Overdue => write!(f, "it does not answer"),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) channel: ChannelId,
+    pub(crate) channel_open: bool,
+    pub(crate) tenant: TenantId,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) client_name: String,
+    /// Those it sees.
+    pub(crate) devices: Vec<DeviceIndex>,
+    pub(crate) state: SessionState,
+    pub(crate) silent_reason: Option<SilentReason>,
+    pub(crate) opened: Time,
+    /// Allocations that are its own until they are freed.
+    pub(crate) owned: BTreeSet<AllocationId>,
+    /// How many parts of each allocation it maps, was offered or is about to be.
+    pub(crate) maps: BTreeMap<AllocationId, usize>,
+    /// Parts to be sent.
+    pub(crate) queue: VecDeque<PartRef>,
+    /// Descriptors sent and not answered. None are while the channel is closed.
+    pub(crate) fds_in_flight: usize,
+    /// By when the packet in flight is to be answered.
+    pub(crate) map_deadline: Option<Time>,
+    /// Parts it was told to unmap, and has not.
+    pub(crate) revoking: usize,
+    pub(crate) revoke_deadline: Option<Time>,
+    /// An operator ended it: once it maps nothing its channel is closed and it is gone.
+    pub(crate) ending: bool,
+    pub(crate) requests: RequestLog,
+}
+
+impl Session {
+    /// Whether the session can still be called and sent to.
+    pub(crate) const fn is_connected(&self) -> bool {
+        self.channel_open && !self.ending
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SessionTable {
+    sessions: BTreeMap<SessionId, Session>,
+    channels: BTreeMap<ChannelId, SessionId>,
+    by_tenant: BTreeMap<TenantId, usize>,
+}
+
+impl SessionTable {
+    pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
+        self.channels.insert(session.channel, id);
+        *self.by_tenant.entry(session.tenant).or_default() += 1;
+        self.sessions.insert(id, session);
+    }
+
+    pub(crate) fn remove(&mut self, id: SessionId) -> Option<Session> {
+        let session = self.sessions.remove(&id)?;
+        self.channels.remove(&session.channel);
+        if let Some(count) = self.by_tenant.get_mut(&session.tenant) {
+            *count = count.saturating_sub(1);
+        }
+        Some(session)
+    }
+
+    pub(crate) fn get(&self, id: SessionId) -> Option<&Session> {
+        self.sessions.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.sessions.get_mut(&id)
+    }
+
+    pub(crate) fn on_channel(&self, channel: ChannelId) -> Option<SessionId> {
+        self.channels.get(&channel).copied()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub(crate) fn count_of(&self, tenant: TenantId) -> usize {
+        self.by_tenant.get(&tenant).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
+        self.sessions.iter().map(|(id, session)| (*id, session))
+    }
+
+    pub(crate) fn iter_after(&self, after: Option<SessionId>) -> impl Iterator<Item = (SessionId, &Session)> {
+        let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+        self.sessions.range((from, std::ops::Bound::Unbounded)).map(|(id, session)| (*id, session))
+    }
+}

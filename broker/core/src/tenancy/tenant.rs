@@ -1,0 +1,39 @@
+//! Tenants by name. A tenant comes into being when it is first heard of, and is never forgotten.
+
+use std::collections::BTreeMap;
+
+/// A tenant's place in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TenantId(u32);
+
+#[derive(Debug, Default)]
+pub(crate) struct Tenants {
+    ids: BTreeMap<Box<str>, TenantId>,
+    names: Vec<Box<str>>,
+}
+
+impl Tenants {
+    /// The tenant of that name, new if need be.
+    pub(crate) fn intern(&mut self, name: &str) -> TenantId {
+        if let Some(id) = self.ids.get(name) {
+            return *id;
+        }
+        let id = TenantId(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+        self.names.push(Box::from(name));
+        self.ids.insert(Box::from(name), id);
+        id
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<TenantId> {
+        self.ids.get(name).copied()
+    }
+
+    pub(crate) fn name(&self, id: TenantId) -> &str {
+        usize::try_from(id.0).ok().and_then(|at| self.names.get(at)).map_or("?", |name| name)
+    }
+
+    /// In the order of their names.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, TenantId)> {
+        self.ids.iter().map(|(name, id)| (&**name, *id))
+    }
+}

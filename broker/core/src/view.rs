@@ -1,0 +1,138 @@
+//! What the broker shows: plain owned values, made when they are asked for.
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, Quantity, SessionId};
+
+use crate::{
+    event::{Kind, Lifetime, Tier},
+    residency::AllocationState,
+    tenancy::SessionState,
+    time::Time,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocationView {
+    pub id: AllocationId,
+    /// `tenant/name`, or empty.
+    pub name: String,
+    pub tenant: String,
+    /// UUID.
+    pub device: String,
+    pub kind: Kind,
+    pub lifetime: Lifetime,
+    pub state: AllocationState,
+    pub size: Bytes,
+    pub charged: Bytes,
+    pub resident: Bytes,
+    pub unreturned: Bytes,
+    pub digest: Option<[u8; 32]>,
+    pub readers: Vec<String>,
+    pub owner: Option<SessionId>,
+    /// Empty in lists.
+    pub parts: Vec<PartView>,
+    pub mapper_count: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartView {
+    pub index: PartIndex,
+    pub offset: Bytes,
+    pub size: Bytes,
+    pub tier: Tier,
+    pub mappers: Vec<SessionId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionView {
+    pub id: SessionId,
+    pub tenant: String,
+    pub state: SessionState,
+    pub silent_reason: Option<String>,
+    pub pid: u32,
+    pub uid: u32,
+    pub client_name: String,
+    pub allocations: usize,
+    pub mapped: Bytes,
+    pub fds_in_flight: usize,
+    pub opened: Time,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaView {
+    pub tenant: String,
+    /// UUID, or `*`.
+    pub device: String,
+    pub tier: Tier,
+    pub guarantee: Quantity,
+    pub limit: Quantity,
+    /// `None` in a row of device `*`, and where the device is absent.
+    pub in_force: Option<QuotaInForce>,
+    /// The tenant has no stored quota there.
+    pub default_quota: bool,
+    pub device_absent: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuotaInForce {
+    pub guarantee: Bytes,
+    pub limit: Bytes,
+    /// All that is charged: what lies there, what is reserved, what is unreturned.
+    pub held: Bytes,
+    pub reserved: Bytes,
+    pub unreturned: Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceView {
+    pub index: DeviceIndex,
+    pub uuid: String,
+    pub name: String,
+    pub total: Bytes,
+    pub capacity: Bytes,
+    pub held: Bytes,
+    pub unreturned: Bytes,
+    pub unbrokered: Bytes,
+    pub committed: Bytes,
+    pub shortfall: Bytes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    pub draining: bool,
+    pub boot_epoch: u64,
+    pub sessions: usize,
+    pub allocations: usize,
+    pub fds_in_flight: usize,
+    pub invariant_violations: u64,
+}
+
+/// Everything about quotas that outlives the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredQuotas {
+    pub quotas: Vec<StoredQuota>,
+    /// The last request ids of operators that changed quotas, oldest first, so that a retry after a restart is
+    /// still recognised.
+    pub requests: Vec<StoredRequest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredQuota {
+    pub tenant: String,
+    /// UUID, or `*`.
+    pub device: String,
+    pub tier: Tier,
+    pub guarantee: Quantity,
+    pub limit: Quantity,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRequest {
+    pub uid: u32,
+    /// True for a DeleteQuota.
+    pub deleted: bool,
+    pub id: [u8; 16],
+    pub fingerprint: [u8; 16],
+    /// What it changed.
+    pub tenant: String,
+    pub device: String,
+    pub tier: Tier,
+}

@@ -1,0 +1,51 @@
+//! The core stays pure: what it may depend on is what is listed here.
+
+use std::{fs, path::Path};
+
+const ALLOWED: [&str; 1] = ["vramd-types"];
+const FORBIDDEN: [&str; 9] = [
+    "std::time::Instant",
+    "SystemTime",
+    "HashMap",
+    "HashSet",
+    "std::thread",
+    "std::env",
+    "std::fs",
+    "std::net",
+    "Mutex",
+];
+
+#[test]
+fn dependencies_are_the_vocabulary_alone() {
+    for manifest in ["Cargo.toml", "../../proto/types/Cargo.toml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
+        let text = fs::read_to_string(&path).expect("the manifest is there");
+        let dependencies = text.split("[dependencies]").nth(1).expect("a dependency table");
+        let table = dependencies.split("\n[").next().unwrap_or_default();
+        for line in table.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
+            let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            assert!(ALLOWED.contains(&name), "{manifest}: the core must not depend on `{name}`");
+        }
+    }
+}
+
+#[test]
+fn no_source_asks_the_outside() {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a source folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).expect("a source file");
+            for word in FORBIDDEN {
+                assert!(!text.contains(word), "{} uses {word}", path.display());
+            }
+            files += 1;
+        }
+    }
+    assert!(files > 20, "found {files} files only");
+}

@@ -1,0 +1,320 @@
+//! A small world around the broker: clients that answer, a driver that obeys, all checked after every event.
+#![allow(dead_code, reason = "each test binary uses its part of this")]
+#![allow(unreachable_pub, missing_debug_implementations, reason = "shared by test binaries")]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use broker_core::{
+    AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
+    CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, OperatorRequest, PartRef,
+    Refusal, Reply, RequestKey, StoredQuotas, Time, UnmappedPart,
+};
+use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
+
+pub const UUIDS: [&str; 2] = ["GPU-0", "GPU-1"];
+
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    pub channel: ChannelId,
+    pub session: SessionId,
+    pub pid: u32,
+}
+
+pub struct World {
+    pub broker: Broker,
+    pub now: Time,
+    pub replies: BTreeMap<CallId, Result<Reply, Refusal>>,
+    /// Frames for clients, not yet answered.
+    pub inboxes: BTreeMap<ChannelId, VecDeque<DaemonFrame>>,
+    /// Everything for the driver and the disk that has not been done.
+    pub work: VecDeque<Command>,
+    /// Parts that each client maps by its own belief.
+    pub mapped: BTreeMap<ChannelId, BTreeSet<PartRef>>,
+    /// Clients that answer nothing.
+    pub stopped: BTreeSet<ChannelId>,
+    /// Extents that some process goes on holding after their release.
+    pub clung_to: BTreeSet<ExtentId>,
+    /// Extents whose release was answered so.
+    pub unreturned: BTreeSet<ExtentId>,
+    pub killed: Vec<ChannelId>,
+    pub closed: BTreeSet<ChannelId>,
+    pub stored: StoredQuotas,
+    pub fail_creates: VecDeque<Option<CreateError>>,
+    calls: u64,
+    channels: u64,
+}
+
+pub fn config(devices: &[Bytes]) -> Config {
+    Config {
+        boot_epoch: 1,
+        devices: devices
+            .iter()
+            .zip(UUIDS)
+            .map(|(size, uuid)| DeviceConfig {
+                uuid: uuid.to_owned(),
+                name: "sim".to_owned(),
+                total: *size,
+                share: *size,
+            })
+            .collect(),
+        part_size: Bytes::mib(4),
+        default_limit: Quantity::Percent(100),
+        limits: Limits::default(),
+    }
+}
+
+impl World {
+    pub fn new(mib: u32) -> Self {
+        Self::with(config(&[Bytes::mib(mib)]), StoredQuotas::default())
+    }
+
+    pub fn with(config: Config, stored: StoredQuotas) -> Self {
+        let mut world = Self {
+            broker: Broker::new(config, stored, Time::START),
+            now: Time::START,
+            replies: BTreeMap::new(),
+            inboxes: BTreeMap::new(),
+            work: VecDeque::new(),
+            mapped: BTreeMap::new(),
+            stopped: BTreeSet::new(),
+            clung_to: BTreeSet::new(),
+            unreturned: BTreeSet::new(),
+            killed: Vec::new(),
+            closed: BTreeSet::new(),
+            stored: StoredQuotas::default(),
+            fail_creates: VecDeque::new(),
+            calls: 0,
+            channels: 0,
+        };
+        world.collect();
+        world.settle();
+        world
+    }
+
+    /// One event, its commands, and every invariant.
+    pub fn event(&mut self, event: Event) {
+        let shown = format!("{event:?}");
+        self.now = Time::from_micros(self.now.as_micros() + 1);
+        self.broker.handle(self.now, event);
+        self.collect();
+        let violations = self.broker.check();
+        assert!(violations.is_empty(), "after {shown}: {violations:#?}");
+        assert_eq!(self.broker.node().invariant_violations, 0, "after {shown}");
+    }
+
+    fn collect(&mut self) {
+        while let Some(command) = self.broker.poll_command() {
+            match command {
+                Command::Reply { call, outcome } => {
+                    assert!(self.replies.insert(call, outcome).is_none(), "{call:?} was answered twice");
+                }
+                Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
+                Command::CloseChannel { channel } => _ = self.closed.insert(channel),
+                Command::KillProcess { channel } => self.killed.push(channel),
+                Command::ForgetProcess { .. } | Command::Notice(_) => {}
+                work => self.work.push_back(work),
+            }
+        }
+    }
+
+    /// Does the oldest piece of the driver's and the disk's work.
+    pub fn work_once(&mut self) -> bool {
+        let Some(command) = self.work.pop_front() else { return false };
+        let event = match command {
+            Command::CreateExtent { extent, .. } => {
+                let failure = self.fail_creates.pop_front().flatten();
+                Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
+            }
+            Command::ReleaseExtent { extent } => {
+                let returned = !self.clung_to.contains(&extent);
+                if !returned {
+                    self.unreturned.insert(extent);
+                }
+                Event::Completion(Completion::Released { extent, returned })
+            }
+            Command::Digest { allocation, .. } => {
+                Event::Completion(Completion::Digested { allocation, result: Ok([7; 32]) })
+            }
+            Command::Survey { device } => {
+                Event::Completion(Completion::Surveyed { device, unbrokered: Bytes::ZERO })
+            }
+            Command::StoreQuotas(stored) => {
+                self.stored = stored;
+                Event::QuotasStored { result: Ok(()) }
+            }
+            other => panic!("no work: {other:?}"),
+        };
+        self.event(event);
+        true
+    }
+
+    /// The client takes its oldest frame and answers it, as it should.
+    pub fn answer_once(&mut self, channel: ChannelId) -> bool {
+        if self.stopped.contains(&channel) || self.closed.contains(&channel) {
+            return false;
+        }
+        let Some(frame) = self.inboxes.get_mut(&channel).and_then(VecDeque::pop_front) else { return false };
+        let mapped = self.mapped.entry(channel).or_default();
+        let answer = match frame {
+            DaemonFrame::Map(parts) => {
+                let parts: Vec<_> = parts.iter().map(|part| part.part).collect();
+                assert!(parts.iter().all(|part| mapped.insert(*part)), "mapped twice");
+                ClientFrame::Mapped(parts)
+            }
+            DaemonFrame::Revoke { parts, .. } => {
+                let held = parts.into_iter().filter(|part| mapped.remove(part));
+                let parts: Vec<_> = held.map(|part| UnmappedPart { part, failure: None }).collect();
+                if parts.is_empty() {
+                    return true;
+                }
+                ClientFrame::Unmapped(parts)
+            }
+            _ => return true,
+        };
+        self.event(Event::Frame { channel, frame: answer });
+        true
+    }
+
+    /// Lets everybody work and answer until nothing is left to do.
+    pub fn settle(&mut self) {
+        loop {
+            let mut busy = self.work_once();
+            for channel in self.inboxes.keys().copied().collect::<Vec<_>>() {
+                busy |= self.answer_once(channel);
+            }
+            if !busy {
+                return;
+            }
+        }
+    }
+
+    pub fn advance(&mut self, micros: u64) {
+        self.now = Time::from_micros(self.now.as_micros() + micros);
+        self.event(Event::Tick);
+    }
+
+    pub fn hello(
+        &mut self,
+        tenant: &str,
+        pid: u32,
+        devices: Option<Vec<String>>,
+    ) -> (ChannelId, DaemonFrame) {
+        self.hello_after(tenant, pid, devices, Vec::new())
+    }
+
+    pub fn hello_after(
+        &mut self,
+        tenant: &str,
+        pid: u32,
+        devices: Option<Vec<String>>,
+        unmapped_sessions: Vec<SessionId>,
+    ) -> (ChannelId, DaemonFrame) {
+        self.channels += 1;
+        let channel = ChannelId(self.channels);
+        let hello = Hello {
+            tenant: tenant.to_owned(),
+            pid,
+            uid: 1000,
+            client_name: "test".to_owned(),
+            devices,
+            unmapped_sessions,
+        };
+        self.event(Event::Hello { channel, hello });
+        let answer = self.inboxes.get_mut(&channel).and_then(VecDeque::pop_front).expect("hello is answered");
+        (channel, answer)
+    }
+
+    /// A session of a process of its own.
+    pub fn open(&mut self, tenant: &str) -> Client {
+        let pid = 100 + u32::try_from(self.channels).expect("few channels");
+        let (channel, answer) = self.hello(tenant, pid, None);
+        match answer {
+            DaemonFrame::Welcome { session, .. } => Client { channel, session, pid },
+            other => panic!("no welcome: {other:?}"),
+        }
+    }
+
+    pub fn start(&mut self, client: Client, key: Option<RequestKey>, request: ClientRequest) -> CallId {
+        self.calls += 1;
+        let call = CallId(self.calls);
+        self.event(Event::Client { call, session: client.session, pid: client.pid, key, request });
+        call
+    }
+
+    /// A request and its answer, everybody having done what they should.
+    pub fn call(&mut self, client: Client, request: ClientRequest) -> Result<Reply, Refusal> {
+        let call = self.start(client, None, request);
+        self.settle();
+        self.replies.remove(&call).expect("an answer")
+    }
+
+    pub fn start_operator(&mut self, key: Option<RequestKey>, request: OperatorRequest) -> CallId {
+        self.calls += 1;
+        let call = CallId(self.calls);
+        self.event(Event::Operator { call, uid: 0, key, request });
+        call
+    }
+
+    pub fn operate(&mut self, request: OperatorRequest) -> Result<Reply, Refusal> {
+        let call = self.start_operator(None, request);
+        self.settle();
+        self.replies.remove(&call).expect("an answer")
+    }
+
+    pub fn allocate(&mut self, client: Client, spec: AllocationSpec) -> Result<AllocationId, Refusal> {
+        match self.call(client, ClientRequest::AllocateBatch(vec![spec]))? {
+            Reply::Allocated(views) => Ok(views[0].id),
+            other => panic!("no allocation: {other:?}"),
+        }
+    }
+
+    pub fn sealed(&mut self, client: Client, spec: AllocationSpec) -> AllocationId {
+        let id = self.allocate(client, spec).expect("room");
+        self.call(client, ClientRequest::Seal(id)).expect("sealed");
+        id
+    }
+
+    pub fn end_process(&mut self, client: Client) {
+        self.event(Event::ProcessEnded { channel: client.channel });
+        self.settle();
+    }
+
+    /// Whether every call that was ever made has its answer.
+    pub fn calls_answered(&self) -> bool {
+        (1..=self.calls).all(|call| self.replies.contains_key(&CallId(call)))
+    }
+
+    pub fn held(&self) -> Bytes {
+        self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(device.held))
+    }
+
+    pub fn held_by(&self, tenant: &str) -> Bytes {
+        let view = self.broker.quota(tenant, None, broker_core::Tier::Device).expect("a tenant");
+        view.in_force.expect("a present device").held
+    }
+}
+
+pub fn spec(mib: u32) -> AllocationSpec {
+    AllocationSpec {
+        size: Bytes::mib(mib),
+        device: None,
+        kind: Kind::Movable,
+        lifetime: Lifetime::Session,
+        name: None,
+        readers: Vec::new(),
+        part_size: None,
+        replace: false,
+    }
+}
+
+pub fn named(mib: u32, name: &str) -> AllocationSpec {
+    AllocationSpec { name: Some(name.to_owned()), ..spec(mib) }
+}
+
+pub fn persistent(mib: u32, name: &str) -> AllocationSpec {
+    AllocationSpec { lifetime: Lifetime::Persistent, ..named(mib, name) }
+}
+
+pub fn key(id: u8, content: u8) -> Option<RequestKey> {
+    Some(RequestKey { id: [id; 16], fingerprint: [content; 16] })
+}
