@@ -1,0 +1,193 @@
+//! A driver on the bench: submits and waits for the answer.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+use super::{Access, Harness, Importer};
+use crate::{Completion, Driver, DriverError, Handle, Submission, sim::Fault};
+
+/// Nothing here takes long; this only turns a hang into a failure.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+pub(super) const FIRST: DeviceIndex = DeviceIndex(0);
+pub(super) const SECOND: DeviceIndex = DeviceIndex(1);
+pub(super) const SMALL: Bytes = Bytes::mib(2);
+
+pub(super) struct Bench<'a> {
+    harness: &'a dyn Harness,
+    driver: Arc<dyn Driver>,
+    completions: Receiver<Completion>,
+    /// Those that came before the one that was waited for.
+    early: VecDeque<Completion>,
+}
+
+pub(super) struct Extent {
+    pub(super) id: ExtentId,
+    pub(super) size: Bytes,
+    pub(super) handle: Handle,
+}
+
+/// Ids are never used again, by no driver of this process.
+pub(super) fn new_id() -> ExtentId {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    ExtentId::from_raw(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+}
+
+/// Bytes that differ from one seed to another and don't repeat at any power of two.
+pub(super) fn pattern(seed: u8, length: usize) -> Vec<u8> {
+    (0..251_u8).map(|byte| byte ^ seed).cycle().take(length).collect()
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(harness: &'a dyn Harness) -> Self {
+        Self::with_faults(harness, Vec::new())
+    }
+
+    pub(super) fn with_faults(harness: &'a dyn Harness, faults: Vec<Fault>) -> Self {
+        let (driver, completions) = harness.open(faults);
+        Self { harness, driver, completions, early: VecDeque::new() }
+    }
+
+    /// Ends the driver, and fails if it has said anything that nobody waited for.
+    pub(super) fn finish(self) {
+        let harness = self.harness;
+        let mut left = self.end();
+        harness.quiet();
+        left.retain(|completion| !matches!(completion, Completion::Returned { .. }));
+        assert!(left.is_empty(), "unexpected: {left:?}");
+    }
+
+    /// Ends the driver; all that was not waited for.
+    pub(super) fn end(self) -> Vec<Completion> {
+        drop(self.driver);
+        // It ends when the driver has dropped the sink.
+        self.early.into_iter().chain(self.completions).collect()
+    }
+
+    pub(super) fn total(&self, device: DeviceIndex) -> Bytes {
+        self.driver.devices()[usize::from(device.0)].total
+    }
+
+    pub(super) fn submit(&self, submission: Submission) {
+        self.driver.submit(submission);
+    }
+
+    pub(super) fn wait<T>(&mut self, pick: impl Fn(&Completion) -> Option<T>) -> T {
+        if let Some(at) = self.early.iter().position(|completion| pick(completion).is_some()) {
+            let picked = self.early.remove(at).and_then(|completion| pick(&completion));
+            return picked.expect("it was there a line ago");
+        }
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            match self.completions.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(completion) => match pick(&completion) {
+                    Some(picked) => return picked,
+                    None => self.early.push_back(completion),
+                },
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("no answer in {DEADLINE:?}; others: {:?}", self.early)
+                }
+                Err(RecvTimeoutError::Disconnected) => panic!("the driver has dropped its sink"),
+            }
+        }
+    }
+
+    pub(super) fn create(&mut self, device: DeviceIndex, size: Bytes) -> Result<Extent, DriverError> {
+        let id = new_id();
+        self.submit(Submission::Create { extent: id, device, size });
+        self.created(id).map(|handle| Extent { id, size, handle })
+    }
+
+    pub(super) fn created(&mut self, id: ExtentId) -> Result<Handle, DriverError> {
+        self.wait(|completion| match completion {
+            Completion::Created { extent, result } if *extent == id => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    /// A small extent on the first device.
+    pub(super) fn make(&mut self) -> Extent {
+        self.create(FIRST, SMALL).expect("there is room for 2 MiB")
+    }
+
+    /// Another process that maps the extent and has closed its descriptor.
+    pub(super) fn mapped(&self, extent: &Extent, access: Access) -> Box<dyn Importer> {
+        let mut importer = self.importer();
+        importer.import(&extent.handle, extent.size);
+        importer.map(access);
+        importer.close();
+        importer
+    }
+
+    pub(super) fn importer(&self) -> Box<dyn Importer> {
+        self.harness.importer()
+    }
+
+    /// Whether it came back at once. If not, no process that was only just starting is why it stays away.
+    pub(super) fn release(&mut self, extent: Extent) -> bool {
+        let Extent { id, handle, .. } = extent;
+        drop(handle);
+        let returned = self.release_id(id);
+        self.harness.quiet();
+        returned
+    }
+
+    pub(super) fn release_id(&mut self, id: ExtentId) -> bool {
+        self.submit(Submission::Release { extent: id });
+        self.wait(|completion| match completion {
+            Completion::Released { extent, returned } if *extent == id => Some(*returned),
+            _ => None,
+        })
+    }
+
+    /// Until it has come back.
+    pub(super) fn free(&mut self, extent: Extent) {
+        let id = extent.id;
+        if !self.release(extent) {
+            self.await_return(id);
+        }
+    }
+
+    /// Surveys until a released extent has come back.
+    pub(super) fn await_return(&mut self, id: ExtentId) {
+        let deadline = Instant::now() + DEADLINE;
+        while !self.has_returned(id) {
+            assert!(Instant::now() < deadline, "{id} has not come back in {DEADLINE:?}");
+        }
+    }
+
+    /// Whether a survey tells, or something before it has told, of its return.
+    pub(super) fn has_returned(&mut self, id: ExtentId) -> bool {
+        self.survey(FIRST);
+        let told = |it: &Completion| matches!(it, Completion::Returned { extent } if *extent == id);
+        let at = self.early.iter().position(told);
+        at.and_then(|at| self.early.remove(at)).is_some()
+    }
+
+    /// The unbrokered memory.
+    pub(super) fn survey(&mut self, of: DeviceIndex) -> Bytes {
+        self.submit(Submission::Survey { device: of });
+        self.wait(|completion| match completion {
+            Completion::Surveyed { device, unbrokered } if *device == of => Some(*unbrokered),
+            _ => None,
+        })
+    }
+
+    pub(super) fn digest(&mut self, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], DriverError> {
+        let of = new_id().get();
+        self.submit(Submission::Digest { ticket: of, spans: spans.to_vec() });
+        self.wait(|completion| match completion {
+            Completion::Digested { ticket, result } if *ticket == of => Some(result.clone()),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! The driver contract, and the drivers that keep it.
+//!
+//! A [`Driver`] owns the physical memory of its devices. It is message-shaped: [`Driver::submit`] never blocks, and
+//! what became of a submission is told through the sink that the driver was opened with. Extents are named by ids
+//! that the broker chose, and what other processes need to map one is a [`Handle`]. So a driver can run in a process
+//! of its own one day, and the pure core can be run without any.
+//!
+//! `sim` makes device memory of memfds: real bytes, really mapped by other processes, with the life-time rules of
+//! the real driver. Both drivers pass the suite in [`contract`].
+
+pub mod contract;
+mod digest;
+mod error;
+mod handle;
+pub mod sim;
+
+use std::sync::Arc;
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+pub use error::DriverError;
+pub use handle::Handle;
+
+/// One GPU, MIG instance or simulated device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// `GPU-…` or `MIG-…`.
+    pub uuid: String,
+    pub name: String,
+    /// What the device has.
+    pub total: Bytes,
+}
+
+/// Something for the driver to do. Each is answered by exactly one [`Completion`] that names the same extent,
+/// ticket or device; completions come in any order.
+#[derive(Debug)]
+pub enum Submission {
+    /// Makes an extent of zeroed memory. The id is new; the size is a multiple of 2 MiB.
+    Create { extent: ExtentId, device: DeviceIndex, size: Bytes },
+    /// Ends the driver's own hold on an extent, whose handle the caller has dropped. Memory lives on while any
+    /// process maps it or holds its descriptor.
+    Release { extent: ExtentId },
+    /// Hashes the first bytes of these extents, one after the other, on the driver's own mapping.
+    Digest { ticket: u64, spans: Vec<(ExtentId, Bytes)> },
+    /// Looks, independent of any ledger, at who holds memory of the device. Extents that have come back since
+    /// their release are reported as [`Completion::Returned`] before the answer.
+    Survey { device: DeviceIndex },
+}
+
+/// What became of a submission.
+#[derive(Debug)]
+pub enum Completion {
+    Created {
+        extent: ExtentId,
+        result: Result<Handle, DriverError>,
+    },
+    /// `returned` is false where some process still holds the memory: it is not free yet.
+    Released {
+        extent: ExtentId,
+        returned: bool,
+    },
+    /// An extent whose release had not freed it is free now. Answers nothing; comes at any time after it.
+    Returned {
+        extent: ExtentId,
+    },
+    /// The BLAKE3 digest.
+    Digested {
+        ticket: u64,
+        result: Result<[u8; 32], DriverError>,
+    },
+    /// Memory of the device held by processes that no extent of this driver explains: neither live ones nor those
+    /// whose return is awaited.
+    Surveyed {
+        device: DeviceIndex,
+        unbrokered: Bytes,
+    },
+}
+
+/// Where completions go. Called from the driver's threads; must not block.
+pub type Sink = Arc<dyn Fn(Completion) + Send + Sync>;
+
+/// A driver. Dropping it ends its threads after what was submitted is done; memory that other processes map lives on.
+pub trait Driver: Send + Sync + std::fmt::Debug {
+    /// `sim` or `cuda`.
+    fn name(&self) -> &'static str;
+
+    /// In the order of [`DeviceIndex`].
+    fn devices(&self) -> &[DeviceInfo];
+
+    /// Takes a submission and returns at once.
+    fn submit(&self, submission: Submission);
+}

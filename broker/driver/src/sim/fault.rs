@@ -1,0 +1,141 @@
+//! Faults on a schedule: which submission, counted by its kind, meets what.
+
+use std::time::Duration;
+
+use crate::{DriverError, Submission};
+
+/// From the `nth` submission of a kind on, `count` of them in a row meet the effect. Faults that overlap all apply:
+/// delays add up, and the first failure is the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub on: Operation,
+    /// Counted from 1, for each driver, in the order of submission.
+    pub nth: u64,
+    pub count: u64,
+    pub effect: Effect,
+}
+
+/// The kinds of submissions that faults are scheduled on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Create,
+    Release,
+    Digest,
+}
+
+/// What a fault does. A release can only be late: its completion has no way to say that it failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    OutOfMemory,
+    Fail(String),
+    /// It is begun this much later. Others are not held up.
+    Delay(Duration),
+}
+
+/// What one submission meets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Fate {
+    pub(super) delay: Duration,
+    pub(super) failure: Option<DriverError>,
+}
+
+/// The faults, and how many submissions of each kind there were.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    faults: Vec<Fault>,
+    creates: u64,
+    releases: u64,
+    digests: u64,
+}
+
+impl Schedule {
+    pub(super) fn new(faults: Vec<Fault>) -> Result<Self, DriverError> {
+        for fault in &faults {
+            if fault.nth == 0 {
+                return Err(DriverError::Failed("a fault's nth counts from 1".to_owned()));
+            }
+            if fault.on == Operation::Release && !matches!(fault.effect, Effect::Delay(_)) {
+                return Err(DriverError::Failed("a release can be delayed, but it cannot fail".to_owned()));
+            }
+        }
+        Ok(Self { faults, creates: 0, releases: 0, digests: 0 })
+    }
+
+    /// Counts the submission and says what it meets.
+    pub(super) fn meet(&mut self, submission: &Submission) -> Fate {
+        let (operation, counter) = match submission {
+            Submission::Create { .. } => (Operation::Create, &mut self.creates),
+            Submission::Release { .. } => (Operation::Release, &mut self.releases),
+            Submission::Digest { .. } => (Operation::Digest, &mut self.digests),
+            Submission::Survey { .. } => return Fate::default(),
+        };
+        *counter += 1;
+        let nth = *counter;
+        let mut fate = Fate::default();
+        for fault in self.faults.iter().filter(|fault| fault.strikes(operation, nth)) {
+            match &fault.effect {
+                Effect::Delay(delay) => fate.delay = fate.delay.saturating_add(*delay),
+                Effect::OutOfMemory => fate.fail(DriverError::OutOfMemory),
+                Effect::Fail(problem) => fate.fail(DriverError::Failed(problem.clone())),
+            }
+        }
+        fate
+    }
+}
+
+impl Fault {
+    fn strikes(&self, operation: Operation, nth: u64) -> bool {
+        self.on == operation && nth.checked_sub(self.nth).is_some_and(|since| since < self.count)
+    }
+}
+
+impl Fate {
+    fn fail(&mut self, error: DriverError) {
+        self.failure.get_or_insert(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramd_types::{DeviceIndex, ExtentId, GRANULARITY};
+
+    use super::*;
+
+    const CREATE: Submission =
+        Submission::Create { extent: ExtentId::from_raw(1), device: DeviceIndex(0), size: GRANULARITY };
+    const RELEASE: Submission = Submission::Release { extent: ExtentId::from_raw(1) };
+
+    #[test]
+    fn strikes_the_nth_and_those_that_follow() {
+        let fault = Fault { on: Operation::Create, nth: 2, count: 2, effect: Effect::OutOfMemory };
+        let mut schedule = Schedule::new(vec![fault]).unwrap();
+        let mut met = Vec::new();
+        for _ in 0..4 {
+            assert_eq!(schedule.meet(&RELEASE), Fate::default(), "each kind has its own count");
+            met.push(schedule.meet(&CREATE).failure);
+        }
+        assert_eq!(met, [None, Some(DriverError::OutOfMemory), Some(DriverError::OutOfMemory), None]);
+    }
+
+    #[test]
+    fn delays_add_and_the_first_failure_wins() {
+        let fault = |effect| Fault { on: Operation::Create, nth: 1, count: u64::MAX, effect };
+        let mut schedule = Schedule::new(vec![
+            fault(Effect::Delay(Duration::from_secs(1))),
+            fault(Effect::Fail("first".to_owned())),
+            fault(Effect::OutOfMemory),
+            fault(Effect::Delay(Duration::from_secs(2))),
+        ])
+        .unwrap();
+        let failure = Some(DriverError::Failed("first".to_owned()));
+        assert_eq!(schedule.meet(&CREATE), Fate { delay: Duration::from_secs(3), failure });
+    }
+
+    #[test]
+    fn what_cannot_happen_is_refused() {
+        let fault = |on, nth, effect| Schedule::new(vec![Fault { on, nth, count: 1, effect }]);
+        assert!(fault(Operation::Release, 1, Effect::OutOfMemory).is_err());
+        assert!(fault(Operation::Release, 1, Effect::Delay(Duration::ZERO)).is_ok());
+        assert!(fault(Operation::Create, 0, Effect::OutOfMemory).is_err());
+    }
+}

@@ -1,0 +1,73 @@
+//! Whatever needs a look at who holds what: releases, surveys, and extents for which there is room only if others
+//! have let go. Everything that waits shares one look.
+
+use std::{collections::BTreeSet, iter, sync::mpsc::Receiver};
+
+use vramd_types::{DeviceIndex, ExtentId};
+
+use super::{books::Refusal, maker::Make, state::State};
+use crate::{Completion, DriverError};
+
+#[derive(Debug)]
+pub(super) enum Look {
+    Release { extent: ExtentId },
+    Survey { device: DeviceIndex },
+    Make(Make),
+}
+
+/// Until nobody can send any more.
+pub(super) fn run(state: &State, looks: &Receiver<Look>) {
+    while let Ok(first) = looks.recv() {
+        let batch: Vec<Look> = iter::once(first).chain(looks.try_iter()).collect();
+        let_go(state, &batch);
+        let mut returned = settle(state);
+        for look in &batch {
+            if let Look::Release { extent } = look {
+                returned.remove(extent);
+                let awaited = state.books().is_awaited(*extent);
+                state.tell(Completion::Released { extent: *extent, returned: !awaited });
+            }
+        }
+        // Before the surveys: they tell of it.
+        for extent in returned {
+            state.tell(Completion::Returned { extent });
+        }
+        for look in batch {
+            match look {
+                Look::Release { .. } => {}
+                Look::Survey { device } => {
+                    let unbrokered = state.books().unbrokered(device);
+                    state.tell(Completion::Surveyed { device, unbrokered });
+                }
+                Look::Make(make) => retry(state, &make),
+            }
+        }
+    }
+}
+
+/// Ends the driver's own hold on what is released, all before the look.
+fn let_go(state: &State, batch: &[Look]) {
+    for look in batch {
+        if let Look::Release { extent } = look {
+            let memory = state.books().retire(*extent);
+            // Unmapping takes its time; the books are unlocked again.
+            drop(memory);
+        }
+    }
+}
+
+/// Looks, and returns what has come back. From a look that failed nothing follows: what is awaited stays so.
+fn settle(state: &State) -> BTreeSet<ExtentId> {
+    match state.holders.look() {
+        Ok(seen) => state.books().settle(&seen).into_iter().collect(),
+        Err(_) => BTreeSet::new(),
+    }
+}
+
+fn retry(state: &State, make: &Make) {
+    let result = make.attempt(state).map_err(|refusal| match refusal {
+        Refusal::Tight => DriverError::OutOfMemory,
+        Refusal::Final(error) => error,
+    });
+    make.answer(state, result);
+}

@@ -1,0 +1,60 @@
+//! Makes extents. A memfd is made in microseconds, so one thread keeps up with any caller.
+
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, Sender},
+};
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+use super::{
+    books::Refusal,
+    looker::Look,
+    memory::Memory,
+    state::{State, hand},
+};
+use crate::{Completion, DriverError, Handle};
+
+/// An extent to make, or to fail to make.
+#[derive(Debug)]
+pub(super) struct Make {
+    pub(super) extent: ExtentId,
+    pub(super) device: DeviceIndex,
+    pub(super) size: Bytes,
+    pub(super) failure: Option<DriverError>,
+}
+
+/// Until nobody can send any more. What finds no room because of memory that others held when last looked at is
+/// passed on, to be tried again after another look.
+pub(super) fn run(state: &State, makes: &Receiver<Make>, looks: &Sender<Look>) {
+    for make in makes {
+        match make.attempt(state) {
+            Err(Refusal::Tight) => hand(looks, Look::Make(make)),
+            Err(Refusal::Final(error)) => make.answer(state, Err(error)),
+            Ok(handle) => make.answer(state, Ok(handle)),
+        }
+    }
+}
+
+impl Make {
+    /// The books stay locked from before the memfd exists until it is entered: a look that met it waits here before
+    /// it asks the books whose it is.
+    pub(super) fn attempt(&self, state: &State) -> Result<Handle, Refusal> {
+        if let Some(failure) = &self.failure {
+            return Err(Refusal::Final(failure.clone()));
+        }
+        let Self { extent, device, size, .. } = *self;
+        let mut books = state.books();
+        books.admit(extent, device, size)?;
+        let uuid = &state.devices[usize::from(device.0)].uuid;
+        let memory = Memory::new(uuid, device, extent, size)
+            .map_err(|error| Refusal::Final(DriverError::Failed(format!("make {extent}: {error}"))))?;
+        let handle = memory.handle();
+        books.enter(Arc::new(memory));
+        Ok(handle)
+    }
+
+    pub(super) fn answer(&self, state: &State, result: Result<Handle, DriverError>) {
+        state.tell(Completion::Created { extent: self.extent, result });
+    }
+}

@@ -1,0 +1,143 @@
+//! One extent of simulated device memory: a memfd whose name says what it is and whose size never changes.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, OnceLock},
+};
+
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create},
+    io::Errno,
+};
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+use super::mapping::Mapping;
+use crate::{DriverError, Handle};
+
+/// What the name of every memfd of every simulated device starts with.
+pub(super) const NAME_PREFIX: &str = "vramd-sim:";
+
+/// The longest UUID that leaves room, in the 249 bytes of a memfd's name, for the prefix, a colon and an id.
+pub(super) const UUID_BYTES_MAX: usize = 249 - NAME_PREFIX.len() - 1 - 20;
+
+/// By what an extent's memory is recognised in another process. The kernel's inode numbers have 32 bits and are
+/// shared with pipes and sockets, so that a busy node wraps them; together with the id none is ever met twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Identity {
+    pub(super) device: DeviceIndex,
+    pub(super) extent: ExtentId,
+    pub(super) inode: u64,
+}
+
+/// An extent that the driver holds.
+#[derive(Debug)]
+pub(super) struct Memory {
+    fd: Arc<OwnedFd>,
+    identity: Identity,
+    size: Bytes,
+    /// Made by the first digest, then kept.
+    mapping: OnceLock<Mapping>,
+}
+
+impl Memory {
+    /// Makes zeroed memory of exactly `size`. Clients get its descriptor, so the size is sealed, for both ways and
+    /// for good: none can cut it off under the others (whose access would then be SIGBUS), nor seal it against
+    /// writing. Punching holes can't be forbidden where writing isn't; a hole reads as zero.
+    pub(super) fn new(uuid: &str, device: DeviceIndex, extent: ExtentId, size: Bytes) -> io::Result<Self> {
+        let fd = open_memfd(&format!("{NAME_PREFIX}{uuid}:{}", extent.get()))?;
+        ftruncate(&fd, size.get())?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let identity = Identity { device, extent, inode: fstat(&fd)?.st_ino };
+        Ok(Self { fd: Arc::new(fd), identity, size, mapping: OnceLock::new() })
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        Handle::Memfd(Arc::clone(&self.fd))
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// The first `length` bytes, on the driver's own mapping.
+    pub(super) fn bytes(&self, length: Bytes) -> Result<&[u8], DriverError> {
+        let extent = self.identity.extent;
+        let bytes = self.mapping(extent)?.bytes();
+        usize::try_from(length.get()).ok().and_then(|length| bytes.get(..length)).ok_or_else(|| {
+            DriverError::Failed(format!("{extent} has {} bytes, not {}", self.size.get(), length.get()))
+        })
+    }
+
+    fn mapping(&self, extent: ExtentId) -> Result<&Mapping, DriverError> {
+        if let Some(mapping) = self.mapping.get() {
+            return Ok(mapping);
+        }
+        let length = usize::try_from(self.size.get())
+            .map_err(|_| DriverError::Failed(format!("{extent} is larger than the address space")))?;
+        let mapping = Mapping::new(self.fd.as_fd(), length)
+            .map_err(|error| DriverError::Failed(format!("map {extent}: {error}")))?;
+        // Another digest may have been first; then its mapping serves and this one ends.
+        Ok(self.mapping.get_or_init(|| mapping))
+    }
+}
+
+/// Kernels before 6.3 don't know the flag that says that nobody will execute this.
+pub(super) fn open_memfd(name: &str) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => Ok(memfd_create(name, flags)?),
+        made => Ok(made?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::pwrite;
+    use vramd_types::GRANULARITY;
+
+    use super::*;
+
+    fn memory() -> Memory {
+        Memory::new("GPU-memory-test", DeviceIndex(0), ExtentId::from_raw(7), GRANULARITY).unwrap()
+    }
+
+    #[test]
+    fn nobody_changes_its_size_or_seals() {
+        let memory = memory();
+        for size in [0, GRANULARITY.get() - 4096, GRANULARITY.get() + 4096] {
+            assert_eq!(ftruncate(&memory.fd, size), Err(Errno::PERM), "{size}");
+        }
+        assert_eq!(fcntl_add_seals(&memory.fd, SealFlags::WRITE), Err(Errno::PERM));
+        assert_eq!(fstat(&memory.fd).unwrap().st_size.unsigned_abs(), GRANULARITY.get());
+    }
+
+    #[test]
+    fn a_hole_under_the_mapping_reads_as_zero() {
+        let memory = memory();
+        pwrite(&memory.fd, &[9; 8192], 4096).unwrap();
+        assert_eq!(memory.bytes(GRANULARITY).unwrap()[4096..12288], [9; 8192]);
+        fallocate(&memory.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, GRANULARITY.get())
+            .unwrap();
+        assert!(memory.bytes(GRANULARITY).unwrap().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn more_than_it_has_is_an_error() {
+        assert!(memory().bytes(Bytes::new(GRANULARITY.get() + 1)).is_err());
+        assert!(memory().bytes(Bytes::ZERO).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_longest_name_fits() {
+        let uuid = "G".repeat(UUID_BYTES_MAX);
+        Memory::new(&uuid, DeviceIndex(0), ExtentId::from_raw(u64::MAX), GRANULARITY).unwrap();
+        let longer = format!("{uuid}G");
+        assert!(Memory::new(&longer, DeviceIndex(0), ExtentId::from_raw(u64::MAX), GRANULARITY).is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! The simulated driver: device memory made of memfds, really mapped by other processes, no GPU needed.
+//!
+//! It keeps the life-time rules of the real driver. An extent is one memfd, zero when fresh. Whoever got its
+//! descriptor maps it with the access it chooses, and the memory lives while any process maps it or holds its
+//! descriptor: releasing an extent ends the driver's own hold and no other. What is still held then, and by whom, is
+//! found by looking at the processes themselves (`holders`), independent of any ledger.
+//!
+//! A device's capacity is what is configured, less live extents, released ones that somebody still holds, and memory
+//! of its name that none of them explains (an earlier daemon's, whose clients live on). The last two are as of the
+//! latest look, which is repeated before anything is refused because of them. Pages of the node's memory are taken
+//! when bytes are first written, not when an extent is made, so a capacity above what the node has is not noticed
+//! here.
+//!
+//! ```text
+//!            ┌─────────── submit: counts, faults ───────────┐
+//!            │ at once                                      │ delayed
+//!            │                                         sim-timer
+//!            ├──────────────────┬──────────────────┬────────┘
+//!        sim-maker          sim-looker        sim-digest ×2
+//!      makes extents     releases, surveys     hashes extents
+//!            │          one look for a batch        │
+//!            └── no room but for others' ─►         │
+//!                      └────────► sink ◄────────────┘
+//! ```
+
+mod books;
+mod digester;
+mod fault;
+mod holders;
+mod looker;
+mod maker;
+mod mapping;
+mod memory;
+mod state;
+mod timer;
+
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use vramd_types::Bytes;
+
+pub use fault::{Effect, Fault, Operation};
+
+use self::{
+    fault::{Fate, Schedule},
+    memory::UUID_BYTES_MAX,
+    state::State,
+    timer::{Late, Routes},
+};
+use crate::{DeviceInfo, Driver, DriverError, Sink, Submission};
+
+/// What a simulated node has, and what goes wrong on it.
+#[derive(Clone, Debug, Default)]
+pub struct SimConfig {
+    /// UUIDs name the memory for all the node to see: two drivers that use the same one at the same time take each
+    /// other's memory for unbrokered.
+    pub devices: Vec<DeviceInfo>,
+    pub faults: Vec<Fault>,
+}
+
+/// Opens the simulated devices. Fails where a UUID can't be part of a memfd's name or is there twice, where a fault
+/// can't happen, and where `/proc` can't be read.
+pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
+    check(&config.devices)?;
+    let schedule = Schedule::new(config.faults)?;
+    let devices = config.devices.clone();
+    let state = Arc::new(State::new(config.devices, sink)?);
+
+    let mut threads = Vec::new();
+    let mut start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+        threads.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
+        Ok(())
+    };
+    let (routes, ends) = timer::routes();
+    let (late, due) = std::sync::mpsc::channel();
+    // In the order in which they end: each leaves when all who could still send to it have.
+    let onward = routes.clone();
+    start("sim-timer", Box::new(move || timer::run(&due, &onward)))?;
+    let (own, looks) = (Arc::clone(&state), routes.looks.clone());
+    start("sim-maker", Box::new(move || maker::run(&own, &ends.makes, &looks)))?;
+    let own = Arc::clone(&state);
+    start("sim-looker", Box::new(move || looker::run(&own, &ends.looks)))?;
+    let digests = Arc::new(Mutex::new(ends.digests));
+    for _ in 0..digester::THREADS {
+        let (own, digests) = (Arc::clone(&state), Arc::clone(&digests));
+        start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
+    }
+    let inlet = Some(Inlet { schedule, routes, late });
+    Ok(SimDriver { devices, inlet: Mutex::new(inlet), threads })
+}
+
+/// The simulated driver.
+pub struct SimDriver {
+    devices: Vec<DeviceInfo>,
+    /// Taken away to end the threads.
+    inlet: Mutex<Option<Inlet>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Where submissions enter.
+struct Inlet {
+    schedule: Schedule,
+    routes: Routes,
+    late: std::sync::mpsc::Sender<Late>,
+}
+
+impl SimDriver {
+    fn inlet(&self) -> MutexGuard<'_, Option<Inlet>> {
+        self.inlet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Driver for SimDriver {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        &self.devices
+    }
+
+    fn submit(&self, submission: Submission) {
+        if let Some(inlet) = self.inlet().as_mut() {
+            inlet.take(submission);
+        }
+    }
+}
+
+impl Inlet {
+    fn take(&mut self, submission: Submission) {
+        let Fate { delay, failure } = self.schedule.meet(&submission);
+        // A delay that ends after the end of time is none that anybody waits for.
+        let due = (!delay.is_zero()).then(|| Instant::now().checked_add(delay)).flatten();
+        match due {
+            None => self.routes.send(submission, failure),
+            Some(due) => state::hand(&self.late, Late { due, submission, failure }),
+        }
+    }
+}
+
+/// What was submitted is still done, delayed submissions at once. Dropped from inside its own sink it waits for none of
+/// its threads, since they wait for one another, and one of them for this.
+impl Drop for SimDriver {
+    fn drop(&mut self) {
+        drop(self.inlet().take());
+        if self.threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so; nothing is added here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for SimDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDriver").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+fn check(devices: &[DeviceInfo]) -> Result<(), DriverError> {
+    let mut uuids = HashSet::new();
+    for DeviceInfo { uuid, total, .. } in devices {
+        let plain = uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        if uuid.is_empty() || uuid.len() > UUID_BYTES_MAX || !plain {
+            return Err(DriverError::Failed(format!(
+                "`{uuid}` is no UUID of a simulated device: 1 to {UUID_BYTES_MAX} letters, digits, `-`, `_` and `.`"
+            )));
+        }
+        if !uuids.insert(uuid) {
+            return Err(DriverError::Failed(format!("two devices have the UUID `{uuid}`")));
+        }
+        if *total > Bytes::new(i64::MAX.unsigned_abs()) {
+            return Err(DriverError::Failed(format!("`{uuid}` is larger than any file")));
+        }
+    }
+    if devices.len() > usize::from(u16::MAX) {
+        return Err(DriverError::Failed(format!("{} devices are too many", devices.len())));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

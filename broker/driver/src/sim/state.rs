@@ -1,0 +1,50 @@
+//! What the driver's threads share.
+
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError, mpsc::Sender},
+};
+
+use super::{books::Books, holders::Holders};
+use crate::{Completion, DeviceInfo, DriverError, Sink};
+
+pub(super) struct State {
+    pub(super) devices: Vec<DeviceInfo>,
+    pub(super) holders: Holders,
+    books: Mutex<Books>,
+    sink: Sink,
+}
+
+impl State {
+    /// Looks around once: memory of an earlier driver that is still held is not free.
+    pub(super) fn new(devices: Vec<DeviceInfo>, sink: Sink) -> Result<Self, DriverError> {
+        let looked = Holders::new(&devices).and_then(|holders| Ok((holders.look()?, holders)));
+        let (seen, holders) =
+            looked.map_err(|error| DriverError::Failed(format!("look through /proc: {error}")))?;
+        let mut books = Books::new(&devices);
+        books.settle(&seen);
+        Ok(Self { devices, holders, books: Mutex::new(books), sink })
+    }
+
+    /// Every change of the books is whole before anything could panic, so a poisoned lock is a good one.
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Never called with the books locked.
+    pub(super) fn tell(&self, completion: Completion) {
+        (self.sink)(completion);
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+/// Hands something to another of the driver's threads. One that is gone has panicked, in the sink or by a bug of
+/// ours; its work can't be answered any more, so this does not go on as if it were.
+pub(super) fn hand<T>(to: &Sender<T>, order: T) {
+    assert!(to.send(order).is_ok(), "a thread of the simulated driver has panicked");
+}

@@ -1,0 +1,63 @@
+//! The simulated driver keeps the contract: with every case, on real memory mapped by real other processes.
+
+mod importer;
+
+use std::{
+    process::id,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+        mpsc::{Receiver, channel},
+    },
+};
+
+use broker_driver::{
+    Completion, DeviceInfo, Driver,
+    contract::{self, Facts, Harness, Verdict},
+    contract_tests,
+    sim::{self, Fault, SimConfig},
+};
+use vramd_types::Bytes;
+
+contract_tests!(SimHarness::new(), |verdict| assert_eq!(verdict, Verdict::Passed));
+
+/// A node with two small devices, whose UUIDs no other test has.
+struct SimHarness {
+    devices: Vec<DeviceInfo>,
+}
+
+impl SimHarness {
+    fn new() -> Self {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let node = LAST.fetch_add(1, Ordering::Relaxed);
+        let device = |index: u32| DeviceInfo {
+            uuid: format!("GPU-contract-{}-{node}-{index}", id()),
+            name: "Simulated".to_owned(),
+            total: Bytes::mib(64),
+        };
+        Self { devices: vec![device(0), device(1)] }
+    }
+}
+
+impl Harness for SimHarness {
+    fn facts(&self) -> Facts {
+        Facts { exact_capacity: true, several_devices: true, scheduled_faults: true }
+    }
+
+    fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
+        let (sink, completions) = channel();
+        let config = SimConfig { devices: self.devices.clone(), faults };
+        // A case that has ended early no longer listens.
+        let sink = Arc::new(move |completion| drop(sink.send(completion)));
+        let driver = sim::open(config, sink).expect("the simulated driver opens");
+        (Arc::new(driver), completions)
+    }
+
+    fn importer(&self) -> Box<dyn contract::Importer> {
+        Box::new(importer::Process::start())
+    }
+
+    fn quiet(&self) {
+        importer::wait_for_starts();
+    }
+}
