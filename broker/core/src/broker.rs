@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use vramd_types::{DeviceIndex, IdSource, SessionId};
+use vramd_types::{Bytes, DeviceIndex, IdSource, SessionId};
 
 use crate::{
     command::{Command, Notice},
@@ -90,6 +90,10 @@ impl Broker {
             outbox: VecDeque::new(),
             config,
         };
+        for device in broker.device_indices() {
+            let reserved = broker.context_reserve(device, 0);
+            broker.ledger.set_withheld(Place::device(device), Bytes::ZERO, reserved);
+        }
         broker.recall_stored(stored.requests);
         broker.survey_all();
         broker.arm_survey();

@@ -4,7 +4,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, SessionId};
 
 use crate::{
     error::Refusal,
-    event::{CallId, ChannelId, PartRef, Tier},
+    event::{CallId, ChannelId, Kind, PartRef, Tier},
     view::{AllocationView, QuotaView, StoredQuotas},
 };
 
@@ -21,13 +21,14 @@ pub enum Command {
     /// Kills the process behind a channel.
     KillProcess { channel: ChannelId },
     /// Makes memory: zero, not exported to anybody yet.
-    CreateExtent { extent: ExtentId, device: DeviceIndex, size: Bytes },
+    CreateExtent { extent: ExtentId, device: DeviceIndex, size: Bytes, kind: Kind },
     /// Ends the broker's own hold on memory that nobody maps by its knowledge.
     ReleaseExtent { extent: ExtentId },
     /// Hashes these bytes, one after the other.
     Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
     /// Asks who holds memory of a device besides the broker, and whether unreturned extents are back.
-    Survey { device: DeviceIndex },
+    /// `clients` are the processes of its sessions that see the device.
+    Survey { device: DeviceIndex, clients: Vec<u32> },
     /// Puts all stored quotas on disk; one at a time.
     StoreQuotas(StoredQuotas),
     /// Something that an operator should be able to read in the log.

@@ -14,6 +14,8 @@ pub struct Config {
     pub part_size: Bytes,
     /// Limit of a tenant without a quota; its guarantee is zero.
     pub default_limit: Quantity,
+    /// Room is kept for the contexts of so many clients, or of those that have one, if these are more.
+    pub sessions_reserved: u32,
     pub limits: Limits,
 }
 
@@ -25,4 +27,8 @@ pub struct DeviceConfig {
     pub total: Bytes,
     /// What of it the broker may hand out when nobody else holds any: the configured share less the margin.
     pub share: Bytes,
+    /// What the context of one client takes there; zero where there are none.
+    pub context_bytes: Bytes,
+    /// Whether its driver makes fixed allocations.
+    pub makes_fixed: bool,
 }

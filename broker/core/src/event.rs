@@ -199,9 +199,11 @@ pub enum Completion {
         allocation: AllocationId,
         result: Result<[u8; 32], String>,
     },
+    /// `contexts` counts the clients that have a context there; what these take is not unbrokered.
     Surveyed {
         device: DeviceIndex,
         unbrokered: Bytes,
+        contexts: u32,
     },
 }
 

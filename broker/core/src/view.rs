@@ -91,6 +91,8 @@ pub struct DeviceView {
     pub held: Bytes,
     pub unreturned: Bytes,
     pub unbrokered: Bytes,
+    /// Kept for the contexts of clients.
+    pub contexts: Bytes,
     pub committed: Bytes,
     pub shortfall: Bytes,
 }

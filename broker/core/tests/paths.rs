@@ -533,3 +533,56 @@ fn what_was_freed_before_it_was_sent_is_given_back_when_its_session_ends() {
     world.operate(OperatorRequest::EndSession { session: client.session, kill: false }).expect("ended");
     assert_eq!(world.held(), Bytes::mib(4));
 }
+
+#[test]
+fn an_operators_free_waits_for_what_goes_back() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    let id = world.sealed(client, persistent(8, "x"));
+    world.call(client, ClientRequest::Detach(vec![id])).expect("detached");
+    let call = world.start_operator(None, OperatorRequest::FreeAllocation(Target::Id(id)));
+    assert!(!world.replies.contains_key(&call), "the driver has not given it back");
+    world.settle();
+    let Ok(Reply::AllocationFreed { still_charged, .. }) = &world.replies[&call] else { panic!("freed") };
+    assert_eq!((*still_charged, world.held()), (Bytes::ZERO, Bytes::ZERO));
+}
+
+#[test]
+fn room_is_kept_for_contexts() {
+    let mut base = config(&[Bytes::mib(100)]);
+    base.devices[0].context_bytes = Bytes::mib(5);
+    base.sessions_reserved = 3;
+    let mut world = World::with(base, StoredQuotas::default());
+    let capacity = |world: &World| world.broker.devices()[0].capacity;
+    assert_eq!(capacity(&world), Bytes::mib(80), "three clients and the broker");
+    let device = vramd_types::DeviceIndex(0);
+    let surveyed = broker_core::Completion::Surveyed { device, unbrokered: Bytes::mib(10), contexts: 7 };
+    world.event(Event::Completion(surveyed));
+    assert_eq!(capacity(&world), Bytes::mib(50), "seven of them, the broker, and outsiders");
+}
+
+#[test]
+fn fixed_memory_is_shared_inside_its_tenant_and_never_sealed() {
+    let mut base = config(&[Bytes::mib(100)]);
+    base.devices[0].makes_fixed = true;
+    let mut world = World::with(base, StoredQuotas::default());
+    let (one, two, stranger) = (world.open("a"), world.open("a"), world.open("b"));
+    let mut fixed = named(9, "x");
+    fixed.kind = broker_core::Kind::Fixed;
+    let id = world.allocate(one, fixed.clone()).expect("room");
+    assert_eq!(world.broker.show(&Target::Id(id)).expect("there").parts.len(), 1, "one block");
+    world.call(two, ClientRequest::Attach(by_name("x"))).expect("the same tenant");
+    let foreign = world.call(stranger, ClientRequest::Attach(by_name("a/x"))).expect_err("another tenant");
+    assert_eq!(foreign.reason(), Reason::AllocationNotFound);
+    assert_eq!(
+        world.call(one, ClientRequest::Seal(id)).expect_err("fixed").reason(),
+        Reason::KindUnsupported
+    );
+    fixed.name = None;
+    fixed.readers = vec!["b".to_owned()];
+    assert_eq!(world.allocate(one, fixed).expect_err("readers").reason(), Reason::RequestInvalid);
+    world.call(one, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    assert_eq!(world.held(), Bytes::mib(10), "the other session has it open");
+    world.end_process(two);
+    assert_eq!(world.held(), Bytes::ZERO);
+}

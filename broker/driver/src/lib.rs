@@ -29,6 +29,17 @@ pub struct DeviceInfo {
     pub name: String,
     /// What the device has.
     pub total: Bytes,
+    /// What a context of one process takes there; zero where there are no contexts.
+    pub context: Bytes,
+}
+
+/// How an extent can be shared, and what its handle is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// By descriptor: [`Handle::Memfd`] or [`Handle::VmmFd`].
+    Movable,
+    /// By a legacy handle: [`Handle::CudaIpc`]. Not every driver can.
+    Fixed,
 }
 
 /// Something for the driver to do. Each is answered by exactly one [`Completion`] that names the same extent,
@@ -36,15 +47,16 @@ pub struct DeviceInfo {
 #[derive(Debug)]
 pub enum Submission {
     /// Makes an extent of zeroed memory. The id is new; the size is a multiple of 2 MiB.
-    Create { extent: ExtentId, device: DeviceIndex, size: Bytes },
+    Create { extent: ExtentId, device: DeviceIndex, size: Bytes, kind: ExtentKind },
     /// Ends the driver's own hold on an extent, whose handle the caller has dropped. Memory lives on while any
     /// process maps it or holds its descriptor.
     Release { extent: ExtentId },
     /// Hashes the first bytes of these extents, one after the other, on the driver's own mapping.
     Digest { ticket: u64, spans: Vec<(ExtentId, Bytes)> },
     /// Looks, independent of any ledger, at who holds memory of the device. Extents that have come back since
-    /// their release are reported as [`Completion::Returned`] before the answer.
-    Survey { device: DeviceIndex },
+    /// their release are reported as [`Completion::Returned`] before the answer. `clients` are the processes of live
+    /// sessions: what their contexts take is not unbrokered, since room is reserved for it.
+    Survey { device: DeviceIndex, clients: Vec<u32> },
 }
 
 /// What became of a submission.
@@ -69,10 +81,16 @@ pub enum Completion {
         result: Result<[u8; 32], DriverError>,
     },
     /// Memory of the device held by processes that no extent of this driver explains: neither live ones nor those
-    /// whose return is awaited.
+    /// whose return is awaited, nor contexts of the clients named. `contexts` counts those that have one there.
     Surveyed {
         device: DeviceIndex,
         unbrokered: Bytes,
+        contexts: u32,
+    },
+    /// The driver cannot go on: a context of its own is poisoned, say. Nothing more is answered; memory that other
+    /// processes map stays theirs. Answers nothing.
+    Lost {
+        problem: String,
     },
 }
 
@@ -86,6 +104,9 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 
     /// In the order of [`DeviceIndex`].
     fn devices(&self) -> &[DeviceInfo];
+
+    /// Whether it can make extents of that kind.
+    fn makes(&self, kind: ExtentKind) -> bool;
 
     /// Takes a submission and returns at once.
     fn submit(&self, submission: Submission);

@@ -34,6 +34,7 @@ impl SimHarness {
             uuid: format!("GPU-contract-{}-{node}-{index}", id()),
             name: "Simulated".to_owned(),
             total: Bytes::mib(64),
+            context: Bytes::ZERO,
         };
         Self { devices: vec![device(0), device(1)] }
     }

@@ -8,7 +8,7 @@ use crate::{
     command::{Command, DaemonFrame, RevokeReason},
     error::Refusal,
     event::{CallId, OperatorRequest, RequestKey, Target},
-    tenancy::{Method, OpKind, Outcome, Recall, Requester, SessionEvent},
+    tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent},
 };
 
 impl Broker {
@@ -42,7 +42,7 @@ impl Broker {
                 self.plan_delete_quota(&tenant, &device, tier)
             }
             OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
-            OperatorRequest::FreeAllocation(target) => self.free_for_operator(&target),
+            OperatorRequest::FreeAllocation(target) => self.free_for_operator(op, &target),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
         let is_quota = matches!(start, Ok(Started::Waiting(OpKind::Quota(_))));
@@ -79,15 +79,16 @@ impl Broker {
         Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))
     }
 
-    fn free_for_operator(&mut self, target: &Target) -> Start {
+    fn free_for_operator(&mut self, op: OpId, target: &Target) -> Start {
         let id = self.find_any(target)?.0;
         self.start_free(id);
-        let allocation = self.allocations.get(id);
-        let mappers = allocation.map(|allocation| allocation.mappers()).unwrap_or_default();
-        let charged = allocation.map_or(Bytes::ZERO, |allocation| self.charged(allocation));
-        let still_charged = if mappers.is_empty() { Bytes::ZERO } else { charged };
-        let mappers = mappers.into_boxed_slice();
-        Ok(Started::Done(Outcome::AllocationFreed { allocation: id, still_charged, mappers }))
+        if let Some(outcome) = self.freed_of(id) {
+            return Ok(Started::Done(outcome));
+        }
+        if let Some(allocation) = self.allocations.get_mut(id) {
+            allocation.watchers.push(op);
+        }
+        Ok(Started::Waiting(OpKind::Free(id)))
     }
 
     fn drain(&mut self, draining: bool) -> Start {

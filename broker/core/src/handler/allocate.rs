@@ -59,23 +59,22 @@ impl Broker {
     }
 
     fn plan(&self, session: SessionId, tenant: TenantId, spec: AllocationSpec) -> Result<Plan, Refusal> {
-        match spec.kind {
-            Kind::Movable => {}
-            Kind::Fixed => return Err(Refusal::KindUnsupported { kind: "fixed" }),
-            Kind::Managed => return Err(Refusal::KindUnsupported { kind: "managed" }),
-        }
         let size_invalid = Refusal::SizeInvalid { field: "size_bytes", size: spec.size };
         let span =
             spec.size.checked_round_up(GRANULARITY).filter(|span| !span.is_zero()).ok_or(size_invalid)?;
-        let part_size = spec.part_size.unwrap_or(self.config.part_size);
-        if part_size.is_zero() || !part_size.is_multiple_of(GRANULARITY) || part_size > PART_SIZE_MAX {
+        let device = self.placed_on(session, spec.device.as_deref())?;
+        self.check_kind(device, &spec)?;
+        // A legacy handle is one block: fixed memory has one part.
+        let usual = if spec.kind == Kind::Fixed { span } else { self.config.part_size };
+        let part_size = spec.part_size.unwrap_or(usual);
+        let too_large = part_size > PART_SIZE_MAX && spec.kind != Kind::Fixed;
+        if part_size.is_zero() || !part_size.is_multiple_of(GRANULARITY) || too_large {
             return Err(Refusal::PartSizeInvalid { size: part_size });
         }
         let part_count = span.get().div_ceil(part_size.get());
         if part_count > PARTS_PER_ALLOCATION_MAX {
             return Err(Refusal::PartSizeInvalid { size: part_size });
         }
-        let device = self.placed_on(session, spec.device.as_deref())?;
         self.check_name(tenant, &spec)?;
         let readers_max = self.config.limits.readers_max;
         if spec.readers.len() > readers_max {
@@ -88,6 +87,31 @@ impl Broker {
         }
         let part_count = usize::try_from(part_count).unwrap_or(usize::MAX);
         Ok(Plan { device, part_size, span, part_count, spec })
+    }
+
+    /// Whether the device's driver can make it, and the rest of the wish goes with it.
+    fn check_kind(&self, device: DeviceIndex, spec: &AllocationSpec) -> Result<(), Refusal> {
+        let makes_fixed =
+            self.config.devices.get(usize::from(device.0)).is_some_and(|device| device.makes_fixed);
+        let problem = |field, problem| Err(Refusal::RequestInvalid { field, problem });
+        match spec.kind {
+            Kind::Movable => Ok(()),
+            Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
+            Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
+            Kind::Fixed if spec.lifetime == Lifetime::Persistent => {
+                problem("lifetime", "fixed memory is never sealed, so it ends with its session")
+            }
+            Kind::Fixed if !spec.readers.is_empty() => {
+                problem("readers", "fixed memory is its own tenant's alone")
+            }
+            Kind::Fixed if spec.replace => {
+                problem("replace", "fixed memory is never sealed, so it takes no name over")
+            }
+            Kind::Fixed if spec.part_size.is_some() => {
+                problem("part_size_bytes", "fixed memory has one part")
+            }
+            Kind::Fixed => Ok(()),
+        }
     }
 
     /// The device that was asked for, if the session sees it, or the first one it sees.
@@ -229,7 +253,7 @@ impl Broker {
             let state = ExtentState::Creating(reservation);
             self.pool.insert(extent, Extent { device, size, part, state, sent_to: Vec::new() });
             allocation.parts.push(Part { extent, mappers: Vec::new() });
-            self.command(Command::CreateExtent { extent, device, size });
+            self.command(Command::CreateExtent { extent, device, size, kind: allocation.kind });
         }
         allocation.extents_left = part_count;
         if let Some(name) = allocation.name.clone()

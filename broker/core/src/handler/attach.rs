@@ -6,7 +6,7 @@ use super::{Start, Started};
 use crate::{
     broker::Broker,
     error::Refusal,
-    event::Target,
+    event::{Kind, Target},
     residency::{Allocation, AllocationState, MapState},
     tenancy::{Outcome, TenantId},
 };
@@ -20,7 +20,7 @@ impl Broker {
         let not_found = Refusal::AllocationNotFound { allocation: target.to_string() };
         match allocation.state {
             AllocationState::Sealed => {}
-            AllocationState::Open if allocation.owner == Some(session) => {}
+            AllocationState::Open if allocation.owner == Some(session) || allocation.kind == Kind::Fixed => {}
             AllocationState::Freeing => return Err(not_found),
             _ => return Err(Refusal::NotSealed { allocation: id }),
         }

@@ -12,7 +12,9 @@ impl Broker {
                 self.on_digested(allocation, result);
                 self.remove_if_gone(allocation);
             }
-            Completion::Surveyed { device, unbrokered } => self.on_surveyed(device, unbrokered),
+            Completion::Surveyed { device, unbrokered, contexts } => {
+                self.on_surveyed(device, unbrokered, contexts);
+            }
         }
     }
 }

@@ -126,6 +126,7 @@ impl Broker {
                 held: books.held(),
                 unreturned: books.unreturned(),
                 unbrokered: books.unbrokered(),
+                contexts: books.contexts(),
                 committed: books.committed(),
                 shortfall: books.shortfall(),
             })

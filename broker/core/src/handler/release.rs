@@ -107,9 +107,22 @@ impl Broker {
             return None;
         }
         let mappers = allocation.mappers().len();
-        let settled = allocation.extents_left == allocation.extents_unreturned;
-        let waits = allocation.state == AllocationState::Freeing && mappers == 0 && !settled;
-        (!waits).then(|| self.what_is_left(allocation, mappers))
+        (!going_back(allocation)).then(|| self.what_is_left(allocation, mappers))
+    }
+
+    /// What an operator's free has come to, once nothing more will come of it.
+    pub(crate) fn freed_of(&self, id: AllocationId) -> Option<Outcome> {
+        let (still_charged, mappers) = match self.allocations.get(id) {
+            Some(allocation) => {
+                let mappers = allocation.mappers();
+                if going_back(allocation) {
+                    return None;
+                }
+                (self.charged(allocation), mappers)
+            }
+            None => (Bytes::ZERO, Vec::new()),
+        };
+        Some(Outcome::AllocationFreed { allocation: id, still_charged, mappers: mappers.into_boxed_slice() })
     }
 
     fn what_is_left(&self, allocation: &Allocation, mappers: usize) -> Released {
@@ -127,12 +140,20 @@ impl Broker {
 
     fn notify_ops(&mut self, id: AllocationId, watchers: &[OpId]) {
         for op in watchers.iter().copied() {
-            let Some(OpKind::Release { session, .. }) = self.ops.get_mut(op).map(|op| &op.kind) else {
-                continue;
-            };
-            let session = *session;
-            let Some(released) = self.released_of(id, session) else { continue };
-            self.resolve(op, id, released);
+            match self.ops.get_mut(op).map(|op| &op.kind) {
+                Some(OpKind::Release { session, .. }) => {
+                    let session = *session;
+                    if let Some(released) = self.released_of(id, session) {
+                        self.resolve(op, id, released);
+                    }
+                }
+                Some(OpKind::Free(_)) => {
+                    if let Some(outcome) = self.freed_of(id) {
+                        self.finish(op, Ok(outcome));
+                    }
+                }
+                _ => {}
+            }
         }
     }
 
@@ -287,4 +308,11 @@ impl Broker {
             self.notify_ops(id, &allocation.watchers);
         }
     }
+}
+
+/// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
+fn going_back(allocation: &Allocation) -> bool {
+    let settled = allocation.extents_left == allocation.extents_unreturned;
+    let unmapped = allocation.parts.iter().all(|part| part.mappers.is_empty());
+    allocation.state == AllocationState::Freeing && unmapped && !settled
 }

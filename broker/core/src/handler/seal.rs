@@ -7,7 +7,7 @@ use crate::{
     broker::Broker,
     command::{Command, DigestSpan, RevokeReason},
     error::Refusal,
-    event::Target,
+    event::{Kind, Target},
     residency::{AllocationEvent, AllocationState},
     tenancy::{OpId, OpKind, Outcome, TenantId},
 };
@@ -25,6 +25,9 @@ impl Broker {
                 return Err(Refusal::AllocationNotFound { allocation: id.to_string() });
             }
             _ => return Err(Refusal::AlreadySealed { allocation: id }),
+        }
+        if allocation.kind == Kind::Fixed {
+            return Err(Refusal::KindUnsupported { kind: "sealed fixed" });
         }
         self.check_own_name(id)?;
         self.advance(id, AllocationEvent::SealAsked);

@@ -10,6 +10,7 @@ use crate::{
     broker::Broker,
     command::{Command, Notice},
     ledger::{Books, Place},
+    tenancy::Session,
 };
 
 /// Surveys under way, by device; `true` where another one is wanted after it.
@@ -37,7 +38,12 @@ impl Broker {
             Some(again) => *again = true,
             None => {
                 self.surveys.0.insert(device, false);
-                self.command(Command::Survey { device });
+                let sees = |session: &Session| session.devices.contains(&device);
+                let clients = self.sessions.iter().filter(|(_, session)| sees(session));
+                let mut clients: Vec<_> = clients.map(|(_, session)| session.pid).collect();
+                clients.sort_unstable();
+                clients.dedup();
+                self.command(Command::Survey { device, clients });
             }
         }
     }
@@ -47,10 +53,20 @@ impl Broker {
         self.arm(next, Timer::Survey);
     }
 
-    pub(crate) fn on_surveyed(&mut self, device: DeviceIndex, unbrokered: Bytes) {
+    /// Room for contexts: the broker's own, and of those clients that have one, and of some that may come.
+    pub(crate) fn context_reserve(&self, device: DeviceIndex, contexts: u32) -> Bytes {
+        let config = self.config.devices.get(usize::from(device.0));
+        let each = config.map_or(0, |device| device.context_bytes.get());
+        // One more for the broker's own.
+        let count = u64::from(contexts.max(self.config.sessions_reserved)).saturating_add(1);
+        Bytes::new(each.saturating_mul(count))
+    }
+
+    pub(crate) fn on_surveyed(&mut self, device: DeviceIndex, unbrokered: Bytes, contexts: u32) {
         let place = Place::device(device);
         let before = self.ledger.books(place).map(|books| (books.unbrokered(), books.shortfall()));
-        self.ledger.set_unbrokered(place, unbrokered);
+        let reserved = self.context_reserve(device, contexts);
+        self.ledger.set_withheld(place, unbrokered, reserved);
         let shortfall = self.ledger.books(place).map_or(Bytes::ZERO, Books::shortfall);
         if before.is_some_and(|(old, _)| old != unbrokered) {
             self.notice(Notice::Unbrokered { device, bytes: unbrokered });

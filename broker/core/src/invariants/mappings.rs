@@ -7,6 +7,7 @@ use vramd_types::{AllocationId, SessionId};
 use super::{FDS, MAPPERS, OPS, UNSEALED, Violation, expect, expect_equal};
 use crate::{
     broker::Broker,
+    event::Kind,
     residency::{AllocationState, MapState},
     tenancy::{OpKind, TenantId},
 };
@@ -21,7 +22,7 @@ pub(super) fn check(broker: &Broker, found: &mut Vec<Violation>) {
             *in_flight.entry(*session).or_default() += usize::from(state.in_flight());
             *revoking.entry(*session).or_default() += usize::from(*state == MapState::Revoking);
             let sealed = matches!(allocation.state, AllocationState::Sealed) || allocation.digest.is_some();
-            let own = sealed || allocation.owner == Some(*session);
+            let own = sealed || allocation.kind == Kind::Fixed || allocation.owner == Some(*session);
             expect(found, UNSEALED, own, || format!("{id} is not sealed and mapped by {session}"));
             expect(found, MAPPERS, broker.sessions.get(*session).is_some(), || {
                 format!("{session} is no session")
@@ -61,6 +62,9 @@ fn check_ops(broker: &Broker, found: &mut Vec<Violation>) {
             }),
             OpKind::Seal(sealed) => {
                 broker.allocations.get(*sealed).is_some_and(|allocation| allocation.op == Some(id))
+            }
+            OpKind::Free(freed) => {
+                broker.allocations.get(*freed).is_some_and(|allocation| allocation.watchers.contains(&id))
             }
             OpKind::EndSession { session, .. } => broker.sessions.get(*session).is_some(),
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,

@@ -49,6 +49,8 @@ pub(crate) struct Books {
     share: Bytes,
     /// What processes hold that no tenant explains.
     unbrokered: Bytes,
+    /// Room kept for the contexts of clients.
+    contexts: Bytes,
     /// Sum of what the accounts hold.
     held: Bytes,
     /// Sum of the larger of guarantee and held, by account.
@@ -58,7 +60,7 @@ pub(crate) struct Books {
 
 impl Books {
     pub(crate) fn capacity(&self) -> Bytes {
-        self.share.saturating_sub(self.unbrokered)
+        self.share.saturating_sub(self.unbrokered).saturating_sub(self.contexts)
     }
 
     pub(crate) const fn share(&self) -> Bytes {
@@ -67,6 +69,10 @@ impl Books {
 
     pub(crate) const fn unbrokered(&self) -> Bytes {
         self.unbrokered
+    }
+
+    pub(crate) const fn contexts(&self) -> Bytes {
+        self.contexts
     }
 
     pub(crate) const fn held(&self) -> Bytes {
@@ -112,6 +118,7 @@ impl Ledger {
         let books = |share| Books {
             share,
             unbrokered: Bytes::ZERO,
+            contexts: Bytes::ZERO,
             held: Bytes::ZERO,
             committed: Bytes::ZERO,
             accounts: BTreeMap::new(),
@@ -229,9 +236,10 @@ impl Ledger {
         });
     }
 
-    pub(crate) fn set_unbrokered(&mut self, place: Place, bytes: Bytes) {
+    /// What may not be handed out now: what others hold, and room for contexts.
+    pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(books) = self.books.get_mut(&place) {
-            books.unbrokered = bytes;
+            (books.unbrokered, books.contexts) = (unbrokered, contexts);
         }
     }
 

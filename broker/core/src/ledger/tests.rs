@@ -65,7 +65,7 @@ fn a_guarantee_stays_free_for_its_tenant() {
 fn a_shortfall_only_shrinks() {
     let (mut ledger, ids) = ledger(100, &[("a", 60, 100), ("b", 0, 100)]);
     let b = ledger.reserve(ids[1], PLACE, mib(40)).expect("room");
-    ledger.set_unbrokered(PLACE, mib(50));
+    ledger.set_withheld(PLACE, mib(30), mib(20));
     assert_eq!(ledger.books(PLACE).map(Books::shortfall), Some(mib(50)));
     assert_eq!(ledger.admit(ids[1], PLACE, mib(1)), Err(Shortage::Room { free: Bytes::ZERO }));
     assert_eq!(ledger.admit(ids[0], PLACE, mib(60)), Ok(()), "its guarantee commits nothing new");

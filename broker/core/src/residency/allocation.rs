@@ -111,9 +111,10 @@ impl Allocation {
         self.size.saturating_sub(self.offset_of(index)).min(self.part_size)
     }
 
-    /// Only its owner may write, and only until it is sealed.
+    /// Only its owner may write, and only until it is sealed; a legacy handle is always writable.
     pub(crate) fn is_writable_by(&self, session: SessionId) -> bool {
-        self.owner == Some(session) && matches!(self.state, AllocationState::Creating | AllocationState::Open)
+        let open = matches!(self.state, AllocationState::Creating | AllocationState::Open);
+        self.kind == Kind::Fixed || (self.owner == Some(session) && open)
     }
 
     /// Sessions that map any part, in the order of their ids.

@@ -42,6 +42,8 @@ pub(crate) enum OpKind {
         session: SessionId,
     },
     Seal(AllocationId),
+    /// An operator's free: waits until what nobody maps is given back.
+    Free(AllocationId),
     /// Waits until the session maps nothing, or is overdue.
     EndSession {
         session: SessionId,

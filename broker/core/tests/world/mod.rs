@@ -55,10 +55,13 @@ pub fn config(devices: &[Bytes]) -> Config {
                 name: "sim".to_owned(),
                 total: *size,
                 share: *size,
+                context_bytes: Bytes::ZERO,
+                makes_fixed: false,
             })
             .collect(),
         part_size: Bytes::mib(4),
         default_limit: Quantity::Percent(100),
+        sessions_reserved: 8,
         limits: Limits::default(),
     }
 }
@@ -135,8 +138,8 @@ impl World {
             Command::Digest { allocation, .. } => {
                 Event::Completion(Completion::Digested { allocation, result: Ok([7; 32]) })
             }
-            Command::Survey { device } => {
-                Event::Completion(Completion::Surveyed { device, unbrokered: Bytes::ZERO })
+            Command::Survey { device, .. } => {
+                Event::Completion(Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 })
             }
             Command::StoreQuotas(stored) => {
                 self.stored = stored;

@@ -13,7 +13,7 @@ use std::{
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use super::{Access, Harness, Importer};
-use crate::{Completion, Driver, DriverError, Handle, Submission, sim::Fault};
+use crate::{Completion, Driver, DriverError, ExtentKind, Handle, Submission, sim::Fault};
 
 /// Nothing here takes long; this only turns a hang into a failure.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -103,7 +103,7 @@ impl<'a> Bench<'a> {
 
     pub(super) fn create(&mut self, device: DeviceIndex, size: Bytes) -> Result<Extent, DriverError> {
         let id = new_id();
-        self.submit(Submission::Create { extent: id, device, size });
+        self.submit(Submission::Create { extent: id, device, size, kind: ExtentKind::Movable });
         self.created(id).map(|handle| Extent { id, size, handle })
     }
 
@@ -175,9 +175,9 @@ impl<'a> Bench<'a> {
 
     /// The unbrokered memory.
     pub(super) fn survey(&mut self, of: DeviceIndex) -> Bytes {
-        self.submit(Submission::Survey { device: of });
+        self.submit(Submission::Survey { device: of, clients: Vec::new() });
         self.wait(|completion| match completion {
-            Completion::Surveyed { device, unbrokered } if *device == of => Some(*unbrokered),
+            Completion::Surveyed { device, unbrokered, .. } if *device == of => Some(*unbrokered),
             _ => None,
         })
     }

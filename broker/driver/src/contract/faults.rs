@@ -7,7 +7,7 @@ use super::{
     bench::{FIRST, SMALL, new_id},
 };
 use crate::{
-    DriverError, Submission,
+    DriverError, ExtentKind, Submission,
     sim::{Effect, Fault, Operation},
 };
 
@@ -50,7 +50,7 @@ pub fn who_is_delayed_holds_up_nobody(harness: &dyn Harness) -> Verdict {
     let faults = [Operation::Create, Operation::Digest, Operation::Release].map(an_hour);
     let mut bench = Bench::with_faults(harness, faults.to_vec());
     let late = new_id();
-    bench.submit(Submission::Create { extent: late, device: FIRST, size: SMALL });
+    bench.submit(Submission::Create { extent: late, device: FIRST, size: SMALL, kind: ExtentKind::Movable });
     bench.submit(Submission::Digest { ticket: late.get(), spans: Vec::new() });
     bench.submit(Submission::Release { extent: new_id() });
 

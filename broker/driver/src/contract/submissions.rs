@@ -8,7 +8,7 @@ use super::{
     Bench, Harness, Verdict,
     bench::{FIRST, SMALL, new_id},
 };
-use crate::{Completion, DriverError, Submission};
+use crate::{Completion, DriverError, ExtentKind, Submission};
 
 const MANY: usize = 100;
 
@@ -25,7 +25,12 @@ pub fn nonsense_is_answered(harness: &dyn Harness) -> Verdict {
         assert!(matches!(bench.create(device, size), Err(DriverError::Failed(_))), "{size} on {device}");
     }
     let extent = bench.make();
-    bench.submit(Submission::Create { extent: extent.id, device: FIRST, size: SMALL });
+    bench.submit(Submission::Create {
+        extent: extent.id,
+        device: FIRST,
+        size: SMALL,
+        kind: ExtentKind::Movable,
+    });
     assert!(matches!(bench.created(extent.id), Err(DriverError::Failed(_))), "the id is in use");
     assert!(bench.release_id(new_id()), "nobody holds what never was");
     assert_eq!(bench.survey(nowhere), Bytes::ZERO);
@@ -38,8 +43,13 @@ pub fn each_is_answered_once(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let ids: Vec<ExtentId> = (0..MANY).map(|_| new_id()).collect();
     for id in &ids {
-        bench.submit(Submission::Create { extent: *id, device: FIRST, size: SMALL });
-        bench.submit(Submission::Survey { device: FIRST });
+        bench.submit(Submission::Create {
+            extent: *id,
+            device: FIRST,
+            size: SMALL,
+            kind: ExtentKind::Movable,
+        });
+        bench.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
     }
     // Some find room and some do not; what is told of them is the same either way.
     let made: Vec<bool> = ids.iter().map(|id| bench.created(*id).is_ok()).collect();
@@ -71,7 +81,12 @@ pub fn what_was_submitted_is_done_though_the_driver_is_dropped(harness: &dyn Har
     let bench = Bench::new(harness);
     let ids: Vec<ExtentId> = (0..MANY).map(|_| new_id()).collect();
     for id in &ids {
-        bench.submit(Submission::Create { extent: *id, device: FIRST, size: SMALL });
+        bench.submit(Submission::Create {
+            extent: *id,
+            device: FIRST,
+            size: SMALL,
+            kind: ExtentKind::Movable,
+        });
         bench.submit(Submission::Digest { ticket: id.get(), spans: Vec::new() });
     }
     let mut answers: BTreeMap<u64, usize> = BTreeMap::new();

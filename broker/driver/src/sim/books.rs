@@ -154,7 +154,12 @@ mod tests {
     const FULL: Result<(), Refusal> = Err(Refusal::Final(DriverError::OutOfMemory));
 
     fn books(total: Bytes) -> Books {
-        let info = DeviceInfo { uuid: "GPU-books-test".to_owned(), name: String::new(), total };
+        let info = DeviceInfo {
+            uuid: "GPU-books-test".to_owned(),
+            name: String::new(),
+            total,
+            context: Bytes::ZERO,
+        };
         Books::new(&[info.clone(), info])
     }
 

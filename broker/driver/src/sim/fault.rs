@@ -100,9 +100,14 @@ mod tests {
     use vramd_types::{DeviceIndex, ExtentId, GRANULARITY};
 
     use super::*;
+    use crate::ExtentKind;
 
-    const CREATE: Submission =
-        Submission::Create { extent: ExtentId::from_raw(1), device: DeviceIndex(0), size: GRANULARITY };
+    const CREATE: Submission = Submission::Create {
+        extent: ExtentId::from_raw(1),
+        device: DeviceIndex(0),
+        size: GRANULARITY,
+        kind: ExtentKind::Movable,
+    };
     const RELEASE: Submission = Submission::Release { extent: ExtentId::from_raw(1) };
 
     #[test]

@@ -221,7 +221,7 @@ mod tests {
 
     fn device(test: &str) -> DeviceInfo {
         let uuid = format!("GPU-{test}-{}", std::process::id());
-        DeviceInfo { uuid, name: String::new(), total: Bytes::gib(1) }
+        DeviceInfo { uuid, name: String::new(), total: Bytes::gib(1), context: Bytes::ZERO }
     }
 
     fn memory(info: &DeviceInfo, raw: u64) -> Memory {

@@ -37,7 +37,7 @@ pub(super) fn run(state: &State, looks: &Receiver<Look>) {
                 Look::Release { .. } => {}
                 Look::Survey { device } => {
                     let unbrokered = state.books().unbrokered(device);
-                    state.tell(Completion::Surveyed { device, unbrokered });
+                    state.tell(Completion::Surveyed { device, unbrokered, contexts: 0 });
                 }
                 Look::Make(make) => retry(state, &make),
             }

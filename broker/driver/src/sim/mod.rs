@@ -52,7 +52,7 @@ use self::{
     state::State,
     timer::{Late, Routes},
 };
-use crate::{DeviceInfo, Driver, DriverError, Sink, Submission};
+use crate::{DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission};
 
 /// What a simulated node has, and what goes wrong on it.
 #[derive(Clone, Debug, Default)]
@@ -123,6 +123,10 @@ impl Driver for SimDriver {
 
     fn devices(&self) -> &[DeviceInfo] {
         &self.devices
+    }
+
+    fn makes(&self, kind: ExtentKind) -> bool {
+        kind == ExtentKind::Movable
     }
 
     fn submit(&self, submission: Submission) {

@@ -20,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 fn device() -> DeviceInfo {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let uuid = format!("GPU-sim-{}-{}", std::process::id(), LAST.fetch_add(1, Ordering::Relaxed));
-    DeviceInfo { uuid, name: "Simulated".to_owned(), total: Bytes::mib(256) }
+    DeviceInfo { uuid, name: "Simulated".to_owned(), total: Bytes::mib(256), context: Bytes::ZERO }
 }
 
 fn config() -> SimConfig {
@@ -33,7 +33,12 @@ fn opened() -> (SimDriver, Receiver<Completion>) {
 }
 
 fn create(raw: u64) -> Submission {
-    Submission::Create { extent: ExtentId::from_raw(raw), device: DEVICE, size: GRANULARITY }
+    Submission::Create {
+        extent: ExtentId::from_raw(raw),
+        device: DEVICE,
+        size: GRANULARITY,
+        kind: ExtentKind::Movable,
+    }
 }
 
 fn release(raw: u64) -> Submission {
@@ -116,7 +121,7 @@ fn a_survey_never_takes_our_own_for_anothers() {
     let (driver, completions) = opened();
     let mut handles = Vec::new();
     for round in 0..200_u64 {
-        driver.submit(Submission::Survey { device: DEVICE });
+        driver.submit(Submission::Survey { device: DEVICE, clients: Vec::new() });
         driver.submit(create(round + 1));
         if round >= 50 {
             driver.submit(release(round - 49));

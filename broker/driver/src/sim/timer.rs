@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{digester::Digest, looker::Look, maker::Make, state::hand};
-use crate::{DriverError, Submission};
+use crate::{DriverError, ExtentKind, Submission};
 
 /// The queues of the threads. They are as long as what the caller has outstanding.
 #[derive(Clone, Debug)]
@@ -36,14 +36,20 @@ impl Routes {
     /// To the thread that does it, or says that it failed.
     pub(super) fn send(&self, submission: Submission, failure: Option<DriverError>) {
         match submission {
-            Submission::Create { extent, device, size } => {
+            Submission::Create { extent, device, size, kind } => {
+                let failure = failure.or_else(|| unsupported(kind));
                 hand(&self.makes, Make { extent, device, size, failure });
             }
             Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
-            Submission::Survey { device } => hand(&self.looks, Look::Survey { device }),
+            Submission::Survey { device, clients: _ } => hand(&self.looks, Look::Survey { device }),
             Submission::Digest { ticket, spans } => hand(&self.digests, Digest { ticket, spans, failure }),
         }
     }
+}
+
+/// Memfds go by descriptor; a legacy handle is CUDA's own.
+fn unsupported(kind: ExtentKind) -> Option<DriverError> {
+    (kind == ExtentKind::Fixed).then(|| DriverError::Failed("sim makes no fixed extents".to_owned()))
 }
 
 /// A submission that is begun later.

@@ -1,0 +1,27 @@
+# One door to everything. Needs Rust and Python 3.9 or later; all else is fetched into .tools/ and .demo/.
+.PHONY: help demo test verify fix errors-md proto-baseline
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## the whole path with a real model, start to end; FILE=/path/to/any/file uses that instead
+	python3 tests/demo/demo.py $(if $(FILE),--file '$(FILE)')
+
+test: ## all tests, with all their set-up
+	tests/dev/install-tools
+	cargo build -p vramd -p vramctl
+	cargo test --workspace --no-fail-fast
+
+verify: ## all that .ci/run checks, but for cargo-deny, which takes long to build
+	.ci/run --without-deny
+
+fix: ## formats, and applies what clippy can
+	cargo fmt --all
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+errors-md: ## writes docs/ERRORS.md from the registry of reasons
+	cargo run --quiet -p vramd-tests --bin errors-md
+
+proto-baseline: ## makes the protocol as it is now the one that later changes must not break
+	tests/dev/install-tools
+	BUF_CACHE_DIR=.tools/buf-cache .tools/venv/bin/buf build proto --exclude-source-info -o proto/baseline.binpb

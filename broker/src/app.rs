@@ -1,0 +1,227 @@
+//! The daemon put together: what is taken at the start, in order, and given back at the end.
+
+use std::{
+    collections::BTreeSet,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf, absolute},
+    sync::Arc,
+};
+
+use broker_core::{Broker, StoredQuotas};
+use broker_driver::{Driver, ExtentKind};
+use tokio::sync::watch;
+
+use crate::{
+    channel::{self, Channels},
+    config::{self, Config},
+    driver,
+    exit::Failure,
+    grpc,
+    platform::{identity::Rules, paths, paths::Surroundings, sockets::Sockets},
+    reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
+    state::State,
+};
+
+/// Requests of operators that may wait: few, and never behind those of clients.
+const OPERATOR_REQUESTS_MAX: usize = 64;
+/// Looks at the broker's state that may wait in its queue.
+const READS_MAX: usize = 256;
+
+/// The configuration that was named, else the usual one if it is there, else the defaults.
+pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
+    match named {
+        Some(path) => Ok(config::load(path)?),
+        None if Path::new(paths::CONFIG).exists() => Ok(config::load(Path::new(paths::CONFIG))?),
+        None => Ok(Config::default()),
+    }
+}
+
+/// Everything that the daemon needs and can be refused, taken: after this it only serves.
+#[derive(Debug)]
+pub struct App {
+    config: Config,
+    sockets: Sockets,
+    listeners: Listeners,
+    state: Arc<State>,
+    stored: StoredQuotas,
+    boot_epoch: u64,
+    driver: Arc<dyn Driver>,
+    driver_reason: String,
+    inbox: Inbox,
+    queue: Queue,
+    clock: Clock,
+}
+
+#[derive(Debug)]
+struct Listeners {
+    memory: UnixListener,
+    admin: UnixListener,
+    channel: std::os::fd::OwnedFd,
+}
+
+impl App {
+    /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing.
+    pub fn prepare(config: Config) -> Result<Self, Failure> {
+        raise_descriptor_limit();
+        let clock = Clock::start();
+        let around = Surroundings::of_process();
+        let socket_dir = absolute_dir(around.socket_dir(config.daemon.socket_dir.as_deref()))?;
+        let state_dir = around.state_dir(config.daemon.state_dir.as_deref()).ok_or(Failure::NoStateDir)?;
+        let state_dir = absolute_dir(state_dir)?;
+        let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
+        let listeners = Listeners { memory: bound.memory, admin: bound.admin, channel: bound.channel };
+        let state = State::open(&state_dir)?;
+        let stored = state.quotas()?;
+        let (inbox, queue) = inbox(InboxLimits {
+            client_requests_max: config.limits.pending_requests_max,
+            operator_requests_max: OPERATOR_REQUESTS_MAX,
+            reads_max: READS_MAX,
+        });
+        let completions = inbox.clone();
+        let sink = Arc::new(move |completion| completions.completion(completion));
+        let driver::Chosen { driver, reason } = driver::open(&config, &socket_dir, sink)?;
+        let boot_epoch = state.next_boot_epoch()?;
+        tracing::info!(driver = driver.name(), reason, "driver chosen");
+        for device in driver.devices() {
+            tracing::info!(
+                uuid = device.uuid,
+                name = device.name,
+                total_bytes = device.total.get(),
+                "device"
+            );
+        }
+        tracing::info!(
+            sockets = %socket_dir.display(),
+            state = %state_dir.display(),
+            boot_epoch,
+            version = env!("CARGO_PKG_VERSION"),
+            "vramd starts"
+        );
+        Ok(Self {
+            config,
+            sockets,
+            listeners,
+            state: Arc::new(state),
+            stored,
+            boot_epoch,
+            driver,
+            driver_reason: reason,
+            inbox,
+            queue,
+            clock,
+        })
+    }
+
+    /// Serves until `signalled` turns true or the driver is lost, then ends channels and calls, and gives everything back.
+    pub async fn run(self, signalled: watch::Receiver<bool>) -> Result<(), Failure> {
+        let (end, stop) = watch::channel(false);
+        let end = Arc::new(end);
+        let on_signal = Arc::clone(&end);
+        tokio::spawn(async move {
+            stopped(signalled).await;
+            on_signal.send_replace(true);
+        });
+        let channels = Arc::new(Channels::default());
+        let broker = Broker::new(self.core_config(), self.stored, self.clock.now());
+        let writer = quota_writer(Arc::clone(&self.state));
+        let executor =
+            Executor::new(self.inbox.clone(), Arc::clone(&self.driver), Arc::clone(&channels), writer);
+        let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
+        tracing::info!("serving");
+
+        let calls = grpc::serve(
+            grpc::Listeners { memory: self.listeners.memory, admin: self.listeners.admin },
+            self.inbox.clone(),
+            grpc::Settings {
+                operators: operators(&self.config),
+                call_timeout: self.config.limits.request_timeout,
+                connections_per_uid_max: self.config.limits.connections_per_uid_max,
+                facts: grpc::NodeFacts {
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    driver: self.driver.name().to_owned(),
+                    driver_reason: self.driver_reason,
+                    started_at: self.clock.started_at(),
+                },
+            },
+            stopped(stop.clone()),
+        );
+        let sessions = channel::serve(
+            self.listeners.channel,
+            channels,
+            self.inbox.clone(),
+            channel::Settings {
+                rules: Rules::new(self.config.tenants.iter().map(|tenant| tenant.0.clone()).collect()),
+                hello_timeout: self.config.limits.hello_timeout,
+                greeting_max: self.config.limits.greeting_max,
+                greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
+            },
+            stopped(stop),
+        );
+        let sessions =
+            async { sessions.await.map_err(|source| Failure::Io { what: "listen on channel.sock", source }) };
+        let serve = async { tokio::try_join!(async { Ok(calls.await?) }, sessions) };
+        let mut serve = std::pin::pin!(serve);
+        tokio::select! {
+            served = &mut serve => served.map(|_| ())?,
+            ended = &mut reactor => {
+                // Health says so first, and calls that wait get their answer.
+                end.send_replace(true);
+                serve.await?;
+                ended.map_err(|_| Failure::ReactorEnded)??;
+                return Err(Failure::ReactorEnded);
+            }
+        }
+        self.inbox.stop();
+        reactor.await.map_err(|_| Failure::ReactorEnded)??;
+        // Until here, so that the next daemon on this place finds no trace of this one.
+        drop(self.sockets);
+        tracing::info!("vramd stopped");
+        Ok(())
+    }
+
+    fn core_config(&self) -> broker_core::Config {
+        let config = &self.config;
+        broker_core::Config {
+            boot_epoch: self.boot_epoch,
+            devices: config::core_devices(
+                &config.memory,
+                self.driver.devices(),
+                self.driver.makes(ExtentKind::Fixed),
+            ),
+            part_size: config.memory.part_size,
+            sessions_reserved: config.memory.sessions_reserved,
+            default_limit: config.quota.default.limit,
+            limits: config.limits.core(),
+        }
+    }
+}
+
+fn quota_writer(state: Arc<State>) -> QuotaWriter {
+    Arc::new(move |quotas: &StoredQuotas| state.store_quotas(quotas).map_err(|error| error.to_string()))
+}
+
+/// Who may call `AdminService`: as configured, else root and the user that the daemon runs as.
+fn operators(config: &Config) -> BTreeSet<u32> {
+    let usual = || vec![0, rustix::process::geteuid().as_raw()];
+    config.daemon.operators.clone().unwrap_or_else(usual).into_iter().collect()
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    // An error means that nobody is left to say so, which is a stop too.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// So that a device's UUID, which is made of the path, does not depend on where the daemon was started.
+fn absolute_dir(dir: PathBuf) -> Result<PathBuf, Failure> {
+    absolute(&dir).map_err(|_| Failure::NoWorkingDir(dir))
+}
+
+/// An extent is a descriptor and a session two: the soft limit of most systems, 1024, is soon met.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, soft_limit = limit.current, "the limit of open files could not be raised");
+    }
+}

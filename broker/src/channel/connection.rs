@@ -1,0 +1,216 @@
+//! One connection, from accept to end.
+
+use std::{io, os::fd::AsFd, os::fd::OwnedFd, sync::Arc, sync::atomic::AtomicBool, time::Duration};
+
+use broker_core::{self as core, ChannelId, Event};
+use tokio::sync::Notify;
+use vramd_proto::{channel as protocol, v1};
+use vramd_types::SessionId;
+
+use super::{
+    Channels, Entry,
+    frame::{self, Received},
+    gate::{Gate, Ticket},
+    outbox::Outbox,
+    refused::HelloRefusal,
+    socket::Socket,
+    watch,
+};
+use crate::{
+    platform::{credentials::Packet, identity::Rules, peer::Peer},
+    reactor::Inbox,
+};
+
+/// Longest client name that is kept; it is for people.
+const CLIENT_NAME_BYTES_MAX: usize = 128;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) channels: Arc<Channels>,
+    pub(super) inbox: Inbox,
+    pub(super) rules: Rules,
+    pub(super) hello_timeout: Duration,
+}
+
+/// A connection of somebody who is known, and has a while to say hello.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    socket: Socket,
+    peer: Peer,
+    waiting: Ticket,
+}
+
+/// Lets an accepted connection in, or refuses it at once.
+pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>) -> io::Result<Option<Arrival>> {
+    let socket = Socket::new(fd)?;
+    let admitted = Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)).and_then(|peer| {
+        let waiting = gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
+        Ok((peer, waiting))
+    });
+    match admitted {
+        Ok((peer, waiting)) => Ok(Some(Arrival { socket, peer, waiting })),
+        Err(refusal) => {
+            refuse(&socket, &refusal);
+            Ok(None)
+        }
+    }
+}
+
+/// Serves a connection until its end.
+pub(super) async fn run(arrival: Arrival, shared: Arc<Shared>) {
+    let Arrival { socket, peer, waiting } = arrival;
+    match greet(&socket, &peer, &shared).await {
+        Ok(Some((tenant, hello))) => {
+            serve(&socket, peer, tenant, hello, waiting, &shared).await;
+        }
+        Ok(None) => {}
+        Err(refusal) => refuse(&socket, &refusal),
+    }
+}
+
+fn unidentified(error: &dyn std::fmt::Display) -> HelloRefusal {
+    HelloRefusal::Unidentified { problem: error.to_string() }
+}
+
+/// Says why, and ends the connection.
+fn refuse(socket: &Socket, refusal: &HelloRefusal) {
+    tracing::info!(?refusal, "connection refused");
+    // Room for one small packet is there unless the peer has left.
+    let _ = socket.try_send(&refusal.frame());
+    socket.shutdown();
+    socket.discard_received();
+}
+
+/// Finds out who is charged and reads the hello; `None` if the client left before.
+async fn greet(
+    socket: &Socket,
+    peer: &Peer,
+    shared: &Shared,
+) -> Result<Option<(String, v1::Hello)>, HelloRefusal> {
+    let tenant = shared.rules.tenant_of(peer).map_err(|error| unidentified(&error))?;
+    let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
+    let Ok(received) = tokio::time::timeout(shared.hello_timeout, socket.receive(&mut buffer)).await else {
+        let problem = format!("no hello within {} ms", shared.hello_timeout.as_millis());
+        return Err(HelloRefusal::Broken { problem });
+    };
+    let packet = match received {
+        Ok(packet) if !packet.is_end() => packet,
+        Ok(_) | Err(_) => return Ok(None),
+    };
+    let broken = |problem| HelloRefusal::Broken { problem };
+    match whole_frame(&buffer, packet, peer.pid).map_err(broken)? {
+        Received::Hello(hello) if hello.protocol_major == protocol::PROTOCOL_MAJOR => {
+            Ok(Some((tenant, hello)))
+        }
+        Received::Hello(hello) => Err(HelloRefusal::Version { client_major: hello.protocol_major }),
+        Received::Frame(_) => Err(broken("the first frame is no hello".to_owned())),
+    }
+}
+
+/// Registers the channel, tells the core of it, and carries frames both ways until it ends.
+async fn serve(
+    socket: &Socket,
+    peer: Peer,
+    tenant: String,
+    hello: v1::Hello,
+    waiting: Ticket,
+    shared: &Shared,
+) {
+    let Shared { channels, inbox, .. } = shared;
+    let channel = channels.next_id();
+    let pid = peer.pid;
+    let entry = Arc::new(Entry {
+        outbox: Outbox::new(),
+        pidfd: Arc::new(peer.pidfd),
+        features: hello.features & protocol::FEATURES,
+        forgotten: Notify::new(),
+        channel_over: AtomicBool::new(false),
+        process_over: AtomicBool::new(false),
+    });
+    channels.by_id.insert(channel, Arc::clone(&entry));
+    inbox.event(Event::Hello {
+        channel,
+        hello: core::Hello {
+            tenant,
+            pid,
+            uid: peer.uid,
+            client_name: frame::shortened(&hello.client_name, CLIENT_NAME_BYTES_MAX).to_owned(),
+            devices: (!hello.any_device).then_some(hello.devices),
+            unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_raw).collect(),
+        },
+    });
+    drop(waiting);
+    tokio::spawn(watch::process(channel, Arc::clone(&entry), Arc::clone(channels), inbox.clone()));
+    tokio::join!(read(socket, channel, pid, inbox, &entry.outbox), write(socket, channel, &entry.outbox));
+    inbox.event(Event::ChannelEnded { channel });
+    channels.settle(channel, &entry.channel_over);
+}
+
+/// Turns packets into events, one at a time: the next is read once the reactor has seen the one before, so that no
+/// client fills the reactor's queue.
+async fn read(socket: &Socket, channel: ChannelId, pid: u32, inbox: &Inbox, outbox: &Outbox) {
+    let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
+    while let Ok(packet) = socket.receive(&mut buffer).await {
+        if packet.is_end() {
+            break;
+        }
+        inbox.event(match whole_frame(&buffer, packet, pid) {
+            Ok(Received::Frame(frame)) => Event::Frame { channel, frame },
+            Ok(Received::Hello(_)) => Event::Malformed { channel, problem: "a second hello".to_owned() },
+            Err(problem) => Event::Malformed { channel, problem },
+        });
+        if inbox.read(|_| ()).await.is_none() {
+            break;
+        }
+    }
+    outbox.abort();
+}
+
+/// Sends what is queued, in order; a client that does not take its frames holds up nobody but itself.
+async fn write(socket: &Socket, channel: ChannelId, outbox: &Outbox) {
+    while let Some(frame) = outbox.next().await {
+        let sent = tokio::select! {
+            sent = socket.send(&frame) => sent,
+            () = outbox.overdue() => break,
+        };
+        if let Err(error) = sent {
+            report(channel, &frame, &error);
+            outbox.abort();
+        }
+    }
+    socket.shutdown();
+}
+
+/// A client that has left is an everyday event, all else is not.
+fn report(channel: ChannelId, frame: &super::OutFrame, error: &io::Error) {
+    let (fds, bytes) = (frame.handles.len(), frame.bytes.len());
+    match error.raw_os_error() {
+        Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
+            tracing::debug!(channel = channel.0, %error, "the client has left");
+        }
+        Some(libc::ETOOMANYREFS) => tracing::warn!(
+            channel = channel.0,
+            fds,
+            "too many descriptors are in flight for this user's limit of open files: channel ended"
+        ),
+        _ => {
+            tracing::warn!(channel = channel.0, %error, fds, bytes, "a frame could not be sent: channel ended")
+        }
+    }
+}
+
+/// The frame in a packet, if it is a whole one, alone, and from the process of the session.
+fn whole_frame(buffer: &[u8], packet: Packet, pid: u32) -> Result<Received, String> {
+    let sender = packet.sender.map_or(0, |sender| sender.pid);
+    if i64::from(sender) != i64::from(pid) {
+        return Err(format!("a frame from process {sender}, and the session is that of process {pid}"));
+    }
+    if packet.truncated {
+        return Err(format!("a frame of more than {} bytes", buffer.len()));
+    }
+    if packet.fds_dropped {
+        return Err("a frame with file descriptors".to_owned());
+    }
+    frame::decode(&buffer[..packet.bytes])
+}

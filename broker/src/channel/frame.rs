@@ -1,0 +1,286 @@
+//! Frames: what the core means, and what stands in a packet. The only file that knows both.
+
+use broker_core::{self as core, DaemonFrame, MapPart, PartRef, RevokeReason, UnmappedPart};
+use broker_driver::Handle;
+use prost::Message;
+use vramd_proto::{channel as protocol, v1};
+use vramd_types::{AllocationId, ExtentId, PartIndex};
+
+use super::OutFrame;
+
+/// Longest `UnmappedPart.detail` that is kept.
+const DETAIL_BYTES_MAX: usize = 256;
+
+/// What encoding needs to know beyond the frame.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// All of the daemon's devices, by index.
+    pub devices: &'a [v1::Device],
+    /// What both sides of the channel speak; see [`super::Channels::features`].
+    pub features: u64,
+    pub handle: &'a dyn Fn(ExtentId) -> Option<Handle>,
+}
+
+impl std::fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+/// A frame names an extent of which the shell has no handle. A bug: the core maps only what was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no handle of extent {0}")]
+pub struct UnknownExtent(pub ExtentId);
+
+/// The packet of a frame. Handles stand in the order of the parts; `MapPart.device` is the `Device.index` of
+/// `Welcome.devices`.
+pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, UnknownExtent> {
+    use v1::daemon_frame::Frame;
+    let mut handles = Vec::new();
+    let frame = match frame {
+        DaemonFrame::Welcome { session, tenant, devices } => Frame::Welcome(v1::Welcome {
+            session_id: session.get(),
+            protocol_major: protocol::PROTOCOL_MAJOR,
+            protocol_minor: protocol::PROTOCOL_MINOR,
+            features: context.features,
+            daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
+            tenant: tenant.clone(),
+            devices: devices
+                .iter()
+                .filter_map(|index| context.devices.get(usize::from(index.0)).cloned())
+                .collect(),
+        }),
+        DaemonFrame::Refused(refusal) => Frame::Refused(super::refused::of_core(refusal)),
+        DaemonFrame::Map(parts) => {
+            let mut packed = Vec::with_capacity(parts.len());
+            for part in parts {
+                let handle = (context.handle)(part.extent).ok_or(UnknownExtent(part.extent))?;
+                packed.push(map_part(part, &handle));
+                handles.push(handle);
+            }
+            Frame::Map(v1::Map { parts: packed })
+        }
+        DaemonFrame::Revoke { parts, reason } => Frame::Revoke(v1::Revoke {
+            parts: parts.iter().map(part_ref).collect(),
+            reason: match reason {
+                RevokeReason::Freed => v1::RevokeReason::Freed,
+                RevokeReason::Detached => v1::RevokeReason::Detached,
+                RevokeReason::Sealing => v1::RevokeReason::Sealing,
+                RevokeReason::SessionEnded => v1::RevokeReason::SessionEnded,
+            }
+            .into(),
+        }),
+        DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
+    };
+    let bytes = v1::DaemonFrame { frame: Some(frame) }.encode_to_vec();
+    debug_assert!(bytes.len() <= protocol::FRAME_BYTES_MAX, "a frame of {} bytes", bytes.len());
+    Ok(OutFrame { bytes, handles })
+}
+
+fn part_ref(part: &PartRef) -> v1::PartRef {
+    v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
+}
+
+fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
+    v1::MapPart {
+        part: Some(part_ref(&part.part)),
+        offset_bytes: part.offset.get(),
+        size_bytes: part.size.get(),
+        span_bytes: part.span.get(),
+        access: if part.writable { v1::Access::ReadWrite } else { v1::Access::ReadOnly }.into(),
+        handle_type: match handle {
+            Handle::Memfd(_) => v1::HandleType::Memfd,
+            Handle::VmmFd(_) => v1::HandleType::VmmFd,
+            Handle::CudaIpc(_) => v1::HandleType::CudaIpc,
+        }
+        .into(),
+        device: u32::from(part.device.0),
+        cuda_ipc_handle: match handle {
+            Handle::CudaIpc(handle) => handle.to_vec(),
+            Handle::Memfd(_) | Handle::VmmFd(_) => Vec::new(),
+        },
+    }
+}
+
+/// What a client sent.
+#[derive(Debug)]
+pub(super) enum Received {
+    Hello(v1::Hello),
+    Frame(core::ClientFrame),
+}
+
+/// Reads one packet, or says why it is no frame.
+pub(super) fn decode(packet: &[u8]) -> Result<Received, String> {
+    use v1::client_frame::Frame;
+    let frame = v1::ClientFrame::decode(packet).map_err(|error| format!("not a frame: {error}"))?;
+    match frame.frame {
+        None => Err("an empty frame, or one of a kind that this daemon does not know".to_owned()),
+        Some(Frame::Hello(hello)) => Ok(Received::Hello(hello)),
+        Some(Frame::Mapped(mapped)) => {
+            bounded(mapped.parts.len())?;
+            let parts = mapped.parts.iter().map(core_part).collect();
+            Ok(Received::Frame(core::ClientFrame::Mapped(parts)))
+        }
+        Some(Frame::Unmapped(unmapped)) => {
+            bounded(unmapped.parts.len())?;
+            let parts = unmapped.parts.into_iter().map(unmapped_part).collect::<Result<_, _>>()?;
+            Ok(Received::Frame(core::ClientFrame::Unmapped(parts)))
+        }
+    }
+}
+
+fn bounded(parts: usize) -> Result<(), String> {
+    match parts {
+        0 => Err("a frame that names no part".to_owned()),
+        1..=protocol::PARTS_PER_FRAME_MAX => Ok(()),
+        _ => Err(format!("{parts} parts in one frame, at most {}", protocol::PARTS_PER_FRAME_MAX)),
+    }
+}
+
+fn core_part(part: &v1::PartRef) -> PartRef {
+    PartRef { allocation: AllocationId::from_raw(part.allocation_id), part: PartIndex(part.part_index) }
+}
+
+fn unmapped_part(unmapped: v1::UnmappedPart) -> Result<UnmappedPart, String> {
+    let part = unmapped.part.ok_or("an unmapped part without its reference")?;
+    let failure = match v1::UnmapReason::try_from(unmapped.reason) {
+        Ok(v1::UnmapReason::Done) => None,
+        Ok(v1::UnmapReason::MapFailed) => Some(shortened(&unmapped.detail, DETAIL_BYTES_MAX).to_owned()),
+        Ok(v1::UnmapReason::Unspecified) | Err(_) => {
+            return Err(format!("an unmapped part with the unknown reason {}", unmapped.reason));
+        }
+    };
+    Ok(UnmappedPart { part: core_part(&part), failure })
+}
+
+/// The start of a text that a client wrote, at most so many bytes of it.
+pub(super) fn shortened(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use broker_core::{ClientFrame, Refusal};
+    use vramd_types::{Bytes, DeviceIndex, SessionId};
+
+    use super::*;
+
+    fn client(frame: v1::client_frame::Frame) -> Vec<u8> {
+        v1::ClientFrame { frame: Some(frame) }.encode_to_vec()
+    }
+
+    fn reference(part_index: u32) -> v1::PartRef {
+        v1::PartRef { allocation_id: 7, part_index }
+    }
+
+    fn daemon(frame: &OutFrame) -> v1::daemon_frame::Frame {
+        v1::DaemonFrame::decode(&frame.bytes[..]).unwrap().frame.unwrap()
+    }
+
+    #[test]
+    fn client_frames_are_read() {
+        let mapped =
+            client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![reference(0), reference(1)] }));
+        let Ok(Received::Frame(ClientFrame::Mapped(parts))) = decode(&mapped) else { panic!() };
+        assert_eq!(parts[1], PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(1) });
+
+        let failed = v1::UnmappedPart {
+            part: Some(reference(3)),
+            reason: v1::UnmapReason::MapFailed.into(),
+            detail: "ä".repeat(200),
+        };
+        let unmapped = client(v1::client_frame::Frame::Unmapped(v1::Unmapped { parts: vec![failed] }));
+        let Ok(Received::Frame(ClientFrame::Unmapped(parts))) = decode(&unmapped) else { panic!() };
+        assert_eq!(parts[0].failure.as_deref(), Some(&*"ä".repeat(128)));
+    }
+
+    #[test]
+    fn garbage_is_told_apart() {
+        let no_parts = client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![] }));
+        let many = client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![reference(0); 1025] }));
+        let unmapped = |part, reason| {
+            let parts = vec![v1::UnmappedPart { part, reason, detail: String::new() }];
+            client(v1::client_frame::Frame::Unmapped(v1::Unmapped { parts }))
+        };
+        for (packet, problem) in [
+            (&b""[..], "empty frame"),
+            (b"\xff\xff\xff", "not a frame"),
+            (&no_parts, "names no part"),
+            (&many, "1025 parts"),
+            (&unmapped(None, 1), "without its reference"),
+            (&unmapped(Some(reference(0)), 0), "unknown reason 0"),
+            (&unmapped(Some(reference(0)), 9), "unknown reason 9"),
+        ] {
+            let error = decode(packet).expect_err(problem);
+            assert!(error.contains(problem), "{error} / {problem}");
+        }
+        for cut in 1..many.len().min(64) {
+            let _ = decode(&many[..cut]);
+        }
+    }
+
+    #[test]
+    fn a_map_carries_its_handles_in_order() {
+        let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let handle = Handle::Memfd(Arc::new(memfd));
+        let known = |extent: ExtentId| (extent.get() < 10).then(|| handle.clone());
+        let context = Context { devices: &[], features: 0, handle: &known };
+        let part = |extent| MapPart {
+            part: PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(0) },
+            extent: ExtentId::from_raw(extent),
+            device: DeviceIndex(2),
+            offset: Bytes::ZERO,
+            size: Bytes::mib(2),
+            span: Bytes::mib(4),
+            writable: false,
+        };
+        let frame = encode(&DaemonFrame::Map(vec![part(1), part(2)]), context).unwrap();
+        assert_eq!(frame.handles.len(), 2);
+        let v1::daemon_frame::Frame::Map(map) = daemon(&frame) else { panic!() };
+        assert_eq!(map.parts[0].access(), v1::Access::ReadOnly);
+        assert_eq!(map.parts[0].handle_type(), v1::HandleType::Memfd);
+        assert_eq!((map.parts[0].device, map.parts[0].span_bytes), (2, 4 << 20));
+
+        let lost = encode(&DaemonFrame::Map(vec![part(11)]), context);
+        assert_eq!(lost.err(), Some(UnknownExtent(ExtentId::from_raw(11))));
+    }
+
+    #[test]
+    fn the_largest_frames_fit_in_a_packet() {
+        let part = PartRef { allocation: AllocationId::from_raw(u64::MAX), part: PartIndex(u32::MAX) };
+        let none = |_| None;
+        let context = Context { devices: &[], features: 0, handle: &none };
+        let revoke = DaemonFrame::Revoke {
+            parts: vec![part; broker_core::limits::PARTS_PER_FRAME_MAX],
+            reason: RevokeReason::Freed,
+        };
+        assert!(encode(&revoke, context).unwrap().bytes.len() <= protocol::FRAME_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_refusal_and_a_welcome_say_what_the_core_said() {
+        let none = |_| None;
+        let device = v1::Device { uuid: "GPU-1".into(), index: 1, name: "sim".into() };
+        let devices = [v1::Device::default(), device.clone()];
+        let context = Context { devices: &devices, features: 2, handle: &none };
+        let welcome = DaemonFrame::Welcome {
+            session: SessionId::from_raw(5),
+            tenant: "team-a".into(),
+            devices: vec![DeviceIndex(1)],
+        };
+        let v1::daemon_frame::Frame::Welcome(welcome) = daemon(&encode(&welcome, context).unwrap()) else {
+            panic!()
+        };
+        assert_eq!((welcome.session_id, welcome.features, welcome.devices), (5, 2, vec![device]));
+
+        let refused = DaemonFrame::Refused(Refusal::SessionsTooMany { tenant: "team-a".into(), limit: 3 });
+        let v1::daemon_frame::Frame::Refused(refused) = daemon(&encode(&refused, context).unwrap()) else {
+            panic!()
+        };
+        assert_eq!((refused.code, refused.reason.as_str()), (8, "SESSIONS_TOO_MANY"));
+        assert_eq!(refused.metadata["limit_count"], "3");
+    }
+}

@@ -1,0 +1,92 @@
+//! Accepts connections on `channel.sock`.
+
+use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
+
+use rustix::{io::Errno, net::SocketFlags};
+use tokio::{io::unix::AsyncFd, task::JoinSet};
+
+use super::{
+    Channels,
+    connection::{self, Shared},
+    gate::{Bounds, Gate},
+};
+use crate::{
+    platform::{identity::Rules, readiness},
+    reactor::Inbox,
+};
+
+/// How long to wait where the process has no descriptor left for another connection.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+/// How long ending channels may take when the daemon stops.
+const STOP_DEADLINE: Duration = Duration::from_secs(3);
+
+/// What the operator says about connections.
+#[derive(Debug)]
+pub struct Settings {
+    pub rules: Rules,
+    /// By then a connection must have said hello.
+    pub hello_timeout: Duration,
+    /// Most connections that have not said hello, in all and of one user.
+    pub greeting_max: usize,
+    pub greeting_per_uid_max: usize,
+}
+
+/// Serves `channel.sock` until `stop` is done, and then ends every channel.
+pub async fn serve(
+    listener: OwnedFd,
+    channels: Arc<Channels>,
+    inbox: Inbox,
+    settings: Settings,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let listener = readiness::of_socket(listener)?;
+    let Settings { rules, hello_timeout, greeting_max, greeting_per_uid_max } = settings;
+    let gate = Gate::new(Bounds { all: greeting_max, per_uid: greeting_per_uid_max });
+    let shared = Arc::new(Shared { channels, inbox, rules, hello_timeout });
+    let mut connections = JoinSet::new();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        tokio::select! {
+            accepted = accept(&listener) => match accepted {
+                Ok(fd) => match connection::admit(fd, &gate) {
+                    Ok(Some(arrival)) => {
+                        connections.spawn(connection::run(arrival, Arc::clone(&shared)));
+                    }
+                    Ok(None) => {}
+                    Err(error) => tracing::warn!(%error, "a connection could not be served"),
+                },
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!(%error, "no connection can be accepted now");
+                    tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                }
+            },
+            Some(_ended) = connections.join_next() => {}
+            () = &mut stop => break,
+        }
+    }
+    drop(listener);
+    shared.channels.close_all();
+    let ended = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(STOP_DEADLINE, ended).await.is_err() {
+        tracing::debug!("connections that had not said hello were dropped");
+    }
+    Ok(())
+}
+
+async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
+    loop {
+        let mut ready = listener.readable().await?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match ready.try_io(|fd| Ok(rustix::net::accept_with(fd, flags)?)) {
+            Ok(result) => {
+                let fd = result?;
+                // The listener has it, and kernels pass it on; a frame without a sender would be refused.
+                rustix::net::sockopt::set_socket_passcred(&fd, true)
+                    .map_err(|error: Errno| io::Error::from(error))?;
+                return Ok(fd);
+            }
+            Err(_would_block) => {}
+        }
+    }
+}

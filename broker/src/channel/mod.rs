@@ -1,0 +1,127 @@
+//! `channel.sock`: one connection is one session, and all that concerns mappings travels on it in one order.
+//!
+//! ```text
+//!   listener ──accept──▶ connection: who is it? ─▶ Hello ─▶ reads frames ──▶ events to the reactor
+//!                            │                          └─ writes what lies in its outbox
+//!                            └─▶ watch: the process's pidfd, until the core forgets it
+//! ```
+//!
+//! A peer can stall, stop or send garbage: each connection waits in tasks of its own, its outbox is bounded, and
+//! it has at most one frame in the reactor's queue. The price is a task and two descriptors a session.
+
+mod connection;
+pub mod frame;
+mod gate;
+mod listener;
+mod outbox;
+mod refused;
+mod socket;
+mod watch;
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use broker_core::ChannelId;
+use broker_driver::Handle;
+use dashmap::DashMap;
+use tokio::sync::Notify;
+
+pub use listener::{Settings, serve};
+
+use outbox::Outbox;
+
+/// A frame on its way to a client, with the handles whose descriptors travel in the same packet.
+#[derive(Debug)]
+pub struct OutFrame {
+    pub bytes: Vec<u8>,
+    pub handles: Vec<Handle>,
+}
+
+/// Every channel that has said hello, by its number. Look-ups only; what a channel means is the core's business.
+#[derive(Debug, Default)]
+pub struct Channels {
+    by_id: DashMap<ChannelId, Arc<Entry>>,
+    last_id: AtomicU64,
+}
+
+/// What is left of a channel outside its tasks. It stays after the channel's end while the process is watched.
+#[derive(Debug)]
+struct Entry {
+    outbox: Outbox,
+    pidfd: Arc<OwnedFd>,
+    features: u64,
+    forgotten: Notify,
+    channel_over: AtomicBool,
+    process_over: AtomicBool,
+}
+
+impl Channels {
+    /// Queues a frame. A channel that is gone or closing drops it; one whose outbox is full is ended.
+    pub fn send(&self, channel: ChannelId, frame: OutFrame) {
+        let Some(entry) = self.entry(channel) else { return };
+        if entry.outbox.push(frame).is_err() {
+            tracing::warn!(channel = channel.0, "the client does not read: outbox full, channel ended");
+        }
+    }
+
+    /// Ends the channel once what is queued has been sent, or could not be for too long.
+    pub fn close(&self, channel: ChannelId) {
+        if let Some(entry) = self.entry(channel) {
+            entry.outbox.close();
+        }
+    }
+
+    /// Stops watching the process behind the channel.
+    pub fn forget(&self, channel: ChannelId) {
+        if let Some((_, entry)) = self.by_id.remove(&channel) {
+            entry.outbox.close();
+            entry.forgotten.notify_one();
+        }
+    }
+
+    /// Kills the process behind the channel: that very process, whatever its pid names by now.
+    pub fn kill(&self, channel: ChannelId) {
+        let Some(entry) = self.entry(channel) else { return };
+        match rustix::process::pidfd_send_signal(&entry.pidfd, rustix::process::Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => tracing::warn!(channel = channel.0, %error, "the process could not be killed"),
+        }
+    }
+
+    /// The feature bits that both sides of the channel speak.
+    pub fn features(&self, channel: ChannelId) -> u64 {
+        self.entry(channel).map_or(0, |entry| entry.features)
+    }
+
+    /// Ends every channel: the daemon stops.
+    pub fn close_all(&self) {
+        for entry in &self.by_id {
+            entry.outbox.close();
+        }
+    }
+
+    /// Takes note that one of the two ends has come; after both nothing is left to do with the channel.
+    fn settle(&self, channel: ChannelId, over: &AtomicBool) {
+        over.store(true, Ordering::SeqCst);
+        self.by_id.remove_if(&channel, |_, entry| {
+            entry.channel_over.load(Ordering::SeqCst) && entry.process_over.load(Ordering::SeqCst)
+        });
+    }
+
+    fn next_id(&self) -> ChannelId {
+        ChannelId(self.last_id.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// The entry without the map's lock, which must not be held while anything else happens.
+    fn entry(&self, channel: ChannelId) -> Option<Arc<Entry>> {
+        self.by_id.get(&channel).map(|entry| Arc::clone(&entry))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! What waits to be sent on one channel. Bounded: a client that does not read loses its channel, never the daemon
+//! its memory.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use super::OutFrame;
+
+/// Most frames that wait. A packet of descriptors is only sent once the one before is acknowledged, so what piles
+/// up is small: revokes and notes.
+const FRAMES_MAX: usize = 4096;
+const BYTES_MAX: usize = 4 << 20;
+
+/// How long a closing channel waits for its client to take what is queued.
+const LINGER: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Outbox {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    frames: VecDeque<OutFrame>,
+    bytes: usize,
+    end: End,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Open,
+    /// After what is queued, or at this time.
+    Closing(Instant),
+    /// Whatever is queued.
+    Now,
+}
+
+/// The outbox is full, and by that its channel has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full;
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        let state = State { frames: VecDeque::new(), bytes: 0, end: End::Open };
+        Self { state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// Queues a frame; after the end it is dropped.
+    pub(super) fn push(&self, frame: OutFrame) -> Result<(), Full> {
+        let mut state = self.state();
+        if state.end != End::Open {
+            return Ok(());
+        }
+        if state.frames.len() == FRAMES_MAX || state.bytes + frame.bytes.len() > BYTES_MAX {
+            drop(state);
+            self.abort();
+            return Err(Full);
+        }
+        state.bytes += frame.bytes.len();
+        state.frames.push_back(frame);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Nothing more is queued; what is queued is sent if the client takes it soon.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        if state.end == End::Open {
+            state.end = End::Closing(Instant::now() + LINGER);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Drops what is queued, and with it the descriptors.
+    pub(super) fn abort(&self) {
+        let mut state = self.state();
+        state.end = End::Now;
+        state.bytes = 0;
+        let dropped = std::mem::take(&mut state.frames);
+        drop(state);
+        drop(dropped);
+        self.changed.notify_one();
+    }
+
+    /// The next frame to send, or `None` at the end. For the one task that writes.
+    pub(super) async fn next(&self) -> Option<OutFrame> {
+        loop {
+            {
+                let mut state = self.state();
+                if let Some(frame) = state.frames.pop_front() {
+                    state.bytes -= frame.bytes.len();
+                    return Some(frame);
+                }
+                if state.end != End::Open {
+                    return None;
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// Returns when it is time to give up on a frame that the client does not take.
+    pub(super) async fn overdue(&self) {
+        loop {
+            let end = self.state().end;
+            match end {
+                End::Now => return,
+                End::Closing(at) => return tokio::time::sleep_until(at).await,
+                End::Open => self.changed.notified().await,
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held, and a half-done change is none: fields are only replaced.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(bytes: usize) -> OutFrame {
+        OutFrame { bytes: vec![0; bytes], handles: vec![] }
+    }
+
+    #[tokio::test]
+    async fn closing_sends_what_is_queued_and_takes_no_more() {
+        let outbox = Outbox::new();
+        outbox.push(frame(1)).unwrap();
+        outbox.close();
+        outbox.push(frame(2)).unwrap();
+        assert_eq!(outbox.next().await.map(|frame| frame.bytes.len()), Some(1));
+        assert!(outbox.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_full_outbox_ends_the_channel() {
+        for (size, fits) in [(1, FRAMES_MAX), (64 << 10, BYTES_MAX / (64 << 10))] {
+            let outbox = Outbox::new();
+            for _ in 0..fits {
+                outbox.push(frame(size)).unwrap();
+            }
+            assert_eq!(outbox.push(frame(size)), Err(Full));
+            assert!(outbox.next().await.is_none());
+            outbox.overdue().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_nothing_is_given_up_after_the_linger() {
+        let outbox = Outbox::new();
+        let before = Instant::now();
+        outbox.close();
+        outbox.overdue().await;
+        assert_eq!(before.elapsed(), LINGER);
+    }
+}

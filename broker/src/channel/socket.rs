@@ -1,0 +1,185 @@
+//! A SOCK_SEQPACKET socket for tasks: whole packets, who sent each, and descriptors along with them.
+
+use std::{
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
+use tokio::io::unix::AsyncFd;
+use vramd_proto::channel::FDS_PER_PACKET_MAX;
+
+use super::OutFrame;
+use crate::platform::{
+    credentials::{self, Packet},
+    readiness,
+};
+
+#[derive(Debug)]
+pub(super) struct Socket {
+    fd: AsyncFd<OwnedFd>,
+}
+
+impl Socket {
+    /// The socket must not block.
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
+        Ok(Self { fd: readiness::of_socket(fd)? })
+    }
+
+    /// The next packet. Descriptors in it are not taken: the kernel closes them, and says so.
+    pub(super) async fn receive(&self, buffer: &mut [u8]) -> io::Result<Packet> {
+        loop {
+            let mut ready = self.fd.readable().await?;
+            match ready.try_io(|fd| credentials::receive(fd.as_fd(), buffer)) {
+                Ok(result) => return result,
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// Sends the frame and its descriptors in one packet, once there is room.
+    pub(super) async fn send(&self, frame: &OutFrame) -> io::Result<()> {
+        loop {
+            let mut ready = self.fd.writable().await?;
+            match ready.try_io(|fd| send(fd.as_fd(), frame)) {
+                Ok(result) => return result,
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// Sends if there is room at once.
+    pub(super) fn try_send(&self, frame: &OutFrame) -> io::Result<()> {
+        send(self.fd.as_fd(), frame)
+    }
+
+    /// Ends both directions. What the peer has sent before can still be received, then comes the end.
+    pub(super) fn shutdown(&self) {
+        // It fails only where the peer has left, which is the same.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// Takes what has come off the socket after a [`Self::shutdown`]: a socket that is closed with packets unread
+    /// gives its peer ECONNRESET in place of the last frame sent to it.
+    pub(super) fn discard_received(&self) {
+        let mut buffer = [0; 64];
+        while credentials::receive(self.fd.as_fd(), &mut buffer).is_ok_and(|packet| !packet.is_end()) {}
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, frame: &OutFrame) -> io::Result<()> {
+    let fds: Vec<_> = frame.handles.iter().filter_map(broker_driver::Handle::fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other(format!("{} descriptors in one packet", fds.len())));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&frame.bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use broker_driver::Handle;
+    use rustix::{
+        fs::{MemfdFlags, memfd_create},
+        net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType},
+    };
+
+    use super::*;
+
+    fn pair() -> (Socket, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::sockopt::set_socket_passcred(&ours, true).unwrap();
+        (Socket::new(ours).unwrap(), theirs)
+    }
+
+    fn send_fds(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_packet_names_its_sender() {
+        let (ours, theirs) = pair();
+        send_fds(&theirs, b"hello", &[]);
+        let mut buffer = [0; 16];
+        let packet = ours.receive(&mut buffer).await.unwrap();
+        assert_eq!(&buffer[..packet.bytes], b"hello");
+        assert_eq!(packet.sender.map(|sender| sender.pid), Some(std::process::id().cast_signed()));
+        assert!(!packet.truncated && !packet.fds_dropped && !packet.is_end());
+    }
+
+    #[tokio::test]
+    async fn descriptors_are_not_taken_and_too_much_is_noticed() {
+        let (ours, theirs) = pair();
+        let (mut probe, watched) = io::pipe().unwrap();
+        send_fds(&theirs, b"take these", &[watched.as_fd(), watched.as_fd()]);
+        drop(watched);
+        let mut buffer = [0; 4];
+        let packet = ours.receive(&mut buffer).await.unwrap();
+        assert!(packet.truncated && packet.fds_dropped);
+        // The pipe's other end is closed everywhere: a copy that had leaked would leave this read waiting.
+        assert_eq!(io::Read::read(&mut probe, &mut [0; 1]).unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_empty_packet_is_not_the_end() {
+        let (ours, theirs) = pair();
+        send_fds(&theirs, b"", &[]);
+        let mut buffer = [0; 4];
+        assert!(!ours.receive(&mut buffer).await.unwrap().is_end());
+        drop(theirs);
+        assert!(ours.receive(&mut buffer).await.unwrap().is_end());
+    }
+
+    #[tokio::test]
+    async fn the_last_frame_arrives_though_packets_were_unread() {
+        let (ours, theirs) = pair();
+        send_fds(&theirs, b"unread", &[]);
+        ours.try_send(&OutFrame { bytes: b"refused".to_vec(), handles: vec![] }).unwrap();
+        ours.shutdown();
+        ours.discard_received();
+        drop(ours);
+        let mut buffer = [0; 16];
+        assert_eq!(rustix::net::recv(&theirs, &mut buffer[..], RecvFlags::empty()).unwrap().0, 7);
+    }
+
+    #[tokio::test]
+    async fn the_most_descriptors_arrive_in_one_packet() {
+        let (ours, theirs) = pair();
+        let memfd = Arc::new(memfd_create("socket-test", MemfdFlags::CLOEXEC).unwrap());
+        let handles = vec![Handle::Memfd(memfd); FDS_PER_PACKET_MAX];
+        ours.send(&OutFrame { bytes: b"map".to_vec(), handles: handles.clone() }).await.unwrap();
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut buffer = [0; 8];
+        let buffers = &mut [io::IoSliceMut::new(&mut buffer)];
+        rustix::net::recvmsg(&theirs, buffers, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let count: usize = control
+            .drain()
+            .map(|message| if let RecvAncillaryMessage::ScmRights(fds) = message { fds.count() } else { 0 })
+            .sum();
+        assert_eq!(count, FDS_PER_PACKET_MAX);
+
+        let too_many = [handles, vec![Handle::CudaIpc([0; 64]); 1]].concat();
+        assert!(
+            ours.try_send(&OutFrame { bytes: vec![1], handles: too_many }).is_ok(),
+            "no descriptor for that one"
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! From the configuration to devices: which there are to simulate, and which of the driver's are handed out.
+
+use std::path::Path;
+
+use broker_core::DeviceConfig;
+use broker_driver::{
+    DeviceInfo,
+    sim::{Effect, Fault, Operation, SimConfig},
+};
+use thiserror::Error;
+use vramd_types::Bytes;
+
+use super::{DeviceChoice, Memory, Sim, SimEffect, SimOperation};
+
+/// A device that the configuration names is not on this node.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("memory.devices: there is no device `{named}`; this node has {there}")]
+pub struct DeviceNotThere {
+    pub named: String,
+    pub there: String,
+}
+
+/// The simulated node of one daemon.
+#[derive(Clone, Copy, Debug)]
+pub struct SimDevices<'a> {
+    pub sim: &'a Sim,
+    /// Distinguishes this daemon's devices from those of others on the node, and is the same after a restart.
+    pub socket_dir: &'a Path,
+}
+
+impl SimDevices<'_> {
+    pub fn config(&self) -> SimConfig {
+        let device = |(index, device): (usize, &super::SimDevice)| DeviceInfo {
+            uuid: device.uuid.clone().unwrap_or_else(|| self.uuid(index)),
+            name: device.name.clone().unwrap_or_else(|| format!("Simulated GPU {index}")),
+            total: device.memory,
+            context: Bytes::ZERO,
+        };
+        let fault = |fault: &super::SimFault| Fault {
+            on: match fault.on {
+                SimOperation::Create => Operation::Create,
+                SimOperation::Release => Operation::Release,
+                SimOperation::Digest => Operation::Digest,
+            },
+            nth: fault.nth,
+            count: fault.count,
+            effect: match &fault.effect {
+                SimEffect::OutOfMemory => Effect::OutOfMemory,
+                SimEffect::Fail(message) => Effect::Fail(message.clone()),
+                SimEffect::Delay(delay) => Effect::Delay(*delay),
+            },
+        };
+        SimConfig {
+            devices: self.sim.devices.iter().enumerate().map(device).collect(),
+            faults: self.sim.faults.iter().map(fault).collect(),
+        }
+    }
+
+    fn uuid(&self, index: usize) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.socket_dir.as_os_str().as_encoded_bytes());
+        hasher.update(format!("\n{index}").as_bytes());
+        let hex = hasher.finalize().to_hex();
+        format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..32])
+    }
+}
+
+/// Those of the node's devices that the configuration names, in its order: their numbers count from 0 in it.
+pub fn choose(choice: &DeviceChoice, there: Vec<DeviceInfo>) -> Result<Vec<DeviceInfo>, DeviceNotThere> {
+    let DeviceChoice::These(named) = choice else { return Ok(there) };
+    let mut chosen: Vec<DeviceInfo> = Vec::new();
+    for named in named {
+        let device = there
+            .iter()
+            .enumerate()
+            .find(|(index, device)| device.uuid == *named || named.parse() == Ok(*index));
+        let Some((_, device)) = device else {
+            let there: Vec<_> = there.iter().map(|device| device.uuid.as_str()).collect();
+            let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+            return Err(DeviceNotThere { named: named.clone(), there });
+        };
+        if !chosen.contains(device) {
+            chosen.push(device.clone());
+        }
+    }
+    Ok(chosen)
+}
+
+/// What the core is told of the driver's devices.
+pub fn core_devices(memory: &Memory, devices: &[DeviceInfo], makes_fixed: bool) -> Vec<DeviceConfig> {
+    let share = |total| memory.device_share.of(total).min(total).saturating_sub(memory.margin.of(total));
+    devices
+        .iter()
+        .map(|device| DeviceConfig {
+            uuid: device.uuid.clone(),
+            name: device.name.clone(),
+            total: device.total,
+            share: share(device.total),
+            context_bytes: device.context,
+            makes_fixed,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use vramd_types::Quantity;
+
+    use super::*;
+
+    fn there() -> Vec<DeviceInfo> {
+        let sim = Sim {
+            devices: vec![
+                super::super::SimDevice { memory: Bytes::gib(8), name: None, uuid: Some("GPU-b".into()) },
+                super::super::SimDevice { memory: Bytes::gib(4), name: Some("small".into()), uuid: None },
+            ],
+            faults: vec![],
+        };
+        SimDevices { sim: &sim, socket_dir: Path::new("/run/vramd") }.config().devices
+    }
+
+    #[test]
+    fn uuids_are_kept_over_restarts_and_differ_between_daemons() {
+        let uuid = |dir, index| SimDevices { sim: &Sim::default(), socket_dir: Path::new(dir) }.uuid(index);
+        assert_eq!(there()[1].uuid, uuid("/run/vramd", 1));
+        assert_ne!(uuid("/run/vramd", 1), uuid("/run/vramd", 0));
+        assert_ne!(uuid("/run/vramd", 1), uuid("/tmp/vramd", 1));
+        let groups: Vec<usize> = uuid("/run/vramd", 0).split('-').skip(1).map(str::len).collect();
+        assert_eq!(groups, [8, 4, 4, 4, 12]);
+        assert_eq!((there()[0].name.as_str(), there()[1].name.as_str()), ("Simulated GPU 0", "small"));
+    }
+
+    #[test]
+    fn devices_are_chosen_by_uuid_or_index() {
+        let choose = |named: &[&str]| {
+            let named = named.iter().map(|named| (*named).to_owned()).collect();
+            choose(&DeviceChoice::These(named), there())
+        };
+        assert_eq!(super::choose(&DeviceChoice::All, there()), Ok(there()));
+        assert_eq!(choose(&["1", "GPU-b", "0"]), Ok(vec![there()[1].clone(), there()[0].clone()]));
+        let missing = choose(&["0", "2"]).unwrap_err();
+        assert_eq!(missing.named, "2");
+        assert!(missing.to_string().contains("GPU-b"), "{missing}");
+    }
+
+    #[test]
+    fn the_margin_is_taken_from_the_share() {
+        let memory = Memory {
+            device_share: Quantity::Percent(50),
+            margin: Quantity::Bytes(Bytes::gib(1)),
+            ..Memory::default()
+        };
+        let shares: Vec<_> =
+            core_devices(&memory, &there(), false).iter().map(|device| device.share).collect();
+        assert_eq!(shares, [Bytes::gib(3), Bytes::gib(1)]);
+        let memory = Memory { device_share: Quantity::Bytes(Bytes::gib(100)), ..memory };
+        assert_eq!(core_devices(&memory, &there(), false)[1].share, Bytes::gib(3));
+    }
+}

@@ -1,0 +1,261 @@
+//! The shape of the configuration file.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Deserializer, de};
+use vramd_types::{Bytes, Quantity};
+
+use super::{Limits, QuantityText, Tenant, quantity};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct File {
+    pub daemon: Daemon,
+    pub driver: Driver,
+    pub memory: Memory,
+    pub quota: Quota,
+    /// In order; the first that fits names the tenant.
+    pub tenants: Vec<Tenant>,
+    pub limits: Limits,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Daemon {
+    pub socket_dir: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
+    /// Name or number of a group that may connect to `admin.sock`; its members must be operators besides.
+    pub admin_group: Option<String>,
+    /// Uids. `None` is root and the daemon's own.
+    pub operators: Option<Vec<u32>>,
+    pub log_format: LogFormat,
+    pub log_level: LogLevel,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Driver {
+    pub kind: DriverKind,
+    pub sim: Sim,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverKind {
+    /// `cuda` where there is a GPU and this build can, else `sim`.
+    #[default]
+    Auto,
+    Sim,
+    Cuda,
+}
+
+/// The simulated driver's node, and what goes wrong on it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sim {
+    #[serde(deserialize_with = "some_devices")]
+    pub devices: Vec<SimDevice>,
+    pub faults: Vec<SimFault>,
+}
+
+impl Default for Sim {
+    fn default() -> Self {
+        Self { devices: vec![SimDevice { memory: Bytes::gib(16), name: None, uuid: None }], faults: vec![] }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimDevice {
+    #[serde(deserialize_with = "quantity::device_size")]
+    pub memory: Bytes,
+    /// `None` is `Simulated GPU` and the index.
+    pub name: Option<String>,
+    /// `None` is made of the socket directory and the index.
+    pub uuid: Option<String>,
+}
+
+/// From the `nth` submission of a kind on, counted from 1, `count` of them meet the effect.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "SimFaultText")]
+pub struct SimFault {
+    pub on: SimOperation,
+    pub nth: u64,
+    pub count: u64,
+    pub effect: SimEffect,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SimOperation {
+    Create,
+    Release,
+    Digest,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SimEffect {
+    OutOfMemory,
+    Fail(String),
+    Delay(Duration),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SimFaultText {
+    on: SimOperation,
+    #[serde(default = "one")]
+    nth: u64,
+    #[serde(default = "one")]
+    count: u64,
+    effect: EffectText,
+    delay_ms: Option<u64>,
+    message: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum EffectText {
+    OutOfMemory,
+    Fail,
+    Delay,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+impl TryFrom<SimFaultText> for SimFault {
+    type Error = &'static str;
+
+    fn try_from(text: SimFaultText) -> Result<Self, &'static str> {
+        let effect = match (text.effect, text.delay_ms, text.message) {
+            (EffectText::OutOfMemory, None, None) => SimEffect::OutOfMemory,
+            (EffectText::Fail, None, message) => {
+                SimEffect::Fail(message.unwrap_or_else(|| "a scheduled fault".to_owned()))
+            }
+            (EffectText::Delay, Some(delay_ms), None) => SimEffect::Delay(Duration::from_millis(delay_ms)),
+            (EffectText::Delay, None, _) => return Err("effect `delay` needs `delay_ms`"),
+            (EffectText::OutOfMemory | EffectText::Fail, Some(_), _) => {
+                return Err("`delay_ms` is for effect `delay`");
+            }
+            (EffectText::OutOfMemory | EffectText::Delay, _, Some(_)) => {
+                return Err("`message` is for effect `fail`");
+            }
+        };
+        if text.nth == 0 {
+            return Err("`nth` counts from 1");
+        }
+        if text.on == SimOperation::Release && !matches!(effect, SimEffect::Delay(_)) {
+            return Err("a release can be delayed, but it cannot fail");
+        }
+        Ok(Self { on: text.on, nth: text.nth, count: text.count, effect })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Memory {
+    pub devices: DeviceChoice,
+    /// Of each device, what the broker may hand out.
+    #[serde(deserialize_with = "quantity_of")]
+    pub device_share: Quantity,
+    /// Of each device, what is kept back from that.
+    #[serde(deserialize_with = "quantity_of")]
+    pub margin: Quantity,
+    /// Room is kept for the contexts of so many clients.
+    pub sessions_reserved: u32,
+    #[serde(deserialize_with = "quantity::part_size")]
+    pub part_size: Bytes,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            devices: DeviceChoice::All,
+            device_share: Quantity::Percent(100),
+            margin: Quantity::Bytes(Bytes::ZERO),
+            sessions_reserved: 8,
+            part_size: Bytes::mib(256),
+        }
+    }
+}
+
+/// `"all"`, or a list of UUIDs and indices.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "DeviceChoiceText")]
+pub enum DeviceChoice {
+    All,
+    These(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected \"all\", or a list of UUIDs and indices like [\"0\"]")]
+enum DeviceChoiceText {
+    Word(String),
+    List(Vec<String>),
+}
+
+impl TryFrom<DeviceChoiceText> for DeviceChoice {
+    type Error = &'static str;
+
+    fn try_from(text: DeviceChoiceText) -> Result<Self, &'static str> {
+        match text {
+            DeviceChoiceText::Word(word) if word == "all" => Ok(Self::All),
+            DeviceChoiceText::List(list) if !list.is_empty() => Ok(Self::These(list)),
+            _ => Err("expected \"all\", or a list of UUIDs and indices like [\"0\"]"),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Quota {
+    pub default: DefaultQuota,
+}
+
+/// Of tenants without a stored quota, on each device. They have no guarantee.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DefaultQuota {
+    #[serde(deserialize_with = "quantity_of")]
+    pub limit: Quantity,
+}
+
+impl Default for DefaultQuota {
+    fn default() -> Self {
+        Self { limit: Quantity::Percent(100) }
+    }
+}
+
+fn quantity_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quantity, D::Error> {
+    QuantityText::deserialize(deserializer).map(|text| text.0)
+}
+
+fn some_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SimDevice>, D::Error> {
+    let devices = Vec::deserialize(deserializer)?;
+    if devices.is_empty() {
+        Err(de::Error::custom("a node without devices has no memory to own"))
+    } else {
+        Ok(devices)
+    }
+}

@@ -1,0 +1,127 @@
+//! `[limits]`: the bounds of the core, and those that only the shell knows.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+
+/// As in [`broker_core::Limits`], times in milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    #[serde(deserialize_with = "above_zero")]
+    pub sessions_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub sessions_per_tenant_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub allocations_per_tenant_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub parts_per_tenant_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub batch_items_max: usize,
+    pub readers_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub pending_requests_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub pending_requests_per_tenant_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub fds_in_flight_max: usize,
+    #[serde(deserialize_with = "above_zero")]
+    pub fds_in_flight_per_tenant_max: usize,
+    #[serde(rename = "map_answer_timeout_ms", deserialize_with = "millis")]
+    pub map_answer_timeout: Duration,
+    #[serde(rename = "revoke_answer_timeout_ms", deserialize_with = "millis")]
+    pub revoke_answer_timeout: Duration,
+    #[serde(rename = "survey_interval_ms", deserialize_with = "millis")]
+    pub survey_interval: Duration,
+    /// Connections to `channel.sock` that have not said hello.
+    #[serde(deserialize_with = "above_zero")]
+    pub greeting_max: usize,
+    /// The same, of one user.
+    #[serde(deserialize_with = "above_zero")]
+    pub greeting_per_uid_max: usize,
+    /// Connections of one user to `vramd.sock`, and as many to `admin.sock`.
+    #[serde(deserialize_with = "above_zero")]
+    pub connections_per_uid_max: usize,
+    #[serde(rename = "hello_timeout_ms", deserialize_with = "millis")]
+    pub hello_timeout: Duration,
+    /// Longest that one gRPC call may take, whatever its caller asks for.
+    #[serde(rename = "request_timeout_ms", deserialize_with = "millis")]
+    pub request_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let broker_core::Limits {
+            sessions_max,
+            sessions_per_tenant_max,
+            allocations_per_tenant_max,
+            parts_per_tenant_max,
+            batch_items_max,
+            readers_max,
+            pending_requests_max,
+            pending_requests_per_tenant_max,
+            fds_in_flight_max,
+            fds_in_flight_per_tenant_max,
+            map_answer_timeout,
+            revoke_answer_timeout,
+            survey_interval,
+        } = broker_core::Limits::default();
+        Self {
+            sessions_max,
+            sessions_per_tenant_max,
+            allocations_per_tenant_max,
+            parts_per_tenant_max,
+            batch_items_max,
+            readers_max,
+            pending_requests_max,
+            pending_requests_per_tenant_max,
+            fds_in_flight_max,
+            fds_in_flight_per_tenant_max,
+            map_answer_timeout,
+            revoke_answer_timeout,
+            survey_interval,
+            greeting_max: 256,
+            greeting_per_uid_max: 64,
+            connections_per_uid_max: 1024,
+            hello_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+impl Limits {
+    /// Those that the core keeps.
+    pub fn core(&self) -> broker_core::Limits {
+        broker_core::Limits {
+            sessions_max: self.sessions_max,
+            sessions_per_tenant_max: self.sessions_per_tenant_max,
+            allocations_per_tenant_max: self.allocations_per_tenant_max,
+            parts_per_tenant_max: self.parts_per_tenant_max,
+            batch_items_max: self.batch_items_max,
+            readers_max: self.readers_max,
+            pending_requests_max: self.pending_requests_max,
+            pending_requests_per_tenant_max: self.pending_requests_per_tenant_max,
+            fds_in_flight_max: self.fds_in_flight_max,
+            fds_in_flight_per_tenant_max: self.fds_in_flight_per_tenant_max,
+            map_answer_timeout: self.map_answer_timeout,
+            revoke_answer_timeout: self.revoke_answer_timeout,
+            survey_interval: self.survey_interval,
+        }
+    }
+}
+
+fn above_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    match usize::deserialize(deserializer)? {
+        0 => Err(de::Error::custom("0 would let nothing through")),
+        number => Ok(number),
+    }
+}
+
+pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let millis = u64::deserialize(deserializer)?;
+    if millis == 0 {
+        Err(de::Error::custom("0 ms would end everything at once"))
+    } else {
+        Ok(Duration::from_millis(millis))
+    }
+}

@@ -1,0 +1,67 @@
+//! Quantities in the configuration: text as people type it, or a bare integer of bytes.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, de};
+use vramd_types::{Bytes, Quantity};
+
+/// A [`Quantity`] that is read from `"24GiB"`, `"90%"` or `4096`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantityText(pub Quantity);
+
+struct Visitor;
+
+impl de::Visitor<'_> for Visitor {
+    type Value = QuantityText;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a quantity like \"24GiB\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<QuantityText, E> {
+        text.parse().map(QuantityText).map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<QuantityText, E> {
+        let bytes = u64::try_from(bytes).map_err(|_| E::custom(format!("{bytes} is below zero")))?;
+        self.visit_u64(bytes)
+    }
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<QuantityText, E> {
+        Ok(QuantityText(Quantity::Bytes(Bytes::new(bytes))))
+    }
+}
+
+impl<'de> Deserialize<'de> for QuantityText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// A number of bytes that a share makes no sense for, for `deserialize_with`.
+pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+    match QuantityText::deserialize(deserializer)?.0 {
+        Quantity::Bytes(bytes) => Ok(bytes),
+        Quantity::Percent(_) => Err(de::Error::custom("a share, and here only bytes make sense")),
+    }
+}
+
+/// A size of a part: a multiple of 2 MiB that the core takes.
+pub(super) fn part_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+    let size = bytes(deserializer)?;
+    let largest = broker_core::limits::PART_SIZE_MAX;
+    if !size.is_zero() && size.is_multiple_of(vramd_types::GRANULARITY) && size <= largest {
+        Ok(size)
+    } else {
+        Err(de::Error::custom(format!("{size} is no multiple of 2 MiB up to {largest}")))
+    }
+}
+
+/// A size of a simulated device: one that an extent fits in.
+pub(super) fn device_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+    let size = bytes(deserializer)?;
+    if size < vramd_types::GRANULARITY {
+        return Err(de::Error::custom(format!("{size} is less than 2 MiB")));
+    }
+    Ok(size)
+}

@@ -1,0 +1,41 @@
+//! `[[tenants]]`: who is charged for whom.
+
+use serde::Deserialize;
+
+use crate::platform::{cgroup::Pattern, identity};
+
+/// One rule. All that it says must fit, and it says something.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Text")]
+pub struct Tenant(pub identity::Rule);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    tenant: String,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    cgroup: Option<String>,
+}
+
+impl TryFrom<Text> for Tenant {
+    type Error = String;
+
+    fn try_from(text: Text) -> Result<Self, String> {
+        let Text { tenant, uid, gid, cgroup } = text;
+        if !vramd_types::name::is_valid(&tenant) {
+            return Err(format!(
+                "tenant `{}` is no name (1 to 128 letters, digits, `.`, `_`, `-`; first a letter or digit)",
+                tenant.escape_default()
+            ));
+        }
+        if uid.is_none() && gid.is_none() && cgroup.is_none() {
+            return Err(format!("the rule of tenant `{tenant}` needs a uid, gid or cgroup"));
+        }
+        let cgroup = cgroup
+            .map(|pattern| pattern.parse::<Pattern>())
+            .transpose()
+            .map_err(|error| error.to_string())?;
+        Ok(Self(identity::Rule { tenant, uid, gid, cgroup }))
+    }
+}

@@ -1,0 +1,176 @@
+//! What the operator may write, and what is said to the rest.
+
+use std::time::Duration;
+
+use vramd_types::{Bytes, Quantity};
+
+use super::*;
+
+/// The file that is shipped.
+const EXAMPLE: &str = include_str!("../../../deploy/config/vramd.toml");
+
+/// Every table of the configuration, as it stands in a file.
+const TABLES: [&str; 9] = [
+    "[daemon]",
+    "[driver]",
+    "[driver.sim]",
+    "[[driver.sim.devices]]",
+    "[[driver.sim.faults]]",
+    "[memory]",
+    "[quota.default]",
+    "[[tenants]]",
+    "[limits]",
+];
+
+#[test]
+fn nothing_said_is_the_default() {
+    assert_eq!(parse(""), Ok(Config::default()));
+    assert_eq!(parse("[daemon]\n[quota.default]\n[limits]\n"), Ok(Config::default()));
+}
+
+#[test]
+fn the_example_is_the_default() {
+    assert_eq!(parse(EXAMPLE), Ok(Config::default()));
+}
+
+/// Lines of the example that are commented out, and are no prose: a table's title, or a key.
+fn commented_out(line: &str) -> Option<&str> {
+    let code = line.strip_prefix("# ").or_else(|| line.strip_prefix('#'))?;
+    let key = code
+        .split_once(" = ")
+        .is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
+    (key || code.starts_with('[')).then_some(code)
+}
+
+#[test]
+fn what_the_example_comments_out_is_good_too() {
+    let all: Vec<_> = EXAMPLE.lines().map(|line| commented_out(line).unwrap_or(line)).collect();
+    let config = parse(&all.join("\n")).unwrap_or_else(|place| panic!("{place}\n{}", all.join("\n")));
+    assert_eq!(config.tenants.len(), 3);
+    assert_eq!(config.driver.sim.faults.len(), 3);
+    assert!(config.daemon.socket_dir.is_some() && config.daemon.operators.is_some());
+}
+
+#[test]
+fn the_example_has_every_key() {
+    for table in TABLES {
+        let place = parse(&format!("{table}\nzzz = 1\n")).expect_err(table);
+        let expected = place.problem.split_once("expected").unwrap_or_else(|| panic!("{table}: {place}")).1;
+        for key in expected.split('`').skip(1).step_by(2) {
+            let here = |line: &str| {
+                let code = commented_out(line).unwrap_or(line);
+                let title = code.starts_with('[') && code.split(['.', '[', ']']).any(|part| part == key);
+                title || code.starts_with(&format!("{key} = "))
+            };
+            assert!(EXAMPLE.lines().any(here), "{table} {key}");
+        }
+    }
+}
+
+#[test]
+fn what_is_said_is_read() {
+    let config = parse(
+        r#"
+        [daemon]
+        operators = [1000]
+        log_format = "json"
+        [driver]
+        kind = "sim"
+        [[driver.sim.devices]]
+        memory = 1073741824
+        [[driver.sim.faults]]
+        on = "create"
+        nth = 3
+        effect = "delay"
+        delay_ms = 50
+        [memory]
+        devices = ["0"]
+        device_share = "90%"
+        part_size = "2MiB"
+        [quota.default]
+        limit = "1.5GiB"
+        [[tenants]]
+        tenant = "pods"
+        cgroup = "/kubepods.slice/**"
+        [limits]
+        hello_timeout_ms = 250
+        "#,
+    )
+    .unwrap();
+    assert_eq!(config.daemon.operators, Some(vec![1000]));
+    assert_eq!(config.driver.sim.devices[0].memory, Bytes::gib(1));
+    let fault = &config.driver.sim.faults[0];
+    assert_eq!((fault.nth, fault.count, &fault.effect), (3, 1, &SimEffect::Delay(Duration::from_millis(50))));
+    assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
+    assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
+    assert_eq!(config.quota.default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
+    assert_eq!(config.tenants[0].0.tenant, "pods");
+    assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
+}
+
+#[test]
+fn every_complaint_names_line_column_and_field() {
+    for (text, line, column, field, problem) in [
+        ("[memory]\n\n  marign = 0\n", 3, 3, "memory.marign", "unknown field `marign`"),
+        ("[demon]\n", 1, 2, "demon", "unknown field `demon`"),
+        ("[memory]\ndevice_share = \"24gib\"\n", 2, 16, "memory.device_share", "unknown unit"),
+        ("[memory]\nmargin = -1\n", 2, 10, "memory.margin", "below zero"),
+        ("[memory]\nmargin = true\n", 2, 10, "memory.margin", "a quantity like"),
+        ("[memory]\npart_size = \"3MiB\"\n", 2, 13, "memory.part_size", "no multiple of 2 MiB"),
+        ("[memory]\npart_size = \"50%\"\n", 2, 13, "memory.part_size", "only bytes"),
+        ("[memory]\ndevices = []\n", 2, 11, "memory.devices", "expected \"all\""),
+        ("[memory]\ndevices = 0\n", 2, 11, "memory.devices", "expected \"all\""),
+        ("[driver]\nkind = \"rocm\"\n", 2, 8, "driver.kind", "unknown variant `rocm`"),
+        ("[limits]\nhello_timeout_ms = 0\n", 2, 20, "limits.hello_timeout_ms", "at once"),
+        ("[limits]\nsessions_max = 0\n", 2, 16, "limits.sessions_max", "nothing through"),
+        ("[limits]\nsessions_max = -1\n", 2, 16, "limits.sessions_max", "invalid value"),
+        ("[quota.default]\nguarantee = \"2GiB\"\n", 2, 1, "quota.default.guarantee", "unknown field"),
+        ("[[tenants]]\ntenant = \"a b\"\nuid = 1\n", 1, 1, "tenants[0]", "is no name"),
+        ("[[tenants]]\ntenant = \"a\"\n", 1, 1, "tenants[0]", "needs a uid"),
+        ("[[tenants]]\ntenant = \"a\"\ncgroup = \"x\"\n", 1, 1, "tenants[0]", "no cgroup pattern"),
+        (
+            "[[driver.sim.devices]]\nmemory = \"1MiB\"\n",
+            2,
+            10,
+            "driver.sim.devices[0].memory",
+            "less than 2 MiB",
+        ),
+        ("[driver.sim]\ndevices = []\n", 2, 11, "driver.sim.devices", "without devices"),
+        (
+            "[[driver.sim.faults]]\non = \"release\"\neffect = \"fail\"\n",
+            1,
+            1,
+            "driver.sim.faults[0]",
+            "cannot fail",
+        ),
+        (
+            "[[driver.sim.faults]]\non = \"create\"\neffect = \"delay\"\n",
+            1,
+            1,
+            "driver.sim.faults[0]",
+            "delay_ms",
+        ),
+        ("[daemon\n", 1, 8, "", "unclosed table"),
+    ] {
+        let place = parse(text).expect_err(text);
+        assert!(place.problem.contains(problem), "{text}: {place}");
+        assert_eq!(
+            (place.line, place.column, place.field.as_str()),
+            (line, column, field),
+            "{text}: {place}"
+        );
+    }
+}
+
+#[test]
+fn a_complaint_reads_like_a_compiler_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vramd.toml");
+    std::fs::write(&path, "[memory]\nmargin = \"1 apple\"\n").unwrap();
+    let error = load(&path).unwrap_err().to_string();
+    assert!(
+        error.starts_with(&format!("{}:2:10: memory.margin: `1 apple` has an unknown unit", path.display())),
+        "{error}"
+    );
+    assert!(matches!(load(&dir.path().join("none")), Err(ConfigError::Unreadable { .. })));
+}

@@ -1,0 +1,80 @@
+//! How the daemon ends, for those who started it: one status for each thing that they would do about it.
+
+use std::{io, path::PathBuf};
+
+use broker_driver::DriverError;
+use thiserror::Error;
+
+use crate::{
+    config::{ConfigError, DeviceNotThere},
+    grpc::ServeError,
+    platform::sockets::SocketsError,
+    reactor::DriverLost,
+    state::StateError,
+};
+
+/// Exit statuses. 0 is a clean stop, 2 a wrong command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Something failed that should not.
+    Runtime = 1,
+    Config = 3,
+    /// A live daemon has the sockets, or the state directory.
+    InUse = 4,
+    /// A device that the configuration names is not there.
+    NoDevice = 5,
+    /// The driver cannot start.
+    Driver = 6,
+    /// The driver could not go on; what clients map stays theirs, and a new start may well succeed.
+    DriverLost = 7,
+}
+
+/// Why the daemon did not start, or ended.
+#[derive(Debug, Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("no home directory, so no place for state: set daemon.state_dir")]
+    NoStateDir,
+    #[error(transparent)]
+    Device(#[from] DeviceNotThere),
+    #[error("driver.kind is cuda, and this build has no such back-end: use sim or auto")]
+    NoCuda,
+    #[error("the driver cannot start: {0}")]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Sockets(#[from] SocketsError),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("cannot {what}: {source}")]
+    Io { what: &'static str, source: io::Error },
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error(transparent)]
+    DriverLost(#[from] DriverLost),
+    #[error("the reactor ended by itself, which is a bug")]
+    ReactorEnded,
+    #[error("cannot make {0} absolute: there is no working directory")]
+    NoWorkingDir(PathBuf),
+}
+
+impl Failure {
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Config(_)
+            | Self::NoStateDir
+            | Self::NoWorkingDir(_)
+            | Self::Sockets(SocketsError::NoGroup(_) | SocketsError::NotPrivate(_)) => Exit::Config,
+            Self::Sockets(SocketsError::InUse(_)) | Self::State(StateError::InUse(_)) => Exit::InUse,
+            Self::Device(_) => Exit::NoDevice,
+            Self::NoCuda | Self::Driver(_) => Exit::Driver,
+            Self::DriverLost(_) => Exit::DriverLost,
+            Self::Sockets(SocketsError::InTheWay(_) | SocketsError::Io { .. })
+            | Self::State(StateError::Io { .. } | StateError::Damaged { .. })
+            | Self::Io { .. }
+            | Self::Serve(_)
+            | Self::ReactorEnded => Exit::Runtime,
+        }
+    }
+}

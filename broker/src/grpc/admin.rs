@@ -1,0 +1,279 @@
+//! `AdminService`: what operators ask for. Each method first asks whether the caller is one.
+
+use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
+
+use broker_core::{Broker, Event, OperatorRequest, Refusal, Reply, RequestKey, SessionState};
+use tonic::{Request, Response, Status, async_trait};
+use vramd_proto::v1::{self, admin_service_server::AdminService};
+use vramd_types::{AllocationId, SessionId};
+
+use super::{
+    caller::Operator,
+    convert::{
+        page::{Page, next_token},
+        request as convert,
+        view::{self, For},
+    },
+    status::{self, refused},
+};
+use crate::reactor::Inbox;
+
+/// What `GetNode` says besides what the broker knows.
+#[derive(Clone, Debug)]
+pub struct NodeFacts {
+    pub version: String,
+    /// `sim` or `cuda`.
+    pub driver: String,
+    pub driver_reason: String,
+    /// What the wall clock said when the broker's time was 0.
+    pub started_at: SystemTime,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Admin {
+    inbox: Inbox,
+    operators: Arc<BTreeSet<u32>>,
+    facts: Arc<NodeFacts>,
+}
+
+impl Admin {
+    pub(super) fn new(inbox: Inbox, operators: BTreeSet<u32>, facts: NodeFacts) -> Self {
+        Self { inbox, operators: Arc::new(operators), facts: Arc::new(facts) }
+    }
+
+    fn operator<T>(&self, request: &Request<T>) -> Result<Operator, Status> {
+        Operator::of(request, &self.operators)
+    }
+
+    async fn submit(
+        &self,
+        operator: Operator,
+        key: Option<RequestKey>,
+        request: OperatorRequest,
+    ) -> Result<Reply, Status> {
+        let answer =
+            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request });
+        let outcome = answer.map_err(|refusal| refused(&refusal))?.await;
+        outcome.map_err(|_| status::stopping())?.map_err(|refusal| refused(&refusal))
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Broker) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        self.inbox.read(look).await.ok_or_else(status::stopping)
+    }
+}
+
+/// The key of a mutation.
+macro_rules! key {
+    ($message:expr) => {
+        convert::key(&$message.request_id, &$message).map_err(|refusal| refused(&refusal))?
+    };
+}
+
+#[async_trait]
+impl AdminService for Admin {
+    async fn set_quota(
+        &self,
+        request: Request<v1::SetQuotaRequest>,
+    ) -> Result<Response<v1::SetQuotaResponse>, Status> {
+        let operator = self.operator(&request)?;
+        let message = request.into_inner();
+        let key = key!(message);
+        let change = set_quota(message).map_err(|refusal| refused(&refusal))?;
+        match self.submit(operator, key, change).await? {
+            Reply::QuotaSet(quota) => {
+                Ok(Response::new(v1::SetQuotaResponse { quota: Some(view::quota(quota)) }))
+            }
+            other => Err(status::wrong_reply("SetQuota", &other)),
+        }
+    }
+
+    async fn get_quota(
+        &self,
+        request: Request<v1::GetQuotaRequest>,
+    ) -> Result<Response<v1::GetQuotaResponse>, Status> {
+        self.operator(&request)?;
+        let message = request.into_inner();
+        let tier = convert::tier(message.tier).map_err(|refusal| refused(&refusal))?;
+        let device = convert::non_empty(message.device);
+        let quota = self.read(move |broker| broker.quota(&message.tenant, device.as_deref(), tier)).await?;
+        let quota = quota.map_err(|refusal| refused(&refusal))?;
+        Ok(Response::new(v1::GetQuotaResponse { quota: Some(view::quota(quota)) }))
+    }
+
+    async fn list_quotas(
+        &self,
+        request: Request<v1::ListQuotasRequest>,
+    ) -> Result<Response<v1::ListQuotasResponse>, Status> {
+        self.operator(&request)?;
+        let message = request.into_inner();
+        let page =
+            Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
+        let tenant = convert::non_empty(message.tenant);
+        let quotas = self.read(move |broker| broker.list_quotas(tenant.as_deref())).await?;
+        let (quotas, next_page_token) = page.cut(quotas);
+        let quotas = quotas.into_iter().map(view::quota).collect();
+        Ok(Response::new(v1::ListQuotasResponse { quotas, next_page_token }))
+    }
+
+    async fn delete_quota(
+        &self,
+        request: Request<v1::DeleteQuotaRequest>,
+    ) -> Result<Response<v1::DeleteQuotaResponse>, Status> {
+        let operator = self.operator(&request)?;
+        let message = request.into_inner();
+        let key = key!(message);
+        let tier = convert::tier(message.tier).map_err(|refusal| refused(&refusal))?;
+        let device = convert::selector(message.device);
+        let change = OperatorRequest::DeleteQuota { tenant: message.tenant, device, tier };
+        match self.submit(operator, key, change).await? {
+            Reply::QuotaDeleted => Ok(Response::new(v1::DeleteQuotaResponse {})),
+            other => Err(status::wrong_reply("DeleteQuota", &other)),
+        }
+    }
+
+    async fn list_sessions(
+        &self,
+        request: Request<v1::ListSessionsRequest>,
+    ) -> Result<Response<v1::ListSessionsResponse>, Status> {
+        self.operator(&request)?;
+        let message = request.into_inner();
+        let page =
+            Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
+        let tenant = convert::non_empty(message.tenant);
+        let (views, more) = self
+            .read(move |broker| {
+                broker.list_sessions(tenant.as_deref(), page.after.map(SessionId::from_raw), page.size)
+            })
+            .await?;
+        let next_page_token = next_token(views.last().map(|view| view.id.get()), more);
+        let sessions = views.into_iter().map(|view| view::session(view, self.facts.started_at)).collect();
+        Ok(Response::new(v1::ListSessionsResponse { sessions, next_page_token }))
+    }
+
+    async fn end_session(
+        &self,
+        request: Request<v1::EndSessionRequest>,
+    ) -> Result<Response<v1::EndSessionResponse>, Status> {
+        let operator = self.operator(&request)?;
+        let message = request.into_inner();
+        let key = key!(message);
+        let session = SessionId::from_raw(message.session_id);
+        match self.submit(operator, key, OperatorRequest::EndSession { session, kill: message.kill }).await? {
+            Reply::SessionEnded { gone, still_mapped } => {
+                let state = if gone { SessionState::Gone } else { SessionState::Silent };
+                Ok(Response::new(v1::EndSessionResponse {
+                    state: view::session_state(state).into(),
+                    still_mapped_bytes: still_mapped.get(),
+                }))
+            }
+            other => Err(status::wrong_reply("EndSession", &other)),
+        }
+    }
+
+    async fn list_all_allocations(
+        &self,
+        request: Request<v1::ListAllAllocationsRequest>,
+    ) -> Result<Response<v1::ListAllAllocationsResponse>, Status> {
+        self.operator(&request)?;
+        let message = request.into_inner();
+        let page =
+            Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
+        let tenant = convert::non_empty(message.tenant);
+        let (views, more) = self
+            .read(move |broker| {
+                broker.list_allocations(tenant.as_deref(), page.after.map(AllocationId::from_raw), page.size)
+            })
+            .await?;
+        let next_page_token = next_token(views.last().map(|view| view.id.get()), more);
+        let allocations = views.into_iter().map(|view| view::allocation(view, For::Operators)).collect();
+        Ok(Response::new(v1::ListAllAllocationsResponse { allocations, next_page_token }))
+    }
+
+    async fn show_allocation(
+        &self,
+        request: Request<v1::ShowAllocationRequest>,
+    ) -> Result<Response<v1::ShowAllocationResponse>, Status> {
+        self.operator(&request)?;
+        let target = convert::target(request.into_inner().target).map_err(|refusal| refused(&refusal))?;
+        let view =
+            self.read(move |broker| broker.show(&target)).await?.map_err(|refusal| refused(&refusal))?;
+        let allocation = Some(view::allocation(view, For::Operators));
+        Ok(Response::new(v1::ShowAllocationResponse { allocation }))
+    }
+
+    async fn free_allocation(
+        &self,
+        request: Request<v1::FreeAllocationRequest>,
+    ) -> Result<Response<v1::FreeAllocationResponse>, Status> {
+        let operator = self.operator(&request)?;
+        let message = request.into_inner();
+        let key = key!(message);
+        let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
+        match self.submit(operator, key, OperatorRequest::FreeAllocation(target)).await? {
+            Reply::AllocationFreed { allocation, still_charged, mappers } => {
+                Ok(Response::new(v1::FreeAllocationResponse {
+                    allocation_id: allocation.get(),
+                    still_charged_bytes: still_charged.get(),
+                    mapper_session_ids: mappers.iter().map(|session| session.get()).collect(),
+                }))
+            }
+            other => Err(status::wrong_reply("FreeAllocation", &other)),
+        }
+    }
+
+    async fn get_node(
+        &self,
+        request: Request<v1::GetNodeRequest>,
+    ) -> Result<Response<v1::GetNodeResponse>, Status> {
+        self.operator(&request)?;
+        let node = self.read(Broker::node).await?;
+        Ok(Response::new(v1::GetNodeResponse {
+            version: self.facts.version.clone(),
+            driver: self.facts.driver.clone(),
+            driver_reason: self.facts.driver_reason.clone(),
+            draining: node.draining,
+            boot_epoch: node.boot_epoch,
+            session_count: view::count(node.sessions),
+            allocation_count: view::count(node.allocations),
+            fds_in_flight: view::count(node.fds_in_flight),
+            invariant_violations: node.invariant_violations,
+            started_at: Some(self.facts.started_at.into()),
+        }))
+    }
+
+    async fn list_devices(
+        &self,
+        request: Request<v1::ListDevicesRequest>,
+    ) -> Result<Response<v1::ListDevicesResponse>, Status> {
+        self.operator(&request)?;
+        let devices = self.read(Broker::devices).await?.into_iter().map(view::device).collect();
+        Ok(Response::new(v1::ListDevicesResponse { devices }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        let operator = self.operator(&request)?;
+        let message = request.into_inner();
+        let key = key!(message);
+        match self.submit(operator, key, OperatorRequest::Drain { draining: !message.cancel }).await? {
+            Reply::Drained { draining, sessions, held } => Ok(Response::new(v1::DrainResponse {
+                draining,
+                session_count: view::count(sessions),
+                held_bytes: held.get(),
+            })),
+            other => Err(status::wrong_reply("Drain", &other)),
+        }
+    }
+}
+
+fn set_quota(message: v1::SetQuotaRequest) -> Result<OperatorRequest, Refusal> {
+    Ok(OperatorRequest::SetQuota {
+        tier: convert::tier(message.tier)?,
+        guarantee: convert::quantity("guarantee", &message.guarantee)?,
+        limit: convert::quantity("limit", &message.limit)?,
+        device: convert::selector(message.device),
+        tenant: message.tenant,
+    })
+}

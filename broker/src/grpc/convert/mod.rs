@@ -1,0 +1,5 @@
+//! Between the messages of the protocol and the words of the core.
+
+pub(super) mod page;
+pub(super) mod request;
+pub(super) mod view;

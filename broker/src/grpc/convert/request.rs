@@ -1,0 +1,195 @@
+//! Requests as the core takes them. What a message can say and the core cannot is refused here; everything that
+//! needs the state, or a rule, is left to the core.
+
+use broker_core::{AllocationSpec, DeviceSelector, Kind, Lifetime, Refusal, RequestKey, Target, Tier};
+use prost::Message;
+use vramd_proto::v1;
+use vramd_types::{AllocationId, Bytes, Quantity, SessionId};
+
+/// The session that a call names.
+pub(in crate::grpc) fn session(id: u64) -> Result<SessionId, Refusal> {
+    if id == 0 { Err(Refusal::SessionMissing) } else { Ok(SessionId::from_raw(id)) }
+}
+
+/// A mutation's `request_id` and what stands for its content; `None` where it has none.
+pub(in crate::grpc) fn key(request_id: &[u8], request: &impl Message) -> Result<Option<RequestKey>, Refusal> {
+    if request_id.is_empty() {
+        return Ok(None);
+    }
+    let id = request_id.try_into().map_err(|_| Refusal::RequestInvalid {
+        field: "request_id",
+        problem: "neither empty nor 16 bytes",
+    })?;
+    let digest = blake3::hash(&request.encode_to_vec());
+    let mut fingerprint = [0; 16];
+    fingerprint.copy_from_slice(&digest.as_bytes()[..16]);
+    Ok(Some(RequestKey { id, fingerprint }))
+}
+
+pub(in crate::grpc) fn specs(items: Vec<v1::AllocationSpec>) -> Result<Vec<AllocationSpec>, Refusal> {
+    items.into_iter().map(spec).collect()
+}
+
+fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
+    Ok(AllocationSpec {
+        size: Bytes::new(item.size_bytes),
+        device: non_empty(item.device),
+        kind: kind(item.kind)?,
+        lifetime: lifetime(item.lifetime)?,
+        name: non_empty(item.name),
+        readers: item.readers,
+        part_size: (item.part_size_bytes != 0).then(|| Bytes::new(item.part_size_bytes)),
+        replace: item.replace,
+    })
+}
+
+pub(in crate::grpc) fn allocations(ids: &[u64]) -> Vec<AllocationId> {
+    ids.iter().copied().map(AllocationId::from_raw).collect()
+}
+
+/// What a oneof of `name` and `allocation_id` says.
+pub(in crate::grpc) fn target(target: Option<impl Into<AnyTarget>>) -> Result<Target, Refusal> {
+    let missing = Refusal::RequestInvalid { field: "target", problem: "neither a name nor an allocation_id" };
+    target.map(|target| target.into().0).ok_or(missing)
+}
+
+/// A target from any message: each has a type of its own for that oneof, and all are alike.
+pub(in crate::grpc) struct AnyTarget(Target);
+
+macro_rules! targets {
+    ($($message:ident),*) => {
+        $(impl From<v1::$message::Target> for AnyTarget {
+            fn from(target: v1::$message::Target) -> Self {
+                Self(match target {
+                    v1::$message::Target::Name(name) => Target::Name(name),
+                    v1::$message::Target::AllocationId(id) => Target::Id(AllocationId::from_raw(id)),
+                })
+            }
+        })*
+    };
+}
+
+targets!(attach_request, describe_allocation_request, show_allocation_request, free_allocation_request);
+
+pub(in crate::grpc) fn tier(tier: i32) -> Result<Tier, Refusal> {
+    match v1::Tier::try_from(tier) {
+        Ok(v1::Tier::Unspecified | v1::Tier::Device) => Ok(Tier::Device),
+        Ok(v1::Tier::Host) => Ok(Tier::Host),
+        Ok(v1::Tier::Disk) => Ok(Tier::Disk),
+        Err(_) => Err(unknown_value("tier")),
+    }
+}
+
+fn kind(kind: i32) -> Result<Kind, Refusal> {
+    use v1::AllocationKind as Wire;
+    match Wire::try_from(kind) {
+        Ok(Wire::Unspecified | Wire::Movable) => Ok(Kind::Movable),
+        Ok(Wire::Fixed) => Ok(Kind::Fixed),
+        Ok(Wire::Managed) => Ok(Kind::Managed),
+        Err(_) => Err(unknown_value("kind")),
+    }
+}
+
+fn lifetime(lifetime: i32) -> Result<Lifetime, Refusal> {
+    use v1::Lifetime as Wire;
+    match Wire::try_from(lifetime) {
+        Ok(Wire::Unspecified | Wire::Session) => Ok(Lifetime::Session),
+        Ok(Wire::Persistent) => Ok(Lifetime::Persistent),
+        Err(_) => Err(unknown_value("lifetime")),
+    }
+}
+
+fn unknown_value(field: &'static str) -> Refusal {
+    Refusal::RequestInvalid { field, problem: "a value that this daemon does not know" }
+}
+
+/// Empty is every device.
+pub(in crate::grpc) fn selector(device: String) -> DeviceSelector {
+    match device.as_str() {
+        "" | "*" => DeviceSelector::All,
+        _ => DeviceSelector::One(device),
+    }
+}
+
+/// Empty leaves what is set.
+pub(in crate::grpc) fn quantity(field: &'static str, text: &str) -> Result<Option<Quantity>, Refusal> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error: vramd_types::QuantityError| Refusal::QuantityInvalid {
+        field,
+        quantity: error.to_string(),
+    })
+}
+
+pub(in crate::grpc) fn non_empty(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn invalid<T: std::fmt::Debug>(result: Result<T, Refusal>) -> &'static str {
+        match result {
+            Err(Refusal::RequestInvalid { field, .. } | Refusal::QuantityInvalid { field, .. }) => field,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn unspecified_is_the_default_and_unknown_is_refused() {
+        let plain = spec(v1::AllocationSpec { size_bytes: 1, ..Default::default() }).unwrap();
+        assert_eq!((plain.kind, plain.lifetime, plain.part_size), (Kind::Movable, Lifetime::Session, None));
+        assert_eq!((plain.device, plain.name), (None, None));
+        assert_eq!(tier(0), Ok(Tier::Device));
+        assert_eq!(invalid(tier(4)), "tier");
+        assert_eq!(invalid(spec(v1::AllocationSpec { kind: -1, ..Default::default() })), "kind");
+        assert_eq!(
+            invalid(specs(vec![v1::AllocationSpec { lifetime: 9, ..Default::default() }])),
+            "lifetime"
+        );
+    }
+
+    #[test]
+    fn a_request_id_is_sixteen_bytes_or_none() {
+        let seal = |allocation_id| v1::SealRequest { session_id: 1, request_id: vec![7; 16], allocation_id };
+        assert_eq!(key(&[], &seal(1)), Ok(None));
+        for bad in [1, 15, 17] {
+            assert_eq!(invalid(key(&vec![7; bad], &seal(1))), "request_id");
+        }
+        let first = key(&[7; 16], &seal(1)).unwrap().unwrap();
+        let again = key(&[7; 16], &seal(1)).unwrap().unwrap();
+        let other = key(&[7; 16], &seal(2)).unwrap().unwrap();
+        assert_eq!(first, again);
+        assert_eq!(first.id, other.id);
+        assert_ne!(first.fingerprint, other.fingerprint);
+    }
+
+    #[test]
+    fn targets_are_names_or_ids() {
+        use v1::attach_request::Target as Wire;
+        assert!(
+            matches!(target(Some(Wire::Name("a/b".to_owned()))), Ok(Target::Name(name)) if name == "a/b")
+        );
+        assert!(matches!(target(Some(Wire::AllocationId(3))), Ok(Target::Id(id)) if id.get() == 3));
+        assert_eq!(invalid(target(None::<Wire>)), "target");
+    }
+
+    #[test]
+    fn quotas_are_as_people_type_them() {
+        assert_eq!(quantity("limit", ""), Ok(None));
+        assert_eq!(quantity("limit", "90%"), Ok(Some(Quantity::Percent(90))));
+        assert_eq!(quantity("limit", "24GiB"), Ok(Some(Quantity::Bytes(Bytes::gib(24)))));
+        assert_eq!(invalid(quantity("limit", "24 gigs")), "limit");
+        assert_eq!(selector(String::new()), DeviceSelector::All);
+        assert_eq!(selector("*".to_owned()), DeviceSelector::All);
+        assert_eq!(selector("0".to_owned()), DeviceSelector::One("0".to_owned()));
+    }
+
+    #[test]
+    fn no_session_is_no_session() {
+        assert_eq!(session(0), Err(Refusal::SessionMissing));
+        assert_eq!(session(5), Ok(SessionId::from_raw(5)));
+    }
+}

@@ -1,0 +1,228 @@
+//! What the core shows, as messages.
+
+use std::time::{Duration, SystemTime};
+
+use broker_core::{
+    AllocationState, AllocationView, DeviceView, Kind, Lifetime, PartView, QuotaView, Refusal, Released,
+    SessionState, SessionView, Tier,
+};
+use vramd_proto::v1;
+use vramd_types::AllocationId;
+
+use crate::grpc::status;
+
+/// For whom: operators see which sessions map a part, clients see no session but their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::grpc) enum For {
+    Clients,
+    Operators,
+}
+
+pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allocation {
+    v1::Allocation {
+        allocation_id: view.id.get(),
+        name: view.name,
+        tenant: view.tenant,
+        device: view.device,
+        kind: kind(view.kind).into(),
+        lifetime: lifetime(view.lifetime).into(),
+        state: state(view.state).into(),
+        size_bytes: view.size.get(),
+        charged_bytes: view.charged.get(),
+        resident_bytes: view.resident.get(),
+        digest: view.digest.map_or_else(String::new, digest),
+        readers: view.readers,
+        owner_session_id: view.owner.map_or(0, |owner| owner.get()),
+        parts: view.parts.into_iter().map(|view| part(view, reader)).collect(),
+        mapper_count: count(view.mapper_count),
+        unreturned_bytes: view.unreturned.get(),
+    }
+}
+
+fn part(view: PartView, reader: For) -> v1::Part {
+    let mappers = match reader {
+        For::Clients => vec![],
+        For::Operators => view.mappers.iter().map(|session| session.get()).collect(),
+    };
+    v1::Part {
+        index: view.index.0,
+        offset_bytes: view.offset.get(),
+        size_bytes: view.size.get(),
+        tier: tier(view.tier).into(),
+        mapper_session_ids: mappers,
+    }
+}
+
+/// `blake3:` and the digits.
+fn digest(digest: [u8; 32]) -> String {
+    format!("blake3:{}", blake3::Hash::from_bytes(digest).to_hex())
+}
+
+pub(in crate::grpc) fn released(id: AllocationId, outcome: Result<Released, Refusal>) -> v1::ReleaseResult {
+    let allocation_id = id.get();
+    match outcome {
+        Ok(released) => v1::ReleaseResult {
+            allocation_id,
+            error: None,
+            still_charged_bytes: released.still_charged.get(),
+            mapper_count: count(released.mappers),
+        },
+        Err(refusal) => v1::ReleaseResult {
+            allocation_id,
+            error: Some(status::item_refused(&refusal)),
+            ..Default::default()
+        },
+    }
+}
+
+pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
+    let in_force = view.in_force.unwrap_or_default();
+    v1::Quota {
+        tenant: view.tenant,
+        device: view.device,
+        tier: tier(view.tier).into(),
+        guarantee: view.guarantee.to_string(),
+        limit: view.limit.to_string(),
+        guarantee_bytes: in_force.guarantee.get(),
+        limit_bytes: in_force.limit.get(),
+        held_bytes: in_force.held.get(),
+        reserved_bytes: in_force.reserved.get(),
+        unreturned_bytes: in_force.unreturned.get(),
+        default_quota: view.default_quota,
+        device_absent: view.device_absent,
+    }
+}
+
+/// `started_at` is the wall clock's time at the start of the daemon.
+pub(in crate::grpc) fn session(view: SessionView, started_at: SystemTime) -> v1::Session {
+    let opened_at = started_at.checked_add(Duration::from_micros(view.opened.as_micros()));
+    v1::Session {
+        session_id: view.id.get(),
+        tenant: view.tenant,
+        state: session_state(view.state).into(),
+        pid: view.pid,
+        uid: view.uid,
+        client_name: view.client_name,
+        allocation_count: count(view.allocations),
+        mapped_bytes: view.mapped.get(),
+        fds_in_flight: count(view.fds_in_flight),
+        opened_at: opened_at.map(Into::into),
+        silent_reason: view.silent_reason.unwrap_or_default(),
+    }
+}
+
+pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
+    v1::DeviceStatus {
+        device: Some(v1::Device { uuid: view.uuid, index: view.index.0.into(), name: view.name }),
+        total_bytes: view.total.get(),
+        capacity_bytes: view.capacity.get(),
+        held_bytes: view.held.get(),
+        unreturned_bytes: view.unreturned.get(),
+        unbrokered_bytes: view.unbrokered.get(),
+        context_reserve_bytes: view.contexts.get(),
+        committed_bytes: view.committed.get(),
+        shortfall_bytes: view.shortfall.get(),
+    }
+}
+
+/// Counts fit; what does not is shown as the most there can be.
+pub(in crate::grpc) fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn kind(kind: Kind) -> v1::AllocationKind {
+    match kind {
+        Kind::Movable => v1::AllocationKind::Movable,
+        Kind::Fixed => v1::AllocationKind::Fixed,
+        Kind::Managed => v1::AllocationKind::Managed,
+    }
+}
+
+fn lifetime(lifetime: Lifetime) -> v1::Lifetime {
+    match lifetime {
+        Lifetime::Session => v1::Lifetime::Session,
+        Lifetime::Persistent => v1::Lifetime::Persistent,
+    }
+}
+
+fn tier(tier: Tier) -> v1::Tier {
+    match tier {
+        Tier::Device => v1::Tier::Device,
+        Tier::Host => v1::Tier::Host,
+        Tier::Disk => v1::Tier::Disk,
+    }
+}
+
+fn state(state: AllocationState) -> v1::AllocationState {
+    match state {
+        AllocationState::Creating => v1::AllocationState::Creating,
+        AllocationState::Open => v1::AllocationState::Open,
+        AllocationState::Unmapping | AllocationState::Digesting => v1::AllocationState::Sealing,
+        AllocationState::Sealed => v1::AllocationState::Sealed,
+        AllocationState::Freeing => v1::AllocationState::Freeing,
+    }
+}
+
+pub(in crate::grpc) fn session_state(state: SessionState) -> v1::SessionState {
+    match state {
+        SessionState::Live => v1::SessionState::Live,
+        SessionState::Silent => v1::SessionState::Silent,
+        SessionState::Gone => v1::SessionState::Gone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramd_types::{Bytes, PartIndex, SessionId};
+
+    use super::*;
+
+    fn sealed() -> AllocationView {
+        AllocationView {
+            id: AllocationId::from_raw(9),
+            name: "me/llama".to_owned(),
+            tenant: "me".to_owned(),
+            device: "GPU-0".to_owned(),
+            kind: Kind::Movable,
+            lifetime: Lifetime::Persistent,
+            state: AllocationState::Sealed,
+            size: Bytes::new(5),
+            charged: Bytes::mib(2),
+            resident: Bytes::mib(2),
+            unreturned: Bytes::ZERO,
+            digest: Some([0xab; 32]),
+            readers: vec!["*".to_owned()],
+            owner: None,
+            parts: vec![PartView {
+                index: PartIndex(0),
+                offset: Bytes::ZERO,
+                size: Bytes::mib(2),
+                tier: Tier::Device,
+                mappers: vec![SessionId::from_raw(4)],
+            }],
+            mapper_count: 1,
+        }
+    }
+
+    #[test]
+    fn clients_see_no_other_session() {
+        assert_eq!(allocation(sealed(), For::Clients).parts[0].mapper_session_ids, [0; 0]);
+        assert_eq!(allocation(sealed(), For::Operators).parts[0].mapper_session_ids, [4]);
+        assert_eq!(allocation(sealed(), For::Clients).mapper_count, 1);
+    }
+
+    #[test]
+    fn a_digest_names_its_algorithm() {
+        assert_eq!(allocation(sealed(), For::Clients).digest, format!("blake3:{}", "ab".repeat(32)));
+        let open = AllocationView { digest: None, ..sealed() };
+        assert_eq!(allocation(open, For::Clients).digest, "");
+    }
+
+    #[test]
+    fn a_refused_item_says_what_a_status_says() {
+        let id = AllocationId::from_raw(9);
+        let result = released(id, Err(Refusal::NotOwner { allocation: id }));
+        assert_eq!(result.allocation_id, 9);
+        assert_eq!(result.error.unwrap().reason, "NOT_OWNER");
+    }
+}

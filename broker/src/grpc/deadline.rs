@@ -1,0 +1,160 @@
+//! Ends calls at their deadline, with DEADLINE_EXCEEDED.
+//!
+//! A caller's `grpc-timeout` counts, and the daemon's own maximum. tonic would answer CANCELLED in both cases, so this
+//! layer stands inside tonic's and is asked first. A mutation that was submitted is not undone: it completes, and a
+//! retry with its `request_id` gets its answer. Of a stream only the opening is timed.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tonic::{body::Body, codegen::http};
+use tower::{Layer, Service};
+
+use super::status;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeadlineLayer {
+    call_max: Duration,
+}
+
+impl DeadlineLayer {
+    pub(super) fn new(call_max: Duration) -> Self {
+        Self { call_max }
+    }
+}
+
+impl<S> Layer<S> for DeadlineLayer {
+    type Service = Deadline<S>;
+
+    fn layer(&self, inner: S) -> Deadline<S> {
+        Deadline { inner, call_max: self.call_max }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Deadline<S> {
+    inner: S,
+    call_max: Duration,
+}
+
+impl<S, R> Service<http::Request<R>> for Deadline<S>
+where
+    S: Service<http::Request<R>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<R>) -> Self::Future {
+        let asked = request.headers().get("grpc-timeout").and_then(|value| parse(value.to_str().ok()?));
+        let limit = asked.map_or(self.call_max, |asked| asked.min(self.call_max));
+        // Read before the call is on its way: tonic's own timer starts after it, and must not end first.
+        let deadline = Instant::now() + limit;
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            match tokio::time::timeout_at(deadline, answer).await {
+                Ok(answer) => answer,
+                Err(_) => Ok(status::deadline(limit).into_http()),
+            }
+        })
+    }
+}
+
+/// A `grpc-timeout`: at most eight digits and a unit. Anything else is no deadline, as gRPC servers have it.
+fn parse(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let amount: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(amount * 3600),
+        "M" => Duration::from_secs(amount * 60),
+        "S" => Duration::from_secs(amount),
+        "m" => Duration::from_millis(amount),
+        "u" => Duration::from_micros(amount),
+        "n" => Duration::from_nanos(amount),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::{Code, Status};
+    use tower::{ServiceExt as _, service_fn};
+
+    use super::*;
+
+    const CALL_MAX: Duration = Duration::from_secs(300);
+
+    /// How a call that takes `work` ends, and after how long.
+    async fn call(timeout: Option<&str>, work: Duration) -> (Option<Code>, Duration) {
+        let service = service_fn(move |_: http::Request<()>| async move {
+            tokio::time::sleep(work).await;
+            Ok::<_, Infallible>(http::Response::new(Body::empty()))
+        });
+        let mut request = http::Request::new(());
+        if let Some(timeout) = timeout {
+            request.headers_mut().insert("grpc-timeout", timeout.parse().unwrap());
+        }
+        let start = Instant::now();
+        let response = DeadlineLayer::new(CALL_MAX).layer(service).oneshot(request).await.unwrap();
+        (
+            Status::from_header_map(response.headers()).map(|status| status.code()),
+            start.elapsed().round_to_millis(),
+        )
+    }
+
+    trait Round {
+        fn round_to_millis(self) -> Self;
+    }
+
+    impl Round for Duration {
+        /// tokio's timers tick in milliseconds and may be one late.
+        fn round_to_millis(self) -> Self {
+            Duration::from_millis(u64::try_from(self.as_millis()).unwrap() / 10 * 10)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_callers_deadline_is_kept() {
+        let second = Duration::from_secs(1);
+        assert_eq!(call(Some("100m"), second).await, (Some(Code::DeadlineExceeded), second / 10));
+        assert_eq!(call(Some("2S"), second).await, (None, second));
+        assert_eq!(call(None, second).await, (None, second));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_longer_than_the_daemon_allows() {
+        for timeout in [None, Some("1H"), Some("garbage")] {
+            assert_eq!(
+                call(timeout, CALL_MAX * 2).await,
+                (Some(Code::DeadlineExceeded), CALL_MAX),
+                "{timeout:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_grpcs_own_form_is_a_timeout() {
+        assert_eq!(parse("1H"), Some(Duration::from_secs(3600)));
+        assert_eq!(parse("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(parse("99999999n"), Some(Duration::from_nanos(99_999_999)));
+        assert_eq!(parse("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(parse("5u"), Some(Duration::from_micros(5)));
+        for bad in ["", "m", "1", "100", "-1S", "1 S", "1.5S", "999999999S", "1ä", "ä"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+}

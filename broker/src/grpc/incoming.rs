@@ -1,0 +1,174 @@
+//! Connections as they come in, counted.
+//!
+//! Each connection costs the daemon a descriptor and some memory, so one uid can have only so many at once; one more
+//! is closed at once. When the process is out of descriptors, accepting pauses instead of spinning.
+
+use std::{
+    collections::HashMap,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{UnixListener, UnixStream},
+};
+use tokio_stream::Stream;
+use tonic::transport::server::{Connected, UdsConnectInfo};
+
+/// How long to wait after a failed accept: somebody has to close a descriptor first.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The connections of one socket.
+pub(super) fn incoming(
+    listener: UnixListener,
+    per_uid_max: usize,
+) -> impl Stream<Item = io::Result<Connection>> {
+    let counts = Counts::default();
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        loop {
+            // The stream's end is the server's, so its drop ends this task and closes the socket.
+            let Ok(place) = sender.reserve().await else { return };
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = sender.closed() => return,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    if let Some(connection) = Connection::count(stream, &counts, per_uid_max) {
+                        place.send(Ok(connection));
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "could not accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    });
+    tokio_stream::wrappers::ReceiverStream::new(receiver)
+}
+
+/// How many connections each uid has.
+#[derive(Clone, Debug, Default)]
+struct Counts(Arc<Mutex<HashMap<u32, usize>>>);
+
+impl Counts {
+    fn enter(&self, uid: u32, max: usize) -> Option<Counted> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(uid).or_default();
+        if *count >= max {
+            return None;
+        }
+        *count += 1;
+        Some(Counted { counts: self.clone(), uid })
+    }
+}
+
+/// One connection's place among those of its uid.
+#[derive(Debug)]
+struct Counted {
+    counts: Counts,
+    uid: u32,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut counts = self.counts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.uid);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    _counted: Counted,
+}
+
+impl Connection {
+    fn count(stream: UnixStream, counts: &Counts, per_uid_max: usize) -> Option<Self> {
+        let uid = stream.peer_cred().ok()?.uid();
+        let counted = counts.enter(uid, per_uid_max);
+        if counted.is_none() {
+            tracing::debug!(uid, per_uid_max, "closed a connection: the uid has as many as it may");
+        }
+        Some(Self { stream, _counted: counted? })
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = UdsConnectInfo;
+
+    fn connect_info(&self) -> UdsConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_given_back() {
+        let counts = Counts::default();
+        let first = counts.enter(1000, 2);
+        let second = counts.enter(1000, 2);
+        assert!(first.is_some() && second.is_some());
+        assert!(counts.enter(1000, 2).is_none());
+        let other = counts.enter(1001, 2);
+        assert!(other.is_some());
+        drop(first);
+        assert!(counts.enter(1000, 2).is_some());
+        drop((second, other));
+        assert!(counts.0.lock().unwrap().is_empty());
+    }
+}

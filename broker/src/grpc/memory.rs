@@ -1,0 +1,171 @@
+//! `MemoryService`: what client processes ask for.
+//!
+//! A method here reads the caller from the socket, turns its request into the core's words, and waits for the
+//! answer. Whether the session is the caller's, and everything else, the core decides.
+
+use broker_core::{Broker, ClientRequest, Event, Refusal, Reply, RequestKey};
+use tonic::{Request, Response, Status, async_trait};
+use vramd_proto::v1::{self, memory_service_server::MemoryService};
+use vramd_types::{AllocationId, SessionId};
+
+use super::{
+    caller::Caller,
+    convert::{
+        page::{Page, next_token},
+        request as convert,
+        view::{self, For},
+    },
+    status::{self, refused},
+};
+use crate::reactor::Inbox;
+
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    inbox: Inbox,
+}
+
+impl Memory {
+    pub(super) fn new(inbox: Inbox) -> Self {
+        Self { inbox }
+    }
+
+    async fn submit(
+        &self,
+        caller: Caller,
+        session: SessionId,
+        key: Option<RequestKey>,
+        request: ClientRequest,
+    ) -> Result<Reply, Status> {
+        let answer =
+            self.inbox.request(|call| Event::Client { call, session, pid: caller.pid, key, request });
+        let outcome = answer.map_err(|refusal| refused(&refusal))?.await;
+        outcome.map_err(|_| status::stopping())?.map_err(|refusal| refused(&refusal))
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Broker) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Status> {
+        self.inbox.read(look).await.ok_or_else(status::stopping)?.map_err(|refusal| refused(&refusal))
+    }
+}
+
+/// What every mutation carries.
+macro_rules! opened {
+    ($request:expr) => {{
+        let caller = Caller::of(&$request)?;
+        let message = $request.into_inner();
+        let session = convert::session(message.session_id).map_err(|refusal| refused(&refusal))?;
+        let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
+        (caller, message, session, key)
+    }};
+}
+
+#[async_trait]
+impl MemoryService for Memory {
+    async fn allocate_batch(
+        &self,
+        request: Request<v1::AllocateBatchRequest>,
+    ) -> Result<Response<v1::AllocateBatchResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let specs = convert::specs(message.items).map_err(|refusal| refused(&refusal))?;
+        match self.submit(caller, session, key, ClientRequest::AllocateBatch(specs)).await? {
+            Reply::Allocated(views) => {
+                let allocations =
+                    views.into_iter().map(|view| view::allocation(view, For::Clients)).collect();
+                Ok(Response::new(v1::AllocateBatchResponse { allocations }))
+            }
+            other => Err(status::wrong_reply("AllocateBatch", &other)),
+        }
+    }
+
+    async fn free_batch(
+        &self,
+        request: Request<v1::FreeBatchRequest>,
+    ) -> Result<Response<v1::FreeBatchResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let ids = convert::allocations(&message.allocation_ids);
+        match self.submit(caller, session, key, ClientRequest::FreeBatch(ids)).await? {
+            Reply::Released(items) => {
+                let results = items.into_iter().map(|(id, outcome)| view::released(id, outcome)).collect();
+                Ok(Response::new(v1::FreeBatchResponse { results }))
+            }
+            other => Err(status::wrong_reply("FreeBatch", &other)),
+        }
+    }
+
+    async fn attach(
+        &self,
+        request: Request<v1::AttachRequest>,
+    ) -> Result<Response<v1::AttachResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
+        match self.submit(caller, session, key, ClientRequest::Attach(target)).await? {
+            Reply::Attached(view) => {
+                let allocation = Some(view::allocation(view, For::Clients));
+                Ok(Response::new(v1::AttachResponse { allocation }))
+            }
+            other => Err(status::wrong_reply("Attach", &other)),
+        }
+    }
+
+    async fn detach(
+        &self,
+        request: Request<v1::DetachRequest>,
+    ) -> Result<Response<v1::DetachResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let ids = convert::allocations(&message.allocation_ids);
+        match self.submit(caller, session, key, ClientRequest::Detach(ids)).await? {
+            Reply::Released(items) => {
+                let results = items.into_iter().map(|(id, outcome)| view::released(id, outcome)).collect();
+                Ok(Response::new(v1::DetachResponse { results }))
+            }
+            other => Err(status::wrong_reply("Detach", &other)),
+        }
+    }
+
+    async fn seal(&self, request: Request<v1::SealRequest>) -> Result<Response<v1::SealResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let id = AllocationId::from_raw(message.allocation_id);
+        match self.submit(caller, session, key, ClientRequest::Seal(id)).await? {
+            Reply::Sealed(view) => {
+                let allocation = Some(view::allocation(view, For::Clients));
+                Ok(Response::new(v1::SealResponse { allocation }))
+            }
+            other => Err(status::wrong_reply("Seal", &other)),
+        }
+    }
+
+    async fn describe_allocation(
+        &self,
+        request: Request<v1::DescribeAllocationRequest>,
+    ) -> Result<Response<v1::DescribeAllocationResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let message = request.into_inner();
+        let session = convert::session(message.session_id).map_err(|refusal| refused(&refusal))?;
+        let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
+        let view = self.read(move |broker| broker.describe(session, caller.pid, &target)).await?;
+        let allocation = Some(view::allocation(view, For::Clients));
+        Ok(Response::new(v1::DescribeAllocationResponse { allocation }))
+    }
+
+    async fn list_allocations(
+        &self,
+        request: Request<v1::ListAllocationsRequest>,
+    ) -> Result<Response<v1::ListAllocationsResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let message = request.into_inner();
+        let session = convert::session(message.session_id).map_err(|refusal| refused(&refusal))?;
+        let page =
+            Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
+        let (views, more) = self
+            .read(move |broker| {
+                let after = page.after.map(AllocationId::from_raw);
+                broker.list_visible(session, caller.pid, &message.name_prefix, after, page.size)
+            })
+            .await?;
+        let next_page_token = next_token(views.last().map(|view| view.id.get()), more);
+        let allocations = views.into_iter().map(|view| view::allocation(view, For::Clients)).collect();
+        Ok(Response::new(v1::ListAllocationsResponse { allocations, next_page_token }))
+    }
+}

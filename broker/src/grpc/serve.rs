@@ -1,0 +1,148 @@
+//! Serves both sockets until the daemon stops.
+
+use std::{collections::BTreeSet, io, os::unix::net::UnixListener as StdUnixListener, time::Duration};
+
+use thiserror::Error;
+use tokio::{net::UnixListener, sync::watch};
+use tonic::{server::NamedService, service::Routes, transport::Server};
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+use tonic_reflection::server::Builder as Reflection;
+use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_server::MemoryServiceServer};
+
+use super::{
+    admin::{Admin, NodeFacts},
+    deadline::DeadlineLayer,
+    incoming::incoming,
+    memory::Memory,
+};
+use crate::reactor::Inbox;
+
+const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
+const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
+
+/// Most calls at once on one connection.
+const STREAMS_PER_CONNECTION_MAX: u32 = 256;
+
+/// Most headers of one request, in bytes.
+const HEADERS_BYTES_MAX: u32 = 16 << 10;
+
+/// How long open calls may go on once the daemon stops. What they asked for is in the core already.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+
+/// Bound already, so that nobody finds a socket where the daemon does not listen yet.
+#[derive(Debug)]
+pub struct Listeners {
+    /// `vramd.sock`.
+    pub memory: StdUnixListener,
+    /// `admin.sock`.
+    pub admin: StdUnixListener,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Uids that may call `AdminService`, whatever the mode of the socket lets through.
+    pub operators: BTreeSet<u32>,
+    /// No call takes longer, whatever its deadline.
+    pub call_timeout: Duration,
+    /// Most connections of one uid, on each socket.
+    pub connections_per_uid_max: usize,
+    pub facts: NodeFacts,
+}
+
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("cannot listen: {0}")]
+    Listen(#[from] io::Error),
+    #[error("cannot describe the services for reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    #[error("gRPC server failed: {0}")]
+    Server(#[from] tonic::transport::Error),
+}
+
+/// Serves until `stop` is done, then closes both sockets and lets open calls end for a moment.
+pub async fn serve(
+    listeners: Listeners,
+    inbox: Inbox,
+    settings: Settings,
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let health = HealthReporter::new();
+    report(&health, ServingStatus::Serving).await;
+    let memory = Memory::new(inbox.clone());
+    let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
+    let admin = Admin::new(inbox, settings.operators.clone(), settings.facts.clone());
+    let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
+
+    let (stopping, stopped) = watch::channel(false);
+    let sockets = async {
+        tokio::try_join!(
+            socket(listeners.memory, memory, &settings, stopped.clone()),
+            socket(listeners.admin, admin, &settings, stopped.clone()),
+        )
+    };
+    let end = async {
+        stop.await;
+        report(&health, ServingStatus::NotServing).await;
+        stopping.send_replace(true);
+        tokio::time::sleep(STOP_GRACE).await;
+    };
+    tokio::select! {
+        served = sockets => served.map(|_| ()),
+        () = end => Ok(()),
+    }
+}
+
+async fn socket(
+    listener: StdUnixListener,
+    routes: Routes,
+    settings: &Settings,
+    mut stopped: watch::Receiver<bool>,
+) -> Result<(), ServeError> {
+    listener.set_nonblocking(true)?;
+    let connections = incoming(UnixListener::from_std(listener)?, settings.connections_per_uid_max);
+    let stop = async move {
+        // An error means that the sender is gone, and with it who serves.
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    Server::builder()
+        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+        .http2_max_header_list_size(HEADERS_BYTES_MAX)
+        .layer(DeadlineLayer::new(settings.call_timeout))
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(connections, stop)
+        .await?;
+    Ok(())
+}
+
+/// A service with health and reflection beside it.
+fn with_tools(service: Routes, name: &str, health: &HealthReporter) -> Result<Routes, ServeError> {
+    let health = HealthServer::new(HealthService::from_health_reporter(health.clone()));
+    let service = service.add_service(health);
+    Ok(service.add_service(reflection(name).build_v1()?).add_service(reflection(name).build_v1alpha()?))
+}
+
+/// Describes what this socket serves, and nothing that it does not.
+fn reflection(name: &str) -> Reflection<'static> {
+    Reflection::configure()
+        .register_encoded_file_descriptor_set(vramd_proto::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        // What refusals carry, so that a client with no proto files can read their details.
+        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
+        .with_service_name(name)
+        .with_service_name("grpc.health.v1.Health")
+        .with_service_name("grpc.reflection.v1.ServerReflection")
+        .with_service_name("grpc.reflection.v1alpha.ServerReflection")
+}
+
+/// The health of the whole daemon, and of each service by its name.
+async fn report(health: &HealthReporter, status: ServingStatus) {
+    for service in ["", MEMORY_SERVICE, ADMIN_SERVICE] {
+        health.set_service_status(service, status).await;
+    }
+}

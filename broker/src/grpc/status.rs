@@ -1,0 +1,188 @@
+//! What a refusal is on the wire: one place that makes gRPC statuses.
+//!
+//! Code and reason come from the registry, the facts and the message from the refusal. The facts travel as
+//! `ErrorInfo`, and once more as the standard detail that generic clients know. A status travels in HTTP/2 trailers,
+//! which many clients bound at 8 KiB, so every text that a client chose is cut short here.
+
+use std::{borrow::Cow, collections::HashMap, time::Duration};
+
+use broker_core::Refusal;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+use vramd_proto::v1;
+use vramd_types::{Reason, StatusCode};
+
+/// Most bytes of one fact, and of a message.
+const FACT_BYTES_MAX: usize = 256;
+const MESSAGE_BYTES_MAX: usize = 512;
+
+/// When it makes sense to ask again: room comes when others free theirs, a queue is quicker, a node is slower.
+const RETRY_ROOM: Duration = Duration::from_secs(1);
+const RETRY_QUEUE: Duration = Duration::from_millis(100);
+const RETRY_NODE: Duration = Duration::from_secs(10);
+
+/// The broker's refusal of a whole call.
+pub(super) fn refused(refusal: &Refusal) -> Status {
+    let message = message(refusal);
+    let mut details = ErrorDetails::new();
+    details.set_error_info(refusal.reason().name(), Reason::DOMAIN, facts(refusal));
+    add_standard_detail(&mut details, refusal, &message);
+    Status::with_error_details(code(refusal.reason()), message, details)
+}
+
+/// The broker's refusal of one item of a batch.
+pub(super) fn item_refused(refusal: &Refusal) -> v1::ItemError {
+    v1::ItemError {
+        code: code(refusal.reason()).into(),
+        reason: refusal.reason().name().to_owned(),
+        message: message(refusal),
+        metadata: facts(refusal),
+    }
+}
+
+/// The kernel does not say who calls.
+pub(super) fn unidentified() -> Status {
+    of_shell(Reason::PeerUnidentified, "the kernel does not say who the caller is", [])
+}
+
+pub(super) fn not_operator(uid: u32) -> Status {
+    of_shell(Reason::NotOperator, "the caller is not one of the operators", [("uid", uid.to_string())])
+}
+
+pub(super) fn deadline(limit: Duration) -> Status {
+    of_shell(Reason::Deadline, &format!("no answer within {limit:?}"), [])
+}
+
+/// The reactor has ended, so the daemon is about to.
+pub(super) fn stopping() -> Status {
+    let problem = "the daemon is stopping";
+    of_shell(Reason::BrokerGone, problem, [("problem", problem.to_owned())])
+}
+
+/// The broker answered a request with what answers another.
+pub(super) fn wrong_reply(method: &'static str, reply: &broker_core::Reply) -> Status {
+    tracing::error!(method, ?reply, "the broker's reply does not answer the request: this is a bug");
+    refused(&Refusal::InvariantBroken { invariant: broker_core::invariants::OPS })
+}
+
+/// Refusals that the broker never hears of.
+fn of_shell<const N: usize>(reason: Reason, message: &str, facts: [(&str, String); N]) -> Status {
+    let facts: HashMap<_, _> = facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    let mut details = ErrorDetails::new();
+    details.set_error_info(reason.name(), Reason::DOMAIN, facts);
+    if reason.code() == StatusCode::Unavailable {
+        details.set_retry_info(Some(RETRY_ROOM));
+    }
+    Status::with_error_details(code(reason), message, details)
+}
+
+/// The detail that clients understand who know nothing of vramd.
+fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &str) {
+    use Refusal as R;
+    match refusal {
+        R::SizeInvalid { field, .. }
+        | R::NameInvalid { field, .. }
+        | R::QuantityInvalid { field, .. }
+        | R::RequestInvalid { field, .. } => {
+            details.add_bad_request_violation(*field, message);
+        }
+        R::PartSizeInvalid { .. } => {
+            details.add_bad_request_violation("part_size_bytes", message);
+        }
+        R::DeviceUnknown { .. } => {
+            details.add_bad_request_violation("device", message);
+        }
+        R::RequestIdReused { .. } => {
+            details.add_bad_request_violation("request_id", message);
+        }
+        R::BatchTooLarge { .. } => {
+            details.add_bad_request_violation("items", message);
+        }
+        R::AllocationNotFound { allocation } => {
+            details.set_resource_info("vramd.v1.Allocation", cut(allocation, FACT_BYTES_MAX), "", message);
+        }
+        R::SessionNotFound { session } => {
+            details.set_resource_info("vramd.v1.Session", session.to_string(), "", message);
+        }
+        R::QuotaNotFound { tenant, device } => {
+            let name = format!("{tenant}/{device}");
+            details.set_resource_info("vramd.v1.Quota", cut(&name, FACT_BYTES_MAX), "", message);
+        }
+        R::NameTaken { name } => {
+            details.set_resource_info("vramd.v1.Allocation", cut(name, FACT_BYTES_MAX), "", message);
+        }
+        R::QuotaLimit { tenant, .. }
+        | R::SessionsTooMany { tenant, .. }
+        | R::AllocationsTooMany { tenant, .. } => {
+            details.add_quota_failure_violation(cut(&format!("tenant:{tenant}"), FACT_BYTES_MAX), message);
+        }
+        R::DeviceFull { .. } | R::DriverFailed { .. } | R::StoreFailed { .. } => {
+            details.set_retry_info(Some(RETRY_ROOM));
+        }
+        R::QueueFull { .. } => {
+            details.set_retry_info(Some(RETRY_QUEUE));
+        }
+        R::Draining => {
+            details.set_retry_info(Some(RETRY_NODE));
+        }
+        R::NotSealed { allocation } | R::AlreadySealed { allocation } | R::StillMapped { allocation } => {
+            unmet(details, refusal, &allocation.to_string(), message)
+        }
+        R::DeviceNotVisible { device } => unmet(details, refusal, device, message),
+        R::SessionLost { session } => unmet(details, refusal, &session.to_string(), message),
+        R::GuaranteeUnbacked { tenant, .. } => unmet(details, refusal, &format!("tenant:{tenant}"), message),
+        R::SessionMissing | R::ProtocolBroken { .. } => unmet(details, refusal, "session", message),
+        R::NotOwner { .. }
+        | R::SessionForeign { .. }
+        | R::Raced { .. }
+        | R::KindUnsupported { .. }
+        | R::TierUnsupported { .. }
+        | R::InvariantBroken { .. } => {}
+    }
+}
+
+fn unmet(details: &mut ErrorDetails, refusal: &Refusal, subject: &str, message: &str) {
+    let subject = cut(subject, FACT_BYTES_MAX);
+    details.add_precondition_failure_violation(refusal.reason().name(), subject, message);
+}
+
+fn facts(refusal: &Refusal) -> HashMap<String, String> {
+    let facts = refusal.facts();
+    facts.into_iter().map(|(key, value)| (key.to_owned(), cut(&value, FACT_BYTES_MAX).into_owned())).collect()
+}
+
+fn message(refusal: &Refusal) -> String {
+    cut(&refusal.to_string(), MESSAGE_BYTES_MAX).into_owned()
+}
+
+/// At most `bytes_max` bytes of a text, with a mark where it was cut.
+fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
+    const MARK: &str = "…";
+    if text.len() <= bytes_max {
+        return Cow::Borrowed(text);
+    }
+    let room = bytes_max.saturating_sub(MARK.len());
+    let end = (0..=room).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    Cow::Owned(format!("{}{MARK}", &text[..end]))
+}
+
+fn code(reason: Reason) -> Code {
+    match reason.code() {
+        StatusCode::InvalidArgument => Code::InvalidArgument,
+        StatusCode::DeadlineExceeded => Code::DeadlineExceeded,
+        StatusCode::NotFound => Code::NotFound,
+        StatusCode::AlreadyExists => Code::AlreadyExists,
+        StatusCode::PermissionDenied => Code::PermissionDenied,
+        StatusCode::ResourceExhausted => Code::ResourceExhausted,
+        StatusCode::FailedPrecondition => Code::FailedPrecondition,
+        StatusCode::Aborted => Code::Aborted,
+        StatusCode::Unimplemented => Code::Unimplemented,
+        StatusCode::Internal => Code::Internal,
+        StatusCode::Unavailable => Code::Unavailable,
+        StatusCode::DataLoss => Code::DataLoss,
+        StatusCode::Unauthenticated => Code::Unauthenticated,
+    }
+}
+
+#[cfg(test)]
+mod tests;

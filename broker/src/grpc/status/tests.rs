@@ -1,0 +1,160 @@
+use broker_core::Tier;
+use vramd_types::{AllocationId, Bytes, SessionId};
+
+use super::*;
+
+/// One of each, where texts that clients choose are as long and as awkward as `text`.
+fn every_refusal(text: &str) -> Vec<Refusal> {
+    use Refusal as R;
+    let text = || text.to_owned();
+    let allocation = AllocationId::from_raw(u64::MAX);
+    let session = SessionId::from_raw(u64::MAX);
+    let (tier, bytes, field) = (Tier::Device, Bytes::MAX, "items[4095].readers");
+    vec![
+        R::SizeInvalid { field, size: bytes },
+        R::PartSizeInvalid { size: bytes },
+        R::NameInvalid { field, name: text() },
+        R::QuantityInvalid { field, quantity: text() },
+        R::DeviceUnknown { device: text() },
+        R::RequestInvalid { field, problem: "is missing" },
+        R::RequestIdReused { request_id: [0xff; 16] },
+        R::BatchTooLarge { items_max: usize::MAX, items: usize::MAX },
+        R::AllocationNotFound { allocation: text() },
+        R::SessionNotFound { session },
+        R::QuotaNotFound { tenant: text(), device: text() },
+        R::NotOwner { allocation },
+        R::SessionForeign { session, pid: u32::MAX },
+        R::QuotaLimit { tenant: text(), device: text(), tier, limit: bytes, held: bytes, asked: bytes },
+        R::DeviceFull { device: text(), tier, free: bytes, asked: bytes },
+        R::SessionsTooMany { tenant: text(), limit: usize::MAX },
+        R::AllocationsTooMany { tenant: text(), limit: usize::MAX },
+        R::QueueFull { limit: usize::MAX },
+        R::NotSealed { allocation },
+        R::AlreadySealed { allocation },
+        R::StillMapped { allocation },
+        R::DeviceNotVisible { device: text() },
+        R::SessionLost { session },
+        R::SessionMissing,
+        R::ProtocolBroken { problem: text() },
+        R::GuaranteeUnbacked {
+            tenant: text(),
+            device: text(),
+            tier,
+            guarantee: bytes,
+            capacity: bytes,
+            committed: bytes,
+        },
+        R::Raced { allocation },
+        R::NameTaken { name: text() },
+        R::Draining,
+        R::DriverFailed { device: text(), problem: text() },
+        R::StoreFailed { problem: text() },
+        R::KindUnsupported { kind: "managed" },
+        R::TierUnsupported { tier },
+        R::InvariantBroken { invariant: "INV-LEDGER-1" },
+    ]
+}
+
+/// What the shell or the client says, and the broker never.
+const NOT_THE_BROKERS: [Reason; 8] = [
+    Reason::NotOperator,
+    Reason::PeerUnidentified,
+    Reason::ProtocolVersion,
+    Reason::BrokerGone,
+    Reason::ContentLost,
+    Reason::DigestMismatch,
+    Reason::Deadline,
+    Reason::MapFailed,
+];
+
+#[test]
+fn the_whole_registry_is_mapped() {
+    let mut said: Vec<_> = every_refusal("x").iter().map(Refusal::reason).collect();
+    said.extend(NOT_THE_BROKERS);
+    said.sort_unstable();
+    let mut registry = Reason::ALL.to_vec();
+    registry.sort_unstable();
+    assert_eq!(said, registry);
+}
+
+#[test]
+fn each_status_says_what_the_registry_promises() {
+    for refusal in every_refusal("llama") {
+        let reason = refusal.reason();
+        let status = refused(&refusal);
+        let details = status.get_error_details();
+        assert_eq!(i32::from(status.code()), reason.code() as i32, "{reason}");
+        assert_eq!(status.message(), refusal.to_string(), "{reason}");
+
+        let info = details.error_info().unwrap();
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason.name(), "vramd"));
+        let mut keys: Vec<_> = info.metadata.keys().map(String::as_str).collect();
+        let mut promised = reason.facts().to_vec();
+        keys.sort_unstable();
+        promised.sort_unstable();
+        assert_eq!(keys, promised, "{reason}");
+
+        let item = item_refused(&refusal);
+        assert_eq!(
+            (item.code, item.reason, item.metadata),
+            (status.code().into(), info.reason.clone(), info.metadata.clone())
+        );
+    }
+}
+
+#[test]
+fn each_family_has_its_standard_detail() {
+    for refusal in every_refusal("llama") {
+        let reason = refusal.reason();
+        let details = refused(&refusal).get_error_details();
+        let field = details.bad_request().map(|bad| bad.field_violations[0].field.clone());
+        let fact = details.error_info().and_then(|info| info.metadata.get("field").cloned());
+        assert_eq!(field.is_some(), reason.code() == StatusCode::InvalidArgument, "{reason}");
+        assert!(fact.is_none() || fact == field, "{reason}: {fact:?} {field:?}");
+
+        let resource = matches!(reason.code(), StatusCode::NotFound | StatusCode::AlreadyExists);
+        assert_eq!(details.resource_info().is_some(), resource, "{reason}");
+        let unmet = reason.code() == StatusCode::FailedPrecondition;
+        assert_eq!(details.precondition_failure().is_some(), unmet, "{reason}");
+        let exhausted = reason.code() == StatusCode::ResourceExhausted;
+        let either = details.quota_failure().is_some() ^ details.retry_info().is_some();
+        assert_eq!(either, exhausted || reason.code() == StatusCode::Unavailable, "{reason}");
+    }
+    let limit = refused(&every_refusal("team-a").swap_remove(13)).get_error_details();
+    assert_eq!(limit.quota_failure().unwrap().violations[0].subject, "tenant:team-a");
+}
+
+#[test]
+fn no_text_of_a_client_makes_a_status_large() {
+    for text in ["ä".repeat(1 << 20), "\u{1}".repeat(1 << 20)] {
+        for refusal in every_refusal(&text) {
+            let status = refused(&refusal);
+            let headers = status.clone().into_http::<()>().headers().clone();
+            let bytes: usize = headers.iter().map(|(key, value)| key.as_str().len() + value.len()).sum();
+            assert!(bytes < 7 << 10, "{}: {bytes}", refusal.reason());
+        }
+    }
+}
+
+#[test]
+fn the_shells_own_refusals_keep_the_registrys_word_too() {
+    let statuses = [
+        (Reason::NotOperator, not_operator(1000)),
+        (Reason::PeerUnidentified, unidentified()),
+        (Reason::Deadline, deadline(Duration::from_secs(1))),
+        (Reason::BrokerGone, stopping()),
+    ];
+    for (reason, status) in statuses {
+        let details = status.get_error_details();
+        let info = details.error_info().unwrap();
+        assert_eq!((status.code() as i32, info.reason.as_str()), (reason.code() as i32, reason.name()));
+        assert!(reason.facts().iter().all(|fact| info.metadata.contains_key(*fact)), "{reason}");
+    }
+}
+
+#[test]
+fn cutting_keeps_whole_characters() {
+    assert_eq!(cut("short", 5), "short");
+    assert_eq!(cut("longer", 5), "lo…");
+    assert_eq!(cut("ääää", 6), "ä…");
+}

@@ -1,0 +1,314 @@
+//! Both services over real sockets, with a hand that answers in the broker's place.
+
+use std::{
+    collections::BTreeSet,
+    os::unix::net::UnixListener,
+    time::{Duration, SystemTime},
+};
+
+use broker_core::{ClientRequest, Event, OperatorRequest, Refusal, Reply};
+use tokio::{sync::oneshot, task::JoinHandle};
+use tonic::{Code, Status, transport::Channel};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_types::StatusExt as _;
+use vramd_proto::v1::{
+    self, admin_service_client::AdminServiceClient, memory_service_client::MemoryServiceClient,
+};
+use vramd_types::{AllocationId, Bytes};
+
+use super::*;
+use crate::reactor::{Inbox, InboxLimits, Message, Queue, inbox};
+
+struct Served {
+    folder: tempfile::TempDir,
+    queue: Queue,
+    inbox: Inbox,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<Result<(), ServeError>>,
+}
+
+fn served(operators: &[u32]) -> Served {
+    let folder = tempfile::tempdir().unwrap();
+    let bind = |name| UnixListener::bind(folder.path().join(name)).unwrap();
+    let listeners = Listeners { memory: bind("vramd.sock"), admin: bind("admin.sock") };
+    let (inbox, queue) = inbox(InboxLimits { client_requests_max: 3, ..InboxLimits::default() });
+    let settings = Settings {
+        operators: operators.iter().copied().collect::<BTreeSet<_>>(),
+        call_timeout: Duration::from_secs(300),
+        connections_per_uid_max: 4,
+        facts: NodeFacts {
+            version: "1.2.3".to_owned(),
+            driver: "sim".to_owned(),
+            driver_reason: "a test".to_owned(),
+            started_at: SystemTime::UNIX_EPOCH,
+        },
+    };
+    let (stop, stopped) = oneshot::channel();
+    let server = tokio::spawn(serve(listeners, inbox.clone(), settings, async {
+        let _ = stopped.await;
+    }));
+    Served { folder, queue, inbox, stop, server }
+}
+
+impl Served {
+    async fn connect(&self, socket: &str) -> Channel {
+        let path = self.folder.path().join(socket);
+        let address = format!("unix://{}", path.display());
+        tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap()
+    }
+
+    async fn memory(&self) -> MemoryServiceClient<Channel> {
+        MemoryServiceClient::new(self.connect("vramd.sock").await)
+    }
+
+    async fn admin(&self) -> AdminServiceClient<Channel> {
+        AdminServiceClient::new(self.connect("admin.sock").await)
+    }
+
+    /// Answers the next request as the broker would, and returns what was asked.
+    async fn answer(&mut self, outcome: Result<Reply, Refusal>) -> Event {
+        match self.queue.next().await {
+            Some(Message::Request { event, caller, .. }) => {
+                caller.answer(outcome);
+                event
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn own_uid() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+fn reason(status: &Status) -> String {
+    status.get_error_details().error_info().unwrap().reason.clone()
+}
+
+fn seal(allocation_id: u64) -> v1::SealRequest {
+    v1::SealRequest { session_id: 5, request_id: vec![1; 16], allocation_id }
+}
+
+#[tokio::test]
+async fn a_request_reaches_the_broker_with_the_callers_pid() {
+    let mut served = served(&[]);
+    let mut memory = served.memory().await;
+    let free = v1::FreeBatchRequest { session_id: 5, request_id: vec![2; 16], allocation_ids: vec![9] };
+    let call = tokio::spawn(async move { memory.free_batch(free).await });
+    let id = AllocationId::from_raw(9);
+    let event =
+        served.answer(Ok(Reply::Released(vec![(id, Err(Refusal::NotOwner { allocation: id }))]))).await;
+    let Event::Client { session, pid, key, request: ClientRequest::FreeBatch(ids), .. } = event else {
+        panic!()
+    };
+    assert_eq!((session.get(), pid, ids), (5, std::process::id(), vec![id]));
+    assert_eq!(key.unwrap().id, [2; 16]);
+    let answer = call.await.unwrap().unwrap().into_inner();
+    assert_eq!(answer.results[0].error.as_ref().unwrap().reason, "NOT_OWNER");
+}
+
+#[tokio::test]
+async fn a_refusal_travels_with_its_details() {
+    let mut served = served(&[]);
+    let mut memory = served.memory().await;
+    let call = tokio::spawn(async move { memory.seal(seal(9)).await });
+    served
+        .answer(Err(Refusal::QuotaLimit {
+            tenant: "team-a".to_owned(),
+            device: "GPU-0".to_owned(),
+            tier: broker_core::Tier::Device,
+            limit: Bytes::mib(64),
+            held: Bytes::mib(60),
+            asked: Bytes::mib(8),
+        }))
+        .await;
+    let status = call.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let details = status.get_error_details();
+    assert_eq!(details.quota_failure().unwrap().violations[0].subject, "tenant:team-a");
+    assert_eq!(details.error_info().unwrap().metadata["limit"], "67108864");
+}
+
+#[tokio::test]
+async fn bad_requests_never_reach_the_broker() {
+    let mut served = served(&[own_uid()]);
+    let (mut memory, mut admin) = (served.memory().await, served.admin().await);
+    let cases = [
+        (memory.seal(v1::SealRequest::default()).await.unwrap_err(), "SESSION_MISSING"),
+        (
+            memory.seal(v1::SealRequest { request_id: vec![1], ..seal(1) }).await.unwrap_err(),
+            "REQUEST_INVALID",
+        ),
+        (
+            memory.attach(v1::AttachRequest { session_id: 5, ..Default::default() }).await.unwrap_err(),
+            "REQUEST_INVALID",
+        ),
+        (
+            admin
+                .list_sessions(v1::ListSessionsRequest { page_size: 1001, ..Default::default() })
+                .await
+                .unwrap_err(),
+            "REQUEST_INVALID",
+        ),
+        (
+            admin
+                .set_quota(v1::SetQuotaRequest { limit: "24 gigs".to_owned(), ..Default::default() })
+                .await
+                .unwrap_err(),
+            "QUANTITY_INVALID",
+        ),
+    ];
+    for (status, expected) in cases {
+        assert_eq!(reason(&status), expected);
+    }
+    assert!(served.queue.ready().is_none());
+}
+
+#[tokio::test]
+async fn a_passed_deadline_is_told_as_one() {
+    let served = served(&[]);
+    let socket = tokio::net::UnixStream::connect(served.folder.path().join("vramd.sock")).await.unwrap();
+    // By hand: tonic's client would read the header too, and give up before the daemon answers.
+    let (mut client, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    for timeout in ["1m", "20m", "20000u"] {
+        let request = tonic::codegen::http::Request::post("http://localhost/vramd.v1.MemoryService/Seal")
+            .header("content-type", "application/grpc")
+            .header("grpc-timeout", timeout)
+            .body(())
+            .unwrap();
+        client = client.ready().await.unwrap();
+        let (answer, mut body) = client.send_request(request, false).unwrap();
+        body.send_data(framed(&seal(9)).into(), true).unwrap();
+        let status = Status::from_header_map(answer.await.unwrap().headers()).unwrap();
+        assert_eq!(
+            (status.code(), reason(&status).as_str()),
+            (Code::DeadlineExceeded, "DEADLINE"),
+            "{timeout}"
+        );
+    }
+}
+
+/// A message as gRPC frames it: not compressed, and how long it is.
+fn framed(message: &impl prost::Message) -> Vec<u8> {
+    let message = message.encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap();
+    [&[0][..], &length.to_be_bytes(), &message].concat()
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    let served = served(&[]);
+    let _waiting = [(); 3].map(|()| served.inbox.request(|_| Event::Tick));
+    let status = served.memory().await.seal(seal(9)).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert!(status.get_error_details().retry_info().unwrap().retry_delay.is_some());
+}
+
+#[tokio::test]
+async fn only_operators_administer() {
+    let served = served(&[own_uid().wrapping_add(1)]);
+    let status = served.admin().await.get_node(v1::GetNodeRequest {}).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "NOT_OPERATOR"));
+}
+
+#[tokio::test]
+async fn an_operator_is_known_by_uid() {
+    let mut served = served(&[own_uid()]);
+    let mut admin = served.admin().await;
+    let call =
+        tokio::spawn(
+            async move { admin.drain(v1::DrainRequest { cancel: true, ..Default::default() }).await },
+        );
+    let event = served.answer(Ok(Reply::Drained { draining: false, sessions: 3, held: Bytes::mib(2) })).await;
+    let Event::Operator { uid, request: OperatorRequest::Drain { draining }, .. } = event else { panic!() };
+    assert_eq!((uid, draining), (own_uid(), false));
+    assert_eq!(call.await.unwrap().unwrap().into_inner().session_count, 3);
+}
+
+#[tokio::test]
+async fn one_uid_has_so_many_connections_and_no_more() {
+    let served = served(&[]);
+    let mut open = vec![];
+    for _ in 0..4 {
+        let mut health = HealthClient::new(served.connect("vramd.sock").await);
+        health.check(HealthCheckRequest::default()).await.unwrap();
+        open.push(health);
+    }
+    let path = served.folder.path().join("vramd.sock");
+    let fifth = tokio::net::UnixStream::connect(path).await.unwrap();
+    fifth.readable().await.unwrap();
+    let read = fifth.try_read(&mut [0; 64]);
+    assert!(matches!(read, Ok(0)) || read.is_err(), "{read:?}");
+    open.pop().unwrap().check(HealthCheckRequest::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn health_and_reflection_are_on_both_sockets() {
+    let served = served(&[]);
+    for (socket, own) in [("vramd.sock", "vramd.v1.MemoryService"), ("admin.sock", "vramd.v1.AdminService")] {
+        let channel = served.connect(socket).await;
+        let mut health = HealthClient::new(channel.clone());
+        for service in ["", "vramd.v1.MemoryService", "vramd.v1.AdminService"] {
+            let request = HealthCheckRequest { service: service.to_owned() };
+            assert_eq!(health.check(request).await.unwrap().into_inner().status, 1, "{service}");
+        }
+        let listed = services(channel).await;
+        assert!(listed.contains(&own.to_owned()), "{listed:?}");
+        assert_eq!(listed.len(), 4, "its own, health, and reflection in two versions: {listed:?}");
+    }
+}
+
+async fn services(channel: Channel) -> Vec<String> {
+    use tonic_reflection::pb::v1::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    };
+    let message_request = Some(MessageRequest::ListServices(String::new()));
+    let asked = tokio_stream::once(ServerReflectionRequest { host: String::new(), message_request });
+    let mut answers =
+        ServerReflectionClient::new(channel).server_reflection_info(asked).await.unwrap().into_inner();
+    match answers.message().await.unwrap().unwrap().message_response.unwrap() {
+        MessageResponse::ListServicesResponse(list) => {
+            list.service.into_iter().map(|service| service.name).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn stopping_ends_even_with_a_watcher_and_an_open_call() {
+    let served = served(&[]);
+    let mut watcher = HealthClient::new(served.connect("vramd.sock").await)
+        .watch(HealthCheckRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(watcher.message().await.unwrap().unwrap().status, 1);
+    let mut memory = served.memory().await;
+    let _open = tokio::spawn(async move { memory.seal(seal(9)).await });
+
+    served.stop.send(()).unwrap();
+    assert_eq!(watcher.message().await.unwrap().unwrap().status, 2, "not serving");
+    served.server.await.unwrap().unwrap();
+    let path = served.folder.path().join("vramd.sock");
+    assert!(tokio::net::UnixStream::connect(path).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn a_gone_reactor_is_unavailable() {
+    let served = served(&[own_uid()]);
+    drop(served.queue);
+    let connect = |socket| {
+        let address = format!("unix://{}", served.folder.path().join(socket).display());
+        async move { tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap() }
+    };
+    let written = MemoryServiceClient::new(connect("vramd.sock").await).seal(seal(9)).await.unwrap_err();
+    let read = AdminServiceClient::new(connect("admin.sock").await)
+        .get_node(v1::GetNodeRequest {})
+        .await
+        .unwrap_err();
+    for status in [written, read] {
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "BROKER_GONE"));
+    }
+}

@@ -1,0 +1,87 @@
+//! `vramd`: the daemon that owns a node's GPU memory.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::Parser;
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+use vramd::{
+    app::{self, App},
+    exit::Failure,
+    telemetry::logs,
+};
+
+/// Owns the GPU memory of this node and hands it to client processes.
+///
+/// Exit status: 0 stopped, 1 failed, 2 wrong command line, 3 wrong configuration, 4 a live daemon has the sockets
+/// or the state directory, 5 a configured device is not there, 6 the driver cannot start,
+/// 7 the driver could not go on.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Configuration file [default: /etc/vramd/vramd.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Read the configuration, say what is wrong with it, and do nothing else
+    #[arg(long)]
+    check: bool,
+}
+
+fn main() -> ExitCode {
+    match life(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if tracing::dispatcher::has_been_set() {
+                tracing::error!(exit_status = failure.exit() as u8, "{failure}");
+            } else {
+                eprintln!("vramd: {failure}");
+            }
+            ExitCode::from(failure.exit() as u8)
+        }
+    }
+}
+
+/// Configuration, then sockets, state and driver, then serving, until a signal.
+fn life(args: &Args) -> Result<(), Failure> {
+    let config = app::configuration(args.config.as_deref())?;
+    if args.check {
+        return writeln!(io::stdout(), "ok")
+            .map_err(|source| Failure::Io { what: "write to stdout", source });
+    }
+    logs::start(config.daemon.log_format, config.daemon.log_level);
+    let runtime = runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("vramd-io")
+        .build()
+        .map_err(|source| Failure::Io { what: "start the runtime", source })?;
+    // Before anything is taken, so that a signal in the middle of the start gives it back too.
+    let stop = runtime
+        .block_on(async { stop_on_signals() })
+        .map_err(|source| Failure::Io { what: "handle signals", source })?;
+    let app = App::prepare(config)?;
+    runtime.block_on(app.run(stop))
+}
+
+/// Turns true at the first SIGTERM or SIGINT.
+fn stop_on_signals() -> io::Result<watch::Receiver<bool>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(async move {
+        let name = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
+        tracing::info!(signal = name, "stopping");
+        stop.send_replace(true);
+        // Kept so that a second signal does not kill the daemon in the middle of its stop.
+        std::future::pending::<()>().await;
+    });
+    Ok(stopped)
+}

@@ -1,0 +1,156 @@
+//! The cgroup of a process, and patterns that operators match it with.
+//!
+//! The path is that of `/proc/PID/cgroup` as the kernel shows it to the daemon, so relative to the daemon's cgroup
+//! namespace. The peer's own `/proc/PID/mountinfo` is not believed: a process that makes itself a user namespace
+//! mounts what it likes there, and would so choose its tenant.
+
+use std::{fmt, io, str::FromStr};
+
+/// The path of a process's cgroup, like `/system.slice/jupyter.service`.
+pub fn of_process(pid: u32) -> io::Result<String> {
+    let table = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    parse(&table).map(ToOwned::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The unified hierarchy's path. Where a node runs both and keeps processes in version 1, that of its `systemd`
+/// hierarchy, else of `memory`.
+fn parse(table: &str) -> Option<&str> {
+    // `hierarchy:controllers:path`, and a path may have colons of its own.
+    let lines = || table.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let named = |name: &str| {
+        lines().find(|(controllers, _)| controllers.split(',').any(|one| one == name)).map(|(_, path)| path)
+    };
+    let unified = named("");
+    unified
+        .filter(|path| *path != "/")
+        .or_else(|| named("name=systemd"))
+        .or_else(|| named("memory"))
+        .or(unified)
+}
+
+/// A cgroup path with `*` for any run of characters inside one component, and `**` for any run at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern(String);
+
+/// A pattern must begin as paths do, or with `**`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PatternError(String);
+
+impl fmt::Display for PatternError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is no cgroup pattern like `/system.slice/*.service` or `/kubepods.slice/**`", self.0)
+    }
+}
+
+impl std::error::Error for PatternError {}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        if (text.starts_with('/') || text.starts_with("**")) && !text.contains("***") {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(PatternError(text.to_owned()))
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Pattern {
+    /// Whether the whole path fits.
+    ///
+    /// One row of the usual table of (pattern, path) prefixes, so the time is the product of their lengths: paths
+    /// are named by those who make cgroups, and a pattern of many stars must not hang on one of them.
+    pub fn matches(&self, path: &str) -> bool {
+        let path = path.as_bytes();
+        // reached[i]: the pattern so far fits the first i bytes of the path.
+        let mut reached = vec![false; path.len() + 1];
+        reached[0] = true;
+        let mut pattern = self.0.as_bytes();
+        while let Some((&first, rest)) = pattern.split_first() {
+            if first == b'*' {
+                let across = rest.first() == Some(&b'*');
+                pattern = if across { &rest[1..] } else { rest };
+                for at in 1..=path.len() {
+                    reached[at] |= reached[at - 1] && (across || path[at - 1] != b'/');
+                }
+            } else {
+                pattern = rest;
+                for at in (1..=path.len()).rev() {
+                    reached[at] = reached[at - 1] && path[at - 1] == first;
+                }
+                reached[0] = false;
+            }
+        }
+        reached[path.len()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unified_path_where_there_is_one() {
+        assert_eq!(parse("0::/system.slice/a.service\n"), Some("/system.slice/a.service"));
+        assert_eq!(parse("0::/a:b\n"), Some("/a:b"));
+        assert_eq!(parse("0::/\n"), Some("/"));
+        assert_eq!(parse("12:memory:/m\n1:name=systemd:/s\n0::/\n"), Some("/s"));
+        assert_eq!(parse("4:cpu,cpuacct:/c\n3:memory,hugetlb:/m\n"), Some("/m"));
+        assert_eq!(parse("garbage\n"), None);
+        assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn this_process_is_in_one() {
+        assert!(of_process(std::process::id()).unwrap().starts_with('/'));
+        assert!(of_process(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_star_stays_inside_its_component() {
+        let matches = |pattern: &str, path| pattern.parse::<Pattern>().unwrap().matches(path);
+        for (pattern, path) in [
+            ("/a", "/a"),
+            ("/*", "/a"),
+            ("/system.slice/*.service", "/system.slice/jupyter.service"),
+            ("/kubepods.slice/*/*.scope", "/kubepods.slice/pod1/cri-2.scope"),
+            ("/kubepods.slice/**", "/kubepods.slice/pod1/cri-2.scope"),
+            ("**/pod1/*", "/kubepods.slice/x/pod1/y"),
+            ("/a*b*c", "/aXbYbZc"),
+            ("/a**", "/a"),
+        ] {
+            assert!(matches(pattern, path), "{pattern} {path}");
+        }
+        for (pattern, path) in [
+            ("/a", "/a/b"),
+            ("/a", "/"),
+            ("/*", "/a/b"),
+            ("/a/*", "/a"),
+            ("/system.slice/*.service", "/system.slice/x/y.service"),
+            ("/a/**", "/ab"),
+            ("/team-a.slice/**", "/user.slice/team-a.slice/x"),
+        ] {
+            assert!(!matches(pattern, path), "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn many_stars_do_not_hang() {
+        let pattern: Pattern = format!("/{}b", "a*".repeat(500)).parse().unwrap();
+        assert!(!pattern.matches(&format!("/{}", "a".repeat(4000))));
+    }
+
+    #[test]
+    fn what_is_no_pattern() {
+        for bad in ["", "a/b", "*", "/a/***"] {
+            assert!(bad.parse::<Pattern>().is_err(), "{bad}");
+        }
+    }
+}

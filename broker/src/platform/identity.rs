@@ -1,0 +1,93 @@
+//! Which tenant is charged: the operator's rules over what the kernel says of a peer, never its own word.
+
+use std::io;
+
+use thiserror::Error;
+
+use super::{cgroup, peer::Peer};
+
+/// Rules in the operator's order; the first that fits names the tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rules(Vec<Rule>);
+
+/// Fits a peer if all that it says does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub tenant: String,
+    pub uid: Option<u32>,
+    /// The primary group, at connect time.
+    pub gid: Option<u32>,
+    pub cgroup: Option<cgroup::Pattern>,
+}
+
+/// The cgroup of a peer could not be read, and a rule asks for it.
+#[derive(Debug, Error)]
+pub enum NoTenant {
+    #[error("the peer's cgroup cannot be read: {0}")]
+    CgroupUnknown(#[source] io::Error),
+    #[error("the peer ended while its cgroup was read")]
+    Ended,
+}
+
+impl Rules {
+    pub fn new(rules: Vec<Rule>) -> Self {
+        Self(rules)
+    }
+
+    /// The tenant of a peer; `uid-N` where no rule fits.
+    pub fn tenant_of(&self, peer: &Peer) -> Result<String, NoTenant> {
+        if self.0.iter().all(|rule| rule.cgroup.is_none()) {
+            return Ok(self.tenant(peer.uid, peer.gid, ""));
+        }
+        let cgroup = cgroup::of_process(peer.pid).map_err(NoTenant::CgroupUnknown)?;
+        // Alive after the file was read: so the file was that of this process, not of one with its number.
+        if peer.has_ended() {
+            return Err(NoTenant::Ended);
+        }
+        Ok(self.tenant(peer.uid, peer.gid, &cgroup))
+    }
+
+    fn tenant(&self, uid: u32, gid: u32, cgroup: &str) -> String {
+        let fits = |rule: &&Rule| {
+            rule.uid.is_none_or(|wanted| wanted == uid)
+                && rule.gid.is_none_or(|wanted| wanted == gid)
+                && rule.cgroup.as_ref().is_none_or(|pattern| pattern.matches(cgroup))
+        };
+        self.0.iter().find(fits).map_or_else(|| format!("uid-{uid}"), |rule| rule.tenant.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::{fd::AsFd, unix::net::UnixStream};
+
+    use super::*;
+
+    fn rule(tenant: &str, uid: Option<u32>, gid: Option<u32>, cgroup: Option<&str>) -> Rule {
+        let cgroup = cgroup.map(|pattern| pattern.parse().unwrap());
+        Rule { tenant: tenant.to_owned(), uid, gid, cgroup }
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_in_full() {
+        let rules = Rules::new(vec![
+            rule("pods", None, None, Some("/kubepods.slice/**")),
+            rule("both", Some(1), Some(2), None),
+            rule("one", Some(1), None, None),
+        ]);
+        assert_eq!(rules.tenant(1, 2, "/kubepods.slice/a"), "pods");
+        assert_eq!(rules.tenant(1, 2, "/"), "both");
+        assert_eq!(rules.tenant(1, 3, "/"), "one");
+        assert_eq!(rules.tenant(4, 2, "/"), "uid-4");
+        assert_eq!(Rules::default().tenant(0, 0, ""), "uid-0");
+    }
+
+    #[test]
+    fn a_real_peer_is_matched_by_its_cgroup() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(ours.as_fd()).unwrap();
+        let cgroup = cgroup::of_process(std::process::id()).unwrap();
+        let rules = Rules::new(vec![rule("here", None, None, Some(&cgroup))]);
+        assert_eq!(rules.tenant_of(&peer).unwrap(), "here");
+    }
+}

@@ -1,0 +1,10 @@
+//! What the operating system says: who a peer is, where sockets lie, whether another daemon lives.
+
+pub mod cgroup;
+pub mod credentials;
+pub mod identity;
+pub mod lock;
+pub mod paths;
+pub mod peer;
+pub mod readiness;
+pub mod sockets;

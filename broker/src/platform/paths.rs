@@ -1,0 +1,91 @@
+//! Where things lie when nobody says otherwise. The SDK has the same rule for the socket directory.
+
+use std::path::{Path, PathBuf};
+
+/// What the rules look at, so that they can be tested.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    pub uid: u32,
+    /// `VRAMD_SOCKET_DIR`.
+    pub socket_dir: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`.
+    pub runtime_dir: Option<PathBuf>,
+    /// `XDG_STATE_HOME`.
+    pub state_home: Option<PathBuf>,
+    pub home: Option<PathBuf>,
+}
+
+/// The configuration that is read if it is there and no other is named.
+pub const CONFIG: &str = "/etc/vramd/vramd.toml";
+
+impl Surroundings {
+    /// Those of this process.
+    pub fn of_process() -> Self {
+        let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            socket_dir: path("VRAMD_SOCKET_DIR"),
+            runtime_dir: path("XDG_RUNTIME_DIR"),
+            state_home: path("XDG_STATE_HOME"),
+            home: path("HOME"),
+        }
+    }
+
+    /// `VRAMD_SOCKET_DIR`, which is above the configuration, so that daemon and clients of one shell agree.
+    pub fn socket_dir(&self, configured: Option<&Path>) -> PathBuf {
+        if let Some(dir) = self.socket_dir.as_deref().or(configured) {
+            return dir.to_owned();
+        }
+        if self.uid == 0 {
+            return PathBuf::from("/run/vramd");
+        }
+        match &self.runtime_dir {
+            Some(dir) => dir.join("vramd"),
+            None => PathBuf::from(format!("/tmp/vramd-{}", self.uid)),
+        }
+    }
+
+    /// `None` where there is no place for it: no home.
+    pub fn state_dir(&self, configured: Option<&Path>) -> Option<PathBuf> {
+        if let Some(dir) = configured {
+            return Some(dir.to_owned());
+        }
+        if self.uid == 0 {
+            return Some(PathBuf::from("/var/lib/vramd"));
+        }
+        let home = || self.home.as_ref().map(|home| home.join(".local/state"));
+        Some(self.state_home.clone().or_else(home)?.join("vramd"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user() -> Surroundings {
+        Surroundings { uid: 1000, ..Surroundings::default() }
+    }
+
+    #[test]
+    fn sockets() {
+        let root = Surroundings::default();
+        assert_eq!(root.socket_dir(None), Path::new("/run/vramd"));
+        assert_eq!(user().socket_dir(None), Path::new("/tmp/vramd-1000"));
+        let runtime = Surroundings { runtime_dir: Some("/run/user/1000".into()), ..user() };
+        assert_eq!(runtime.socket_dir(None), Path::new("/run/user/1000/vramd"));
+        assert_eq!(runtime.socket_dir(Some(Path::new("/a"))), Path::new("/a"));
+        let variable = Surroundings { socket_dir: Some("/b".into()), ..runtime };
+        assert_eq!(variable.socket_dir(Some(Path::new("/a"))), Path::new("/b"));
+    }
+
+    #[test]
+    fn state() {
+        assert_eq!(Surroundings::default().state_dir(None).unwrap(), Path::new("/var/lib/vramd"));
+        assert_eq!(user().state_dir(None), None);
+        let home = Surroundings { home: Some("/home/u".into()), ..user() };
+        assert_eq!(home.state_dir(None).unwrap(), Path::new("/home/u/.local/state/vramd"));
+        let state = Surroundings { state_home: Some("/s".into()), ..home };
+        assert_eq!(state.state_dir(None).unwrap(), Path::new("/s/vramd"));
+        assert_eq!(state.state_dir(Some(Path::new("/c"))).unwrap(), Path::new("/c"));
+    }
+}

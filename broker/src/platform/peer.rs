@@ -1,0 +1,180 @@
+//! Who is at the other end of a connection: a process, held by its pidfd for as long as it matters.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+use thiserror::Error;
+
+use super::credentials::{self, Credentials};
+
+/// The process that connected. Credentials are those at connect time: who passes a connected socket on, passes its
+/// identity on.
+#[derive(Debug)]
+pub struct Peer {
+    /// Never 0.
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub pidfd: OwnedFd,
+}
+
+/// Why nobody could be charged for what a peer does.
+#[derive(Debug, Error)]
+pub enum Unidentified {
+    #[error("the kernel does not name the peer: {0}")]
+    Unknown(#[source] io::Error),
+    #[error("the peer is in a pid namespace that the daemon does not see")]
+    ForeignPid,
+    #[error("the peer's uid {0} stands for any user of another user namespace")]
+    OverflowUid(u32),
+    #[error("the peer has ended already")]
+    Ended,
+}
+
+impl Peer {
+    /// Asks the kernel.
+    pub fn of(socket: BorrowedFd<'_>) -> Result<Self, Unidentified> {
+        let credentials = credentials::of_peer(socket).map_err(Unidentified::Unknown)?;
+        let pid = identified(credentials, overflow_uid())?;
+        let pidfd = match credentials::pidfd_of_peer(socket) {
+            Ok(pidfd) => pidfd,
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                pidfd_by_number(credentials).map_err(Unidentified::Unknown)?
+            }
+            // The process was waited for: the kernel has no more of it.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODATA | libc::EINVAL)) =>
+            {
+                return Err(Unidentified::Ended);
+            }
+            Err(error) => return Err(Unidentified::Unknown(error)),
+        };
+        let peer = Self { pid, uid: credentials.uid, gid: credentials.gid, pidfd };
+        if peer.has_ended() { Err(Unidentified::Ended) } else { Ok(peer) }
+    }
+
+    /// Whether the process has ended. What `/proc` said of its pid before a `false` was about this process.
+    pub fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+    }
+}
+
+/// The pid, if it and the uid mean one process and one user here.
+fn identified(credentials: Credentials, overflow_uid: u32) -> Result<u32, Unidentified> {
+    if credentials.uid == overflow_uid || credentials.uid == u32::MAX {
+        return Err(Unidentified::OverflowUid(credentials.uid));
+    }
+    match u32::try_from(credentials.pid) {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err(Unidentified::ForeignPid),
+    }
+}
+
+/// For kernels that do not give a peer's pidfd: the pid may have come to mean another process since, so look again
+/// whose it is. A new process of the same user in the same instant is not told apart.
+fn pidfd_by_number(credentials: Credentials) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(credentials.pid).ok_or(io::ErrorKind::NotFound)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    let owner = rustix::fs::stat(format!("/proc/{}", credentials.pid))?;
+    if owner.st_uid == credentials.uid || effective_uid(credentials.pid)? == credentials.uid {
+        Ok(pidfd)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+/// From `/proc/PID/status`: the directory's owner is root for processes that may not be dumped.
+fn effective_uid(pid: i32) -> io::Result<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    uids.and_then(|uids| uids.split_ascii_whitespace().nth(1)?.parse().ok())
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The uid under which users appear whom this user namespace does not map.
+fn overflow_uid() -> u32 {
+    const USUAL: u32 = 65_534;
+    std::fs::read_to_string("/proc/sys/kernel/overflowuid")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(USUAL)
+}
+
+impl AsFd for Peer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        os::unix::net::{UnixListener, UnixStream},
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_peer_is_named_and_found_alive() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(ours.as_fd()).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert!(!peer.has_ended());
+    }
+
+    #[test]
+    fn a_peer_that_has_ended_is_not_identified() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        // A process that connects, says so, and waits to be told to end.
+        let script = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
+                      print('connected', flush=True); sys.stdin.read()";
+        let mut child = Command::new("python3")
+            .args(["-c", script])
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (connection, _) = listener.accept().unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        let peer = Peer::of(connection.as_fd()).unwrap();
+        assert_eq!(peer.pid, child.id());
+        assert!(!peer.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(peer.has_ended());
+        assert!(matches!(Peer::of(connection.as_fd()), Err(Unidentified::Ended)));
+    }
+
+    #[test]
+    fn nobody_in_particular_is_nobody() {
+        let credentials = |pid, uid| Credentials { pid, uid, gid: 0 };
+        assert!(matches!(identified(credentials(7, 1000), 65_534), Ok(7)));
+        assert!(matches!(identified(credentials(0, 1000), 65_534), Err(Unidentified::ForeignPid)));
+        assert!(matches!(identified(credentials(7, 65_534), 65_534), Err(Unidentified::OverflowUid(65_534))));
+        assert!(matches!(identified(credentials(7, u32::MAX), 65_534), Err(Unidentified::OverflowUid(_))));
+    }
+
+    #[test]
+    fn the_way_of_older_kernels_finds_the_same_process() {
+        let own = Credentials {
+            pid: std::process::id().cast_signed(),
+            uid: rustix::process::geteuid().as_raw(),
+            gid: 0,
+        };
+        assert!(pidfd_by_number(own).is_ok());
+        assert!(pidfd_by_number(Credentials { uid: 12_345_678, ..own }).is_err());
+        assert_eq!(effective_uid(own.pid).unwrap(), own.uid);
+    }
+}

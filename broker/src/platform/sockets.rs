@@ -1,0 +1,263 @@
+//! The three sockets, in a directory that one daemon holds. None is ever more open than it is to be: a socket is
+//! bound with its owner's mode (given to it beforehand, since the umask is the whole process's) and then opened.
+
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown},
+        unix::net::UnixListener,
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Mode, fchmod},
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with},
+};
+use thiserror::Error;
+
+use super::lock::DirLock;
+
+/// Connections that the kernel keeps for the daemon to accept.
+const BACKLOG: i32 = 1024;
+
+/// The right to the sockets of a directory. Dropping it removes them.
+#[derive(Debug)]
+pub struct Sockets {
+    /// Only what this daemon has bound, and so may remove.
+    paths: Vec<PathBuf>,
+    _lock: DirLock,
+}
+
+/// The sockets themselves, listening, not blocking.
+#[derive(Debug)]
+pub struct Bound {
+    /// For gRPC of clients.
+    pub memory: UnixListener,
+    /// For gRPC of operators.
+    pub admin: UnixListener,
+    /// SOCK_SEQPACKET, with SO_PASSCRED.
+    pub channel: OwnedFd,
+}
+
+/// Why there are none.
+#[derive(Debug, Error)]
+pub enum SocketsError {
+    #[error("{0} is in use by a live daemon")]
+    InUse(PathBuf),
+    #[error("{0} is not a directory of this user that only this user may write to")]
+    NotPrivate(PathBuf),
+    #[error("{0} is in the way, and no socket")]
+    InTheWay(PathBuf),
+    #[error("no group `{0}`")]
+    NoGroup(String),
+    #[error("cannot {what} {path}: {source}")]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+}
+
+impl Sockets {
+    pub const MEMORY: &str = "vramd.sock";
+    pub const ADMIN: &str = "admin.sock";
+    pub const CHANNEL: &str = "channel.sock";
+
+    /// Makes the directory where it is missing, takes over stale sockets, binds and listens.
+    pub fn bind(dir: &Path, admin_group: Option<&str>) -> Result<(Self, Bound), SocketsError> {
+        private_dir(dir)?;
+        let lock = DirLock::take(dir).map_err(io_error("lock", dir))?;
+        let lock = lock.ok_or_else(|| SocketsError::InUse(dir.to_owned()))?;
+        let group =
+            admin_group.map(|name| group_id(name).ok_or_else(|| SocketsError::NoGroup(name.to_owned())));
+        let group = group.transpose()?;
+        let mut sockets = Self { paths: Vec::new(), _lock: lock };
+        let mut bind = |name, kind| {
+            let path = dir.join(name);
+            let socket = bind_one(&path, kind)?;
+            sockets.paths.push(path);
+            Ok(socket)
+        };
+        let memory = bind(Self::MEMORY, SocketType::STREAM)?;
+        let channel = bind(Self::CHANNEL, SocketType::SEQPACKET)?;
+        let admin = bind(Self::ADMIN, SocketType::STREAM)?;
+        rustix::net::sockopt::set_socket_passcred(&channel, true)
+            .map_err(|error| io_error("configure", dir)(error.into()))?;
+        if let Some(group) = group {
+            let path = dir.join(Self::ADMIN);
+            chown(&path, None, Some(group)).map_err(io_error("give to its group", &path))?;
+            open_to(&path, 0o660)?;
+        }
+        open_to(&dir.join(Self::MEMORY), 0o666)?;
+        open_to(&dir.join(Self::CHANNEL), 0o666)?;
+        Ok((sockets, Bound { memory: memory.into(), admin: admin.into(), channel }))
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            // What stays would be taken over as stale.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> SocketsError + 'a {
+    move |source| SocketsError::Io { what, path: path.to_owned(), source }
+}
+
+/// Makes the directory, or sees that nobody else can put sockets into it.
+fn private_dir(dir: &Path) -> Result<(), SocketsError> {
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent).map_err(io_error("make", parent))?;
+    }
+    match fs::DirBuilder::new().mode(0o755).create(dir) {
+        // Whatever umask the daemon was started with.
+        Ok(()) => {
+            return fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
+                .map_err(io_error("open", dir));
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(io_error("make", dir)(error)),
+    }
+    // A link is none: in /tmp somebody else could have made it, and would turn it elsewhere later.
+    let found = fs::symlink_metadata(dir).map_err(io_error("look at", dir))?;
+    let ours = found.uid() == rustix::process::geteuid().as_raw() || found.uid() == 0;
+    if found.is_dir() && ours && found.mode() & 0o022 == 0 {
+        Ok(())
+    } else {
+        Err(SocketsError::NotPrivate(dir.to_owned()))
+    }
+}
+
+fn open_to(path: &Path, mode: u32) -> Result<(), SocketsError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(io_error("open", path))
+}
+
+/// Binds one socket for its owner alone; the directory's lock is held, so nobody else does.
+fn bind_one(path: &Path, kind: SocketType) -> Result<OwnedFd, SocketsError> {
+    let failed = |what| move |error: Errno| io_error(what, path)(error.into());
+    let make = || {
+        socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+            .map_err(failed("make"))
+    };
+    let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => return Err(SocketsError::InTheWay(path.to_owned())),
+        // A daemon whose lock file somebody removed still answers here.
+        Ok(_) => match connect(&make()?, &address) {
+            Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("remove", path))?,
+            Ok(()) | Err(_) => return Err(SocketsError::InUse(path.to_owned())),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(io_error("look at", path)(error)),
+    }
+    let socket = make()?;
+    // Before it is bound, the mode of a socket is that with which its file will be made.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("restrict"))?;
+    bind(&socket, &address).map_err(failed("bind"))?;
+    listen(&socket, BACKLOG).map_err(failed("listen on"))?;
+    Ok(socket)
+}
+
+/// The group's number, by name from `/etc/group`, or the number itself.
+fn group_id(name: &str) -> Option<u32> {
+    if let Ok(number) = name.parse() {
+        return Some(number);
+    }
+    let groups = fs::read_to_string("/etc/group").ok()?;
+    let line = groups.lines().find(|line| line.split(':').next() == Some(name))?;
+    line.split(':').nth(2)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn private() -> (tempfile::TempDir, PathBuf) {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("run");
+        (outer, dir)
+    }
+
+    #[test]
+    fn modes_are_right_and_nothing_is_left() {
+        let (_outer, dir) = private();
+        let sockets = Sockets::bind(&dir, None).unwrap();
+        assert_eq!(mode(&dir), 0o755);
+        assert_eq!(mode(&dir.join("vramd.sock")), 0o666);
+        assert_eq!(mode(&dir.join("channel.sock")), 0o666);
+        assert_eq!(mode(&dir.join("admin.sock")), 0o600);
+        UnixStream::connect(dir.join("vramd.sock")).unwrap();
+        drop(sockets);
+        for name in [Sockets::MEMORY, Sockets::ADMIN, Sockets::CHANNEL] {
+            assert!(!dir.join(name).exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_its_owners_from_the_moment_it_is_bound() {
+        let outer = tempfile::tempdir().unwrap();
+        let _socket = bind_one(&outer.path().join("s"), SocketType::STREAM).unwrap();
+        assert_eq!(mode(&outer.path().join("s")), 0o600);
+    }
+
+    #[test]
+    fn an_admin_group_may_connect() {
+        let (_outer, dir) = private();
+        let gid = rustix::process::getegid().as_raw();
+        let _sockets = Sockets::bind(&dir, Some(&gid.to_string())).unwrap();
+        assert_eq!(mode(&dir.join("admin.sock")), 0o660);
+        let (_outer, other) = private();
+        assert!(matches!(Sockets::bind(&other, Some("no-such-group")), Err(SocketsError::NoGroup(_))));
+    }
+
+    #[test]
+    fn a_live_daemon_keeps_its_sockets_and_a_dead_one_does_not() {
+        let (_outer, dir) = private();
+        let (first, bound) = Sockets::bind(&dir, None).unwrap();
+        assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::InUse(_))));
+        // Even with the lock file gone.
+        fs::remove_file(dir.join("vramd.lock")).unwrap();
+        assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::InUse(_))));
+        // As a killed daemon leaves them: bound, nobody listening, no lock.
+        drop(bound);
+        std::mem::forget(first);
+        fs::remove_file(dir.join("vramd.lock")).unwrap();
+        assert!(dir.join("vramd.sock").exists());
+        let _second = Sockets::bind(&dir, None).unwrap();
+        UnixStream::connect(dir.join("vramd.sock")).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_ours_is_left_alone() {
+        let (outer, dir) = private();
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("vramd.sock"), "precious").unwrap();
+        assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::InTheWay(_))));
+        assert_eq!(fs::read_to_string(dir.join("vramd.sock")).unwrap(), "precious");
+        fs::remove_file(dir.join("vramd.sock")).unwrap();
+        fs::write(dir.join("admin.sock"), "precious").unwrap();
+        assert!(Sockets::bind(&dir, None).is_err());
+        assert!(!dir.join("vramd.sock").exists(), "what was bound before is removed");
+        assert_eq!(fs::read_to_string(dir.join("admin.sock")).unwrap(), "precious");
+
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::NotPrivate(_))));
+
+        let link = dir.join("link");
+        std::os::unix::fs::symlink(outer.path(), &link).unwrap();
+        assert!(matches!(Sockets::bind(&link, None), Err(SocketsError::NotPrivate(_))));
+
+        let long = dir.join("x".repeat(120));
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(matches!(Sockets::bind(&long, None), Err(SocketsError::Io { what: "name", .. })));
+    }
+}

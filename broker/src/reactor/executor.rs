@@ -1,0 +1,144 @@
+//! Does what the broker decided: each [`Command`] becomes a call of the driver, the channels, the disk or the log.
+//! Nothing here decides, and nothing here blocks.
+
+use std::{fmt, sync::Arc};
+
+use broker_core::{ChannelId, Command, Completion, CreateError, DaemonFrame, Event, Kind, StoredQuotas};
+use broker_driver::{Driver, DriverError, ExtentKind, Submission};
+use thiserror::Error;
+use vramd_proto::v1;
+use vramd_types::AllocationId;
+
+use super::{calls::Calls, extents::Extents, inbox::Inbox, notice};
+use crate::channel::{Channels, frame};
+
+/// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
+pub type QuotaWriter = Arc<dyn Fn(&StoredQuotas) -> Result<(), String> + Send + Sync>;
+
+/// The driver cannot go on, and so the daemon cannot: what clients map stays theirs.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the driver is lost: {problem}")]
+pub struct DriverLost {
+    pub problem: String,
+}
+
+pub struct Executor {
+    inbox: Inbox,
+    driver: Arc<dyn Driver>,
+    /// As clients are told of them, by index.
+    devices: Vec<v1::Device>,
+    channels: Arc<Channels>,
+    write_quotas: QuotaWriter,
+    extents: Extents,
+}
+
+impl Executor {
+    /// The driver's completions must go to [`Inbox::completion`] of the same inbox, and its devices must be the
+    /// broker's, in the same order.
+    pub fn new(
+        inbox: Inbox,
+        driver: Arc<dyn Driver>,
+        channels: Arc<Channels>,
+        write_quotas: QuotaWriter,
+    ) -> Self {
+        let devices = driver.devices().iter().zip(0..).map(|(info, index)| v1::Device {
+            uuid: info.uuid.clone(),
+            index,
+            name: info.name.clone(),
+        });
+        let devices = devices.collect();
+        Self { inbox, driver, devices, channels, write_quotas, extents: Extents::default() }
+    }
+
+    pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
+        match command {
+            Command::Reply { call, outcome } => calls.answer(call, outcome),
+            Command::Send { channel, frame } => self.send(channel, &frame),
+            Command::CloseChannel { channel } => self.channels.close(channel),
+            Command::ForgetProcess { channel } => self.channels.forget(channel),
+            Command::KillProcess { channel } => self.channels.kill(channel),
+            Command::CreateExtent { extent, device, size, kind } => {
+                let kind = match kind {
+                    Kind::Movable | Kind::Managed => ExtentKind::Movable,
+                    Kind::Fixed => ExtentKind::Fixed,
+                };
+                self.driver.submit(Submission::Create { extent, device, size, kind });
+            }
+            Command::ReleaseExtent { extent } => {
+                self.extents.remove(extent);
+                self.driver.submit(Submission::Release { extent });
+            }
+            Command::Digest { allocation, spans } => {
+                let spans = spans.into_iter().map(|span| (span.extent, span.bytes)).collect();
+                self.driver.submit(Submission::Digest { ticket: allocation.get(), spans });
+            }
+            Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
+            Command::StoreQuotas(quotas) => self.store(quotas),
+            Command::Notice(notice) => notice::log(&notice),
+        }
+    }
+
+    /// What the driver reports, as the core knows it: the handle stays here. An error is the driver's end.
+    pub(super) fn completed(
+        &mut self,
+        completion: broker_driver::Completion,
+    ) -> Result<Completion, DriverLost> {
+        use broker_driver::Completion as Driver;
+        Ok(match completion {
+            Driver::Created { extent, result } => Completion::Created {
+                extent,
+                result: match result {
+                    Ok(handle) => {
+                        self.extents.insert(extent, handle);
+                        Ok(())
+                    }
+                    Err(DriverError::OutOfMemory) => Err(CreateError::OutOfMemory),
+                    Err(DriverError::Failed(problem)) => Err(CreateError::Failed(problem)),
+                },
+            },
+            Driver::Released { extent, returned } => Completion::Released { extent, returned },
+            Driver::Returned { extent } => Completion::Returned { extent },
+            Driver::Digested { ticket, result } => Completion::Digested {
+                allocation: AllocationId::from_raw(ticket),
+                result: result.map_err(|error| error.to_string()),
+            },
+            Driver::Surveyed { device, unbrokered, contexts } => {
+                Completion::Surveyed { device, unbrokered, contexts }
+            }
+            Driver::Lost { problem } => return Err(DriverLost { problem }),
+        })
+    }
+
+    fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
+        let context = frame::Context {
+            devices: &self.devices,
+            features: self.channels.features(channel),
+            handle: &|extent| self.extents.get(extent).cloned(),
+        };
+        match frame::encode(frame, context) {
+            Ok(packet) => self.channels.send(channel, packet),
+            Err(problem) => {
+                tracing::error!(channel = channel.0, %problem, "a frame could not be made, channel ended: this is a bug");
+                self.channels.close(channel);
+            }
+        }
+    }
+
+    fn store(&self, quotas: StoredQuotas) {
+        let write = Arc::clone(&self.write_quotas);
+        let inbox = self.inbox.clone();
+        tokio::task::spawn_blocking(move || {
+            let result = write(&quotas);
+            inbox.event(Event::QuotasStored { result });
+        });
+    }
+}
+
+impl fmt::Debug for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executor")
+            .field("driver", &self.driver)
+            .field("extents", &self.extents)
+            .finish_non_exhaustive()
+    }
+}

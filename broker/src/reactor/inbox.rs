@@ -1,0 +1,269 @@
+//! What goes into the reactor, and how much of it.
+//!
+//! The queue itself has no bound, since a lost completion or a lost end of a channel would leave bytes charged for
+//! ever. Its sources have: requests and reads by the limits here, channels because each waits for one event to be
+//! handled before its next, and completions by what was submitted.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use broker_core::{Broker, CallId, Event, Refusal, Reply};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+/// What a call is answered with.
+pub type Outcome = Result<Reply, Refusal>;
+
+/// How much may wait in the reactor at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboxLimits {
+    /// Requests of clients without an answer; one more is refused.
+    pub client_requests_max: usize,
+    /// The same for operators, who must get through when clients have filled theirs.
+    pub operator_requests_max: usize,
+    /// Reads of state that wait for their turn; more wait before it.
+    pub reads_max: usize,
+}
+
+impl Default for InboxLimits {
+    fn default() -> Self {
+        Self { client_requests_max: 1024, operator_requests_max: 64, reads_max: 256 }
+    }
+}
+
+/// Makes both ends.
+pub fn inbox(limits: InboxLimits) -> (Inbox, Queue) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let shared = Shared {
+        sender,
+        calls: AtomicU64::new(1),
+        clients: Lane::new(limits.client_requests_max),
+        operators: Lane::new(limits.operator_requests_max),
+        reads: Lane::new(limits.reads_max),
+    };
+    (Inbox { shared: Arc::new(shared) }, Queue { receiver })
+}
+
+/// The way into the reactor, for everybody. Clones are the same inbox.
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    sender: mpsc::UnboundedSender<Message>,
+    calls: AtomicU64,
+    clients: Lane,
+    operators: Lane,
+    reads: Lane,
+}
+
+/// Permits of one kind.
+#[derive(Debug)]
+struct Lane {
+    permits: Arc<Semaphore>,
+    limit: usize,
+}
+
+impl Inbox {
+    /// Something that happened. Never lost, as long as the reactor runs.
+    pub fn event(&self, event: Event) {
+        self.send(Message::Event(event));
+    }
+
+    /// What the driver reports.
+    pub fn completion(&self, completion: broker_driver::Completion) {
+        self.send(Message::Driver(completion));
+    }
+
+    /// A client's request. The receiver is answered once, or closed when the reactor has gone.
+    pub fn request(&self, make: impl FnOnce(CallId) -> Event) -> Result<oneshot::Receiver<Outcome>, Refusal> {
+        self.submit(&self.shared.clients, make)
+    }
+
+    /// An operator's request.
+    pub fn operator_request(
+        &self,
+        make: impl FnOnce(CallId) -> Event,
+    ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
+        self.submit(&self.shared.operators, make)
+    }
+
+    /// Looks at the broker's state between two batches. `None` when the reactor has gone. What the closure returns
+    /// must be small or paged: the whole node waits while it runs.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Broker) -> T + Send + 'static,
+    ) -> Option<T> {
+        let permit = self.shared.reads.enter().await;
+        let (sender, receiver) = oneshot::channel();
+        self.send(Message::Read(Box::new(move |broker| {
+            // The caller may have left; nobody misses the answer then.
+            let _ = sender.send(look(broker));
+            drop(permit);
+        })));
+        receiver.await.ok()
+    }
+
+    /// Ends the reactor after what is in the queue already.
+    pub fn stop(&self) {
+        self.send(Message::Stop);
+    }
+
+    fn submit(
+        &self,
+        lane: &Lane,
+        make: impl FnOnce(CallId) -> Event,
+    ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
+        let permit = lane.try_enter().ok_or(Refusal::QueueFull { limit: lane.limit })?;
+        let call = CallId(self.shared.calls.fetch_add(1, Ordering::Relaxed));
+        let (answer, receiver) = oneshot::channel();
+        self.send(Message::Request { call, event: make(call), caller: Caller { answer, permit } });
+        Ok(receiver)
+    }
+
+    fn send(&self, message: Message) {
+        // Fails when the reactor has stopped: the daemon is ending, and who waits for an answer sees that.
+        let _ = self.shared.sender.send(message);
+    }
+}
+
+impl Lane {
+    fn new(limit: usize) -> Self {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Self { permits: Arc::new(Semaphore::new(limit)), limit }
+    }
+
+    fn try_enter(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).try_acquire_owned().ok()
+    }
+
+    /// `None` never comes: these semaphores are never closed.
+    async fn enter(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).acquire_owned().await.ok()
+    }
+}
+
+/// Where a request's answer goes, and its place among those that wait.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    answer: oneshot::Sender<Outcome>,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Caller {
+    /// A caller that has left is answered all the same.
+    pub(crate) fn answer(self, outcome: Outcome) {
+        let _ = self.answer.send(outcome);
+        drop(self.permit);
+    }
+}
+
+type Look = Box<dyn FnOnce(&Broker) + Send>;
+
+pub(crate) enum Message {
+    Event(Event),
+    Driver(broker_driver::Completion),
+    Request { call: CallId, event: Event, caller: Caller },
+    Read(Look),
+    Stop,
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Event(event) => f.debug_tuple("Event").field(event).finish(),
+            Self::Driver(completion) => f.debug_tuple("Driver").field(completion).finish(),
+            Self::Request { call, event, .. } => f.debug_tuple("Request").field(call).field(event).finish(),
+            Self::Read(_) => f.write_str("Read"),
+            Self::Stop => f.write_str("Stop"),
+        }
+    }
+}
+
+/// The reactor's end.
+#[derive(Debug)]
+pub struct Queue {
+    receiver: mpsc::UnboundedReceiver<Message>,
+}
+
+impl Queue {
+    pub(crate) async fn next(&mut self) -> Option<Message> {
+        self.receiver.recv().await
+    }
+
+    /// What is there already.
+    pub(crate) fn ready(&mut self) -> Option<Message> {
+        self.receiver.try_recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> (Inbox, Queue) {
+        inbox(InboxLimits { client_requests_max: 2, operator_requests_max: 1, reads_max: 1 })
+    }
+
+    #[tokio::test]
+    async fn a_full_lane_refuses_and_an_answer_makes_room() {
+        let (inbox, mut queue) = small();
+        let first = inbox.request(|_| Event::Tick).unwrap();
+        let _second = inbox.request(|_| Event::Tick).unwrap();
+        assert_eq!(inbox.request(|_| Event::Tick).unwrap_err(), Refusal::QueueFull { limit: 2 });
+        let _operator = inbox.operator_request(|_| Event::Tick).unwrap();
+
+        let Some(Message::Request { caller, .. }) = queue.next().await else { panic!("a request") };
+        caller.answer(Ok(Reply::QuotaDeleted));
+        assert!(matches!(first.await, Ok(Ok(Reply::QuotaDeleted))));
+        inbox.request(|_| Event::Tick).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_left_still_holds_its_place_until_it_is_answered() {
+        let (inbox, mut queue) = small();
+        drop(inbox.operator_request(|_| Event::Tick).unwrap());
+        assert!(inbox.operator_request(|_| Event::Tick).is_err());
+        let Some(Message::Request { caller, .. }) = queue.next().await else { panic!("a request") };
+        caller.answer(Err(Refusal::Draining));
+        inbox.operator_request(|_| Event::Tick).unwrap();
+    }
+
+    #[tokio::test]
+    async fn calls_are_numbered_apart() {
+        let (inbox, mut queue) = small();
+        let _answers = [inbox.request(|_| Event::Tick), inbox.request(|_| Event::Tick)];
+        let Some(Message::Request { call: first, .. }) = queue.next().await else { panic!("a request") };
+        let Some(Message::Request { call: second, .. }) = queue.next().await else { panic!("a request") };
+        assert_ne!(first, second);
+    }
+
+    #[tokio::test]
+    async fn reads_wait_while_too_many_do() {
+        let (inbox, mut queue) = small();
+        let mut first = std::pin::pin!(inbox.read(|_| ()));
+        let mut second = std::pin::pin!(inbox.read(|_| ()));
+        std::future::poll_fn(|context| {
+            assert!(first.as_mut().poll(context).is_pending());
+            assert!(second.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        assert!(matches!(queue.ready(), Some(Message::Read(_))));
+        assert!(queue.ready().is_none(), "the second is not in the queue before the first is done");
+    }
+
+    #[tokio::test]
+    async fn a_gone_reactor_is_noticed() {
+        let (inbox, queue) = small();
+        drop(queue);
+        assert!(inbox.request(|_| Event::Tick).unwrap().await.is_err());
+        assert_eq!(inbox.read(|_| 1).await, None);
+    }
+}

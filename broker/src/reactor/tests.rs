@@ -1,0 +1,172 @@
+//! The reactor with a real broker, and a driver that does at once what it is asked.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use broker_core::{
+    AllocationSpec, ChannelId, ClientRequest, Config, DeviceConfig, DeviceSelector, Hello, Kind, Lifetime,
+    Limits, OperatorRequest, Reply, StoredQuotas, Tier,
+};
+use broker_driver::{Completion, DeviceInfo, Driver, ExtentKind, Handle, Submission};
+use vramd_types::{Bytes, Quantity, SessionId};
+
+use super::*;
+use crate::channel::Channels;
+
+const PID: u32 = 4242;
+
+#[derive(Debug)]
+struct Prompt {
+    inbox: Inbox,
+    devices: Vec<DeviceInfo>,
+}
+
+impl Driver for Prompt {
+    fn name(&self) -> &'static str {
+        "prompt"
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        &self.devices
+    }
+
+    fn makes(&self, kind: ExtentKind) -> bool {
+        kind == ExtentKind::Movable
+    }
+
+    fn submit(&self, submission: Submission) {
+        self.inbox.completion(match submission {
+            Submission::Create { extent, .. } => {
+                let memfd =
+                    rustix::fs::memfd_create("reactor-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+                Completion::Created { extent, result: Ok(Handle::Memfd(Arc::new(memfd))) }
+            }
+            Submission::Release { extent } => Completion::Released { extent, returned: true },
+            Submission::Digest { ticket, .. } => Completion::Digested { ticket, result: Ok([7; 32]) },
+            Submission::Survey { device, .. } => {
+                Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 }
+            }
+        });
+    }
+}
+
+type Written = Arc<Mutex<Vec<StoredQuotas>>>;
+
+fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) {
+    let (inbox, queue) = inbox(InboxLimits { client_requests_max: 3 * BATCH_MAX, ..InboxLimits::default() });
+    let total = Bytes::gib(1);
+    let info =
+        DeviceInfo { uuid: "GPU-test".to_owned(), name: "test".to_owned(), total, context: Bytes::ZERO };
+    let driver = Arc::new(Prompt { inbox: inbox.clone(), devices: vec![info] });
+    let written = Written::default();
+    let writer: QuotaWriter = {
+        let written = Arc::clone(&written);
+        Arc::new(move |quotas| {
+            written.lock().unwrap().push(quotas.clone());
+            Ok(())
+        })
+    };
+    let config = Config {
+        boot_epoch: 1,
+        sessions_reserved: 0,
+        devices: vec![DeviceConfig {
+            context_bytes: Bytes::ZERO,
+            makes_fixed: false,
+            uuid: "GPU-test".to_owned(),
+            name: "test".to_owned(),
+            total,
+            share: total,
+        }],
+        part_size: Bytes::mib(256),
+        default_limit: Quantity::Percent(100),
+        limits: Limits { survey_interval: Duration::from_millis(20), ..Limits::default() },
+    };
+    let clock = Clock::start();
+    let broker = Broker::new(config, StoredQuotas::default(), clock.now());
+    let executor = Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), writer);
+    let reactor = Reactor::new(broker, queue, executor, clock);
+    (inbox, written, tokio::spawn(reactor.run()))
+}
+
+async fn session(inbox: &Inbox) -> SessionId {
+    let hello = Hello {
+        tenant: "me".to_owned(),
+        pid: PID,
+        uid: 1000,
+        client_name: "test".to_owned(),
+        devices: None,
+        unmapped_sessions: vec![],
+    };
+    inbox.event(Event::Hello { channel: ChannelId(1), hello });
+    let (sessions, _) = inbox.read(|broker| broker.list_sessions(None, None, 10)).await.unwrap();
+    sessions[0].id
+}
+
+fn spec(size: Bytes) -> AllocationSpec {
+    AllocationSpec {
+        size,
+        device: None,
+        kind: Kind::Movable,
+        lifetime: Lifetime::Session,
+        name: None,
+        readers: vec![],
+        part_size: None,
+        replace: false,
+    }
+}
+
+#[tokio::test]
+async fn an_allocation_is_answered_once_the_driver_has_made_it() {
+    let (inbox, _, reactor) = start();
+    let session = session(&inbox).await;
+    let request = ClientRequest::AllocateBatch(vec![spec(Bytes::mib(4))]);
+    let answer = inbox.request(|call| Event::Client { call, session, pid: PID, key: None, request }).unwrap();
+    let Ok(Reply::Allocated(views)) = answer.await.unwrap() else { panic!("an allocation") };
+    assert_eq!(views[0].resident, Bytes::mib(4));
+    assert_eq!(inbox.read(|broker| broker.devices()[0].held).await, Some(Bytes::mib(4)));
+    inbox.stop();
+    reactor.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_quota_is_on_disk_before_its_answer() {
+    let (inbox, written, _reactor) = start();
+    let request = OperatorRequest::SetQuota {
+        tenant: "me".to_owned(),
+        device: DeviceSelector::All,
+        tier: Tier::Device,
+        guarantee: None,
+        limit: Some(Quantity::Bytes(Bytes::mib(64))),
+    };
+    let answer = inbox.operator_request(|call| Event::Operator { call, uid: 0, key: None, request }).unwrap();
+    assert!(matches!(answer.await.unwrap(), Ok(Reply::QuotaSet(_))));
+    let written = written.lock().unwrap();
+    assert_eq!(written.last().unwrap().quotas[0].limit, Quantity::Bytes(Bytes::mib(64)));
+}
+
+#[tokio::test]
+async fn every_request_of_a_flood_is_answered_before_the_stop() {
+    let (inbox, _, reactor) = start();
+    let unknown = SessionId::from_raw(77);
+    let ask = |_| {
+        let request = ClientRequest::FreeBatch(vec![]);
+        inbox.request(|call| Event::Client { call, session: unknown, pid: PID, key: None, request }).unwrap()
+    };
+    let answers: Vec<_> = (0..2 * BATCH_MAX + 1).map(ask).collect();
+    inbox.stop();
+    for answer in answers {
+        assert!(answer.await.expect("an answer").is_err());
+    }
+    reactor.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_reactor_stops_and_says_so() {
+    let (inbox, _, reactor) = start();
+    inbox.stop();
+    reactor.await.unwrap().unwrap();
+    assert_eq!(inbox.read(|_| ()).await, None);
+    assert!(inbox.request(|_| Event::Tick).unwrap().await.is_err());
+}

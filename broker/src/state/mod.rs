@@ -1,0 +1,59 @@
+//! What outlives the daemon, in its state directory: quotas and the count of its starts.
+
+mod boot_epoch;
+mod file;
+mod quotas;
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use broker_core::StoredQuotas;
+use thiserror::Error;
+
+use crate::platform::lock::DirLock;
+
+/// The state directory, held by this daemon alone.
+#[derive(Debug)]
+pub struct State {
+    dir: PathBuf,
+    _lock: DirLock,
+}
+
+#[derive(Debug, Error)]
+pub enum StateError {
+    #[error("the state directory {0} is in use by a live daemon")]
+    InUse(PathBuf),
+    #[error("cannot use {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    /// Never guessed at: ids would repeat, or limits be forgotten.
+    #[error("{path} is damaged: {problem}. Repair it, or remove it")]
+    Damaged { path: PathBuf, problem: String },
+}
+
+impl State {
+    /// Makes the directory where it is missing, and takes it.
+    pub fn open(dir: &Path) -> Result<Self, StateError> {
+        let failed = |source| StateError::Io { path: dir.to_owned(), source };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
+        let lock = DirLock::take(dir).map_err(failed)?.ok_or_else(|| StateError::InUse(dir.to_owned()))?;
+        Ok(Self { dir: dir.to_owned(), _lock: lock })
+    }
+
+    /// Counts this start; on disk before it is used.
+    pub fn next_boot_epoch(&self) -> Result<u64, StateError> {
+        boot_epoch::next(&self.dir)
+    }
+
+    /// What operators have set.
+    pub fn quotas(&self) -> Result<StoredQuotas, StateError> {
+        quotas::load(&self.dir)
+    }
+
+    /// Replaces what operators have set; on disk when it returns. Blocks.
+    pub fn store_quotas(&self, quotas: &StoredQuotas) -> io::Result<()> {
+        quotas::store(&self.dir, quotas)
+    }
+}

@@ -1,0 +1,180 @@
+//! How the real daemon starts, refuses to, and stops: exit statuses, and what is left behind.
+
+use std::{
+    fs,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longest that a start or stop may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Sockets and state in this place, and what else the test wants.
+    fn command(&self, more: &str) -> Command {
+        let text = format!(
+            "[daemon]\nsocket_dir = {:?}\nstate_dir = {:?}\n{more}",
+            self.path("run"),
+            self.path("state")
+        );
+        fs::write(self.path("vramd.toml"), text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramd"));
+        command.env_remove("VRAMD_SOCKET_DIR").arg("--config").arg(self.path("vramd.toml"));
+        command.stderr(Stdio::piped()).stdout(Stdio::piped());
+        command
+    }
+
+    fn refused(&self, more: &str) -> (i32, String) {
+        ended(&mut self.command(more))
+    }
+
+    fn start(&self) -> Daemon {
+        let daemon = Daemon(self.command("").stderr(Stdio::null()).spawn().unwrap());
+        eventually(|| UnixStream::connect(self.path("run/vramd.sock")).is_ok());
+        daemon
+    }
+
+    fn sockets(&self) -> Vec<String> {
+        let names = fs::read_dir(self.path("run")).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+        names.retain(|name| name.ends_with(".sock"));
+        names.sort();
+        names
+    }
+}
+
+fn ended(command: &mut Command) -> (i32, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let said = String::from_utf8([stdout, stderr].concat()).unwrap();
+    (status.code().expect("it ends by itself"), said)
+}
+
+fn eventually(mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "it does not happen");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+struct Daemon(Child);
+
+impl Daemon {
+    fn end(&mut self, signal: Signal) -> Option<i32> {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+        self.0.wait().unwrap().code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_stop_is_clean() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let mut daemon = place.start();
+        assert_eq!(place.sockets(), ["admin.sock", "channel.sock", "vramd.sock"]);
+        // One that stays connected does not hold up the stop.
+        let _client = UnixStream::connect(place.path("run/vramd.sock")).unwrap();
+        assert_eq!(daemon.end(signal), Some(0), "however early it comes");
+        assert!(place.sockets().is_empty());
+    }
+}
+
+#[test]
+fn a_live_daemon_is_left_alone_and_a_dead_one_is_replaced() {
+    let place = Place::new();
+    let mut first = place.start();
+    let (status, said) = place.refused("");
+    assert_eq!(status, 4, "{said}");
+    assert!(said.contains("in use by a live daemon"), "{said}");
+    UnixStream::connect(place.path("run/vramd.sock")).unwrap();
+
+    // The same state, other sockets.
+    let (status, said) = ended(place.command("").env("VRAMD_SOCKET_DIR", place.path("elsewhere")));
+    assert_eq!(status, 4, "{said}");
+
+    assert_eq!(first.end(Signal::KILL), None);
+    assert_eq!(place.sockets().len(), 3, "a killed daemon leaves its sockets");
+    let _second = place.start();
+    eventually(|| fs::read_to_string(place.path("state/boot_epoch")).unwrap() == "2\n");
+}
+
+#[test]
+fn each_refusal_has_its_status() {
+    let place = Place::new();
+    let file = place.path("vramd.toml");
+    for (more, status, says) in [
+        ("log_levle = \"info\"\n", 3, format!("{}:4:1: daemon.log_levle: unknown field", file.display())),
+        ("[memory]\nmargin = \"1 apple\"\n", 3, format!("{}:5:10: memory.margin: ", file.display())),
+        ("admin_group = \"no-such-group\"\n", 3, "no group `no-such-group`".to_owned()),
+        ("[memory]\ndevices = [\"7\"]\n", 5, "there is no device `7`".to_owned()),
+        ("[driver]\nkind = \"cuda\"\n", 6, "no such back-end".to_owned()),
+    ] {
+        let (ended, said) = place.refused(more);
+        assert_eq!(ended, status, "{more}: {said}");
+        assert!(said.contains(&says), "{more}: {said}");
+        assert!(!place.path("run").exists() || place.sockets().is_empty(), "{more}");
+        assert!(!place.path("state/boot_epoch").exists(), "a start that failed is none: {more}");
+    }
+    let (status, said) =
+        ended(Command::new(env!("CARGO_BIN_EXE_vramd")).args(["--config", "/does/not/exist"]));
+    assert_eq!(status, 3, "{said}");
+    let (status, _) = ended(Command::new(env!("CARGO_BIN_EXE_vramd")).arg("--bogus"));
+    assert_eq!(status, 2);
+}
+
+#[test]
+fn damaged_state_is_not_guessed_at() {
+    let place = Place::new();
+    fs::create_dir(place.path("state")).unwrap();
+    fs::write(place.path("state/quotas.json"), "{").unwrap();
+    let (status, said) = place.refused("");
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("quotas.json is damaged"), "{said}");
+}
+
+#[test]
+fn check_reads_and_does_nothing_else() {
+    let place = Place::new();
+    assert_eq!(ended(place.command("").arg("--check")), (0, "ok\n".to_owned()));
+    let (status, said) = ended(place.command("[limits]\nsessions_max = 0\n").arg("--check"));
+    assert_eq!(status, 3);
+    assert!(said.contains("vramd.toml:5:16: limits.sessions_max"), "{said}");
+    assert!(!place.path("run").exists() && !place.path("state").exists());
+}
+
+#[test]
+fn the_version_is_told() {
+    let said = ended(Command::new(env!("CARGO_BIN_EXE_vramd")).arg("--version"));
+    assert_eq!(said, (0, format!("vramd {}\n", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn logs_are_json_where_it_is_asked_for() {
+    let place = Place::new();
+    let (_, said) = place.refused("log_format = \"json\"\n[memory]\ndevices = [\"7\"]\n");
+    let lines: Vec<serde_json::Value> =
+        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.last().unwrap()["exit_status"], 5);
+}

@@ -1,0 +1,160 @@
+//! What operators ask: `AdminService` over `admin.sock`, blocking, with the same errors.
+//!
+//! Messages are those of the protocol. Lists come whole, and mutations whose `request_id` is empty get one, so that a
+//! retry of the transport changes nothing twice.
+
+use std::{
+    future::Future,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use tonic::{Request, Response, Status, transport::Channel};
+use vramd_proto::v1::{self, admin_service_client::AdminServiceClient};
+
+use crate::{error::Result, paths, request_id::RequestId, rpc::Rpc, session::missing};
+
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+const REPLY_BYTES_MAX: usize = 64 << 20;
+const PAGE_SIZE: u32 = 1000;
+
+#[derive(Debug)]
+pub struct AdminClient {
+    rpc: Rpc,
+    request_timeout: Duration,
+}
+
+impl AdminClient {
+    /// For the daemon whose sockets are there. Connects at the first call.
+    pub fn new(socket_dir: &Path) -> Result<Self> {
+        let rpc = Rpc::open(&paths::admin_socket(socket_dir))?;
+        Ok(Self { rpc, request_timeout: REQUEST_TIMEOUT })
+    }
+
+    #[must_use]
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.request_timeout = timeout;
+        self
+    }
+
+    pub fn set_quota(&self, mut request: v1::SetQuotaRequest) -> Result<v1::Quota> {
+        fill(&mut request.request_id);
+        let answer =
+            self.call(request, |mut client, request| async move { client.set_quota(request).await })?;
+        answer.quota.ok_or_else(|| missing("quota"))
+    }
+
+    pub fn get_quota(&self, request: v1::GetQuotaRequest) -> Result<v1::Quota> {
+        let answer =
+            self.call(request, |mut client, request| async move { client.get_quota(request).await })?;
+        answer.quota.ok_or_else(|| missing("quota"))
+    }
+
+    pub fn delete_quota(&self, mut request: v1::DeleteQuotaRequest) -> Result<()> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.delete_quota(request).await }).map(drop)
+    }
+
+    /// Of one tenant, or of all if it is empty.
+    pub fn quotas(&self, tenant: &str) -> Result<Vec<v1::Quota>> {
+        pages(|page_token| {
+            let request =
+                v1::ListQuotasRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let page =
+                self.call(request, |mut client, request| async move { client.list_quotas(request).await })?;
+            Ok((page.quotas, page.next_page_token))
+        })
+    }
+
+    /// Of one tenant, or of all if it is empty.
+    pub fn sessions(&self, tenant: &str) -> Result<Vec<v1::Session>> {
+        pages(|page_token| {
+            let request =
+                v1::ListSessionsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let page =
+                self.call(request, |mut client, request| async move { client.list_sessions(request).await })?;
+            Ok((page.sessions, page.next_page_token))
+        })
+    }
+
+    pub fn end_session(&self, mut request: v1::EndSessionRequest) -> Result<v1::EndSessionResponse> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.end_session(request).await })
+    }
+
+    /// Of one tenant, or of all if it is empty. Without parts.
+    pub fn allocations(&self, tenant: &str) -> Result<Vec<v1::Allocation>> {
+        pages(|page_token| {
+            let request =
+                v1::ListAllAllocationsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let page = self.call(request, |mut client, request| async move {
+                client.list_all_allocations(request).await
+            })?;
+            Ok((page.allocations, page.next_page_token))
+        })
+    }
+
+    /// One allocation with its parts and their mappers.
+    pub fn show_allocation(&self, request: v1::ShowAllocationRequest) -> Result<v1::Allocation> {
+        let answer =
+            self.call(request, |mut client, request| async move { client.show_allocation(request).await })?;
+        answer.allocation.ok_or_else(|| missing("allocation"))
+    }
+
+    pub fn free_allocation(
+        &self,
+        mut request: v1::FreeAllocationRequest,
+    ) -> Result<v1::FreeAllocationResponse> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.free_allocation(request).await })
+    }
+
+    pub fn node(&self) -> Result<v1::GetNodeResponse> {
+        self.call(v1::GetNodeRequest {}, |mut client, request| async move { client.get_node(request).await })
+    }
+
+    pub fn devices(&self) -> Result<Vec<v1::DeviceStatus>> {
+        let answer = self.call(v1::ListDevicesRequest {}, |mut client, request| async move {
+            client.list_devices(request).await
+        })?;
+        Ok(answer.devices)
+    }
+
+    /// Takes the node out of service, or puts it back.
+    pub fn drain(&self, cancel: bool) -> Result<v1::DrainResponse> {
+        let request = v1::DrainRequest { request_id: RequestId::random().to_vec(), cancel };
+        self.call(request, |mut client, request| async move { client.drain(request).await })
+    }
+
+    fn call<Q, A, Method, Answer>(&self, request: Q, method: Method) -> Result<A>
+    where
+        Q: Clone + Send + Sync + 'static,
+        A: Send + 'static,
+        Method: Fn(AdminServiceClient<Channel>, Request<Q>) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send,
+    {
+        let deadline = Instant::now() + self.request_timeout;
+        self.rpc.call(deadline, None, request, move |connection, request| {
+            method(AdminServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX), request)
+        })
+    }
+}
+
+fn pages<T>(mut page: impl FnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    let mut token = String::new();
+    loop {
+        let (items, next) = page(token)?;
+        all.extend(items);
+        if next.is_empty() {
+            return Ok(all);
+        }
+        token = next;
+    }
+}
+
+fn fill(request_id: &mut Vec<u8>) {
+    if request_id.is_empty() {
+        *request_id = RequestId::random().to_vec();
+    }
+}

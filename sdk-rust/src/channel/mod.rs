@@ -1,0 +1,12 @@
+//! The session's channel: everything that concerns mappings, in one order.
+
+#[cfg(test)]
+mod fake;
+mod hello;
+mod link;
+mod socket;
+mod worker;
+
+pub(crate) use hello::{Greeting, open};
+pub(crate) use link::Link;
+pub(crate) use worker::spawn as spawn_worker;

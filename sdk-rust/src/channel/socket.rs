@@ -1,0 +1,144 @@
+//! `channel.sock` as packets: one packet is one frame, with the descriptors that belong to it.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use prost::Message as _;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+        sendmsg, shutdown, socket_with,
+        sockopt::{Timeout, set_socket_timeout},
+    },
+};
+use vramd_proto::{
+    channel::{FDS_PER_PACKET_MAX, FRAME_BYTES_MAX},
+    v1::{self, daemon_frame::Frame},
+};
+
+/// A daemon that takes no frame for this long is as good as gone.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+}
+
+#[derive(Debug)]
+pub(crate) enum Received {
+    Packet(Packet),
+    Ended,
+    /// Not a frame, or one of a kind that this build does not know.
+    Unknown(String),
+}
+
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) frame: Frame,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// The kernel could not give this process all the descriptors that were sent.
+    pub(crate) fds_lost: bool,
+}
+
+impl Socket {
+    pub(crate) fn connect(path: &Path) -> Result<Self, Errno> {
+        let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let socket = Self::from_fd(fd)?;
+        // Waits only where the daemon has not accepted for long, and then no longer than a frame may take.
+        connect(&socket.fd, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    }
+
+    pub(crate) fn from_fd(fd: OwnedFd) -> Result<Self, Errno> {
+        set_socket_timeout(&fd, Timeout::Send, Some(SEND_TIMEOUT))?;
+        Ok(Self { fd })
+    }
+
+    pub(crate) fn send(&self, frame: v1::client_frame::Frame) -> Result<(), Errno> {
+        self.send_with(frame, SendFlags::NOSIGNAL)
+    }
+
+    /// Fails with `AGAIN` where `send` would wait.
+    pub(crate) fn try_send(&self, frame: v1::client_frame::Frame) -> Result<(), Errno> {
+        self.send_with(frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with(&self, frame: v1::client_frame::Frame, flags: SendFlags) -> Result<(), Errno> {
+        let bytes = v1::ClientFrame { frame: Some(frame) }.encode_to_vec();
+        loop {
+            let mut no_fds = SendAncillaryBuffer::default();
+            match sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut no_fds, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits for a packet or the end. False once the deadline has passed.
+    pub(crate) fn wait_readable(&self, deadline: Option<Instant>) -> Result<bool, Errno> {
+        loop {
+            let remaining = match deadline {
+                None => None,
+                Some(deadline) => {
+                    let remaining = deadline.saturating_duration_since(Instant::now());
+                    Some(Timespec::try_from(remaining).map_err(|_| Errno::OVERFLOW)?)
+                }
+            };
+            match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], remaining.as_ref()) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The packet that is there. `None` if there is none after all.
+    pub(crate) fn receive(&self) -> Result<Option<Received>, Errno> {
+        let mut bytes = vec![0; FRAME_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let message = match recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Ok(message) => message,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(Errno::CONNRESET) => return Ok(Some(Received::Ended)),
+            Err(error) => return Err(error),
+        };
+        let fds = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if message.bytes == 0 {
+            return Ok(Some(Received::Ended));
+        }
+        if message.flags.contains(ReturnFlags::TRUNC) {
+            return Ok(Some(Received::Unknown("a frame is larger than 64 KiB".to_owned())));
+        }
+        let frame = match v1::DaemonFrame::decode(&bytes[..message.bytes]) {
+            Ok(v1::DaemonFrame { frame: Some(frame) }) => frame,
+            Ok(_) => return Ok(Some(Received::Unknown("a frame of an unknown kind".to_owned()))),
+            Err(error) => return Ok(Some(Received::Unknown(error.to_string()))),
+        };
+        let fds_lost = message.flags.contains(ReturnFlags::CTRUNC);
+        Ok(Some(Received::Packet(Packet { frame, fds, fds_lost })))
+    }
+
+    /// Ends the session for both sides, even where a forked child has a copy of the descriptor.
+    pub(crate) fn end(&self) {
+        // It fails only where it has ended already.
+        let _ = shutdown(self.fd.as_fd(), Shutdown::Both);
+    }
+}

@@ -1,0 +1,104 @@
+//! What `fork` may and may not do to a session.
+//!
+//! A session belongs to the process that opened it. In a forked child its handles refuse every call and their drops
+//! do nothing: the child has neither the mappings (they are not inherited) nor the threads that serve them.
+//! A child may open a session of its own.
+//!
+//! Descriptors that are being mapped must not leak into a child, where nobody would ever close them: while the
+//! worker holds any, it holds the [`Gate`], and `fork` waits for that. A raw `clone` runs no such handler; there the
+//! descriptors stay with the child until it ends or executes something else.
+
+#![allow(unsafe_code, reason = "fork handlers and a lock that survives a fork are C interfaces")]
+
+use std::{
+    cell::UnsafeCell,
+    marker::PhantomData,
+    mem::ManuallyDrop,
+    ops::Deref,
+    process,
+    sync::{Arc, Once},
+};
+
+/// A shared value that only the process which made it may use or drop.
+#[derive(Debug)]
+pub(crate) struct ProcessBound<T> {
+    value: ManuallyDrop<Arc<T>>,
+    pid: u32,
+}
+
+impl<T> ProcessBound<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: ManuallyDrop::new(Arc::new(value)), pid: process::id() }
+    }
+
+    /// Whether this is not a forked child.
+    pub(crate) fn is_home(&self) -> bool {
+        process::id() == self.pid
+    }
+}
+
+impl<T> Clone for ProcessBound<T> {
+    fn clone(&self) -> Self {
+        Self { value: ManuallyDrop::new(Arc::clone(&self.value)), pid: self.pid }
+    }
+}
+
+impl<T> Deref for ProcessBound<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Drop for ProcessBound<T> {
+    fn drop(&mut self) {
+        if self.is_home() {
+            // SAFETY: needed to skip the drop in a forked child. `value` is dropped here alone, once.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
+
+/// Held while descriptors are on their way from a packet to a mapping. Not across anything that can wait for long.
+#[derive(Debug)]
+pub(crate) struct Gate(PhantomData<*const ()>);
+
+impl Gate {
+    pub(crate) fn hold() -> Self {
+        static REGISTER: Once = Once::new();
+        REGISTER.call_once(|| {
+            // SAFETY: there is no safe interface. The handlers are plain functions that live as long as the process
+            // and only lock and unlock, which is allowed between fork and exec.
+            // A failure for want of memory leaves the gate without effect on fork, and with effect on everything else.
+            unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
+        });
+        lock();
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        unlock();
+    }
+}
+
+struct ForkMutex(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: needed for a static. A pthread mutex is made to be used by several threads through its address.
+unsafe impl Sync for ForkMutex {}
+
+/// Not a `std` mutex: the child must unlock what its parent's thread locked before the fork.
+static GATE: ForkMutex = ForkMutex(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+extern "C" fn lock() {
+    // SAFETY: the mutex is static and initialised. No thread locks it twice: nothing forks while it holds the gate.
+    unsafe { libc::pthread_mutex_lock(GATE.0.get()) };
+}
+
+extern "C" fn unlock() {
+    // SAFETY: only called by the thread that locked: a gate is not Send, and a
+    // fork's handlers run in the thread that forks, which the child inherits.
+    unsafe { libc::pthread_mutex_unlock(GATE.0.get()) };
+}

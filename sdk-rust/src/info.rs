@@ -1,0 +1,80 @@
+//! Allocations as the daemon describes them.
+
+use vramd_proto::v1;
+use vramd_types::{AllocationId, Bytes, SessionId};
+
+pub use vramd_proto::v1::{AllocationState, Lifetime, Tier};
+
+/// One allocation as its tenant sees it. Asked, charged and resident bytes are three numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AllocationInfo {
+    pub id: AllocationId,
+    /// `tenant/name`.
+    pub name: Option<String>,
+    /// Who is charged.
+    pub tenant: String,
+    /// UUID.
+    pub device: String,
+    pub lifetime: Lifetime,
+    pub state: AllocationState,
+    /// What was asked for.
+    pub size: Bytes,
+    pub charged: Bytes,
+    /// How much of it lies on the device now.
+    pub resident: Bytes,
+    /// Freed, but held by somebody outside the daemon's reach.
+    pub unreturned: Bytes,
+    /// `blake3:` and 64 digits over the asked bytes, once it is sealed.
+    pub digest: Option<String>,
+    pub readers: Vec<String>,
+    pub owner_session: Option<SessionId>,
+    /// Empty in lists.
+    pub parts: Vec<PartInfo>,
+    pub mapper_count: u32,
+}
+
+/// A fixed slice of an allocation, mapped whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartInfo {
+    pub index: u32,
+    pub offset: Bytes,
+    pub size: Bytes,
+    pub tier: Tier,
+    /// For operators only.
+    pub mappers: Vec<SessionId>,
+}
+
+impl From<v1::Allocation> for AllocationInfo {
+    fn from(wire: v1::Allocation) -> Self {
+        let (lifetime, state) = (wire.lifetime(), wire.state());
+        Self {
+            id: AllocationId::from_raw(wire.allocation_id),
+            name: Some(wire.name).filter(|name| !name.is_empty()),
+            tenant: wire.tenant,
+            device: wire.device,
+            lifetime,
+            state,
+            size: Bytes::new(wire.size_bytes),
+            charged: Bytes::new(wire.charged_bytes),
+            resident: Bytes::new(wire.resident_bytes),
+            unreturned: Bytes::new(wire.unreturned_bytes),
+            digest: Some(wire.digest).filter(|digest| !digest.is_empty()),
+            readers: wire.readers,
+            owner_session: Some(wire.owner_session_id).filter(|id| *id != 0).map(SessionId::from_raw),
+            parts: wire.parts.into_iter().map(PartInfo::from).collect(),
+            mapper_count: wire.mapper_count,
+        }
+    }
+}
+
+impl From<v1::Part> for PartInfo {
+    fn from(wire: v1::Part) -> Self {
+        Self {
+            index: wire.index,
+            offset: Bytes::new(wire.offset_bytes),
+            size: Bytes::new(wire.size_bytes),
+            tier: wire.tier(),
+            mappers: wire.mapper_session_ids.into_iter().map(SessionId::from_raw).collect(),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! All regions of a session, and those who wait for one to change.
+//!
+//! Frames of the daemon and calls of the program both end up here; whoever changes a region while the channel stands
+//! holds the channel's turn (`channel::Link`), so that frames leave in the order of the changes they tell of.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::OwnedFd,
+    ptr::NonNull,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use rustix::io::Errno;
+use tokio::sync::watch;
+use vramd_proto::v1::{Access, Map, MapPart, PartRef, Revoke, RevokeReason, UnmapReason, UnmappedPart};
+use vramd_types::{AllocationId, Reason};
+
+use super::{
+    import::has_descriptor,
+    region::{Mode, RawPart, Region},
+};
+use crate::error::{Error, Result};
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    mode: Mode,
+    state: Mutex<State>,
+    changed: Condvar,
+    ended: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    regions: BTreeMap<AllocationId, Region>,
+    ending: Option<Ending>,
+    draining: bool,
+}
+
+/// How a session came to its end.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Ending {
+    /// By the daemon, with its reason.
+    Refused(Error),
+    /// Without a word.
+    Closed,
+}
+
+impl Ending {
+    pub(crate) fn error(&self) -> Error {
+        match self {
+            Self::Refused(error) => error.clone(),
+            Self::Closed => Error::BrokerGone { problem: "the daemon has ended the channel".to_owned() },
+        }
+    }
+}
+
+/// What the daemon is to be told.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) mapped: Vec<PartRef>,
+    pub(crate) unmapped: Vec<UnmappedPart>,
+}
+
+impl Table {
+    pub(crate) fn new(mode: Mode) -> Self {
+        Self { mode, state: Mutex::default(), changed: Condvar::new(), ended: watch::Sender::new(false) }
+    }
+
+    /// Maps what one packet brought. Parts of a packet whose descriptors did not all arrive are failures, all of them:
+    /// nobody can tell which descriptors are missing.
+    pub(crate) fn map(&self, map: Map, fds: Vec<OwnedFd>, fds_lost: bool) -> Answer {
+        let mut state = self.lock();
+        let mut answer = Answer::default();
+        if state.ending.is_some() {
+            return answer;
+        }
+        let expected = map.parts.iter().filter(|part| has_descriptor(part.handle_type())).count();
+        let problem = if fds_lost {
+            Some("the process may not open as many descriptors as came (RLIMIT_NOFILE)".to_owned())
+        } else {
+            (fds.len() != expected).then(|| format!("{} descriptors came for {expected} parts", fds.len()))
+        };
+        let mut fds = fds.into_iter();
+        for part in map.parts {
+            let Some(part_ref) = part.part else { continue };
+            let region = state.regions.entry(AllocationId::from_raw(part_ref.allocation_id)).or_default();
+            let outcome = match &problem {
+                Some(problem) => Err(problem.clone()),
+                None => self.accept(region, &part, &mut fds),
+            };
+            match outcome {
+                Ok(()) => answer.mapped.push(part_ref),
+                Err(problem) => {
+                    region.failure = Some(problem.clone());
+                    answer.unmapped.push(UnmappedPart {
+                        part: Some(part_ref),
+                        reason: UnmapReason::MapFailed.into(),
+                        detail: problem,
+                    });
+                }
+            }
+        }
+        self.changed.notify_all();
+        answer
+    }
+
+    fn accept(
+        &self,
+        region: &mut Region,
+        part: &MapPart,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), String> {
+        let fd = if has_descriptor(part.handle_type()) { fds.next() } else { None };
+        region.accept(self.mode, part, fd)
+    }
+
+    /// Lets go of what the daemon wants back. Parts that are not here had been let go before: that answer is on its
+    /// way. An error means that something is mapped that should not be: the channel cannot go on.
+    pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, Errno> {
+        let mut state = self.lock();
+        let mut answer = Answer::default();
+        for part in &revoke.parts {
+            let Some(region) = state.regions.get_mut(&AllocationId::from_raw(part.allocation_id)) else {
+                continue;
+            };
+            if region.revoke(part.part_index, revoke.reason())? {
+                answer.unmapped.push(done(*part));
+            }
+        }
+        self.changed.notify_all();
+        Ok(answer)
+    }
+
+    /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well.
+    pub(crate) fn let_go(&self, id: AllocationId, forget: bool) -> Result<Answer, Errno> {
+        let mut state = self.lock();
+        let mut answer = Answer::default();
+        if let Some(region) = state.regions.get_mut(&id) {
+            let part = |part_index| done(PartRef { allocation_id: id.get(), part_index });
+            answer.unmapped = region.let_go()?.into_iter().map(part).collect();
+            if forget {
+                state.regions.remove(&id);
+            }
+        }
+        self.changed.notify_all();
+        Ok(answer)
+    }
+
+    /// Makes the caller the one who answers for an allocation, mapped already or not yet.
+    pub(crate) fn claim(&self, id: AllocationId) -> Result<()> {
+        let mut state = self.lock();
+        let region = state.regions.entry(id).or_default();
+        if region.claimed {
+            return Err(Error::refused(Reason::StillMapped, &[("allocation", &id)]));
+        }
+        region.claimed = true;
+        Ok(())
+    }
+
+    /// Waits until so many parts of a claimed allocation are here with that access, or never will be.
+    pub(crate) fn wait_held(
+        &self,
+        id: AllocationId,
+        parts: usize,
+        access: Access,
+        deadline: Instant,
+    ) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            let region = state.regions.get_mut(&id);
+            match region {
+                None => return Err(Error::AllocationNotFound { allocation: id.to_string() }),
+                Some(region) if region.held(Some(access)) >= parts => return Ok(()),
+                Some(region) => {
+                    if let Some(problem) = region.failure.take() {
+                        return Err(Error::MapFailed { allocation: id.to_string(), problem });
+                    }
+                    if region.revoked.is_some_and(|reason| reason != RevokeReason::Sealing) {
+                        return Err(Error::refused(Reason::Raced, &[("allocation", &id)]));
+                    }
+                }
+            }
+            if let Some(ending) = &state.ending {
+                return Err(ending.error());
+            }
+            let patience = deadline.saturating_duration_since(Instant::now());
+            if patience.is_zero() {
+                return Err(Error::Deadline);
+            }
+            state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The address that an allocation keeps as long as it is claimed.
+    pub(crate) fn base(&self, id: AllocationId) -> Option<NonNull<u8>> {
+        self.lock().regions.get(&id)?.base()
+    }
+
+    /// How many parts of an allocation are here with that access; with any, if none is named.
+    pub(crate) fn held(&self, id: AllocationId, access: Option<Access>) -> usize {
+        self.lock().regions.get(&id).map_or(0, |region| region.held(access))
+    }
+
+    /// Whether the daemon wants an allocation back, or has it back.
+    pub(crate) fn is_revoked(&self, id: AllocationId) -> bool {
+        self.lock().regions.get(&id).is_some_and(|region| region.revoked.is_some())
+    }
+
+    pub(crate) fn hand_over(&self, id: AllocationId) -> Vec<RawPart> {
+        self.lock().regions.get_mut(&id).map(Region::hand_over).unwrap_or_default()
+    }
+
+    /// Parts that were handed over may from now on be given back when the daemon asks.
+    pub(crate) fn set_yielded(&self, id: AllocationId, yielded: bool) {
+        if let Some(region) = self.lock().regions.get_mut(&id) {
+            region.yielded = yielded;
+        }
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.lock().draining = draining;
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.lock().draining
+    }
+
+    /// The session is over: what is mapped stands, who waits is woken. The first ending counts.
+    pub(crate) fn end(&self, ending: Ending) {
+        self.lock().ending.get_or_insert(ending);
+        self.changed.notify_all();
+        self.ended.send_replace(true);
+    }
+
+    /// Lets go of everything, after the end of the session and of all its handles.
+    pub(crate) fn clear(&self) -> Answer {
+        let mut answer = Answer::default();
+        for (id, region) in std::mem::take(&mut self.lock().regions) {
+            let part = |part_index| done(PartRef { allocation_id: id.get(), part_index });
+            answer.unmapped.extend(region.indices().map(part));
+        }
+        answer
+    }
+
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.lock().ending.clone()
+    }
+
+    pub(crate) fn ended(&self) -> watch::Receiver<bool> {
+        self.ended.subscribe()
+    }
+
+    /// Whether the session has ended and nothing of it is mapped any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.ending.is_some() && state.regions.values().all(|region| region.held(None) == 0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn done(part: PartRef) -> UnmappedPart {
+    UnmappedPart { part: Some(part), reason: UnmapReason::Done.into(), detail: String::new() }
+}

@@ -1,0 +1,101 @@
+//! What a program asks for.
+
+use vramd_proto::v1;
+use vramd_types::{AllocationId, Bytes};
+
+use crate::request_id::RequestId;
+
+/// One allocation to be made: of a size, and by default movable, unnamed, ending with its session, on the first
+/// device that the session sees.
+#[derive(Clone, Debug)]
+pub struct AllocationRequest {
+    pub(crate) spec: v1::AllocationSpec,
+    pub(crate) request_id: Option<RequestId>,
+}
+
+impl AllocationRequest {
+    pub fn new(size: Bytes) -> Self {
+        let spec = v1::AllocationSpec {
+            size_bytes: size.get(),
+            kind: v1::AllocationKind::Movable.into(),
+            lifetime: v1::Lifetime::Session.into(),
+            ..Default::default()
+        };
+        Self { spec, request_id: None }
+    }
+
+    /// Without the tenant: it is the session's.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.spec.name = name.into();
+        self
+    }
+
+    /// Once sealed it stays with its tenant until it is freed. Needs a name.
+    #[must_use]
+    pub fn persistent(mut self) -> Self {
+        self.spec.lifetime = v1::Lifetime::Persistent.into();
+        self
+    }
+
+    /// One more tenant that may attach it once it is sealed; `*` is everybody.
+    #[must_use]
+    pub fn reader(mut self, tenant: impl Into<String>) -> Self {
+        self.spec.readers.push(tenant.into());
+        self
+    }
+
+    /// UUID or index.
+    #[must_use]
+    pub fn device(mut self, device: impl Into<String>) -> Self {
+        self.spec.device = device.into();
+        self
+    }
+
+    /// A multiple of 2 MiB; the daemon's own is 256 MiB unless configured.
+    #[must_use]
+    pub fn part_size(mut self, size: Bytes) -> Self {
+        self.spec.part_size_bytes = size.get();
+        self
+    }
+
+    /// Takes the name from the sealed allocation that bears it, at the moment this one is sealed.
+    #[must_use]
+    pub fn replace(mut self, replace: bool) -> Self {
+        self.spec.replace = replace;
+        self
+    }
+
+    /// A name for the request itself: after [`crate::Error::Deadline`], the same request with the same id returns what
+    /// the first one made. In a batch the first item's counts for the whole.
+    #[must_use]
+    pub fn request_id(mut self, id: RequestId) -> Self {
+        self.request_id = Some(id);
+        self
+    }
+}
+
+/// One allocation that is there already: by id, by `name`, or by `tenant/name`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    Id(AllocationId),
+    Name(String),
+}
+
+impl From<AllocationId> for Target {
+    fn from(id: AllocationId) -> Self {
+        Self::Id(id)
+    }
+}
+
+impl From<&str> for Target {
+    fn from(name: &str) -> Self {
+        Self::Name(name.to_owned())
+    }
+}
+
+impl From<String> for Target {
+    fn from(name: String) -> Self {
+        Self::Name(name)
+    }
+}

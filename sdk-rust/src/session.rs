@@ -1,0 +1,258 @@
+//! One session with the daemon: what the handles of a client share.
+
+use std::{
+    future::Future,
+    path::Path,
+    sync::{Arc, mpsc::Sender},
+    time::{Duration, Instant},
+};
+
+use tonic::{Request, Response, Status, transport::Channel};
+use vramd_proto::v1::{self, memory_service_client::MemoryServiceClient};
+use vramd_types::{AllocationId, Bytes, Reason, SessionId};
+
+use crate::{
+    channel::{self, Greeting, Link},
+    error::{Error, Result},
+    fork::ProcessBound,
+    info::AllocationInfo,
+    mapping::{Ending, Mode, Table},
+    past, paths,
+    release::{self, Job},
+    request::Target,
+    request_id::RequestId,
+    rpc::Rpc,
+};
+
+/// Replies list every part of every allocation of a batch.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+/// A daemon that says nothing for so long is not one to wait for.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
+/// Whether a daemon is there at all is known within this.
+const ENDED_TIMEOUT: Duration = Duration::from_millis(600);
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    id: SessionId,
+    tenant: String,
+    devices: Vec<v1::Device>,
+    daemon_version: String,
+    request_timeout: Duration,
+    link: Arc<Link>,
+    table: Arc<Table>,
+    rpc: Rpc,
+    releases: Sender<Job>,
+}
+
+/// What became of memory that was freed or detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// Still charged to its tenant, because somebody maps it or holds it.
+    pub still_charged: Bytes,
+    /// How many sessions still map it.
+    pub mapper_count: u32,
+}
+
+/// How a handle parts from its allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parting {
+    Free,
+    /// Only this session's mapping ends.
+    Detach,
+}
+
+impl Session {
+    pub(crate) fn open(
+        socket_dir: &Path,
+        client_name: String,
+        devices: Option<Vec<String>>,
+        mode: Mode,
+        request_timeout: Duration,
+    ) -> Result<ProcessBound<Self>> {
+        let unmapped_sessions = past::over(socket_dir);
+        let greeting = Greeting { client_name, devices, unmapped_sessions: unmapped_sessions.clone() };
+        let deadline = Instant::now() + request_timeout.min(HELLO_TIMEOUT);
+        let (link, welcome) = channel::open(&paths::channel_socket(socket_dir), greeting, deadline)?;
+        past::forget(socket_dir, &unmapped_sessions);
+
+        let local = |error: std::io::Error| Error::BrokerGone { problem: format!("no thread: {error}") };
+        let id = SessionId::from_raw(welcome.session_id);
+        let (link, table) = (Arc::new(link), Arc::new(Table::new(mode)));
+        let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
+        let releases = release::spawn().map_err(local)?;
+        channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(local)?;
+        past::remember(socket_dir, id, &table);
+        Ok(ProcessBound::new(Self {
+            id,
+            tenant: welcome.tenant,
+            devices: welcome.devices,
+            daemon_version: welcome.daemon_version,
+            request_timeout,
+            link,
+            table,
+            rpc,
+            releases,
+        }))
+    }
+
+    pub(crate) fn id(&self) -> SessionId {
+        self.id
+    }
+
+    pub(crate) fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    pub(crate) fn devices(&self) -> &[v1::Device] {
+        &self.devices
+    }
+
+    pub(crate) fn daemon_version(&self) -> &str {
+        &self.daemon_version
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.request_timeout
+    }
+
+    /// Queues work for the thread that parts from what was dropped.
+    pub(crate) fn queue(&self, job: Job) {
+        // That thread ends after the session alone.
+        let _ = self.releases.send(job);
+    }
+
+    /// Calls the daemon. Once the session has ended only to hear who is there, and within a second.
+    pub(crate) fn call<Q, A, Method, Answer>(
+        &self,
+        deadline: Instant,
+        request: Q,
+        method: Method,
+    ) -> Result<A>
+    where
+        Q: Clone + Send + Sync + 'static,
+        A: Send + 'static,
+        Method: Fn(MemoryServiceClient<Channel>, Request<Q>) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send,
+    {
+        let ending = self.table.ending();
+        let deadline = match &ending {
+            Some(Ending::Refused(error)) => return Err(error.clone()),
+            Some(Ending::Closed) => deadline.min(Instant::now() + ENDED_TIMEOUT),
+            None => deadline,
+        };
+        let ended = ending.is_none().then(|| self.table.ended());
+        let answer = self.rpc.call(deadline, ended, request, move |connection, request| {
+            let client = MemoryServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX);
+            method(client, request)
+        });
+        answer.map_err(|error| match (error.reason(), self.table.ending()) {
+            // Another life of the daemon never knew it; for the caller that is the same.
+            (Some(Reason::SessionNotFound), _) => Error::SessionLost { session: self.id.to_string() },
+            (Some(Reason::BrokerGone), Some(Ending::Refused(error))) => error,
+            (Some(Reason::Deadline), Some(ending)) => ending.error(),
+            _ => error,
+        })
+    }
+
+    /// Unmaps an allocation and tells the daemon. With `forget` its address is given up as well.
+    pub(crate) fn let_go(&self, id: AllocationId, forget: bool) {
+        let turn = self.link.turn();
+        let told = self
+            .table
+            .let_go(id, forget)
+            .and_then(|answer| if self.table.ending().is_some() { Ok(()) } else { turn.tell(answer) });
+        if told.is_err() {
+            // What the daemon believes to be mapped and what is have parted: only an end is true.
+            self.link.end();
+        }
+    }
+
+    /// Unmaps an allocation and parts from it.
+    pub(crate) fn part(&self, id: AllocationId, parting: Parting, deadline: Instant) -> Result<Released> {
+        self.let_go(id, false);
+        let outcome = match parting {
+            Parting::Free => self.free(id, deadline),
+            Parting::Detach => self.detach(id, deadline),
+        };
+        // Parts that were on their way meanwhile.
+        self.let_go(id, true);
+        outcome
+    }
+
+    pub(crate) fn free(&self, id: AllocationId, deadline: Instant) -> Result<Released> {
+        let request = v1::FreeBatchRequest {
+            session_id: self.id.get(),
+            request_id: RequestId::random().to_vec(),
+            allocation_ids: vec![id.get()],
+        };
+        let answer = self
+            .call(deadline, request, |mut client, request| async move { client.free_batch(request).await })?;
+        released(answer.results)
+    }
+
+    pub(crate) fn describe(&self, target: Target, deadline: Instant) -> Result<AllocationInfo> {
+        use v1::describe_allocation_request::Target as Wire;
+        let target = match target {
+            Target::Id(id) => Wire::AllocationId(id.get()),
+            Target::Name(name) => Wire::Name(name),
+        };
+        let request = v1::DescribeAllocationRequest { session_id: self.id.get(), target: Some(target) };
+        let answer = self.call(deadline, request, |mut client, request| async move {
+            client.describe_allocation(request).await
+        })?;
+        answer.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
+    }
+
+    fn detach(&self, id: AllocationId, deadline: Instant) -> Result<Released> {
+        let request = v1::DetachRequest {
+            session_id: self.id.get(),
+            request_id: RequestId::random().to_vec(),
+            allocation_ids: vec![id.get()],
+        };
+        let answer =
+            self.call(deadline, request, |mut client, request| async move { client.detach(request).await })?;
+        released(answer.results)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let was_open = self.table.ending().is_none();
+        self.table.end(Ending::Closed);
+        // What has no handle: allocations whose call had given up before they came.
+        let left = self.table.clear();
+        if was_open {
+            self.link.tell_at_once(left);
+        }
+        self.link.end();
+    }
+}
+
+/// Refuses a handle in a forked child.
+pub(crate) fn check_home(session: &ProcessBound<Session>) -> Result<()> {
+    if session.is_home() {
+        return Ok(());
+    }
+    let facts: [(&str, &dyn ToString); 2] = [("session", &session.id), ("pid", &std::process::id())];
+    Err(Error::refused(Reason::SessionForeign, &facts))
+}
+
+fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {
+    let result = results.into_iter().next().ok_or_else(|| missing("item"))?;
+    match result.error {
+        Some(error) => Err(error.into()),
+        None => Ok(Released {
+            still_charged: Bytes::new(result.still_charged_bytes),
+            mapper_count: result.mapper_count,
+        }),
+    }
+}
+
+/// An answer that does not have what it must have.
+pub(crate) fn missing(what: &str) -> Error {
+    Error::refused(Reason::ProtocolBroken, &[("problem", &format!("the answer has no {what}"))])
+}

@@ -1,0 +1,229 @@
+//! `vramctl alloc …`
+
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use vramd_client::{AllocationId, SessionId, admin::AdminClient};
+use vramd_proto::v1;
+
+use crate::{
+    failure::Failure,
+    output::Output,
+    quota::tier_name,
+    table::{size, size_or_dash, table, text_or_dash},
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Shows the allocations of all tenants.
+    List(List),
+    /// Shows one allocation with its parts and who maps them.
+    Show { target: Target },
+    /// Frees an allocation: nobody can attach it any more.
+    Free { target: Target },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Of this tenant alone.
+    #[arg(default_value = "", hide_default_value = true)]
+    tenant: String,
+}
+
+/// An id like `a-1099511627777`, or `tenant/name`.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Id(AllocationId),
+    Name(String),
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains('/') {
+            return Ok(Self::Name(text.to_owned()));
+        }
+        text.parse().map(Self::Id).map_err(|error| format!("{error}, and no `tenant/name`"))
+    }
+}
+
+pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    match verb {
+        Verb::List(list) => {
+            let allocations = admin.allocations(&list.tenant)?;
+            let fields = json!({ "allocations": allocations.iter().map(to_json).collect::<Vec<_>>() });
+            output.show(|| rows(&allocations), fields)
+        }
+        Verb::Show { target } => {
+            use v1::show_allocation_request::Target as Wire;
+            let target = match target {
+                Target::Id(id) => Wire::AllocationId(id.get()),
+                Target::Name(name) => Wire::Name(name),
+            };
+            let allocation = admin.show_allocation(v1::ShowAllocationRequest { target: Some(target) })?;
+            output.show(|| sheet(&allocation), json!({ "allocation": to_json(&allocation) }))
+        }
+        Verb::Free { target } => {
+            use v1::free_allocation_request::Target as Wire;
+            let target = match target {
+                Target::Id(id) => Wire::AllocationId(id.get()),
+                Target::Name(name) => Wire::Name(name),
+            };
+            let request = v1::FreeAllocationRequest { target: Some(target), ..Default::default() };
+            freed(&admin.free_allocation(request)?, output)
+        }
+    }
+}
+
+fn freed(answer: &v1::FreeAllocationResponse, output: &Output) -> Result<(), Failure> {
+    let text = || {
+        let id = AllocationId::from_raw(answer.allocation_id);
+        match answer.still_charged_bytes {
+            0 => format!("{id} is freed"),
+            bytes => format!(
+                "{id} is freed; {} stay charged until these let go: {}",
+                size(bytes),
+                text_or_dash(&session_texts(&answer.mapper_session_ids).join(" "))
+            ),
+        }
+    };
+    let fields = json!({
+        "allocation_id": AllocationId::from_raw(answer.allocation_id).to_string(),
+        "still_charged_bytes": answer.still_charged_bytes,
+        "mapper_session_ids": session_texts(&answer.mapper_session_ids),
+    });
+    output.show(text, fields)
+}
+
+pub(crate) fn rows(allocations: &[v1::Allocation]) -> String {
+    let columns = [
+        "TENANT",
+        "ALLOCATION",
+        "NAME",
+        "STATE",
+        "TIER",
+        ">SIZE",
+        ">CHARGED",
+        ">RESIDENT",
+        ">UNRETURNED",
+        ">MAPPERS",
+    ];
+    table(
+        &columns,
+        allocations.iter().map(|allocation| {
+            vec![
+                allocation.tenant.clone(),
+                AllocationId::from_raw(allocation.allocation_id).to_string(),
+                text_or_dash(&allocation.name),
+                state_name(allocation.state()).to_owned(),
+                tiers(allocation).to_owned(),
+                size(allocation.size_bytes),
+                size(allocation.charged_bytes),
+                size_or_dash(allocation.resident_bytes),
+                size_or_dash(allocation.unreturned_bytes),
+                allocation.mapper_count.to_string(),
+            ]
+        }),
+    )
+}
+
+/// Lists come without parts; resident is what lies on the device, and nothing lies elsewhere yet.
+fn tiers(allocation: &v1::Allocation) -> &'static str {
+    if allocation.resident_bytes > 0 { tier_name(v1::Tier::Device) } else { "-" }
+}
+
+fn sheet(allocation: &v1::Allocation) -> String {
+    let id = AllocationId::from_raw(allocation.allocation_id);
+    let owner = owner(allocation).map_or_else(|| "its tenant".to_owned(), |session| session.to_string());
+    let facts = [
+        ("allocation", id.to_string()),
+        ("name", text_or_dash(&allocation.name)),
+        ("tenant", allocation.tenant.clone()),
+        ("device", allocation.device.clone()),
+        ("state", state_name(allocation.state()).to_owned()),
+        ("lifetime", lifetime_name(allocation.lifetime()).to_owned()),
+        ("owner", owner),
+        ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
+        ("charged", size(allocation.charged_bytes)),
+        ("resident", size(allocation.resident_bytes)),
+        ("unreturned", size_or_dash(allocation.unreturned_bytes)),
+        ("digest", text_or_dash(&allocation.digest)),
+        ("readers", text_or_dash(&allocation.readers.join(" "))),
+    ];
+    let facts: Vec<_> = facts.iter().map(|(name, value)| format!("{name:<11} {value}")).collect();
+    let parts = table(
+        &[">PART", ">OFFSET", ">SIZE", "TIER", "MAPPED BY"],
+        allocation.parts.iter().map(|part| {
+            vec![
+                part.index.to_string(),
+                part.offset_bytes.to_string(),
+                size(part.size_bytes),
+                tier_name(part.tier()).to_owned(),
+                text_or_dash(&session_texts(&part.mapper_session_ids).join(" ")),
+            ]
+        }),
+    );
+    format!("{}\n\n{parts}", facts.join("\n"))
+}
+
+pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
+    let parts: Vec<_> = allocation
+        .parts
+        .iter()
+        .map(|part| {
+            json!({
+                "index": part.index,
+                "offset_bytes": part.offset_bytes,
+                "size_bytes": part.size_bytes,
+                "tier": tier_name(part.tier()),
+                "mapper_session_ids": session_texts(&part.mapper_session_ids),
+            })
+        })
+        .collect();
+    json!({
+        "allocation_id": AllocationId::from_raw(allocation.allocation_id).to_string(),
+        "name": allocation.name,
+        "tenant": allocation.tenant,
+        "device": allocation.device,
+        "state": state_name(allocation.state()),
+        "lifetime": lifetime_name(allocation.lifetime()),
+        "size_bytes": allocation.size_bytes,
+        "charged_bytes": allocation.charged_bytes,
+        "resident_bytes": allocation.resident_bytes,
+        "unreturned_bytes": allocation.unreturned_bytes,
+        "tier_bytes": { "device": allocation.resident_bytes },
+        "digest": allocation.digest,
+        "readers": allocation.readers,
+        "owner_session_id": owner(allocation).map(|session| session.to_string()),
+        "mapper_count": allocation.mapper_count,
+        "parts": parts,
+    })
+}
+
+fn state_name(state: v1::AllocationState) -> &'static str {
+    match state {
+        v1::AllocationState::Unspecified => "unknown",
+        v1::AllocationState::Creating => "creating",
+        v1::AllocationState::Open => "open",
+        v1::AllocationState::Sealing => "sealing",
+        v1::AllocationState::Sealed => "sealed",
+        v1::AllocationState::Freeing => "freeing",
+    }
+}
+
+fn lifetime_name(lifetime: v1::Lifetime) -> &'static str {
+    match lifetime {
+        v1::Lifetime::Unspecified | v1::Lifetime::Session => "session",
+        v1::Lifetime::Persistent => "persistent",
+    }
+}
+
+fn owner(allocation: &v1::Allocation) -> Option<SessionId> {
+    (allocation.owner_session_id != 0).then(|| SessionId::from_raw(allocation.owner_session_id))
+}
+
+fn session_texts(ids: &[u64]) -> Vec<String> {
+    ids.iter().map(|id| SessionId::from_raw(*id).to_string()).collect()
+}

@@ -1,0 +1,87 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::{alloc, device, drain, put, quota, session, verify};
+
+/// Asks the GPU memory daemon of this node, and puts files into memory that it owns.
+///
+/// Exit status: 0 done, 1 refused, 2 wrong usage, 3 the daemon cannot be reached.
+#[derive(Debug, Parser)]
+#[command(name = "vramctl", version, propagate_version = true)]
+pub(crate) struct Args {
+    /// Where the daemon's sockets are [default: /run/vramd, or the user's own place].
+    #[arg(long, global = true, value_name = "DIR", env = "VRAMD_SOCKET_DIR")]
+    pub(crate) socket_dir: Option<PathBuf>,
+    /// Prints one JSON object with a version; sizes in bytes.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) noun: Noun,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Noun {
+    /// The node at a glance: driver, devices, tenants, allocations.
+    Status,
+    /// What tenants are guaranteed and limited to.
+    #[command(subcommand)]
+    Quota(quota::Verb),
+    /// Connected client processes.
+    #[command(subcommand)]
+    Session(session::Verb),
+    /// Allocations of all tenants.
+    #[command(subcommand)]
+    Alloc(alloc::Verb),
+    /// Short for `alloc list`.
+    Ls(alloc::List),
+    /// The node's devices.
+    #[command(subcommand)]
+    Device(device::Verb),
+    /// Takes the node out of service: no new sessions, allocations or attaches.
+    Drain(drain::Drain),
+    /// Puts a file into a named allocation and seals it.
+    Put(put::Put),
+    /// Maps a sealed allocation and hashes the mapped bytes.
+    Verify(verify::Verify),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn what_people_type() {
+        for line in [
+            "vramctl quota set team-a --device 0 --limit 24GiB",
+            "vramctl quota set team-a --device * --tier device --guarantee 10% --limit 90%",
+            "vramctl quota list --json",
+            "vramctl session end s-1099511627777 --kill",
+            "vramctl alloc show team-a/llama",
+            "vramctl alloc free a-1099511627777",
+            "vramctl --socket-dir /x --json status",
+            "vramctl put model.safetensors llama --reader team-b --reader team-c --replace",
+            "vramctl verify team-a/llama model.safetensors --hold",
+        ] {
+            Args::try_parse_from(line.split(' ')).unwrap();
+        }
+        for line in [
+            "vramctl",
+            "vramctl quota set team-a",
+            "vramctl session end seven",
+            "vramctl alloc show llama",
+            "vramctl quota set team-a --tier tape --limit 1",
+        ] {
+            assert!(Args::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

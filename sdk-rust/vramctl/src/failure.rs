@@ -1,0 +1,130 @@
+//! What went wrong, for people, for programs, and as an exit status.
+
+use std::{collections::BTreeMap, fmt, io, path::Path, process::ExitCode};
+
+use serde_json::{Value, json};
+use vramd_client::{Error, Reason, SealFailed};
+
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Daemon(Error),
+    /// A file named on the command line.
+    File {
+        path: String,
+        error: io::Error,
+    },
+    Output(io::Error),
+}
+
+/// Facts of the registry that are numbers; all others stay text, even if they look like numbers.
+const NUMBERS: [&str; 14] = [
+    "asked",
+    "capacity",
+    "client_major",
+    "committed",
+    "daemon_major",
+    "free",
+    "guarantee",
+    "held",
+    "items",
+    "items_max",
+    "limit",
+    "limit_count",
+    "pid",
+    "uid",
+];
+
+impl Failure {
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.display().to_string();
+        move |error| Self::File { path, error }
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Daemon(error) if error.reason() == Some(Reason::BrokerGone) => 3,
+            Self::Daemon(_) | Self::Output(_) => 1,
+            Self::File { .. } => 2,
+        })
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        json!({
+            "reason": self.reason(),
+            "code": self.code(),
+            "message": self.to_string(),
+            "facts": self.facts(),
+        })
+    }
+
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Daemon(Error::Unknown { reason, .. }) if !reason.is_empty() => reason.clone(),
+            Self::Daemon(error) => error.reason().map_or("UNKNOWN", Reason::name).to_owned(),
+            Self::File { .. } => "FILE_UNREADABLE".to_owned(),
+            Self::Output(_) => "OUTPUT_FAILED".to_owned(),
+        }
+    }
+
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Daemon(error) => error.code().map_or("UNKNOWN", |code| code.name()),
+            Self::File { .. } | Self::Output(_) => "LOCAL",
+        }
+    }
+
+    fn facts(&self) -> BTreeMap<String, Value> {
+        let Self::Daemon(error) = self else { return BTreeMap::new() };
+        let value = |key: &str, text: String| match text.parse::<u64>() {
+            Ok(number) if NUMBERS.contains(&key) => Value::from(number),
+            _ => Value::from(text),
+        };
+        error.facts().into_iter().map(|(key, text)| (key.clone(), value(&key, text))).collect()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Daemon(error) => error.fmt(f),
+            Self::File { path, error } => write!(f, "{path}: {error}"),
+            Self::Output(error) => write!(f, "writing the output: {error}"),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Daemon(error)
+    }
+}
+
+impl From<SealFailed> for Failure {
+    fn from(failed: SealFailed) -> Self {
+        Self::Daemon(failed.error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramd_client::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn programs_read_numbers_as_numbers_and_names_as_names() {
+        let failure = Failure::Daemon(Error::QuotaLimit {
+            tenant: "42".to_owned(),
+            device: "GPU-1".to_owned(),
+            tier: "device".to_owned(),
+            limit: Bytes::gib(1),
+            held: Bytes::ZERO,
+            asked: Bytes::gib(2),
+        });
+        let json = failure.to_json();
+        assert_eq!(json["reason"], "QUOTA_LIMIT");
+        assert_eq!(json["code"], "RESOURCE_EXHAUSTED");
+        assert_eq!(json["facts"]["limit"], 1u64 << 30);
+        assert_eq!(json["facts"]["tenant"], "42");
+    }
+}

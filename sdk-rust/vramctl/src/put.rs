@@ -1,0 +1,111 @@
+//! `vramctl put`: a file becomes a sealed allocation.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use serde_json::json;
+use vramd_client::{AllocationRequest, Bytes, Client, Error, Sealed};
+
+use crate::{
+    digest::{CHUNK_BYTES, Digest},
+    failure::Failure,
+    hold,
+    output::Output,
+    progress,
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct Put {
+    file: PathBuf,
+    /// Without the tenant: it is this process's own.
+    name: String,
+    /// A tenant that may attach it, or `*` for everybody; may be given several times.
+    #[arg(long = "reader", value_name = "TENANT")]
+    readers: Vec<String>,
+    /// Index or UUID [default: the first device].
+    #[arg(long)]
+    device: Option<String>,
+    /// Takes the name from the sealed allocation that bears it, and frees that.
+    #[arg(long)]
+    replace: bool,
+    /// The size of its parts, a multiple of 2 MiB, in bytes [default: the daemon's].
+    #[arg(long, value_name = "BYTES", value_parser = vramd_types::Quantity::parse_bytes)]
+    part_size: Option<Bytes>,
+    /// Keeps it until standard input ends, and no longer: it is this process's own, and goes with it.
+    #[arg(long)]
+    hold: bool,
+}
+
+pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
+    let mut file = File::open(&put.file).map_err(Failure::file(&put.file))?;
+    let size = file.metadata().map_err(Failure::file(&put.file))?.len();
+
+    let client = Client::builder().socket_dir(socket_dir).name("vramctl put").connect()?;
+    let mut memory = client.allocate(request(put, Bytes::new(size)))?;
+    let read = fill(memory.as_mut_slice(), &mut file, &put.file, output)?;
+
+    let sealing = progress::waiting("sealing", output);
+    let sealed = memory.seal()?;
+    sealing.finish_and_clear();
+    if sealed.digest() != read {
+        let error = Error::DigestMismatch { expected: read, found: sealed.digest().to_owned() };
+        sealed.free()?;
+        return Err(error.into());
+    }
+    report(&sealed, output)?;
+    if put.hold {
+        hold::until_input_ends()?;
+        sealed.free()?;
+        return Ok(());
+    }
+    Ok(sealed.detach()?)
+}
+
+fn request(put: &Put, size: Bytes) -> AllocationRequest {
+    let mut request = AllocationRequest::new(size).name(&put.name).replace(put.replace);
+    if !put.hold {
+        request = request.persistent();
+    }
+    for reader in &put.readers {
+        request = request.reader(reader);
+    }
+    if let Some(device) = &put.device {
+        request = request.device(device);
+    }
+    if let Some(part_size) = put.part_size {
+        request = request.part_size(part_size);
+    }
+    request
+}
+
+/// Reads the file into memory, and says what its bytes hash to on the way.
+fn fill(memory: &mut [u8], file: &mut File, path: &Path, output: &Output) -> Result<String, Failure> {
+    let progress = progress::bytes("reading", memory.len() as u64, output);
+    let mut digest = Digest::default();
+    for chunk in memory.chunks_mut(CHUNK_BYTES) {
+        file.read_exact(chunk).map_err(Failure::file(path))?;
+        digest.update(chunk);
+        progress.inc(chunk.len() as u64);
+    }
+    progress.finish_and_clear();
+    Ok(digest.finish())
+}
+
+fn report(sealed: &Sealed, output: &Output) -> Result<(), Failure> {
+    let info = sealed.info();
+    let name = info.name.as_deref().unwrap_or_default();
+    let text = || format!("sealed {} {name} {} bytes {}", info.id, info.size.get(), sealed.digest());
+    let fields = json!({
+        "allocation_id": info.id.to_string(),
+        "name": name,
+        "device": info.device,
+        "size_bytes": info.size.get(),
+        "charged_bytes": info.charged.get(),
+        "digest": sealed.digest(),
+    });
+    output.show(text, fields)
+}

@@ -1,0 +1,122 @@
+//! `vramctl session …`
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use vramd_client::{SessionId, admin::AdminClient};
+use vramd_proto::v1;
+
+use crate::{
+    failure::Failure,
+    output::Output,
+    table::{size, size_or_dash, table, text_or_dash},
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Shows connected client processes, and silent ones.
+    List(List),
+    /// Asks a session to unmap everything, and ends it.
+    End(End),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Of this tenant alone.
+    #[arg(default_value = "", hide_default_value = true)]
+    tenant: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct End {
+    /// Like s-1099511627777.
+    session: SessionId,
+    /// Kills the process where it does not unmap in time.
+    #[arg(long)]
+    kill: bool,
+}
+
+pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    match verb {
+        Verb::List(list) => {
+            let sessions = admin.sessions(&list.tenant)?;
+            let fields = json!({ "sessions": sessions.iter().map(to_json).collect::<Vec<_>>() });
+            output.show(|| rows(&sessions), fields)
+        }
+        Verb::End(end) => {
+            let request =
+                v1::EndSessionRequest { session_id: end.session.get(), kill: end.kill, ..Default::default() };
+            let ended = admin.end_session(request)?;
+            let state = state_name(ended.state());
+            let text = match ended.still_mapped_bytes {
+                0 => format!("{} is {state}", end.session),
+                bytes => format!("{} is {state}, and still maps {}", end.session, size(bytes)),
+            };
+            let fields = json!({
+                "session_id": end.session.to_string(),
+                "state": state,
+                "still_mapped_bytes": ended.still_mapped_bytes,
+            });
+            output.show(|| text, fields)
+        }
+    }
+}
+
+fn rows(sessions: &[v1::Session]) -> String {
+    let columns =
+        ["SESSION", "TENANT", "STATE", ">PID", ">UID", "CLIENT", ">ALLOCATIONS", ">MAPPED", ">AGE", "NOTE"];
+    table(
+        &columns,
+        sessions.iter().map(|session| {
+            vec![
+                SessionId::from_raw(session.session_id).to_string(),
+                session.tenant.clone(),
+                state_name(session.state()).to_owned(),
+                session.pid.to_string(),
+                session.uid.to_string(),
+                text_or_dash(&session.client_name),
+                session.allocation_count.to_string(),
+                size_or_dash(session.mapped_bytes),
+                session.opened_at.as_ref().map_or_else(|| "-".to_owned(), age),
+                session.silent_reason.clone(),
+            ]
+        }),
+    )
+}
+
+fn to_json(session: &v1::Session) -> Value {
+    json!({
+        "session_id": SessionId::from_raw(session.session_id).to_string(),
+        "tenant": session.tenant,
+        "state": state_name(session.state()),
+        "pid": session.pid,
+        "uid": session.uid,
+        "client_name": session.client_name,
+        "allocation_count": session.allocation_count,
+        "mapped_bytes": session.mapped_bytes,
+        "fds_in_flight": session.fds_in_flight,
+        "opened_at": session.opened_at.as_ref().map(ToString::to_string),
+        "silent_reason": session.silent_reason,
+    })
+}
+
+fn state_name(state: v1::SessionState) -> &'static str {
+    match state {
+        v1::SessionState::Unspecified => "unknown",
+        v1::SessionState::Live => "live",
+        v1::SessionState::Silent => "silent",
+        v1::SessionState::Gone => "gone",
+    }
+}
+
+fn age(since: &prost_types::Timestamp) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let seconds = now.saturating_sub(u64::try_from(since.seconds).unwrap_or(0));
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        7200..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}

@@ -1,0 +1,57 @@
+//! Tables as people read them: no borders, numbers to the right.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use vramd_client::Bytes;
+
+/// A table of these columns; those that begin with `>` are aligned to the right.
+pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(columns.iter().map(|column| column.trim_start_matches('>')));
+    let mut is_empty = true;
+    for row in rows {
+        is_empty = false;
+        table.add_row(row);
+    }
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if columns.get(at).is_some_and(|name| name.starts_with('>')) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    if is_empty {
+        return "(none)".to_owned();
+    }
+    let lines: Vec<_> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.join("\n")
+}
+
+pub(crate) fn size(bytes: u64) -> String {
+    Bytes::new(bytes).to_string()
+}
+
+/// Nothing reads better as a dash.
+pub(crate) fn size_or_dash(bytes: u64) -> String {
+    if bytes == 0 { "-".to_owned() } else { size(bytes) }
+}
+
+pub(crate) fn text_or_dash(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_below_their_names() {
+        let text = table(
+            &["TENANT", ">HELD"],
+            [vec!["a".to_owned(), size(1 << 30)], vec!["team-b".to_owned(), size(512 << 20)]],
+        );
+        assert_eq!(text, "TENANT     HELD\na         1 GiB\nteam-b  512 MiB");
+        assert_eq!(table(&["TENANT"], []), "(none)");
+    }
+}

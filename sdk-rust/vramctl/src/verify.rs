@@ -1,0 +1,91 @@
+//! `vramctl verify`: whether the bytes that a process maps are those that were sealed.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+use vramd_client::{AllocationId, Client, Error, Sealed, Target};
+
+use crate::{digest, failure::Failure, hold, output::Output, progress};
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    /// `name` of the own tenant, `tenant/name`, or an id like a-1099511627777.
+    name: String,
+    /// Compares with this file, too.
+    file: Option<PathBuf>,
+    /// Keeps it attached until standard input ends.
+    #[arg(long)]
+    hold: bool,
+}
+
+pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
+    let client = Client::builder().socket_dir(socket_dir).name("vramctl verify").connect()?;
+    let attached = client.attach(target(&verify.name))?;
+    let bytes = attached.as_slice();
+
+    let progress = progress::bytes("hashing", bytes.len() as u64, output);
+    let found = digest::of_bytes(bytes, &progress);
+    progress.finish_and_clear();
+    expect(attached.digest(), &found)?;
+    if let Some(file) = &verify.file {
+        let length = file.metadata().map_err(Failure::file(file))?.len();
+        let progress = progress::bytes("hashing", length, output);
+        let of_file = digest::of_file(file, &progress)?;
+        progress.finish_and_clear();
+        expect(&of_file, &found)?;
+    }
+    report(&attached, &found, verify, output)?;
+    if verify.hold {
+        hold::until_input_ends()?;
+    }
+    Ok(attached.detach()?)
+}
+
+/// What reads like an id is one.
+fn target(text: &str) -> Target {
+    match text.starts_with("a-").then(|| text.parse::<AllocationId>()) {
+        Some(Ok(id)) => id.into(),
+        _ => text.into(),
+    }
+}
+
+fn expect(expected: &str, found: &str) -> Result<(), Failure> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::DigestMismatch { expected: expected.to_owned(), found: found.to_owned() }.into())
+}
+
+fn report(attached: &Sealed, digest: &str, verify: &Verify, output: &Output) -> Result<(), Failure> {
+    let bytes = attached.as_slice();
+    let address = format!("{:#x}", bytes.as_ptr().addr());
+    let file = verify.file.as_ref().map(|file| file.display().to_string());
+    let text = || {
+        let same = file.as_ref().map(|file| format!(", the same as {file}")).unwrap_or_default();
+        format!("verified {digest} ({} bytes mapped at {address}){same}", bytes.len())
+    };
+    let fields = json!({
+        "verified": true,
+        "allocation_id": attached.id().to_string(),
+        "name": attached.info().name,
+        "digest": digest,
+        "size_bytes": bytes.len(),
+        "address": address,
+        "file": file,
+    });
+    output.show(text, fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_ids_are_told_apart() {
+        assert_eq!(target("a-7"), Target::Id(AllocationId::from_raw(7)));
+        for name in ["llama", "team-a/llama", "a-b", "7", "a-"] {
+            assert_eq!(target(name), Target::Name(name.to_owned()), "{name}");
+        }
+    }
+}

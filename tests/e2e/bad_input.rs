@@ -1,0 +1,275 @@
+//! Bad requests through the real socket: each has the code, reason and details of the registry, and leaves the
+//! books as they were.
+
+use vramd_proto::v1::{
+    AllocateBatchRequest, AllocationSpec, AttachRequest, DescribeAllocationRequest, DetachRequest,
+    FreeBatchRequest, Hello, ListAllocationsRequest, ListQuotasRequest, SealRequest, SetQuotaRequest, Tier,
+    attach_request::Target,
+};
+use vramd_tests::{
+    Books, Config, Daemon, MIB, RawSession, Refused,
+    daemon::quota,
+    session::{hello, persistent, spec},
+};
+use vramd_types::Reason;
+
+/// A daemon with two devices and somebody's memory on it, so that there are books to damage.
+struct Scene {
+    daemon: Daemon,
+    session: RawSession,
+    /// Open, of `session`.
+    own: u64,
+    /// Sealed, of another session of the tenant.
+    other: u64,
+    _other: RawSession,
+    books: Books,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let daemon = Daemon::start(&Config::devices(&["1GiB", "1GiB"]).limit("batch_items_max = 3"));
+        let (mut session, mut second) = (daemon.open(), daemon.open());
+        let own = session.allocate(spec(4 * MIB)).allocation_id;
+        let other = second.allocate(persistent("weights", MIB)).allocation_id;
+        second.seal(other);
+        let books = daemon.books();
+        Self { daemon, session, own, other, _other: second, books }
+    }
+
+    #[track_caller]
+    fn allocation(&self, spec: AllocationSpec, reason: Reason) -> Refused {
+        self.unharmed(self.session.refused(spec), reason)
+    }
+
+    #[track_caller]
+    fn unharmed(&self, refused: Refused, reason: Reason) -> Refused {
+        refused.is(reason);
+        assert_eq!(self.daemon.books(), self.books, "the books changed: {refused:?}");
+        refused
+    }
+}
+
+#[test]
+fn sizes() {
+    let scene = Scene::new();
+    // A negative number is one of the largest on the wire.
+    for size in [0, u64::MAX, u64::MAX - MIB, (-5_i64).cast_unsigned()] {
+        let refused = scene.allocation(spec(size), Reason::SizeInvalid);
+        assert_eq!(refused.number("size"), size);
+        assert!(refused.fact("field").contains("size_bytes"), "{refused:?}");
+    }
+    // Each fits in 64 bits, their sum does not.
+    let request = scene.session.request(vec![spec(1 << 63), spec(1 << 63)]);
+    scene.unharmed(scene.session.memory.allocate_batch(request).refused(), Reason::SizeInvalid);
+    // Larger than any device, and no more than that.
+    let refused = scene.session.refused(spec(1 << 60));
+    assert!(
+        ["QUOTA_LIMIT", "DEVICE_FULL", "ALLOCATIONS_TOO_MANY"].contains(&refused.reason.as_str()),
+        "{refused:?}"
+    );
+    assert_eq!(scene.daemon.books(), scene.books);
+}
+
+#[test]
+fn part_sizes() {
+    let scene = Scene::new();
+    for part_size_bytes in [1, 4096, 3 * MIB, 2 * MIB + 1, 1 << 50, u64::MAX] {
+        let refused =
+            scene.allocation(AllocationSpec { part_size_bytes, ..spec(4 * MIB) }, Reason::PartSizeInvalid);
+        assert_eq!(refused.number("size"), part_size_bytes);
+    }
+}
+
+#[test]
+fn names() {
+    let scene = Scene::new();
+    let long = "x".repeat(129);
+    for name in ["", &long, ".hidden", "-x", "a b", "ä", "a\n", "*", "/", "other/weights", "a/b/c"] {
+        let refused = scene.allocation(persistent(name, MIB), Reason::NameInvalid);
+        assert_eq!(refused.fact("name"), name);
+    }
+    scene.allocation(persistent("weights", MIB), Reason::NameTaken);
+    for reader in ["", "a b", "a/b", &long] {
+        let readers = vec![reader.to_owned()];
+        scene.allocation(AllocationSpec { readers, ..persistent("new", MIB) }, Reason::NameInvalid);
+    }
+    for target in ["", "a b", "/", "a/b/c", &long] {
+        scene.unharmed(scene.session.attach_refused(target), Reason::NameInvalid);
+    }
+}
+
+#[test]
+fn names_of_other_tenants_do_not_exist() {
+    let scene = Scene::new();
+    for target in ["none", "other/weights"] {
+        let refused = scene.unharmed(scene.session.attach_refused(target), Reason::AllocationNotFound);
+        assert!(refused.fact("allocation").contains(target), "{refused:?}");
+    }
+}
+
+#[test]
+fn what_a_client_calls_itself_counts_for_nothing() {
+    let scene = Scene::new();
+    let claim = Hello { client_name: "team-b".to_owned(), ..hello() };
+    let session = RawSession::greet(&scene.daemon.sockets(), claim).unwrap();
+    assert_eq!(session.tenant(), scene.session.tenant());
+    assert_ne!(session.tenant(), "team-b");
+    session.refused(persistent("team-b/weights", MIB)).is(Reason::NameInvalid);
+    assert_eq!(scene.daemon.books().held_by("team-b"), 0);
+}
+
+#[test]
+fn unknown_and_foreign_ids() {
+    let scene = Scene::new();
+    let (id, memory) = (scene.session.id(), &scene.session.memory);
+    let missing = 0xdead_beef;
+    let seal =
+        |allocation_id| memory.seal(SealRequest { session_id: id, allocation_id, ..Default::default() });
+    let refused = scene.unharmed(seal(missing).refused(), Reason::AllocationNotFound);
+    assert_eq!(refused.fact("allocation"), format!("a-{missing}"));
+    scene.unharmed(seal(scene.other).refused(), Reason::NotOwner);
+    let target = Some(Target::AllocationId(missing));
+    let attach = memory.attach(AttachRequest { session_id: id, target, ..Default::default() });
+    scene.unharmed(attach.refused(), Reason::AllocationNotFound);
+
+    let allocation_ids = vec![missing, scene.other];
+    let free =
+        FreeBatchRequest { session_id: id, allocation_ids: allocation_ids.clone(), ..Default::default() };
+    let results = memory.free_batch(free).ok().results;
+    let refused: Vec<Refused> =
+        results.into_iter().map(|item| Refused::from_item(item.error.unwrap())).collect();
+    scene.unharmed(refused[0].clone(), Reason::AllocationNotFound);
+    scene.unharmed(refused[1].clone(), Reason::NotOwner);
+
+    let detach = DetachRequest { session_id: id, allocation_ids, ..Default::default() };
+    let results = memory.detach(detach).ok().results;
+    let refused = Refused::from_item(results[0].error.clone().unwrap());
+    scene.unharmed(refused, Reason::AllocationNotFound);
+    assert_eq!(results[1].error, None, "what is not attached is detached");
+}
+
+#[test]
+fn freed_ids_are_stale() {
+    let mut scene = Scene::new();
+    let stale = scene.session.allocate(spec(MIB)).allocation_id;
+    assert_eq!(scene.session.free(stale).error, None);
+    let error = scene.session.free(stale).error.expect("freed once is freed");
+    Refused::from_item(error).is(Reason::AllocationNotFound);
+}
+
+#[test]
+fn nothing_is_sealed_twice() {
+    let scene = Scene::new();
+    let mut session = scene.daemon.open();
+    let allocation = session.allocate(spec(MIB)).allocation_id;
+    session.seal(allocation);
+    let request = SealRequest { session_id: session.id(), allocation_id: allocation, ..Default::default() };
+    session.memory.seal(request).refused().is(Reason::AlreadySealed);
+}
+
+#[test]
+fn a_call_needs_a_session() {
+    let scene = Scene::new();
+    let memory = &scene.session.memory;
+    let none = AllocateBatchRequest { items: vec![spec(1)], ..Default::default() };
+    scene.unharmed(memory.allocate_batch(none).refused(), Reason::SessionMissing);
+    let none = DescribeAllocationRequest::default();
+    scene.unharmed(memory.describe_allocation(none).refused(), Reason::SessionMissing);
+    let unknown = AllocateBatchRequest {
+        session_id: scene.session.id() + 4711,
+        items: vec![spec(1)],
+        ..Default::default()
+    };
+    let refused = scene.unharmed(memory.allocate_batch(unknown).refused(), Reason::SessionNotFound);
+    assert_eq!(refused.fact("session"), format!("s-{}", scene.session.id() + 4711));
+}
+
+#[test]
+fn devices() {
+    let scene = Scene::new();
+    for device in ["2", "-1", "GPU-0", "first", "*"] {
+        let refused = scene
+            .allocation(AllocationSpec { device: device.to_owned(), ..spec(MIB) }, Reason::DeviceUnknown);
+        assert_eq!(refused.fact("device"), device);
+    }
+    // A session that sees the first device alone.
+    let uuid = |index: usize| scene.books.devices[index].device.clone().unwrap().uuid;
+    let one = Hello { any_device: false, devices: vec![uuid(0)], ..hello() };
+    let mut session = RawSession::greet(&scene.daemon.sockets(), one).unwrap();
+    assert_eq!(session.welcome.devices.len(), 1);
+    for device in ["1".to_owned(), uuid(1)] {
+        let refused = session.refused(AllocationSpec { device, ..spec(MIB) });
+        assert_eq!(refused.is(Reason::DeviceNotVisible).fact("device"), uuid(1));
+    }
+    assert_eq!(session.allocate(spec(MIB)).device, uuid(0));
+    let mut other = scene.daemon.open();
+    let far = other.allocate(AllocationSpec { device: "1".to_owned(), ..persistent("far", MIB) });
+    other.seal(far.allocation_id);
+    assert_eq!(session.attach_refused("far").is(Reason::DeviceNotVisible).fact("device"), uuid(1));
+    // One that sees none of them.
+    let none = Hello { any_device: false, devices: vec!["GPU-elsewhere".to_owned()], ..hello() };
+    let session = RawSession::greet(&scene.daemon.sockets(), none).unwrap();
+    session.refused(spec(MIB)).is(Reason::DeviceNotVisible);
+}
+
+#[test]
+fn kinds_tiers_and_numbers_that_mean_nothing() {
+    let scene = Scene::new();
+    for kind in [2, 3] {
+        scene.allocation(AllocationSpec { kind, ..spec(MIB) }, Reason::KindUnsupported);
+    }
+    for bad in [AllocationSpec { kind: 99, ..spec(MIB) }, AllocationSpec { lifetime: 99, ..spec(MIB) }] {
+        scene.allocation(bad, Reason::RequestInvalid);
+    }
+    for tier in [Tier::Host, Tier::Disk] {
+        let request = SetQuotaRequest { tier: tier.into(), ..quota("team-a", "*", "", "1MiB") };
+        let refused = scene.daemon.admin.set_quota(request).refused();
+        scene.unharmed(refused, Reason::TierUnsupported);
+    }
+    let request = SetQuotaRequest { tier: 99, ..quota("team-a", "*", "", "1MiB") };
+    scene.unharmed(scene.daemon.admin.set_quota(request).refused(), Reason::RequestInvalid);
+}
+
+#[test]
+fn request_ids_and_batches() {
+    let scene = Scene::new();
+    for length in [1, 15, 17] {
+        let mut request = scene.session.request(vec![spec(MIB)]);
+        request.request_id = vec![7; length];
+        let refused = scene.session.memory.allocate_batch(request).refused();
+        assert_eq!(scene.unharmed(refused, Reason::RequestInvalid).fact("field"), "request_id");
+    }
+    let request = scene.session.request(vec![spec(MIB); 4]);
+    let refused =
+        scene.unharmed(scene.session.memory.allocate_batch(request).refused(), Reason::BatchTooLarge);
+    assert_eq!((refused.number("items_max"), refused.number("items")), (3, 4));
+    let request = scene.session.request(Vec::new());
+    scene.unharmed(scene.session.memory.allocate_batch(request).refused(), Reason::RequestInvalid);
+    let allocation_ids = vec![scene.own; 4];
+    let free = FreeBatchRequest { session_id: scene.session.id(), allocation_ids, ..Default::default() };
+    scene.unharmed(scene.session.memory.free_batch(free).refused(), Reason::BatchTooLarge);
+}
+
+#[test]
+fn targets_that_are_missing() {
+    let scene = Scene::new();
+    let attach = AttachRequest { session_id: scene.session.id(), ..Default::default() };
+    scene.unharmed(scene.session.memory.attach(attach).refused(), Reason::RequestInvalid);
+    let show = vramd_proto::v1::ShowAllocationRequest::default();
+    scene.unharmed(scene.daemon.admin.show_allocation(show).refused(), Reason::RequestInvalid);
+}
+
+#[test]
+fn pages() {
+    let scene = Scene::new();
+    let list = |page_size, page_token: &str| {
+        let page_token = page_token.to_owned();
+        let session_id = scene.session.id();
+        let request = ListAllocationsRequest { session_id, page_size, page_token, ..Default::default() };
+        scene.session.memory.list_allocations(request).refused()
+    };
+    assert_eq!(scene.unharmed(list(1001, ""), Reason::RequestInvalid).fact("field"), "page_size");
+    assert_eq!(scene.unharmed(list(1, "next please"), Reason::RequestInvalid).fact("field"), "page_token");
+    let request = ListQuotasRequest { page_token: "-".to_owned(), ..Default::default() };
+    scene.unharmed(scene.daemon.admin.list_quotas(request).refused(), Reason::RequestInvalid);
+}

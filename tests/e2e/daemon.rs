@@ -1,0 +1,219 @@
+//! The daemon as one runs it: how it starts, what it refuses to start with, how it stops, and what is left when it
+//! dies.
+
+use std::{
+    fs,
+    process::Output,
+    time::{Duration, Instant},
+};
+
+use tonic::Code;
+use vramd_tests::{
+    Config, Daemon, MIB, RawSession,
+    channel::Packet,
+    content,
+    daemon::Home,
+    digest,
+    session::{hello, persistent, spec},
+    wait::{PATIENCE, until},
+};
+
+const CONFIGURATION_WRONG: i32 = 3;
+const SOCKET_IN_USE: i32 = 4;
+const DEVICE_NOT_THERE: i32 = 5;
+const DRIVER_CANNOT_START: i32 = 6;
+
+fn home(text: &str) -> Home {
+    let home = Home::new();
+    fs::write(home.path().join("vramd.toml"), text).unwrap();
+    home
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn a_good_configuration_is_checked_without_starting() {
+    let home = Home::new();
+    Config::default().tenant(1000, "team-a").limit("sessions_max = 5").write(home.path());
+    let output = home.command().arg("--check").output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!home.sockets().exists(), "a check touches nothing");
+}
+
+#[test]
+fn a_wrong_configuration_is_told_with_line_and_field() {
+    for (text, line, field) in [
+        ("[daemon]\nlog_level = \"info\"\nsocket_directory = \"/tmp\"\n", 3, "socket_directory"),
+        ("[memory]\n\npart_size = \"3MiB\"\n", 3, "part_size"),
+        ("[limits]\nsessions_max = \"many\"\n", 2, "sessions_max"),
+        ("[quota.default]\nlimit = \"24gib\"\n", 2, "limit"),
+        ("[driver]\nkind = \"simulated\"\n", 2, "kind"),
+        ("[[tenants]]\ntenant = \"a b\"\nuid = 1\n", 1, "tenant"),
+        ("[sockets]\n", 1, "sockets"),
+        ("[daemon\n", 1, ""),
+    ] {
+        let home = home(text);
+        for check in [true, false] {
+            let mut command = home.command();
+            let output = if check { command.arg("--check").output() } else { command.output() }.unwrap();
+            let said = said(&output);
+            assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{text}: {said}");
+            assert!(said.contains(&format!("vramd.toml:{line}")), "{text}: {said}");
+            assert!(said.contains(field), "{text}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_configuration_that_is_not_there_is_told() {
+    let home = Home::new();
+    let output = home.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG));
+    assert!(said(&output).contains("vramd.toml"), "{}", said(&output));
+}
+
+#[test]
+fn the_example_configuration_is_good() {
+    let example = vramd_tests::programs::repository().join("deploy/config/vramd.toml");
+    let home = home(&fs::read_to_string(example).unwrap());
+    let output = home.command().arg("--check").output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn sockets_of_a_live_daemon_are_not_taken() {
+    let daemon = Daemon::new();
+    let output = daemon.home().command().output().unwrap();
+    assert_eq!(output.status.code(), Some(SOCKET_IN_USE), "{}", said(&output));
+    assert!(said(&output).contains(&daemon.sockets().display().to_string()), "{}", said(&output));
+    // The live one has not noticed.
+    let mut session = daemon.open();
+    session.allocate(spec(MIB));
+}
+
+#[test]
+fn stale_sockets_are_taken_over() {
+    let daemon = Daemon::new();
+    let home = daemon.kill();
+    assert!(home.sockets().join("vramd.sock").exists(), "a killed daemon leaves its sockets");
+    let daemon = Daemon::start_in(home);
+    let mut session = daemon.open();
+    session.allocate(spec(MIB));
+}
+
+#[test]
+fn a_device_that_is_not_there_is_told() {
+    for device in ["3", "GPU-12345678-0000-0000-0000-000000000000"] {
+        let home = Home::new();
+        Config::default().memory(&format!("devices = [\"{device}\"]")).write(home.path());
+        let output = home.command().output().unwrap();
+        assert_eq!(output.status.code(), Some(DEVICE_NOT_THERE), "{}", said(&output));
+        assert!(said(&output).contains(device), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_driver_that_cannot_start_is_told() {
+    let home = Home::new();
+    Config::default().write(home.path());
+    let file = home.path().join("vramd.toml");
+    let text = fs::read_to_string(&file).unwrap().replace("kind = \"sim\"", "kind = \"cuda\"");
+    fs::write(&file, text).unwrap();
+    let output = home.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(DRIVER_CANNOT_START), "{}", said(&output));
+    assert!(said(&output).contains("cuda"), "{}", said(&output));
+}
+
+#[test]
+fn it_stops_cleanly_when_asked() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    let allocation = session.allocate(spec(MIB)).allocation_id;
+    session.write(allocation, &content(MIB, 1));
+    let (status, home) = daemon.stop();
+    assert_eq!(status.code(), Some(0));
+    for socket in ["vramd.sock", "channel.sock", "admin.sock"] {
+        assert!(!home.sockets().join(socket).exists(), "{socket} is left");
+    }
+    assert!(matches!(session.channel.receive(PATIENCE), Packet::Ended));
+    assert_eq!(session.digest(allocation, MIB), digest(&content(MIB, 1)), "what is mapped stays usable");
+}
+
+#[test]
+fn its_log_says_what_it_runs_on() {
+    for (format, driver) in [("text", "driver"), ("json", "\"driver\"")] {
+        let daemon = Daemon::start(&Config::default().daemon(&format!("log_format = \"{format}\"")));
+        let log = daemon.log();
+        assert!(log.contains("sim") && log.contains(driver), "{log}");
+        if format == "json" {
+            for line in log.lines() {
+                serde_json::from_str::<serde_json::Value>(line)
+                    .unwrap_or_else(|_| panic!("not JSON: {line}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn clients_outlive_a_daemon_that_is_killed() {
+    let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
+    let mut probe = daemon.probe();
+    probe.ask("open");
+    let id = probe.ask("allocate 8388608")["allocation"].clone();
+    probe.ask(&format!("write {id} 4"));
+    let mut session = daemon.open();
+    let allocation = session.allocate(persistent("weights", 4 * MIB)).allocation_id;
+    session.write(allocation, &content(4 * MIB, 2));
+    let capacity = daemon.books().devices[0].capacity_bytes;
+
+    let home = daemon.kill();
+    assert_eq!(session.digest(allocation, 4 * MIB), digest(&content(4 * MIB, 2)));
+    assert_eq!(probe.ask(&format!("digest {id} 8388608"))["digest"], digest(&content(8 * MIB, 4)));
+    assert!(matches!(session.channel.receive(PATIENCE), Packet::Ended));
+    let begun = Instant::now();
+    let status = session.memory.allocate_batch(session.request(vec![spec(1)])).wait().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
+
+    // A new daemon sees what the old one's clients hold, and does not hand it out again.
+    let daemon = Daemon::start_in(home);
+    until("it is shown as unbrokered", || daemon.books().unbrokered() == 12 * MIB);
+    let books = daemon.books();
+    assert_eq!(books.held(), 0);
+    assert_eq!(books.devices[0].capacity_bytes, capacity - 12 * MIB);
+    let again = RawSession::greet(&daemon.sockets(), hello()).unwrap();
+    assert_ne!(again.id(), session.id());
+    session.memory.allocate_batch(again.request(vec![spec(MIB)])).ok();
+    drop(session);
+    probe.kill();
+    until("all is back", || daemon.books().unbrokered() == 0);
+    assert_eq!(daemon.books().devices[0].capacity_bytes, capacity);
+}
+
+#[test]
+fn what_the_capacity_lost_is_a_shortfall() {
+    let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
+    daemon.set_quota("team-a", "1000MiB", "");
+    let mut session = daemon.probe();
+    session.ask("open");
+    session.ask("allocate 16777216");
+    let daemon = Daemon::start_in(daemon.kill());
+    until("the outsider is seen", || daemon.books().unbrokered() == 16 * MIB);
+    // Stored quotas load as they are.
+    let device = daemon.books().devices[0].clone();
+    assert_eq!(device.committed_bytes, 1000 * MIB);
+    assert_eq!(device.shortfall_bytes, device.committed_bytes.saturating_sub(device.capacity_bytes));
+}
+
+#[test]
+fn only_part_of_a_device_is_handed_out() {
+    let config = Config::default().memory("device_share = \"50%\"").memory("margin = \"12MiB\"");
+    let daemon = Daemon::start(&config);
+    let device = daemon.books().devices[0].clone();
+    assert_eq!((device.total_bytes, device.capacity_bytes), (1 << 30, 500 * MIB));
+    let mut session = daemon.open();
+    session.allocate(spec(500 * MIB));
+    assert!(["QUOTA_LIMIT", "DEVICE_FULL"].contains(&session.refused(spec(1)).reason.as_str()));
+}

@@ -1,0 +1,76 @@
+//! Everything has a bound, and the bound says so.
+
+use vramd_proto::v1::AllocationSpec;
+use vramd_tests::{
+    Config, Daemon, MIB, RawSession,
+    config::Effect,
+    session::{hello, spec},
+};
+use vramd_types::Reason;
+
+#[test]
+fn sessions_of_a_tenant() {
+    let daemon = Daemon::start(&Config::default().limit("sessions_per_tenant_max = 2"));
+    let (first, _second) = (daemon.open(), daemon.open());
+    let books = daemon.books();
+    let refused = RawSession::greet(&daemon.sockets(), hello()).unwrap_err();
+    refused.is(Reason::SessionsTooMany);
+    assert_eq!((refused.fact("tenant"), refused.number("limit_count")), (first.tenant(), 2));
+    assert_eq!(daemon.books(), books);
+}
+
+#[test]
+fn allocations_of_a_tenant() {
+    let daemon = Daemon::start(&Config::default().limit("allocations_per_tenant_max = 2"));
+    let mut session = daemon.open();
+    let first = session.allocate(spec(1)).allocation_id;
+    session.allocate(spec(1));
+    let books = daemon.books();
+    let refused = session.refused(spec(1));
+    assert_eq!(refused.is(Reason::AllocationsTooMany).number("limit_count"), 2);
+    assert_eq!(daemon.books(), books);
+    session.free(first);
+    session.allocate(spec(1));
+}
+
+#[test]
+fn parts_of_a_tenant() {
+    let daemon = Daemon::start(&Config::default().limit("parts_per_tenant_max = 4"));
+    let mut session = daemon.open();
+    let books = daemon.books();
+    let small = AllocationSpec { part_size_bytes: 2 * MIB, ..spec(10 * MIB) };
+    session.refused(small).is(Reason::AllocationsTooMany);
+    assert_eq!(daemon.books(), books);
+    session.allocate(AllocationSpec { part_size_bytes: 2 * MIB, ..spec(8 * MIB) });
+}
+
+#[test]
+fn requests_that_wait() {
+    let slow = Config::default().fault("create", 1, Effect::DelayMs(2000)).limit("pending_requests_max = 1");
+    let daemon = Daemon::start(&slow);
+    let mut session = daemon.open();
+    let waiting = session.memory.allocate_batch(session.request(vec![spec(2 * MIB)]));
+    vramd_tests::wait::until("it waits for the driver", || daemon.books().held() == 2 * MIB);
+    let books = daemon.books();
+    let refused = session.refused(spec(4 * MIB));
+    assert_eq!(refused.is(Reason::QueueFull).number("limit_count"), 1);
+    assert_eq!(daemon.books(), books);
+    let done = waiting.ok().allocations[0].allocation_id;
+    session.map_all(done);
+    session.allocate(spec(4 * MIB));
+}
+
+#[test]
+fn descriptors_in_flight() {
+    let config = Config::default().limit("fds_in_flight_max = 4").limit("fds_in_flight_per_tenant_max = 4");
+    let daemon = Daemon::start(&config);
+    let (mut first, mut second) = (daemon.open(), daemon.open());
+    let parts = || AllocationSpec { part_size_bytes: 2 * MIB, ..spec(12 * MIB) };
+    let (one, two) = (first.reserve(parts()).allocation_id, second.reserve(parts()).allocation_id);
+    assert!(daemon.books().node.fds_in_flight <= 4);
+    // Nothing is refused for it: what waits comes as the budget allows.
+    first.map_all(one);
+    assert!(daemon.books().node.fds_in_flight <= 4);
+    second.map_all(two);
+    assert_eq!(first.parts(one).count() + second.parts(two).count(), 12);
+}

@@ -1,0 +1,27 @@
+//! The end-to-end suite: one subject a module, all in one binary so that it is linked once.
+//!
+//! Tests that need a second user need root; without it they say so and check what one user can show.
+
+mod bad_input;
+mod channel;
+mod daemon;
+mod faults;
+mod idempotency;
+mod limits;
+mod operators;
+mod other_languages;
+mod quotas;
+mod sdk;
+mod sessions;
+mod sharing;
+mod tenants;
+mod vramctl;
+
+/// Says in a test's output that it needs root, and whether it has it.
+fn has_other_users(test: &str) -> bool {
+    let root = vramd_tests::is_root();
+    if !root {
+        eprintln!("{test}: needs root to become other users; not checked in this run");
+    }
+    root
+}

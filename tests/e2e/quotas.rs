@@ -1,0 +1,237 @@
+//! Guarantees and limits: what they admit, what they keep free, and that they outlive the daemon.
+
+use std::fs;
+
+use serde_json::json;
+use vramd_proto::v1::{DeleteQuotaRequest, GetQuotaRequest, ListQuotasRequest, Quota};
+use vramd_tests::{Config, Daemon, GIB, MIB, daemon::quota, session::spec};
+use vramd_types::Reason;
+
+fn get(daemon: &Daemon, tenant: &str, device: &str) -> Quota {
+    let request =
+        GetQuotaRequest { tenant: tenant.to_owned(), device: device.to_owned(), ..Default::default() };
+    daemon.admin.get_quota(request).ok().quota.unwrap()
+}
+
+#[test]
+fn a_refusal_tells_tenant_limit_held_and_asked() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    let tenant = session.tenant().to_owned();
+    let set = daemon.grpcurl("admin.sock").call(
+        "vramd.v1.AdminService/SetQuota",
+        &json!({ "tenant": tenant, "device": "*", "limit": "10MiB" }),
+    );
+    assert_eq!(set["quota"]["limit"], "10MiB");
+    session.allocate(spec(8 * MIB));
+    let books = daemon.books();
+    let refused = session.refused(spec(4 * MIB));
+    refused.is(Reason::QuotaLimit);
+    assert_eq!(refused.fact("tenant"), tenant);
+    assert_eq!(refused.fact("device"), books.devices[0].device.as_ref().unwrap().uuid);
+    assert_eq!(refused.fact("tier"), "device");
+    assert_eq!(refused.number("limit"), 10 * MIB);
+    assert_eq!(refused.number("held"), 8 * MIB);
+    assert_eq!(refused.number("asked"), 4 * MIB);
+    assert_eq!(daemon.books(), books);
+    session.allocate(spec(2 * MIB));
+}
+
+#[test]
+fn what_is_charged_is_rounded_up() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    let allocation = session.allocate(spec(5 * MIB + 1));
+    let sizes = (allocation.size_bytes, allocation.charged_bytes, allocation.resident_bytes);
+    assert_eq!(sizes, (5 * MIB + 1, 6 * MIB, 6 * MIB));
+    assert_eq!(daemon.books().held_by(session.tenant()), 6 * MIB);
+}
+
+#[test]
+fn guarantees_cannot_exceed_the_capacity() {
+    let daemon = Daemon::new();
+    let capacity = daemon.books().devices[0].capacity_bytes;
+    daemon.set_quota("team-a", "700MiB", "");
+    let books = daemon.books();
+    let refused = daemon.admin.set_quota(quota("team-b", "*", "700MiB", "")).refused();
+    refused.is(Reason::GuaranteeUnbacked);
+    assert_eq!(refused.fact("tenant"), "team-b");
+    assert_eq!(refused.number("guarantee"), 700 * MIB);
+    assert_eq!(refused.number("capacity"), capacity);
+    assert_eq!(refused.number("committed"), 1400 * MIB);
+    assert_eq!(daemon.books(), books);
+    daemon.set_quota("team-b", "300MiB", "");
+}
+
+#[test]
+fn a_guarantee_counts_what_others_hold_already() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    session.allocate(spec(800 * MIB));
+    daemon.admin.set_quota(quota("team-a", "*", "300MiB", "")).refused().is(Reason::GuaranteeUnbacked);
+    daemon.set_quota("team-a", "200MiB", "");
+    // Its own guarantee is no more than it holds already, so it commits nothing more.
+    daemon.set_quota(session.tenant(), "800MiB", "");
+    session.refused(spec(100 * MIB)).is(Reason::DeviceFull);
+}
+
+#[test]
+fn a_limit_below_what_is_held_admits_nothing_more() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    let tenant = session.tenant().to_owned();
+    let (first, _second) = (session.allocate(spec(8 * MIB)), session.allocate(spec(8 * MIB)));
+    daemon.set_quota(&tenant, "", "4MiB");
+    let row = get(&daemon, &tenant, "");
+    assert_eq!((row.limit_bytes, row.held_bytes), (4 * MIB, 16 * MIB));
+    let refused = session.refused(spec(1));
+    assert_eq!(refused.is(Reason::QuotaLimit).number("held"), 16 * MIB);
+    session.free(first.allocation_id);
+    assert_eq!(get(&daemon, &tenant, "").held_bytes, 8 * MIB);
+    session.refused(spec(1)).is(Reason::QuotaLimit);
+}
+
+#[test]
+fn a_tenant_without_a_quota_has_the_default() {
+    let daemon = Daemon::start(&Config::default().default_quota("limit = \"16MiB\""));
+    let mut session = daemon.open();
+    session.allocate(spec(16 * MIB));
+    let refused = session.refused(spec(1));
+    assert_eq!(refused.is(Reason::QuotaLimit).number("limit"), 16 * MIB);
+    let row = get(&daemon, session.tenant(), "");
+    assert!(row.default_quota);
+    assert_eq!((row.limit_bytes, row.held_bytes), (16 * MIB, 16 * MIB));
+    let listed = daemon.admin.list_quotas(ListQuotasRequest::default()).ok().quotas;
+    assert!(listed.contains(&row), "a tenant that holds memory is listed: {listed:?}");
+}
+
+#[test]
+fn a_share_is_of_the_capacity() {
+    let daemon = Daemon::start(&Config::devices(&["1GiB", "512MiB"]));
+    daemon.set_quota("team-a", "25%", "50%");
+    for (index, device) in daemon.books().devices.iter().enumerate() {
+        let row = get(&daemon, "team-a", &index.to_string());
+        assert_eq!(row.device, device.device.as_ref().unwrap().uuid);
+        assert_eq!((row.guarantee.as_str(), row.limit.as_str()), ("25%", "50%"));
+        assert_eq!(row.limit_bytes, device.capacity_bytes / 2);
+        assert_eq!(row.guarantee_bytes, device.capacity_bytes / 4);
+    }
+}
+
+#[test]
+fn one_devices_quota_precedes_that_of_all() {
+    let daemon = Daemon::start(&Config::devices(&["1GiB", "1GiB"]));
+    daemon.set_quota("team-a", "", "256MiB");
+    let set = daemon.admin.set_quota(quota("team-a", "1", "", "64MiB")).ok().quota.unwrap();
+    assert_eq!(
+        set.device,
+        daemon.books().devices[1].device.as_ref().unwrap().uuid,
+        "an index becomes a UUID"
+    );
+    assert_eq!(get(&daemon, "team-a", "0").limit_bytes, 256 * MIB);
+    assert_eq!(get(&daemon, "team-a", "1").limit_bytes, 64 * MIB);
+    let delete =
+        DeleteQuotaRequest { tenant: "team-a".to_owned(), device: "1".to_owned(), ..Default::default() };
+    daemon.admin.delete_quota(delete.clone()).ok();
+    assert_eq!(get(&daemon, "team-a", "1").limit_bytes, 256 * MIB);
+    let refused = daemon.admin.delete_quota(delete).refused();
+    assert_eq!(refused.is(Reason::QuotaNotFound).fact("tenant"), "team-a");
+}
+
+#[test]
+fn what_is_left_empty_stays_as_it_was() {
+    let daemon = Daemon::new();
+    daemon.set_quota("team-a", "100MiB", "200MiB");
+    daemon.set_quota("team-a", "", "300MiB");
+    let row = get(&daemon, "team-a", "");
+    assert_eq!((row.guarantee_bytes, row.limit_bytes), (100 * MIB, 300 * MIB));
+}
+
+#[test]
+fn quotas_outlive_the_daemon_even_when_it_is_killed() {
+    let daemon = Daemon::new();
+    daemon.set_quota("team-a", "100MiB", "200MiB");
+    daemon.set_quota("team-b", "", "50%");
+    daemon.set_quota("team-c", "", "1MiB");
+    let request =
+        DeleteQuotaRequest { tenant: "team-c".to_owned(), device: "*".to_owned(), ..Default::default() };
+    daemon.admin.delete_quota(request).ok();
+    let quotas = daemon.books().quotas;
+    // Answered is stored: nothing may depend on a clean stop.
+    let daemon = Daemon::start_in(daemon.kill());
+    assert_eq!(daemon.books().quotas, quotas);
+    let (status, home) = daemon.stop();
+    assert!(status.success());
+    assert_eq!(Daemon::start_in(home).books().quotas, quotas);
+}
+
+#[test]
+fn what_cannot_be_stored_is_not_set() {
+    let daemon = Daemon::new();
+    daemon.set_quota("team-a", "", "200MiB");
+    let books = daemon.books();
+    let state = daemon.home().path().join("state");
+    fs::rename(&state, state.with_extension("away")).unwrap();
+    daemon.admin.set_quota(quota("team-a", "*", "", "300MiB")).refused().is(Reason::StoreFailed);
+    assert_eq!(daemon.books(), books);
+    fs::rename(state.with_extension("away"), &state).unwrap();
+    daemon.set_quota("team-a", "", "300MiB");
+    assert_eq!(get(&daemon, "team-a", "").limit_bytes, 300 * MIB);
+}
+
+#[test]
+fn a_quota_of_an_absent_device_is_kept_and_shown() {
+    let two = Config::devices(&["1GiB", "1GiB"]);
+    let daemon = Daemon::start(&two);
+    daemon.admin.set_quota(quota("team-a", "1", "800MiB", "")).ok();
+    let uuid = get(&daemon, "team-a", "1").device;
+    let (_, home) = daemon.stop();
+    Config::devices(&["1GiB"]).write(home.path());
+    let daemon = Daemon::start_in(home);
+    let row = daemon.books().quotas.into_iter().find(|row| row.device == uuid).unwrap();
+    assert!(row.device_absent);
+    // Not enforced: its guarantee takes nothing from the device that is there.
+    daemon.set_quota("team-b", "900MiB", "");
+    let (_, home) = daemon.stop();
+    two.write(home.path());
+    assert_eq!(get(&Daemon::start_in(home), "team-a", "1").guarantee_bytes, 800 * MIB);
+}
+
+#[test]
+fn a_bad_quota_changes_nothing() {
+    let daemon = Daemon::new();
+    daemon.set_quota("team-a", "1MiB", "2MiB");
+    let books = daemon.books();
+    for bad in ["-1GiB", "1gib", "ten", "1e9", "0.3GiB", "101%", "18446744073709551616", "1 GiB 2"] {
+        let refused = daemon.admin.set_quota(quota("team-a", "*", "", bad)).refused();
+        refused.is(Reason::QuantityInvalid);
+        assert_eq!((refused.fact("field"), refused.fact("quantity")), ("limit", bad));
+        let refused = daemon.admin.set_quota(quota("team-a", "*", bad, "")).refused();
+        assert_eq!(refused.is(Reason::QuantityInvalid).fact("field"), "guarantee");
+    }
+    daemon.admin.set_quota(quota("team-a", "*", "3MiB", "2MiB")).refused().is(Reason::QuantityInvalid);
+    for device in ["7", "GPU-00000000-0000-0000-0000-000000000000", "cuda:0", "-1"] {
+        let refused = daemon.admin.set_quota(quota("team-a", device, "", "1MiB")).refused();
+        assert_eq!(refused.is(Reason::DeviceUnknown).fact("device"), device);
+    }
+    for tenant in ["", "a b", "a/b", "*"] {
+        daemon.admin.set_quota(quota(tenant, "*", "", "1MiB")).refused().is(Reason::NameInvalid);
+    }
+    assert_eq!(daemon.books(), books);
+}
+
+#[test]
+fn a_device_is_filled_to_its_capacity_and_no_further() {
+    let daemon = Daemon::start(&Config::devices(&["1GiB", "64MiB"]));
+    let mut session = daemon.open();
+    let books = daemon.books();
+    let capacity = books.devices[0].capacity_bytes;
+    assert!(capacity <= GIB);
+    let all = session.allocate(spec(capacity)).allocation_id;
+    let refused = session.refused(spec(1));
+    // The tenant's limit is the whole device, and so is what it holds.
+    assert!(["QUOTA_LIMIT", "DEVICE_FULL"].contains(&refused.reason.as_str()), "{refused:?}");
+    session.free(all);
+    daemon.drains();
+    session.allocate(spec(capacity));
+}

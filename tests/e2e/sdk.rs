@@ -1,0 +1,197 @@
+//! The Rust SDK against a real daemon.
+
+use std::time::{Duration, Instant};
+
+use vramd_client::{AllocationRequest, Bytes, Client, Error, Reason};
+use vramd_proto::v1::{EndSessionRequest, SessionState};
+use vramd_tests::{Config, Daemon, MIB, config::Effect, content, daemon::quota, digest, proc, wait::until};
+
+fn connect(daemon: &Daemon) -> Client {
+    Client::builder().socket_dir(daemon.sockets()).name("test").connect().unwrap()
+}
+
+fn request(size: u64) -> AllocationRequest {
+    AllocationRequest::new(Bytes::new(size))
+}
+
+#[test]
+fn written_sealed_and_attached_at_an_address_that_stays() {
+    let daemon = Daemon::new();
+    let client = connect(&daemon);
+    let size = 5 * MIB + 77;
+    let named = request(size).name("weights").persistent().part_size(Bytes::mib(2));
+    let mut weights = client.allocate(named).unwrap();
+    assert_eq!(weights.as_slice().len() as u64, size);
+    weights.as_mut_slice().copy_from_slice(&content(size, 3));
+    let address = weights.as_slice().as_ptr();
+    let sealed = weights.seal().unwrap();
+    assert_eq!(sealed.digest(), digest(&content(size, 3)));
+    assert_eq!(sealed.as_slice().as_ptr(), address);
+
+    let other = connect(&daemon);
+    let attached = other.attach("weights").unwrap();
+    assert_eq!(digest(attached.as_slice()), sealed.digest());
+    attached.detach().unwrap();
+    let released = sealed.free().unwrap();
+    assert_eq!((released.still_charged, released.mapper_count), (Bytes::ZERO, 0));
+    daemon.drains();
+}
+
+#[test]
+fn what_is_dropped_is_given_back() {
+    let daemon = Daemon::new();
+    let client = connect(&daemon);
+    for _ in 0..20 {
+        drop(client.allocate(request(64 * MIB)).unwrap());
+    }
+    client.flush().unwrap();
+    daemon.drains();
+    drop(client);
+    until("no session is live", || {
+        daemon.books().sessions.iter().all(|row| row.state() != SessionState::Live)
+    });
+}
+
+#[test]
+fn a_full_device_has_room_again_for_who_dropped() {
+    let daemon = Daemon::start(&Config::devices(&["64MiB"]));
+    let client = connect(&daemon);
+    for _ in 0..5 {
+        let whole = client.allocate(request(64 * MIB)).unwrap();
+        assert!(matches!(
+            client.allocate(request(MIB)),
+            Err(Error::QuotaLimit { .. } | Error::DeviceFull { .. })
+        ));
+        drop(whole);
+    }
+}
+
+#[test]
+fn refusals_have_their_facts() {
+    let daemon = Daemon::new();
+    let client = connect(&daemon);
+    daemon.admin.set_quota(quota(client.tenant(), "*", "", "10MiB")).ok();
+    let _held = client.allocate(request(8 * MIB)).unwrap();
+    match client.allocate(request(4 * MIB)).unwrap_err() {
+        Error::QuotaLimit { tenant, tier, limit, held, asked, .. } => {
+            assert_eq!((tenant.as_str(), tier.as_str()), (client.tenant(), "device"));
+            assert_eq!((limit, held, asked), (Bytes::mib(10), Bytes::mib(8), Bytes::mib(4)));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(client.attach("nothing").unwrap_err().reason(), Some(Reason::AllocationNotFound));
+    assert_eq!(client.allocate(request(0)).unwrap_err().reason(), Some(Reason::SizeInvalid));
+}
+
+#[test]
+fn a_batch_comes_whole_or_not_at_all() {
+    let daemon = Daemon::start(&Config::devices(&["64MiB"]));
+    let client = connect(&daemon);
+    client.allocate_batch(vec![request(32 * MIB), request(64 * MIB)]).unwrap_err();
+    daemon.drains();
+    let both = client.allocate_batch(vec![request(32 * MIB), request(16 * MIB)]).unwrap();
+    assert_eq!(both.iter().map(|one| one.as_slice().len() as u64 / MIB).collect::<Vec<_>>(), [32, 16]);
+}
+
+#[test]
+fn a_deadline_is_told_and_what_comes_later_is_not_lost() {
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(1500)));
+    let timeout = Duration::from_millis(300);
+    let client = Client::builder().socket_dir(daemon.sockets()).request_timeout(timeout).connect().unwrap();
+    let begun = Instant::now();
+    let error = client.allocate(request(4 * MIB)).unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::Deadline), "{error:?}");
+    assert!(begun.elapsed() < Duration::from_millis(1400), "took {:?}", begun.elapsed());
+    drop(client);
+}
+
+#[test]
+fn a_killed_daemon_costs_the_session_and_no_bytes() {
+    let daemon = Daemon::new();
+    let client = connect(&daemon);
+    let mut weights = client.allocate(request(4 * MIB)).unwrap();
+    weights.as_mut_slice().copy_from_slice(&content(4 * MIB, 6));
+    let home = daemon.kill();
+    let begun = Instant::now();
+    assert!(matches!(client.allocate(request(1)), Err(Error::BrokerGone { .. })));
+    assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
+    assert_eq!(digest(weights.as_slice()), digest(&content(4 * MIB, 6)));
+    until("the end is noticed", || !client.is_connected());
+
+    let daemon = Daemon::start_in(home);
+    let again = connect(&daemon);
+    assert_ne!(again.session_id(), client.session_id());
+    assert_eq!(client.allocate(request(1)).unwrap_err().reason(), Some(Reason::SessionLost));
+    drop(again.allocate(request(MIB)).unwrap());
+    assert_eq!(digest(weights.as_slice()), digest(&content(4 * MIB, 6)));
+}
+
+#[test]
+fn a_session_that_an_operator_ends_unmaps() {
+    let daemon = Daemon::new();
+    let client = connect(&daemon);
+    let weights = client.allocate(request(4 * MIB)).unwrap();
+    let end = EndSessionRequest { session_id: client.session_id().get(), ..Default::default() };
+    assert_eq!(daemon.admin.end_session(end).ok().state(), SessionState::Gone);
+    assert!(!weights.is_mapped());
+    daemon.drains();
+    until("it knows", || !client.is_connected());
+    assert_eq!(client.allocate(request(1)).unwrap_err().reason(), Some(Reason::SessionLost));
+}
+
+#[test]
+fn a_client_that_died_says_nothing_and_leaves_nothing() {
+    let daemon = Daemon::new();
+    let mut probe = daemon.probe();
+    probe.ask("sdk open");
+    probe.ask("sdk allocate 300000000 part=2097152");
+    assert_eq!(
+        proc::memory_mapping_count(probe.pid()),
+        144,
+        "each part is mapped, and its descriptor closed"
+    );
+    assert_eq!(proc::memory_fd_count(probe.pid()), 0);
+    probe.kill();
+    daemon.drains();
+}
+
+#[test]
+fn a_forked_child_has_none_of_it() {
+    let daemon = Daemon::new();
+    let mut probe = daemon.probe();
+    probe.ask("sdk open");
+    probe.ask("sdk allocate 8388608 name=weights persistent");
+    probe.ask("sdk write 9");
+    assert_eq!(probe.ask("sdk fork")["status"], 0, "the child's calls are refused with SESSION_FOREIGN");
+    // The parent has lost nothing by what the child did and dropped.
+    assert_eq!(probe.ask("sdk digest")["digest"], digest(&content(8 * MIB, 9)));
+    assert_eq!(probe.ask("sdk seal")["digest"], digest(&content(8 * MIB, 9)));
+
+    // A child that lives on holds none of the memory.
+    let child = probe.ask("fork")["pid"].as_i64().unwrap();
+    assert_eq!(proc::memory_mapping_count(u32::try_from(child).unwrap()), 0);
+    probe.ask("sdk drop");
+    probe.ask("sdk flush");
+    probe.kill();
+    until("the session is gone", || daemon.books().sessions.is_empty());
+    assert_eq!(daemon.books().unreturned(), 0);
+    let child = rustix::process::Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
+    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn more_descriptors_than_the_process_may_hold_fail_cleanly() {
+    let daemon = Daemon::new();
+    let mut probe = daemon.probe();
+    probe.ask("sdk open");
+    probe.ask("sdk allocate 2097152");
+    probe.ask("sdk drop");
+    probe.ask("sdk limit-fds 40");
+    let refused = probe.refused("sdk allocate 268435456 part=2097152");
+    assert_eq!(refused.reason, Reason::MapFailed.name(), "{refused:?}");
+    daemon.drains();
+    // What fits is served: the session has not suffered.
+    probe.ask("sdk allocate 8388608 part=2097152");
+    assert_eq!(daemon.books().held(), 8 * MIB);
+    assert_eq!(daemon.books().node.fds_in_flight, 0);
+}

@@ -1,0 +1,275 @@
+//! Clients that die, stop or fork at any point: what stays charged, and that in the end nothing is left.
+
+use rustix::process::Signal;
+use vramd_proto::v1::{Hello, SessionState};
+use vramd_tests::{
+    Config, Daemon, MIB, Probe, RawSession, proc,
+    session::{hello, persistent, spec},
+    wait::until,
+};
+use vramd_types::Reason;
+
+/// A client that is killed after these steps leaves nothing: no byte, no descriptor, no session.
+#[track_caller]
+fn killed_after(steps: &[&str], charged: u64) {
+    let daemon = Daemon::new();
+    // The operator's own connection is part of what was there before.
+    daemon.books();
+    let fds = proc::fd_count(daemon.pid());
+    let mut probe = daemon.probe();
+    probe.ask("open");
+    for step in steps {
+        probe.ask(step);
+    }
+    assert_eq!(daemon.books().held(), charged);
+    probe.kill();
+    daemon.drains();
+    until("its session is gone", || daemon.books().sessions.is_empty());
+    until("its descriptors are closed", || proc::fd_count(daemon.pid()) <= fds);
+    assert_eq!(proc::memory_fd_count(daemon.pid()), 0, "no memory is left open in the daemon");
+}
+
+#[test]
+fn killed_with_nothing() {
+    killed_after(&[], 0);
+}
+
+#[test]
+fn killed_between_reserve_and_map() {
+    killed_after(&["reserve 8388608 part=2097152"], 8 * MIB);
+}
+
+#[test]
+fn killed_with_descriptors_in_flight() {
+    // 130 parts are two packets: the first unread, the second not yet sent.
+    killed_after(&["reserve 272629760 part=2097152"], 260 * MIB);
+}
+
+#[test]
+fn killed_with_descriptors_received() {
+    killed_after(&["reserve 8388608", "receive"], 8 * MIB);
+}
+
+#[test]
+fn killed_between_map_and_acknowledgement() {
+    killed_after(&["reserve 8388608", "receive", "map"], 8 * MIB);
+}
+
+#[test]
+fn killed_while_mapped() {
+    killed_after(&["allocate 8388608", "allocate 4194304 name=weights persistent"], 12 * MIB);
+}
+
+#[test]
+fn killed_while_many_clients_are() {
+    let daemon = Daemon::new();
+    let mut probes: Vec<Probe> = (0..8).map(|_| daemon.probe()).collect();
+    for (number, probe) in probes.iter_mut().enumerate() {
+        probe.ask("open");
+        probe.ask("allocate 4194304");
+        if number % 2 == 0 {
+            probe.ask("reserve 4194304");
+        }
+    }
+    assert_eq!(daemon.books().held(), 48 * MIB);
+    for probe in probes {
+        probe.kill();
+    }
+    daemon.drains();
+    until("their sessions are gone", || daemon.books().sessions.is_empty());
+}
+
+#[test]
+fn killed_at_any_moment() {
+    let daemon = Daemon::new();
+    daemon.books();
+    let fds = proc::fd_count(daemon.pid());
+    let mut state = 1_u64;
+    for round in 0..40 {
+        let mut probe = daemon.probe();
+        probe.ask("open");
+        probe.tell(&format!("allocate 8388608 part=2097152 name=weights-{round} persistent"));
+        let id = (daemon.books().node.boot_epoch << 40) + 1 + round;
+        probe.tell(&format!("write {id} 1"));
+        probe.tell(&format!("seal {id}"));
+        probe.tell("allocate 4194304");
+        // Not to wait for anything: to hit another step each time.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        std::thread::sleep(std::time::Duration::from_micros(state >> 50));
+        probe.kill();
+    }
+    until("every session is gone", || daemon.books().sessions.is_empty());
+    // Who came as far as sealing has left its allocation to the tenant, and nothing else stays.
+    until("only what was sealed is left", || {
+        let books = daemon.books();
+        let sealed = books.allocations.iter().filter(|row| row.digest.starts_with("blake3:"));
+        let bytes: u64 = sealed.map(|row| row.charged_bytes).sum();
+        books.held() == bytes && books.unreturned() == 0 && books.node.fds_in_flight == 0
+    });
+    let extents = usize::try_from(daemon.books().held() / (2 * MIB)).unwrap();
+    until("no descriptor is left over", || proc::fd_count(daemon.pid()) <= fds + extents);
+}
+
+#[test]
+fn killed_while_sealing() {
+    let daemon = Daemon::new();
+    let mut probe = daemon.probe();
+    probe.ask("open");
+    let id = probe.ask("allocate 8388608 name=weights persistent")["allocation"].clone();
+    probe.ask(&format!("begin-seal {id}"));
+    probe.kill();
+    daemon.drains();
+}
+
+#[test]
+fn killed_as_a_reader_leaves_what_it_read() {
+    let daemon = Daemon::new();
+    let mut owner = daemon.open();
+    let allocation = owner.allocate(persistent("weights", 4 * MIB)).allocation_id;
+    owner.seal(allocation);
+    let mut reader = daemon.probe();
+    reader.ask("open");
+    reader.ask("attach weights");
+    assert_eq!(daemon.books().allocation(allocation).unwrap().mapper_count, 2);
+    reader.kill();
+    until("it maps it no more", || daemon.books().allocation(allocation).unwrap().mapper_count == 1);
+    assert_eq!(daemon.books().held(), 4 * MIB);
+}
+
+#[test]
+fn a_stopped_client_keeps_what_it_maps_and_hinders_nobody() {
+    let daemon = Daemon::new();
+    let mut stopped = daemon.probe();
+    let session = stopped.ask("open")["session"].as_u64().unwrap();
+    stopped.ask("allocate 8388608");
+    stopped.ask("reserve 4194304");
+    stopped.freeze();
+    let mut other = daemon.open();
+    let allocation = other.allocate(spec(4 * MIB)).allocation_id;
+    assert_eq!(other.free(allocation).error, None);
+    let books = daemon.books();
+    assert_eq!(books.session(session).unwrap().state(), SessionState::Live, "slow is not silent");
+    assert_eq!(books.held(), 12 * MIB);
+    stopped.signal(Signal::CONT);
+    stopped.ask("receive");
+    stopped.ask("map");
+    stopped.ask("acknowledge");
+    until("nothing is in flight", || daemon.books().node.fds_in_flight == 0);
+    stopped.kill();
+    daemon.drains();
+}
+
+#[test]
+fn a_stopped_client_that_is_killed_leaves_nothing() {
+    let daemon = Daemon::new();
+    let mut stopped = daemon.probe();
+    stopped.ask("open");
+    stopped.ask("reserve 4194304");
+    stopped.freeze();
+    stopped.kill();
+    daemon.drains();
+}
+
+#[test]
+fn what_a_forked_child_still_maps_stays_charged_until_it_is_gone() {
+    let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
+    let mut parent = daemon.probe();
+    let tenant = parent.ask("open")["tenant"].as_str().unwrap().to_owned();
+    parent.ask("allocate 8388608");
+    let child = parent.ask("fork")["pid"].as_i64().unwrap();
+    let child = rustix::process::Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
+    parent.kill();
+    until("the session is gone", || daemon.books().sessions.is_empty());
+    until("its bytes are unreturned", || daemon.books().unreturned() == 8 * MIB);
+    let books = daemon.books();
+    assert_eq!(books.held_by(&tenant), 8 * MIB, "charged to the tenant whose session mapped it");
+    let row = books.quotas.iter().find(|row| row.tenant == tenant).unwrap();
+    assert_eq!(row.unreturned_bytes, 8 * MIB);
+    assert_eq!(books.unbrokered(), 0, "a tenant explains it");
+    rustix::process::kill_process(child, Signal::KILL).unwrap();
+    daemon.drains();
+}
+
+#[test]
+fn a_forked_childs_copy_of_the_channel_keeps_no_session_alive() {
+    let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
+    let mut parent = daemon.probe();
+    let session = parent.ask("open")["session"].as_u64().unwrap();
+    let child = parent.ask("fork")["pid"].as_i64().unwrap();
+    let child = rustix::process::Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
+    parent.kill();
+    until("the session is gone", || daemon.books().session(session).is_none());
+    rustix::process::kill_process(child, Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_session_id_is_good_in_its_own_process_alone() {
+    let daemon = Daemon::new();
+    let mut owner = daemon.open();
+    let allocation = owner.allocate(spec(MIB)).allocation_id;
+    let mut thief = daemon.probe();
+    thief.ask("open");
+    let books = daemon.books();
+    let refused = thief.refused(&format!("describe {} {allocation}", owner.id()));
+    refused.is(Reason::SessionForeign);
+    assert_eq!(refused.fact("session"), format!("s-{}", owner.id()));
+    assert_eq!(refused.fact("pid"), thief.pid().to_string());
+    assert_eq!(daemon.books(), books);
+    // With a session of its own it is somebody, and of the same tenant.
+    let own = thief.ask("open")["session"].clone();
+    thief.ask(&format!("describe {own} {allocation}"));
+}
+
+#[test]
+fn a_closed_channel_makes_a_session_silent_until_it_says_more() {
+    let daemon = Daemon::new();
+    let mut first = daemon.open();
+    first.allocate(spec(4 * MIB));
+    let lost = first.id();
+    let memory = first.memory.clone();
+    let request = first.request(vec![spec(1)]);
+    drop(first);
+    until("it is silent", || daemon.books().session(lost).unwrap().state() == SessionState::Silent);
+    assert_eq!(daemon.books().held(), 4 * MIB);
+    memory.allocate_batch(request).refused().is(Reason::SessionLost);
+    // Another session of the process says nothing about the first one by itself.
+    let second = daemon.open();
+    assert_eq!(daemon.books().session(lost).unwrap().state(), SessionState::Silent);
+    let third = Hello { unmapped_session_ids: vec![lost], ..hello() };
+    let third = RawSession::greet(&daemon.sockets(), third).unwrap();
+    daemon.drains();
+    assert!(daemon.books().session(lost).is_none());
+    for live in [&second, &third] {
+        assert_eq!(daemon.books().session(live.id()).unwrap().state(), SessionState::Live);
+    }
+}
+
+#[test]
+fn another_process_cannot_say_that_a_session_is_unmapped() {
+    let daemon = Daemon::new();
+    let mut owner = daemon.open();
+    owner.allocate(spec(4 * MIB));
+    let mut other = daemon.probe();
+    other.ask(&format!("open {}", owner.id()));
+    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.books().session(owner.id()).unwrap().state(), SessionState::Live);
+}
+
+#[test]
+fn ids_of_an_earlier_daemon_name_nothing() {
+    let daemon = Daemon::new();
+    let mut before = daemon.open();
+    let allocation = before.allocate(spec(MIB)).allocation_id;
+    let old = before.request(vec![spec(1)]);
+    let epoch = daemon.books().node.boot_epoch;
+    let (_, home) = daemon.stop();
+    let daemon = Daemon::start_in(home);
+    assert_eq!(daemon.books().node.boot_epoch, epoch + 1);
+    let refused = daemon.memory.allocate_batch(old).refused();
+    assert!(["SESSION_NOT_FOUND", "SESSION_LOST"].contains(&refused.reason.as_str()), "{refused:?}");
+    let mut after = daemon.open();
+    assert!(after.id() > before.id());
+    assert!(after.allocate(spec(MIB)).allocation_id > allocation);
+    let gone = after.free(allocation).error.expect("an old id frees nothing");
+    assert_eq!(gone.reason, Reason::AllocationNotFound.name());
+}

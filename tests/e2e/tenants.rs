@@ -1,0 +1,135 @@
+//! Several tenants on one node: who is charged, who may read, and that a client's word counts for nothing.
+
+use vramd_tests::{Config, Daemon, MIB, Probe, wait::until};
+use vramd_types::Reason;
+
+use crate::has_other_users;
+
+const TEAM_A: u32 = 20_001;
+const TEAM_B: u32 = 20_002;
+const TEAM_C: u32 = 20_003;
+
+fn three_tenants() -> Daemon {
+    Daemon::start(&Config::default().tenant(TEAM_A, "team-a").tenant(TEAM_B, "team-b"))
+}
+
+fn open(daemon: &Daemon, uid: u32, tenant: &str) -> Probe {
+    let mut probe = daemon.probe_as(uid);
+    assert_eq!(probe.ask("open")["tenant"], tenant);
+    probe
+}
+
+#[test]
+fn only_readers_of_another_tenant_attach() {
+    if !has_other_users("only_readers_of_another_tenant_attach") {
+        return;
+    }
+    let daemon = three_tenants();
+    let mut owner = open(&daemon, TEAM_A, "team-a");
+    let mut reader = open(&daemon, TEAM_B, "team-b");
+    // No rule names this one.
+    let mut stranger = open(&daemon, TEAM_C, "uid-20003");
+    let id = owner.ask("allocate 5000000 name=weights persistent readers=team-b")["allocation"].clone();
+    owner.ask(&format!("write {id} 3"));
+    reader.refused("attach team-a/weights").is(Reason::NotSealed);
+    let digest = owner.ask(&format!("seal {id}"))["digest"].clone();
+
+    assert_eq!(reader.ask("attach team-a/weights")["found"], digest);
+    // For everybody else it does not exist, nor does it by its id.
+    stranger.refused("attach team-a/weights").is(Reason::AllocationNotFound);
+    reader.refused("attach weights").is(Reason::AllocationNotFound);
+    let books = daemon.books();
+    assert_eq!(books.held_by("team-a"), 6 * MIB);
+    assert_eq!(books.held_by("team-b"), 0, "a reader is not charged");
+    reader.refused(&format!("free {id}")).is(Reason::NotOwner);
+    stranger.refused(&format!("free {id}")).is(Reason::AllocationNotFound);
+
+    // What a reader still maps stays charged to its owner's tenant.
+    assert_eq!(owner.ask(&format!("free {id}"))["still_charged"], 6 * MIB);
+    assert_eq!(daemon.books().held_by("team-a"), 6 * MIB);
+    reader.kill();
+    until("the reader's mapping is gone", || daemon.books().held_by("team-a") == 0);
+}
+
+#[test]
+fn everybody_may_read_what_names_a_star() {
+    if !has_other_users("everybody_may_read_what_names_a_star") {
+        return;
+    }
+    let daemon = three_tenants();
+    let mut owner = open(&daemon, TEAM_A, "team-a");
+    let mut stranger = open(&daemon, TEAM_C, "uid-20003");
+    let id = owner.ask("allocate 4096 name=weights persistent readers=*")["allocation"].clone();
+    let digest = owner.ask(&format!("seal {id}"))["digest"].clone();
+    assert_eq!(stranger.ask("attach team-a/weights")["found"], digest);
+}
+
+#[test]
+fn one_tenants_limit_is_not_anothers() {
+    if !has_other_users("one_tenants_limit_is_not_anothers") {
+        return;
+    }
+    let daemon = three_tenants();
+    daemon.set_quota("team-a", "", "8MiB");
+    let mut a = open(&daemon, TEAM_A, "team-a");
+    let mut b = open(&daemon, TEAM_B, "team-b");
+    a.ask("allocate 8388608");
+    let refused = a.refused("allocate 1");
+    refused.is(Reason::QuotaLimit);
+    assert_eq!(refused.fact("tenant"), "team-a");
+    b.ask("allocate 67108864");
+    let books = daemon.books();
+    assert_eq!((books.held_by("team-a"), books.held_by("team-b")), (8 * MIB, 64 * MIB));
+}
+
+#[test]
+fn a_session_belongs_to_its_process_and_user() {
+    if !has_other_users("a_session_belongs_to_its_process_and_user") {
+        return;
+    }
+    let daemon = three_tenants();
+    let mut owner = open(&daemon, TEAM_A, "team-a");
+    let session = owner.ask("open")["session"].clone();
+    let id = owner.ask("allocate 4096")["allocation"].clone();
+    let mut thief = open(&daemon, TEAM_B, "team-b");
+    let books = daemon.books();
+    let refused = thief.refused(&format!("describe {session} {id}"));
+    assert_eq!(refused.is(Reason::SessionForeign).fact("pid"), thief.pid().to_string());
+    assert_eq!(daemon.books(), books);
+}
+
+#[test]
+fn only_operators_administer() {
+    if !has_other_users("only_operators_administer") {
+        return;
+    }
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    let daemon = three_tenants();
+    let mut client = daemon.probe_as(TEAM_A);
+    // The socket's mode keeps others out …
+    let refused = client.refused("node");
+    assert_eq!(refused.reason, "", "no connection at all: {refused:?}");
+    // … and where it does not, the daemon looks at the caller again.
+    let socket = daemon.sockets().join("admin.sock");
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+    let refused = client.refused("node");
+    assert_eq!(refused.is(Reason::NotOperator).fact("uid"), TEAM_A.to_string());
+}
+
+#[test]
+fn a_guarantee_is_room_that_others_do_not_get() {
+    if !has_other_users("a_guarantee_is_room_that_others_do_not_get") {
+        return;
+    }
+    let daemon = three_tenants();
+    let capacity = daemon.books().devices[0].capacity_bytes;
+    daemon.set_quota("team-a", "900MiB", "");
+    let mut b = open(&daemon, TEAM_B, "team-b");
+    let refused = b.refused(&format!("allocate {}", 200 * MIB));
+    refused.is(Reason::DeviceFull);
+    assert_eq!(refused.number("asked"), 200 * MIB);
+    assert_eq!(refused.number("free"), capacity - 900 * MIB);
+    let mut a = open(&daemon, TEAM_A, "team-a");
+    a.ask(&format!("allocate {}", 900 * MIB));
+}

@@ -1,0 +1,198 @@
+//! `vramctl` as people and scripts use it: text to read, JSON to parse, an exit status to branch on.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Output, Stdio},
+};
+
+use serde_json::Value;
+use vramd_tests::{Daemon, Home, MIB, content, digest, session::spec, wait::until};
+
+const REFUSED: i32 = 1;
+const USAGE: i32 = 2;
+const UNREACHABLE: i32 = 3;
+
+#[track_caller]
+fn text(daemon: &Daemon, words: &[&str]) -> String {
+    let output = daemon.vramctl().args(words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn json(daemon: &Daemon, words: &[&str]) -> Value {
+    let object: Value = serde_json::from_str(&text(daemon, &[words, &["--json"]].concat())).unwrap();
+    assert_eq!(object["version"], 1, "{object}");
+    object
+}
+
+#[track_caller]
+fn fails(daemon: &Daemon, words: &[&str], status: i32) -> Output {
+    let output = daemon.vramctl().args(words).output().unwrap();
+    assert_eq!(output.status.code(), Some(status), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(!output.stderr.is_empty(), "{words:?} says why");
+    output
+}
+
+/// A process that stays attached until it is let go.
+fn hold(daemon: &Daemon, words: &[&str]) -> (Child, String) {
+    let mut command: Command = daemon.vramctl();
+    let mut child =
+        command.args(words).arg("--hold").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+    (child, said)
+}
+
+#[test]
+fn a_file_is_put_once_and_verified_by_others() {
+    let daemon = Daemon::new();
+    let file = daemon.home().path().join("model");
+    let bytes = content(9 * MIB + 5, 1);
+    fs::write(&file, &bytes).unwrap();
+    let path = file.to_str().unwrap();
+    let put = json(&daemon, &["put", path, "model"]);
+    assert_eq!(put["digest"], digest(&bytes));
+    assert_eq!(put["size_bytes"], 9 * MIB + 5);
+    assert_eq!(put["charged_bytes"], 10 * MIB);
+
+    let (mut first, said) = hold(&daemon, &["verify", "model", path]);
+    assert!(said.starts_with(&format!("verified {}", digest(&bytes))), "{said}");
+    let (mut second, said) = hold(&daemon, &["verify", put["allocation_id"].as_str().unwrap()]);
+    assert!(said.starts_with(&format!("verified {}", digest(&bytes))), "{said}");
+    assert_eq!(daemon.books().allocations[0].mapper_count, 2, "both at once");
+    for child in [&mut first, &mut second] {
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
+    until("nobody maps it", || daemon.books().allocations[0].mapper_count == 0);
+    until("their sessions are gone", || daemon.books().sessions.is_empty());
+}
+
+#[test]
+fn another_files_bytes_are_no_match() {
+    let daemon = Daemon::new();
+    let (file, other) = (daemon.home().path().join("model"), daemon.home().path().join("other"));
+    fs::write(&file, content(MIB, 1)).unwrap();
+    fs::write(&other, content(MIB, 2)).unwrap();
+    text(&daemon, &["put", file.to_str().unwrap(), "model"]);
+    let output = fails(&daemon, &["--json", "verify", "model", other.to_str().unwrap()], REFUSED);
+    let error: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!((&error["version"], &error["error"]["reason"]), (&1.into(), &"DIGEST_MISMATCH".into()));
+    assert_eq!(error["error"]["facts"]["found"], digest(&content(MIB, 1)));
+}
+
+#[test]
+fn what_put_cannot_do_leaves_nothing() {
+    let daemon = Daemon::new();
+    let (empty, file) = (daemon.home().path().join("empty"), daemon.home().path().join("file"));
+    fs::write(&empty, b"").unwrap();
+    fs::write(&file, content(MIB, 1)).unwrap();
+    fails(&daemon, &["put", "/no/such/file", "model"], USAGE);
+    fails(&daemon, &["put", empty.to_str().unwrap(), "model"], REFUSED);
+    fails(&daemon, &["put", file.to_str().unwrap(), "bad/name"], REFUSED);
+    fails(&daemon, &["verify", "model"], REFUSED);
+    until("nothing is left", || daemon.books().are_empty());
+    text(&daemon, &["put", file.to_str().unwrap(), "model"]);
+    let refused = fails(&daemon, &["put", file.to_str().unwrap(), "model"], REFUSED);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("NAME_TAKEN"));
+    text(&daemon, &["put", file.to_str().unwrap(), "model", "--replace"]);
+    until("the replaced one is gone", || daemon.books().held() == 2 * MIB);
+}
+
+#[test]
+fn quotas() {
+    let daemon = Daemon::new();
+    let set =
+        json(&daemon, &["quota", "set", "team-a", "--device", "0", "--guarantee", "64MiB", "--limit", "50%"]);
+    assert_eq!(set["quota"]["guarantee_bytes"], 64 * MIB);
+    assert_eq!(set["quota"]["limit"], "50%");
+    assert_eq!(
+        json(&daemon, &["quota", "get", "team-a"])["quota"]["limit_bytes"],
+        set["quota"]["limit_bytes"]
+    );
+    let listed = text(&daemon, &["quota", "list"]);
+    assert!(listed.contains("team-a") && listed.contains("64 MiB"), "{listed}");
+    text(&daemon, &["quota", "delete", "team-a", "--device", "0"]);
+    fails(&daemon, &["quota", "delete", "team-a", "--device", "0"], REFUSED);
+    let refused = fails(&daemon, &["--json", "quota", "set", "team-a", "--limit", "24gib"], REFUSED);
+    let error: Value = serde_json::from_slice(&refused.stderr).unwrap();
+    assert_eq!(error["error"]["reason"], "QUANTITY_INVALID");
+    assert_eq!(error["error"]["facts"]["quantity"], "24gib");
+    fails(&daemon, &["quota", "set", "team-a"], USAGE);
+    fails(&daemon, &["quota", "set", "team-a", "--device", "9", "--limit", "1GiB"], REFUSED);
+}
+
+#[test]
+fn a_refusal_reads_with_its_figures() {
+    let daemon = Daemon::new();
+    let session = daemon.open();
+    let file = daemon.home().path().join("model");
+    fs::write(&file, content(9 * MIB, 1)).unwrap();
+    text(&daemon, &["quota", "set", session.tenant(), "--limit", "8MiB"]);
+    let refused = fails(&daemon, &["put", file.to_str().unwrap(), "model"], REFUSED);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    for expected in ["QUOTA_LIMIT", session.tenant(), "8 MiB", "10 MiB", "0 B"] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+}
+
+#[test]
+fn tables_show_tenants_allocations_tiers_and_bytes() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    let allocation = session.allocate(spec(5 * MIB)).allocation_id;
+    let id = format!("a-{allocation}");
+    let status = text(&daemon, &["status"]);
+    for expected in ["sim", session.tenant(), &id, "device", "6 MiB", "5 MiB", "1 GiB"] {
+        assert!(status.contains(expected), "{expected}: {status}");
+    }
+    assert!(text(&daemon, &["ls"]).contains(&id));
+    assert_eq!(text(&daemon, &["ls"]), text(&daemon, &["alloc", "list"]));
+    assert!(text(&daemon, &["alloc", "show", &id]).contains("open"));
+    assert!(text(&daemon, &["session", "list"]).contains(&format!("s-{}", session.id())));
+    assert!(text(&daemon, &["device", "list"]).contains("GPU-"));
+
+    let status = json(&daemon, &["status"]);
+    assert_eq!(status["node"]["driver"], "sim");
+    assert_eq!(status["allocations"][0]["allocation_id"], id);
+    assert_eq!(status["allocations"][0]["charged_bytes"], 6 * MIB);
+    assert_eq!(status["devices"][0]["held_bytes"], 6 * MIB);
+    assert_eq!(
+        json(&daemon, &["session", "list"])["sessions"][0]["session_id"],
+        format!("s-{}", session.id())
+    );
+}
+
+#[test]
+fn operators_end_and_free_by_id() {
+    let daemon = Daemon::new();
+    let mut probe = daemon.probe();
+    let session = probe.ask("open")["session"].as_u64().unwrap();
+    let id = format!("a-{}", probe.ask("allocate 4194304")["allocation"]);
+    let freed = json(&daemon, &["alloc", "free", &id]);
+    assert_eq!(freed["still_charged_bytes"], 4 * MIB);
+    text(&daemon, &["session", "end", &format!("s-{session}"), "--kill"]);
+    daemon.drains();
+    fails(&daemon, &["session", "end", &format!("s-{session}")], REFUSED);
+    fails(&daemon, &["session", "end", "seven"], USAGE);
+    assert_eq!(json(&daemon, &["drain"])["draining"], true);
+    assert_eq!(json(&daemon, &["drain", "--cancel"])["draining"], false);
+}
+
+#[test]
+fn a_daemon_that_is_not_there() {
+    let home = Home::new();
+    let daemon = Daemon::new();
+    for words in [&["status"][..], &["quota", "list"], &["verify", "model"]] {
+        let mut command = daemon.vramctl();
+        let output = command.args(words).arg("--socket-dir").arg(home.path()).output().unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(UNREACHABLE),
+            "{words:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}

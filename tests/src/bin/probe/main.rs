@@ -1,0 +1,216 @@
+//! A client process for tests: one command a line on its input, one line of JSON for each on its output.
+//!
+//! `open`, `reserve SIZE …`, `receive`, `map`, `acknowledge`, `write ID SEED`, `seal ID`, `attach NAME`, … each do
+//! one step of the protocol and then wait, so that a test can kill or stop the process between any two.
+
+mod fork;
+mod sdk;
+
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{self, Write as _},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use sdk::Sdk;
+use serde_json::{Value, json};
+use vramd_proto::v1::{
+    AllocationSpec, DescribeAllocationRequest, GetNodeRequest, Lifetime, PartRef, ReleaseResult, SealRequest,
+    SealResponse, UnmapReason, Unmapped, UnmappedPart, client_frame, describe_allocation_request::Target,
+};
+use vramd_tests::{
+    Admin, Pending, Refused,
+    session::{Parcel, RawSession, hello, spec},
+};
+
+fn main() -> Result<()> {
+    let mut probe = Probe::new()?;
+    for line in io::stdin().lines() {
+        let answer = probe.answer(&line?)?;
+        writeln!(io::stdout(), "{answer}")?;
+    }
+    Ok(())
+}
+
+struct Probe {
+    sockets: PathBuf,
+    session: Option<RawSession>,
+    /// Received and not mapped.
+    parcel: Parcel,
+    /// Mapped and not acknowledged.
+    unacknowledged: Vec<PartRef>,
+    sizes: BTreeMap<u64, u64>,
+    sealing: Option<Pending<SealResponse>>,
+    sdk: Sdk,
+}
+
+impl Probe {
+    fn new() -> Result<Self> {
+        let sockets = env::var_os("VRAMD_SOCKET_DIR").context("VRAMD_SOCKET_DIR is not set")?.into();
+        let (parcel, unacknowledged) = (Parcel::new(), Vec::new());
+        Ok(Self {
+            sockets,
+            session: None,
+            parcel,
+            unacknowledged,
+            sizes: BTreeMap::new(),
+            sealing: None,
+            sdk: Sdk::default(),
+        })
+    }
+
+    fn answer(&mut self, line: &str) -> Result<Value> {
+        let (command, words) = words(line);
+        match command {
+            "open" => return self.open(&words),
+            "fork" => return fork::holder(),
+            "fork-send" => return self.fork_and_send(number(&words, 0)?),
+            "sdk" => return self.sdk.answer(&words),
+            "node" => return Ok(self.node()),
+            _ => {}
+        }
+        let session = self.session.as_mut().context("no session is open")?;
+        Ok(match command {
+            "reserve" | "allocate" => {
+                let items = vec![allocation_spec(&words)?];
+                let answer = match session.memory.allocate_batch(session.request(items)).wait() {
+                    Ok(answer) => answer,
+                    Err(status) => return Ok(refused(&Refused::from_status(&status))),
+                };
+                let allocation = answer.allocations.first().context("one item has one answer")?;
+                self.sizes.insert(allocation.allocation_id, allocation.size_bytes);
+                if command == "allocate" {
+                    session.map_all(allocation.allocation_id);
+                }
+                json!({ "allocation": allocation.allocation_id, "charged": allocation.charged_bytes })
+            }
+            "receive" => {
+                self.parcel.extend(session.receive_map());
+                json!({ "parts": self.parcel.len() })
+            }
+            "map" => {
+                self.unacknowledged.extend(session.map(std::mem::take(&mut self.parcel)));
+                json!({ "parts": self.unacknowledged.len() })
+            }
+            "acknowledge" => {
+                session.acknowledge(std::mem::take(&mut self.unacknowledged));
+                json!({})
+            }
+            "write" => {
+                let id = number(&words, 0)?;
+                let size = *self.sizes.get(&id).context("not allocated here")?;
+                session.write(id, &vramd_tests::content(size, number(&words, 1)?));
+                json!({})
+            }
+            // Asks for it, and does not do its own share.
+            "begin-seal" => {
+                let allocation_id = number(&words, 0)?;
+                let request = SealRequest { session_id: session.id(), request_id: Vec::new(), allocation_id };
+                self.sealing = Some(session.memory.seal(request));
+                session.receive_revoke();
+                json!({})
+            }
+            "seal" => json!({ "digest": session.seal(number(&words, 0)?).digest }),
+            "attach" => {
+                let request = session.attach_request(words.first().context("a name")?);
+                match session.memory.attach(request).wait() {
+                    Err(status) => refused(&Refused::from_status(&status)),
+                    Ok(answer) => {
+                        let allocation = answer.allocation.context("what is attached is told")?;
+                        session.map_all(allocation.allocation_id);
+                        let digest = session.digest(allocation.allocation_id, allocation.size_bytes);
+                        json!({ "allocation": allocation.allocation_id, "told": allocation.digest, "found": digest })
+                    }
+                }
+            }
+            "digest" => json!({ "digest": session.digest(number(&words, 0)?, number(&words, 1)?) }),
+            "free" => released(session.free(number(&words, 0)?)),
+            "detach" => released(session.detach(number(&words, 0)?)),
+            "describe" => {
+                let target = Some(Target::AllocationId(number(&words, 1)?));
+                let request = DescribeAllocationRequest { session_id: number(&words, 0)?, target };
+                match session.memory.describe_allocation(request).wait() {
+                    Ok(answer) => json!({ "name": answer.allocation.unwrap_or_default().name }),
+                    Err(status) => refused(&Refused::from_status(&status)),
+                }
+            }
+            "close" => {
+                self.session = None;
+                json!({})
+            }
+            other => bail!("`{other}` is no command of the probe"),
+        })
+    }
+
+    fn open(&mut self, words: &[&str]) -> Result<Value> {
+        let mut hello = hello();
+        hello.client_name = "probe".to_owned();
+        hello.unmapped_session_ids = words.iter().map(|word| Ok(word.parse()?)).collect::<Result<_>>()?;
+        Ok(match RawSession::greet(&self.sockets, hello) {
+            Err(why) => refused(&why),
+            Ok(session) => {
+                let answer = json!({ "session": session.id(), "tenant": session.tenant() });
+                self.session = Some(session);
+                answer
+            }
+        })
+    }
+
+    /// A forked child says on the channel that it inherited that a part is unmapped.
+    fn fork_and_send(&self, allocation_id: u64) -> Result<Value> {
+        let session = self.session.as_ref().context("no session is open")?;
+        let part = Some(PartRef { allocation_id, part_index: 0 });
+        let part = UnmappedPart { part, reason: UnmapReason::Done.into(), detail: String::new() };
+        let frame = client_frame::Frame::Unmapped(Unmapped { parts: vec![part] });
+        fork::run(|| session.channel.send(frame).is_ok())
+    }
+
+    /// Asks what only operators may.
+    fn node(&self) -> Value {
+        match Admin::new(&self.sockets).get_node(GetNodeRequest {}).wait() {
+            Ok(node) => json!({ "driver": node.driver }),
+            Err(status) => refused(&Refused::from_status(&status)),
+        }
+    }
+}
+
+/// `SIZE [name=N] [persistent] [readers=A,B] [part=N] [device=D]`
+fn allocation_spec(words: &[&str]) -> Result<AllocationSpec> {
+    let mut spec: AllocationSpec = spec(number(words, 0)?);
+    for word in words.iter().skip(1) {
+        match word.split_once('=').unwrap_or((*word, "")) {
+            ("name", name) => spec.name = name.to_owned(),
+            ("persistent", _) => spec.lifetime = Lifetime::Persistent.into(),
+            ("readers", readers) => spec.readers = readers.split(',').map(str::to_owned).collect(),
+            ("part", size) => spec.part_size_bytes = size.parse()?,
+            ("device", device) => spec.device = device.to_owned(),
+            _ => bail!("`{word}` says nothing about an allocation"),
+        }
+    }
+    Ok(spec)
+}
+
+fn words(line: &str) -> (&str, Vec<&str>) {
+    let mut words = line.split_whitespace();
+    (words.next().unwrap_or_default(), words.collect())
+}
+
+fn number(words: &[&str], nth: usize) -> Result<u64> {
+    let word = words.get(nth).ok_or_else(|| anyhow!("word {nth} is missing"))?;
+    word.parse().with_context(|| format!("`{word}` is no number"))
+}
+
+fn released(result: ReleaseResult) -> Value {
+    match result.error {
+        Some(error) => refused(&Refused::from_item(error)),
+        None => json!({ "still_charged": result.still_charged_bytes, "mappers": result.mapper_count }),
+    }
+}
+
+fn refused(refused: &Refused) -> Value {
+    json!({ "refused": {
+        "code": i32::from(refused.code), "reason": refused.reason, "message": refused.message, "facts": refused.facts,
+    }})
+}

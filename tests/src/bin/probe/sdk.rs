@@ -1,0 +1,123 @@
+//! The same steps by way of the SDK.
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
+
+use crate::fork;
+
+/// What this process has by way of the SDK, the latest of each.
+#[derive(Default)]
+pub(crate) struct Sdk {
+    open: Option<Allocation>,
+    sealed: Option<Sealed>,
+    client: Option<Client>,
+}
+
+impl Sdk {
+    pub(crate) fn answer(&mut self, words: &[&str]) -> Result<Value> {
+        let (command, words) = words.split_first().context("a command of the SDK")?;
+        if *command == "open" {
+            return Ok(match Client::connect() {
+                Ok(client) => {
+                    let answer = json!({ "session": client.session_id().get(), "tenant": client.tenant() });
+                    self.client = Some(client);
+                    answer
+                }
+                Err(error) => refused(&error),
+            });
+        }
+        let client = self.client.as_ref().context("no client is connected")?;
+        Ok(match *command {
+            "allocate" => match client.allocate(request(words)?) {
+                Ok(allocation) => {
+                    let answer = json!({ "allocation": allocation.id().get() });
+                    self.open = Some(allocation);
+                    answer
+                }
+                Err(error) => refused(&error),
+            },
+            "write" => {
+                let bytes = self.open.as_mut().context("nothing is allocated")?.as_mut_slice();
+                bytes.copy_from_slice(&vramd_tests::content(bytes.len() as u64, words[0].parse()?));
+                json!({})
+            }
+            "seal" => match self.open.take().context("nothing is allocated")?.seal() {
+                Ok(sealed) => {
+                    let answer = json!({ "digest": sealed.digest() });
+                    self.sealed = Some(sealed);
+                    answer
+                }
+                Err(failed) => refused(&failed.error),
+            },
+            "attach" => match client.attach(words[0]) {
+                Ok(sealed) => {
+                    let found = vramd_tests::digest(sealed.as_slice());
+                    let answer = json!({ "told": sealed.digest(), "found": found });
+                    self.sealed = Some(sealed);
+                    answer
+                }
+                Err(error) => refused(&error),
+            },
+            // The bytes as they are mapped now, whatever became of the daemon.
+            "digest" => {
+                let open = self.open.as_ref().map(Allocation::as_slice);
+                let bytes = open
+                    .or_else(|| self.sealed.as_ref().map(Sealed::as_slice))
+                    .context("nothing is mapped")?;
+                json!({ "digest": vramd_tests::digest(bytes), "address": bytes.as_ptr().addr() })
+            }
+            "drop" => {
+                (self.open, self.sealed) = (None, None);
+                json!({})
+            }
+            "flush" => client.flush().map_or_else(|error| refused(&error), |()| json!({})),
+            // A child uses what it inherited: it is refused, and then drops it all.
+            "fork" => {
+                let Self { open, sealed, client } = std::mem::take(self);
+                let child = (client.clone(), &open, &sealed);
+                let answer = fork::run(|| {
+                    let (client, _, _) = child;
+                    let refused = client.as_ref().is_some_and(|client| {
+                        matches!(client.list(""), Err(error) if error.reason() == Some(vramd_client::Reason::SessionForeign))
+                    });
+                    drop(client);
+                    refused
+                })?;
+                *self = Self { open, sealed, client };
+                answer
+            }
+            "limit-fds" => {
+                let maximum = getrlimit(Resource::Nofile).maximum;
+                setrlimit(Resource::Nofile, Rlimit { current: Some(words[0].parse()?), maximum })?;
+                json!({})
+            }
+            other => bail!("`sdk {other}` is no command of the probe"),
+        })
+    }
+}
+
+/// `SIZE [name=N] [persistent] [part=N]`
+fn request(words: &[&str]) -> Result<AllocationRequest> {
+    let size = words.first().context("a size")?.parse()?;
+    let mut request = AllocationRequest::new(Bytes::new(size));
+    for word in &words[1..] {
+        request = match word.split_once('=').unwrap_or((*word, "")) {
+            ("name", name) => request.name(name),
+            ("persistent", _) => request.persistent(),
+            ("part", size) => request.part_size(Bytes::new(size.parse()?)),
+            _ => bail!("`{word}` says nothing about an allocation"),
+        };
+    }
+    Ok(request)
+}
+
+fn refused(error: &Error) -> Value {
+    json!({ "refused": {
+        "code": error.code().map(|code| code as i32),
+        "reason": error.reason().map(|reason| reason.name()),
+        "message": error.to_string(),
+        "facts": error.facts(),
+    }})
+}

@@ -1,0 +1,76 @@
+//! The books as an operator sees them, all at once: for tests that a refusal changed nothing, and that in the end
+//! nothing is left.
+
+use vramd_proto::v1::{
+    Allocation, DeviceStatus, GetNodeRequest, GetNodeResponse, ListAllAllocationsRequest, ListDevicesRequest,
+    ListQuotasRequest, ListSessionsRequest, Quota, Session,
+};
+
+use crate::rpc::Admin;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Books {
+    pub node: GetNodeResponse,
+    pub devices: Vec<DeviceStatus>,
+    pub quotas: Vec<Quota>,
+    pub sessions: Vec<Session>,
+    pub allocations: Vec<Allocation>,
+}
+
+impl Books {
+    /// Each table is whole in itself; between two of them things may happen.
+    #[track_caller]
+    pub fn read(admin: &Admin) -> Self {
+        const PAGE: u32 = 1000;
+        Self {
+            node: admin.get_node(GetNodeRequest {}).ok(),
+            devices: admin.list_devices(ListDevicesRequest {}).ok().devices,
+            quotas: admin
+                .list_quotas(ListQuotasRequest { page_size: PAGE, ..Default::default() })
+                .ok()
+                .quotas,
+            sessions: admin
+                .list_sessions(ListSessionsRequest { page_size: PAGE, ..Default::default() })
+                .ok()
+                .sessions,
+            allocations: admin
+                .list_all_allocations(ListAllAllocationsRequest { page_size: PAGE, ..Default::default() })
+                .ok()
+                .allocations,
+        }
+    }
+
+    /// Charged on all devices.
+    pub fn held(&self) -> u64 {
+        self.devices.iter().map(|device| device.held_bytes).sum()
+    }
+
+    pub fn unreturned(&self) -> u64 {
+        self.devices.iter().map(|device| device.unreturned_bytes).sum()
+    }
+
+    pub fn unbrokered(&self) -> u64 {
+        self.devices.iter().map(|device| device.unbrokered_bytes).sum()
+    }
+
+    /// Charged to one tenant on all devices.
+    pub fn held_by(&self, tenant: &str) -> u64 {
+        self.quotas.iter().filter(|quota| quota.tenant == tenant).map(|quota| quota.held_bytes).sum()
+    }
+
+    pub fn session(&self, id: u64) -> Option<&Session> {
+        self.sessions.iter().find(|session| session.session_id == id)
+    }
+
+    pub fn allocation(&self, id: u64) -> Option<&Allocation> {
+        self.allocations.iter().find(|allocation| allocation.allocation_id == id)
+    }
+
+    /// Whether nothing is allocated, charged, or on its way.
+    pub fn are_empty(&self) -> bool {
+        self.allocations.is_empty()
+            && self.held() == 0
+            && self.unreturned() == 0
+            && self.node.fds_in_flight == 0
+    }
+}

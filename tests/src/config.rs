@@ -1,0 +1,152 @@
+//! A configuration file for one test's daemon.
+
+use std::{fmt::Write as _, fs, path::Path};
+
+/// What differs from test to test; the rest is as a test wants it: the simulated driver and a socket of its own.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Memory of each simulated device.
+    pub devices: Vec<String>,
+    pub faults: Vec<Fault>,
+    /// Tenants by uid. Without any, everybody is `uid-N`.
+    pub tenants: Vec<(u32, String)>,
+    /// Lines of `[memory]`, `[limits]`, `[quota.default]` and `[daemon]`.
+    pub memory: Vec<String>,
+    pub limits: Vec<String>,
+    pub default_quota: Vec<String>,
+    pub daemon: Vec<String>,
+}
+
+/// A scheduled failure of the simulated driver.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// `create`, `release` or `digest`.
+    pub on: &'static str,
+    /// Which of these operations, from 1.
+    pub nth: u64,
+    /// How many in a row.
+    pub count: u64,
+    pub effect: Effect,
+}
+
+#[derive(Clone, Debug)]
+pub enum Effect {
+    OutOfMemory,
+    Fail(String),
+    DelayMs(u64),
+}
+
+impl Default for Config {
+    /// One device of 1 GiB.
+    fn default() -> Self {
+        Self {
+            devices: vec!["1GiB".to_owned()],
+            faults: Vec::new(),
+            tenants: Vec::new(),
+            memory: Vec::new(),
+            limits: Vec::new(),
+            default_quota: Vec::new(),
+            daemon: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    pub fn devices(memories: &[&str]) -> Self {
+        Self { devices: memories.iter().map(|&memory| memory.to_owned()).collect(), ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn fault(mut self, on: &'static str, nth: u64, effect: Effect) -> Self {
+        self.faults.push(Fault { on, nth, count: 1, effect });
+        self
+    }
+
+    #[must_use]
+    pub fn tenant(mut self, uid: u32, tenant: &str) -> Self {
+        self.tenants.push((uid, tenant.to_owned()));
+        self
+    }
+
+    #[must_use]
+    pub fn limit(mut self, line: &str) -> Self {
+        self.limits.push(line.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn memory(mut self, line: &str) -> Self {
+        self.memory.push(line.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn default_quota(mut self, line: &str) -> Self {
+        self.default_quota.push(line.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn daemon(mut self, line: &str) -> Self {
+        self.daemon.push(line.to_owned());
+        self
+    }
+
+    /// Writes it for a daemon whose sockets and state lie below `home`.
+    pub fn write(&self, home: &Path) {
+        fs::write(home.join("vramd.toml"), self.text(home)).expect("the test's directory is writable");
+    }
+
+    fn text(&self, home: &Path) -> String {
+        let mut text = String::new();
+        section(&mut text, "[daemon]", &self.daemon);
+        line(&mut text, &format!("socket_dir = \"{}\"", home.join("run").display()));
+        line(&mut text, &format!("state_dir = \"{}\"", home.join("state").display()));
+        line(&mut text, "log_level = \"debug\"");
+        section(&mut text, "[driver]", &["kind = \"sim\"".to_owned()]);
+        for memory in &self.devices {
+            section(&mut text, "[[driver.sim.devices]]", &[format!("memory = \"{memory}\"")]);
+        }
+        for fault in &self.faults {
+            section(&mut text, "[[driver.sim.faults]]", &fault.lines());
+        }
+        section(&mut text, "[memory]", &self.memory);
+        section(&mut text, "[quota.default]", &self.default_quota);
+        section(&mut text, "[limits]", &self.limits);
+        for (uid, tenant) in &self.tenants {
+            section(&mut text, "[[tenants]]", &[format!("tenant = \"{tenant}\""), format!("uid = {uid}")]);
+        }
+        text
+    }
+}
+
+impl Fault {
+    fn lines(&self) -> Vec<String> {
+        let mut lines = vec![
+            format!("on = \"{}\"", self.on),
+            format!("nth = {}", self.nth),
+            format!("count = {}", self.count),
+        ];
+        match &self.effect {
+            Effect::OutOfMemory => lines.push("effect = \"out_of_memory\"".to_owned()),
+            Effect::Fail(message) => {
+                lines.extend(["effect = \"fail\"".to_owned(), format!("message = \"{message}\"")]);
+            }
+            Effect::DelayMs(delay) => {
+                lines.extend(["effect = \"delay\"".to_owned(), format!("delay_ms = {delay}")]);
+            }
+        }
+        lines
+    }
+}
+
+fn section(text: &mut String, title: &str, lines: &[String]) {
+    line(text, title);
+    for content in lines {
+        line(text, content);
+    }
+}
+
+fn line(text: &mut String, content: &str) {
+    writeln!(text, "{content}").expect("a String takes everything");
+}

@@ -1,0 +1,258 @@
+//! A real daemon, in a directory of its own, that ends with its test.
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use vramd_proto::v1::{GetNodeRequest, SetQuotaRequest};
+
+use crate::{
+    books::Books,
+    config::Config,
+    probe::Probe,
+    programs::program,
+    rpc::{Admin, Memory, is_serving},
+    session::RawSession,
+    tools::Grpcurl,
+    wait::{eventually, until},
+};
+
+/// A running daemon. When it is dropped, it must not have logged an error or broken an invariant.
+#[derive(Debug)]
+pub struct Daemon {
+    home: Home,
+    child: Child,
+    pub admin: Admin,
+    pub memory: Memory,
+    errors_expected: bool,
+}
+
+/// Where one daemon, or several after each other, have their sockets, state and log.
+#[derive(Debug)]
+pub struct Home(TempDir);
+
+impl Daemon {
+    /// One device of 1 GiB, nothing else configured.
+    #[track_caller]
+    pub fn new() -> Self {
+        Self::start(&Config::default())
+    }
+
+    /// Starts one and waits until it serves.
+    #[track_caller]
+    pub fn start(config: &Config) -> Self {
+        let home = Home::new();
+        config.write(home.path());
+        Self::start_in(home)
+    }
+
+    #[track_caller]
+    pub fn start_in(home: Home) -> Self {
+        let child = home.spawn();
+        let (admin, memory) = (Admin::new(&home.sockets()), Memory::new(&home.sockets()));
+        let mut daemon = Self { home, child, admin, memory, errors_expected: false };
+        daemon.wait_until_ready();
+        daemon
+    }
+
+    fn wait_until_ready(&mut self) {
+        eventually("the daemon serves", || {
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                panic!("the daemon ended with {status} at its start");
+            }
+            is_serving(&self.home.sockets().join("admin.sock"), "").then_some(())
+        });
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn sockets(&self) -> PathBuf {
+        self.home.sockets()
+    }
+
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub fn log(&self) -> String {
+        self.home.log()
+    }
+
+    /// A session of the test's own process.
+    #[track_caller]
+    pub fn open(&self) -> RawSession {
+        RawSession::open(&self.sockets())
+    }
+
+    /// A client process.
+    #[track_caller]
+    pub fn probe(&self) -> Probe {
+        Probe::start(&self.sockets(), None)
+    }
+
+    /// A client process of another user; only root can have one.
+    #[track_caller]
+    pub fn probe_as(&self, uid: u32) -> Probe {
+        Probe::start(&self.sockets(), Some(uid))
+    }
+
+    pub fn grpcurl(&self, socket: &str) -> Grpcurl {
+        Grpcurl::new(&self.sockets().join(socket))
+    }
+
+    pub fn vramctl(&self) -> Command {
+        let mut command = Command::new(program("vramctl"));
+        command.env("VRAMD_SOCKET_DIR", self.sockets());
+        command
+    }
+
+    #[track_caller]
+    pub fn books(&self) -> Books {
+        Books::read(&self.admin)
+    }
+
+    /// Waits until nothing is allocated, charged or on its way.
+    #[track_caller]
+    pub fn drains(&self) {
+        until("the books are empty", || self.books().are_empty());
+    }
+
+    /// A quota on every device, in the tier `device`.
+    #[track_caller]
+    pub fn set_quota(&self, tenant: &str, guarantee: &str, limit: &str) {
+        self.admin.set_quota(quota(tenant, "*", guarantee, limit)).ok();
+    }
+
+    /// For tests that provoke what the log calls an error.
+    pub fn expect_errors(&mut self) {
+        self.errors_expected = true;
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the daemon can be signalled");
+    }
+
+    /// Asks it to stop, and gives its directory back to start another one in.
+    #[track_caller]
+    pub fn stop(mut self) -> (ExitStatus, Home) {
+        self.signal(Signal::TERM);
+        let status = self.wait();
+        self.check_log();
+        (status, self.into_home())
+    }
+
+    /// Kills it as an out-of-memory killer would.
+    #[track_caller]
+    pub fn kill(mut self) -> Home {
+        self.signal(Signal::KILL);
+        self.wait();
+        self.into_home()
+    }
+
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        eventually("the daemon ends", || self.child.try_wait().expect("a child can be asked"))
+    }
+
+    fn into_home(mut self) -> Home {
+        std::mem::take(&mut self.home)
+    }
+
+    fn check_log(&self) {
+        let log = self.log();
+        let error = log.lines().find(|line| line.contains("ERROR") || line.contains("panicked"));
+        assert!(self.errors_expected || error.is_none(), "the daemon logged {error:?}");
+    }
+}
+
+impl Default for Daemon {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let runs = matches!(self.child.try_wait(), Ok(None));
+        let node = (runs && !thread::panicking()).then(|| self.admin.get_node(GetNodeRequest {}).wait());
+        if runs {
+            // A stopped one does not die of anything else.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        if thread::panicking() {
+            eprintln!("--- log of the daemon {}:\n{}---", self.child.id(), self.log());
+            return;
+        }
+        if let Some(Ok(node)) = node {
+            assert_eq!(node.invariant_violations, 0, "the daemon's books are broken:\n{}", self.log());
+        }
+        self.check_log();
+    }
+}
+
+impl Home {
+    /// Other users can reach the sockets in it.
+    pub fn new() -> Self {
+        let home =
+            tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in("/tmp").expect("/tmp is writable");
+        fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
+        Self(home)
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn sockets(&self) -> PathBuf {
+        self.path().join("run")
+    }
+
+    /// What all daemons in this directory have logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path().join("log")).unwrap_or_default()
+    }
+
+    /// Starts a daemon and waits for nothing.
+    pub fn spawn(&self) -> Child {
+        let log =
+            File::options().create(true).append(true).open(self.path().join("log")).expect("the log opens");
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a file can be shared")).stderr(log);
+        command.spawn().expect("the daemon starts")
+    }
+
+    /// `vramd` with this directory's configuration.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(program("vramd"));
+        command.current_dir(self.path()).env_remove("VRAMD_SOCKET_DIR");
+        command.arg("--config").arg(self.path().join("vramd.toml"));
+        command
+    }
+}
+
+impl Default for Home {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A request to set a quota; what is empty stays as it is.
+pub fn quota(tenant: &str, device: &str, guarantee: &str, limit: &str) -> SetQuotaRequest {
+    SetQuotaRequest {
+        tenant: tenant.to_owned(),
+        device: device.to_owned(),
+        guarantee: guarantee.to_owned(),
+        limit: limit.to_owned(),
+        ..Default::default()
+    }
+}

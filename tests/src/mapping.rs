@@ -1,0 +1,59 @@
+//! One mapped part of device memory, as the simulated driver's clients map it.
+
+#![allow(unsafe_code, reason = "mapping memory that other processes share is what is tested here")]
+
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    ptr::{self, NonNull},
+    slice,
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Bytes that the daemon handed out. Shared with other processes, so a test reads them only while nobody writes.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    pub offset: u64,
+    pub writable: bool,
+}
+
+// SAFETY: needed so that tests can hand a mapping to another thread. It is plain memory, not bound to one.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of a memfd. The descriptor may be closed afterwards.
+    pub fn new(fd: BorrowedFd<'_>, len: u64, offset: u64, writable: bool) -> rustix::io::Result<Self> {
+        let len = usize::try_from(len).map_err(|_| rustix::io::Errno::NOMEM)?;
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: mmap is only offered as an unsafe call. The kernel chooses a free address, so no memory of this
+        // process is replaced.
+        let start = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd.as_fd(), 0)? };
+        let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::FAULT)?;
+        Ok(Self { start, len, offset, writable })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: reading mapped memory needs a raw slice. It is mapped readable for `len` bytes until `self` is
+        // dropped, and the protocol lets nobody write while a test compares.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// Fails the test on a read-only mapping, where writing would end the process.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.writable, "this mapping is read-only");
+        // SAFETY: writing mapped memory needs a raw slice. It is mapped writable for `len` bytes until `self` is
+        // dropped, and until it is sealed no other session maps it.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: munmap is only offered as an unsafe call. The range was mapped by `new`, and slices of it borrow
+        // `self`, so none is left.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "a mapping made here can be unmapped");
+    }
+}

@@ -1,0 +1,132 @@
+//! A client process that does one step at a time, so that a test can kill, stop or fork it between any two.
+//!
+//! It reads a command a line and answers each with a line of JSON; `src/bin/probe.rs` is the other side.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::{proc, programs::program, refusal::Refused, wait::until};
+
+#[derive(Debug)]
+pub struct Probe {
+    child: Child,
+    /// Closed to tell it that there is no more to do.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Probe {
+    /// Starts one, as another user if a uid is given.
+    #[track_caller]
+    pub fn start(socket_dir: &Path, uid: Option<u32>) -> Self {
+        let mut command = match uid {
+            None => Command::new(program("probe")),
+            Some(uid) => {
+                // The target folder may be closed to others; a copy beside the sockets is not.
+                let copy = socket_dir.with_file_name("probe");
+                if !copy.exists() {
+                    fs::copy(program("probe"), &copy).expect("the probe can be copied");
+                }
+                let mut command = Command::new(copy);
+                command.uid(uid).gid(uid).current_dir("/");
+                command
+            }
+        };
+        command.env("VRAMD_SOCKET_DIR", socket_dir).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the probe starts");
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("its output is a pipe"));
+        Self { child, input, output }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it do something that must go well.
+    #[track_caller]
+    pub fn ask(&mut self, command: &str) -> Value {
+        let answer = self.answer(command);
+        assert!(answer.get("refused").is_none(), "{command}: {answer}");
+        answer
+    }
+
+    /// Has it do something that must be refused.
+    #[track_caller]
+    pub fn refused(&mut self, command: &str) -> Refused {
+        let answer = self.answer(command);
+        let refused =
+            answer.get("refused").unwrap_or_else(|| panic!("`{command}` was to be refused: {answer}"));
+        let text = |key: &str| refused[key].as_str().unwrap_or_default().to_owned();
+        let facts = refused["facts"].as_object().into_iter().flatten();
+        Refused::from_frame(vramd_proto::v1::Refused {
+            code: refused["code"].as_i64().and_then(|code| code.try_into().ok()).unwrap_or_default(),
+            reason: text("reason"),
+            message: text("message"),
+            metadata: facts
+                .map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned()))
+                .collect(),
+        })
+    }
+
+    #[track_caller]
+    fn answer(&mut self, command: &str) -> Value {
+        self.tell(command);
+        self.listen(command)
+    }
+
+    /// Has it begin something whose answer may be long in coming.
+    #[track_caller]
+    pub fn tell(&mut self, command: &str) {
+        let input = self.input.as_mut().expect("open until it leaves");
+        writeln!(input, "{command}").expect("the probe reads its commands");
+    }
+
+    #[track_caller]
+    pub fn listen(&mut self, command: &str) -> Value {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("the probe's output is text");
+        serde_json::from_str(&line).unwrap_or_else(|_| panic!("the probe said `{line}` to `{command}`"))
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("the probe can be signalled");
+    }
+
+    /// Ends it as nothing can be caught.
+    pub fn kill(mut self) {
+        self.child.kill().expect("the probe can be killed");
+        self.child.wait().expect("a child can be waited for");
+    }
+
+    /// Stops it as a debugger does, and waits until it stands.
+    #[track_caller]
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        until("the probe is stopped", || proc::is_stopped(self.pid()));
+    }
+
+    /// Lets it run to its end.
+    #[track_caller]
+    pub fn leave(mut self) {
+        drop(self.input.take());
+        let status = self.child.wait().expect("a child can be waited for");
+        assert!(status.success(), "the probe ended with {status}");
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // Harmless where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

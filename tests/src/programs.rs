@@ -1,0 +1,50 @@
+//! The programs under test, built once for each run of a test binary.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+/// The top folder of the repository.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a folder of the repository")
+}
+
+/// A program of the workspace: `vramd`, `vramctl` or `probe`.
+pub fn program(name: &str) -> PathBuf {
+    let folder = folder();
+    let path = folder.join(name);
+    assert!(path.is_file(), "{} is missing after a build", path.display());
+    path
+}
+
+/// Where cargo puts programs, once those that are tested are up to date. A build that fails is not tried again.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = FOLDER.get_or_init(|| {
+        let own = env::current_exe().expect("a process knows its program");
+        // A test binary lies in `deps/`, and what it tests lies beside that folder.
+        let folder = own.ancestors().find(|path| path.ends_with("deps")).and_then(Path::parent);
+        let folder = folder.expect("cargo puts test binaries into a folder `deps`").to_owned();
+        build(&folder).map(|()| folder)
+    });
+    match built {
+        Ok(folder) => folder,
+        Err(said) => panic!("the programs under test do not build:\n{said}"),
+    }
+}
+
+fn build(folder: &Path) -> Result<(), String> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(repository()).args(["build", "--quiet", "-p", "vramd", "-p", "vramctl"]);
+    command.args(["-p", "vramd-tests", "--bin", "vramd", "--bin", "vramctl", "--bin", "probe"]);
+    command.arg("--target-dir").arg(folder.parent().expect("a profile's folder lies in the target folder"));
+    if folder.ends_with("release") {
+        command.arg("--release");
+    }
+    let output = command.output().expect("cargo starts");
+    output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+}

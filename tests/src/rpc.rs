@@ -1,0 +1,162 @@
+//! gRPC over the Unix sockets, call by call, from tests that are no async code.
+
+use std::{future::Future, path::Path, sync::OnceLock, time::Duration};
+
+use tokio::{runtime::Runtime, task::JoinHandle, time::timeout};
+use tonic::{
+    Request, Response, Status,
+    transport::{Channel, Endpoint},
+};
+use vramd_proto::v1::{
+    self, admin_service_client::AdminServiceClient, memory_service_client::MemoryServiceClient,
+};
+
+use crate::{refusal::Refused, wait::PATIENCE};
+
+/// A call that was sent and is not answered yet.
+#[must_use = "a call that nobody waits for is a test that sees nothing"]
+#[derive(Debug)]
+pub struct Pending<T>(JoinHandle<Result<T, Status>>);
+
+impl<T: Send + 'static> Pending<T> {
+    fn start(call: impl Future<Output = Result<Response<T>, Status>> + Send + 'static) -> Self {
+        Self(runtime().spawn(async { call.await.map(Response::into_inner) }))
+    }
+
+    #[track_caller]
+    pub fn wait(self) -> Result<T, Status> {
+        let answer = runtime().block_on(async { timeout(PATIENCE, self.0).await });
+        answer.expect("a call is answered in time").expect("a client does not panic")
+    }
+
+    /// The answer of a call that has to go well.
+    #[track_caller]
+    pub fn ok(self) -> T {
+        self.wait().unwrap_or_else(|status| panic!("refused: {:?}", Refused::from_status(&status)))
+    }
+
+    /// The refusal of a call that has to be refused.
+    #[track_caller]
+    pub fn refused(self) -> Refused
+    where
+        T: std::fmt::Debug,
+    {
+        match self.wait() {
+            Ok(answer) => panic!("was to be refused: {answer:?}"),
+            Err(status) => Refused::from_status(&status),
+        }
+    }
+
+    pub fn is_answered(&self) -> bool {
+        self.0.is_finished()
+    }
+
+    /// Leaves before the answer comes.
+    pub fn cancel(self) {
+        self.0.abort();
+    }
+}
+
+/// `MemoryService` on `vramd.sock`.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    client: MemoryServiceClient<Channel>,
+    deadline: Option<Duration>,
+}
+
+/// `AdminService` on `admin.sock`.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    client: AdminServiceClient<Channel>,
+    deadline: Option<Duration>,
+}
+
+impl Memory {
+    pub fn new(socket_dir: &Path) -> Self {
+        Self { client: MemoryServiceClient::new(channel(&socket_dir.join("vramd.sock"))), deadline: None }
+    }
+
+    #[must_use]
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self { client: self.client.clone(), deadline: Some(deadline) }
+    }
+}
+
+impl Admin {
+    pub fn new(socket_dir: &Path) -> Self {
+        Self { client: AdminServiceClient::new(channel(&socket_dir.join("admin.sock"))), deadline: None }
+    }
+
+    #[must_use]
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self { client: self.client.clone(), deadline: Some(deadline) }
+    }
+}
+
+macro_rules! calls {
+    ($service:ident: $($method:ident($request:ident) -> $response:ident;)*) => {
+        impl $service {
+            $(pub fn $method(&self, request: v1::$request) -> Pending<v1::$response> {
+                let mut client = self.client.clone();
+                let mut request = Request::new(request);
+                if let Some(deadline) = self.deadline {
+                    request.set_timeout(deadline);
+                }
+                Pending::start(async move { client.$method(request).await })
+            })*
+        }
+    };
+}
+
+calls! { Memory:
+    allocate_batch(AllocateBatchRequest) -> AllocateBatchResponse;
+    free_batch(FreeBatchRequest) -> FreeBatchResponse;
+    attach(AttachRequest) -> AttachResponse;
+    detach(DetachRequest) -> DetachResponse;
+    seal(SealRequest) -> SealResponse;
+    describe_allocation(DescribeAllocationRequest) -> DescribeAllocationResponse;
+    list_allocations(ListAllocationsRequest) -> ListAllocationsResponse;
+}
+
+calls! { Admin:
+    set_quota(SetQuotaRequest) -> SetQuotaResponse;
+    get_quota(GetQuotaRequest) -> GetQuotaResponse;
+    list_quotas(ListQuotasRequest) -> ListQuotasResponse;
+    delete_quota(DeleteQuotaRequest) -> DeleteQuotaResponse;
+    list_sessions(ListSessionsRequest) -> ListSessionsResponse;
+    end_session(EndSessionRequest) -> EndSessionResponse;
+    list_all_allocations(ListAllAllocationsRequest) -> ListAllAllocationsResponse;
+    show_allocation(ShowAllocationRequest) -> ShowAllocationResponse;
+    free_allocation(FreeAllocationRequest) -> FreeAllocationResponse;
+    get_node(GetNodeRequest) -> GetNodeResponse;
+    list_devices(ListDevicesRequest) -> ListDevicesResponse;
+    drain(DrainRequest) -> DrainResponse;
+}
+
+/// Whether the health service on a socket says SERVING for a service; the empty name is the whole daemon.
+#[track_caller]
+pub fn is_serving(socket: &Path, service: &str) -> bool {
+    use tonic_health::pb::{
+        HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+    };
+
+    let mut client = HealthClient::new(channel(socket));
+    let request = HealthCheckRequest { service: service.to_owned() };
+    let answer = Pending::start(async move { client.check(request).await }).wait();
+    answer.is_ok_and(|answer| answer.status() == ServingStatus::Serving)
+}
+
+/// Connects when it is first used, and again after the daemon was away.
+fn channel(socket: &Path) -> Channel {
+    let _inside = runtime().enter();
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("a path makes a URI");
+    endpoint.connect_lazy()
+}
+
+pub(crate) fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        runtime.expect("a runtime starts")
+    })
+}

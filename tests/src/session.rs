@@ -1,0 +1,304 @@
+//! A session without an SDK: it does what the protocol asks, and stops wherever a test wants it to.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+};
+
+use vramd_proto::{
+    channel::{FEATURES, PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR},
+    v1::{
+        Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest,
+        FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, ReleaseResult, Revoke, RevokeReason,
+        SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, attach_request::Target, client_frame,
+        daemon_frame,
+    },
+};
+
+use crate::{
+    channel::{Packet, RawChannel},
+    mapping::Mapping,
+    refusal::Refused,
+    rpc::Memory,
+    wait::PATIENCE,
+};
+
+/// One session, whose process is the test's.
+#[derive(Debug)]
+pub struct RawSession {
+    pub channel: RawChannel,
+    pub welcome: Welcome,
+    pub memory: Memory,
+    mapped: BTreeMap<(u64, u32), Mapping>,
+    spans: BTreeMap<u64, u64>,
+}
+
+/// Parts that came and are not mapped yet.
+pub type Parcel = Vec<(MapPart, OwnedFd)>;
+
+/// A nameless allocation that ends with its session.
+pub fn spec(size_bytes: u64) -> AllocationSpec {
+    AllocationSpec { size_bytes, ..Default::default() }
+}
+
+/// A named one that stays once it is sealed.
+pub fn persistent(name: &str, size_bytes: u64) -> AllocationSpec {
+    AllocationSpec { name: name.to_owned(), lifetime: Lifetime::Persistent.into(), ..spec(size_bytes) }
+}
+
+/// What an ordinary client says first.
+pub fn hello() -> Hello {
+    Hello {
+        protocol_major: PROTOCOL_MAJOR,
+        protocol_minor: PROTOCOL_MINOR,
+        features: FEATURES,
+        any_device: true,
+        client_name: "test".to_owned(),
+        ..Default::default()
+    }
+}
+
+impl RawSession {
+    #[track_caller]
+    pub fn open(socket_dir: &Path) -> Self {
+        Self::greet(socket_dir, hello()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
+    }
+
+    #[track_caller]
+    pub fn greet(socket_dir: &Path, hello: Hello) -> Result<Self, Refused> {
+        let channel = RawChannel::connect(socket_dir).expect("the channel's socket is there");
+        channel.send(client_frame::Frame::Hello(hello)).expect("a hello can be sent");
+        match channel.receive(PATIENCE) {
+            Packet::Frame(daemon_frame::Frame::Welcome(welcome), _) => Ok(Self {
+                channel,
+                welcome,
+                memory: Memory::new(socket_dir),
+                mapped: BTreeMap::new(),
+                spans: BTreeMap::new(),
+            }),
+            Packet::Frame(daemon_frame::Frame::Refused(refused), _) => Err(Refused::from_frame(refused)),
+            other => panic!("neither welcome nor refused: {other:?}"),
+        }
+    }
+
+    pub fn id(&self) -> u64 {
+        self.welcome.session_id
+    }
+
+    pub fn tenant(&self) -> &str {
+        &self.welcome.tenant
+    }
+
+    /// A request for these, which the caller may change before it is sent.
+    pub fn request(&self, items: Vec<AllocationSpec>) -> AllocateBatchRequest {
+        AllocateBatchRequest { session_id: self.id(), request_id: Vec::new(), items }
+    }
+
+    /// Allocates, maps and says so.
+    #[track_caller]
+    pub fn allocate(&mut self, spec: AllocationSpec) -> Allocation {
+        let allocation = self.reserve(spec);
+        self.map_all(allocation.allocation_id);
+        allocation
+    }
+
+    /// Allocates, and leaves what comes on the channel unread.
+    #[track_caller]
+    pub fn reserve(&self, spec: AllocationSpec) -> Allocation {
+        let answer = self.memory.allocate_batch(self.request(vec![spec])).ok();
+        answer.allocations.into_iter().next().expect("one item has one answer")
+    }
+
+    #[track_caller]
+    pub fn refused(&self, spec: AllocationSpec) -> Refused {
+        self.memory.allocate_batch(self.request(vec![spec])).refused()
+    }
+
+    /// Reads `map` frames until all parts of the allocation are mapped.
+    #[track_caller]
+    pub fn map_all(&mut self, allocation: u64) {
+        while !self.is_mapped(allocation) {
+            let parcel = self.receive_map();
+            self.accept(parcel);
+        }
+    }
+
+    #[track_caller]
+    pub fn receive_map(&self) -> Parcel {
+        loop {
+            match self.channel.receive(PATIENCE) {
+                Packet::Frame(daemon_frame::Frame::Map(map), fds) => {
+                    assert_eq!(map.parts.len(), fds.len(), "each part has its descriptor");
+                    return map.parts.into_iter().zip(fds).collect();
+                }
+                Packet::Frame(daemon_frame::Frame::Revoke(revoke), _) if self.is_answered(&revoke) => {}
+                other => panic!("not a map frame: {other:?}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn receive_revoke(&self) -> Revoke {
+        loop {
+            match self.channel.receive(PATIENCE) {
+                Packet::Frame(daemon_frame::Frame::Revoke(revoke), _) if self.is_answered(&revoke) => {}
+                Packet::Frame(daemon_frame::Frame::Revoke(revoke), _) => return revoke,
+                other => panic!("not a revoke frame: {other:?}"),
+            }
+        }
+    }
+
+    /// A revoke can cross the answer that makes it needless: calls and channel are two sockets.
+    fn is_answered(&self, revoke: &Revoke) -> bool {
+        !revoke.parts.iter().any(|part| self.mapped.contains_key(&(part.allocation_id, part.part_index)))
+    }
+
+    /// Maps parts and says so.
+    #[track_caller]
+    pub fn accept(&mut self, parcel: Parcel) {
+        let parts = self.map(parcel);
+        self.acknowledge(parts);
+    }
+
+    /// Maps parts and says nothing yet.
+    #[track_caller]
+    pub fn map(&mut self, parcel: Parcel) -> Vec<PartRef> {
+        let mut parts = Vec::new();
+        for (map, fd) in parcel {
+            let writable = map.access() == Access::ReadWrite;
+            let part = map.part.expect("a mapped part has a name");
+            let mapping =
+                Mapping::new(fd.as_fd(), map.size_bytes, map.offset_bytes, writable).expect("a part maps");
+            let known = self.mapped.insert((part.allocation_id, part.part_index), mapping);
+            assert!(known.is_none(), "the daemon maps a part only where it is not mapped");
+            self.spans.insert(part.allocation_id, map.span_bytes);
+            parts.push(part);
+        }
+        parts
+    }
+
+    #[track_caller]
+    pub fn acknowledge(&self, parts: Vec<PartRef>) {
+        self.channel.send(client_frame::Frame::Mapped(Mapped { parts })).expect("the channel stands");
+    }
+
+    /// Whether every byte of its span is mapped here.
+    pub fn is_mapped(&self, allocation: u64) -> bool {
+        let mapped: u64 = self.parts(allocation).map(|mapping| mapping.bytes().len() as u64).sum();
+        self.spans.get(&allocation) == Some(&mapped)
+    }
+
+    /// Its mapped parts in their order.
+    pub fn parts(&self, allocation: u64) -> impl Iterator<Item = &Mapping> {
+        self.mapped.range((allocation, 0)..=(allocation, u32::MAX)).map(|(_, mapping)| mapping)
+    }
+
+    /// Writes the asked bytes.
+    #[track_caller]
+    pub fn write(&mut self, allocation: u64, content: &[u8]) {
+        let mut rest = content;
+        for (_, mapping) in self.mapped.range_mut((allocation, 0)..=(allocation, u32::MAX)) {
+            let bytes = mapping.bytes_mut();
+            let (now, later) = rest.split_at(rest.len().min(bytes.len()));
+            bytes[..now.len()].copy_from_slice(now);
+            rest = later;
+        }
+        assert!(rest.is_empty(), "the content is longer than what is mapped");
+    }
+
+    /// The digest of the first `size` mapped bytes, as the daemon prints it.
+    pub fn digest(&self, allocation: u64, size: u64) -> String {
+        let mut hasher = blake3::Hasher::new();
+        let mut rest = usize::try_from(size).expect("a test's allocation fits in memory");
+        for mapping in self.parts(allocation) {
+            let bytes = &mapping.bytes()[..rest.min(mapping.bytes().len())];
+            hasher.update(bytes);
+            rest -= bytes.len();
+        }
+        assert_eq!(rest, 0, "less is mapped than was asked for");
+        format!("blake3:{}", hasher.finalize())
+    }
+
+    /// Seals: answers the revoke, waits for the digest, maps again.
+    #[track_caller]
+    pub fn seal(&mut self, allocation: u64) -> Allocation {
+        let request =
+            SealRequest { session_id: self.id(), request_id: Vec::new(), allocation_id: allocation };
+        let pending = self.memory.seal(request);
+        while self.parts(allocation).next().is_some() {
+            let revoke = self.receive_revoke();
+            assert_eq!(revoke.reason(), RevokeReason::Sealing);
+            self.unmap_parts(revoke.parts);
+        }
+        let sealed = pending.ok().allocation.expect("a sealed allocation is told");
+        self.map_all(allocation);
+        sealed
+    }
+
+    /// Attaches and maps.
+    #[track_caller]
+    pub fn attach(&mut self, name: &str) -> Allocation {
+        let answer = self.memory.attach(self.attach_request(name)).ok();
+        let allocation = answer.allocation.expect("what is attached is told");
+        self.map_all(allocation.allocation_id);
+        allocation
+    }
+
+    #[track_caller]
+    pub fn attach_refused(&self, name: &str) -> Refused {
+        self.memory.attach(self.attach_request(name)).refused()
+    }
+
+    pub fn attach_request(&self, name: &str) -> AttachRequest {
+        let target = Some(Target::Name(name.to_owned()));
+        AttachRequest { session_id: self.id(), request_id: Vec::new(), target }
+    }
+
+    /// Unmaps all of an allocation of its own will.
+    #[track_caller]
+    pub fn unmap(&mut self, allocation: u64) {
+        let parts = self.mapped.range((allocation, 0)..=(allocation, u32::MAX));
+        let parts =
+            parts.map(|(&(allocation_id, part_index), _)| PartRef { allocation_id, part_index }).collect();
+        self.unmap_parts(parts);
+    }
+
+    #[track_caller]
+    pub fn unmap_parts(&mut self, parts: Vec<PartRef>) {
+        for part in &parts {
+            self.mapped.remove(&(part.allocation_id, part.part_index));
+        }
+        for parts in parts.chunks(PARTS_PER_FRAME_MAX) {
+            let done = UnmapReason::Done.into();
+            let parts = parts.iter().map(|&part| UnmappedPart {
+                part: Some(part),
+                reason: done,
+                ..Default::default()
+            });
+            let frame = client_frame::Frame::Unmapped(Unmapped { parts: parts.collect() });
+            self.channel.send(frame).expect("the channel stands");
+        }
+    }
+
+    /// Unmaps and frees.
+    #[track_caller]
+    pub fn free(&mut self, allocation: u64) -> ReleaseResult {
+        self.unmap(allocation);
+        let request = FreeBatchRequest {
+            session_id: self.id(),
+            request_id: Vec::new(),
+            allocation_ids: vec![allocation],
+        };
+        self.memory.free_batch(request).ok().results.into_iter().next().expect("one item has one answer")
+    }
+
+    /// Unmaps and forgets.
+    #[track_caller]
+    pub fn detach(&mut self, allocation: u64) -> ReleaseResult {
+        self.unmap(allocation);
+        let request =
+            DetachRequest { session_id: self.id(), request_id: Vec::new(), allocation_ids: vec![allocation] };
+        self.memory.detach(request).ok().results.into_iter().next().expect("one item has one answer")
+    }
+}

@@ -1,0 +1,64 @@
+//! Tools of other makers, as `tests/dev/install-tools` installs them. One that is missing fails the test.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+use crate::programs::repository;
+
+/// A `grpcurl` aimed at one Unix socket.
+#[derive(Debug)]
+pub struct Grpcurl {
+    socket: PathBuf,
+}
+
+impl Grpcurl {
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    /// What it prints when asked for `list` or `describe SYMBOL`.
+    #[track_caller]
+    pub fn reflect(&self, what: &[&str]) -> String {
+        let output = self.output(&[], what);
+        assert!(output.status.success(), "grpcurl {what:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("grpcurl prints text")
+    }
+
+    /// The answer to one call, with default values and 64-bit numbers as text.
+    #[track_caller]
+    pub fn call(&self, method: &str, request: &Value) -> Value {
+        let output = self.output(&["-emit-defaults", "-d", &request.to_string()], &[method]);
+        assert!(output.status.success(), "grpcurl {method}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("grpcurl prints JSON")
+    }
+
+    /// What it prints about a call that is refused.
+    #[track_caller]
+    pub fn refused(&self, method: &str, request: &Value) -> String {
+        let output = self.output(&["-format-error", "-d", &request.to_string()], &[method]);
+        assert!(!output.status.success(), "{method} was to be refused");
+        String::from_utf8(output.stderr).expect("grpcurl prints text")
+    }
+
+    fn output(&self, options: &[&str], what: &[&str]) -> Output {
+        // Left to itself it takes the socket's path for the authority, which HTTP/2 refuses.
+        let mut command = Command::new(tool("bin/grpcurl"));
+        command.args(["-plaintext", "-authority", "localhost", "-max-time", "30"]).args(options);
+        command.arg(format!("unix://{}", self.socket.display())).args(what).output().expect("grpcurl starts")
+    }
+}
+
+/// The Python with gRPC in it.
+pub fn python() -> Command {
+    Command::new(tool("venv/bin/python"))
+}
+
+fn tool(path: &str) -> PathBuf {
+    let tool = repository().join(".tools").join(path);
+    assert!(tool.exists(), "{} is missing: run tests/dev/install-tools", tool.display());
+    tool
+}

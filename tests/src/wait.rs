@@ -1,0 +1,38 @@
+//! Waiting for what other processes do: polling with a deadline, never a sleep that hopes.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a machine under load may take for anything that takes milliseconds otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Polls until `look` sees something, and fails the test with `what` when patience ends.
+#[track_caller]
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Polls until it is so.
+#[track_caller]
+pub fn until(what: &str, mut look: impl FnMut() -> bool) {
+    eventually(what, || look().then_some(()));
+}
+
+/// Looks again and again for as long as `span`, and fails the test as soon as it is not so.
+#[track_caller]
+pub fn always(what: &str, span: Duration, mut look: impl FnMut() -> bool) {
+    let end = Instant::now() + span;
+    while Instant::now() < end {
+        assert!(look(), "did not stay so: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
