@@ -17,7 +17,7 @@ use crate::{
     driver,
     exit::Failure,
     grpc,
-    platform::{identity::Rules, paths, paths::Surroundings, sockets::Sockets},
+    platform::{descriptors, identity::Rules, paths, paths::Surroundings, sockets::Sockets},
     reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
 };
@@ -62,7 +62,7 @@ struct Listeners {
 impl App {
     /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing.
     pub fn prepare(config: Config) -> Result<Self, Failure> {
-        raise_descriptor_limit();
+        descriptors::raise_limit();
         let clock = Clock::start();
         let around = Surroundings::of_process();
         let socket_dir = absolute_dir(around.socket_dir(config.daemon.socket_dir.as_deref()))?;
@@ -214,14 +214,4 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
 /// So that a device's UUID, which is made of the path, does not depend on where the daemon was started.
 fn absolute_dir(dir: PathBuf) -> Result<PathBuf, Failure> {
     absolute(&dir).map_err(|_| Failure::NoWorkingDir(dir))
-}
-
-/// An extent is a descriptor and a session two: the soft limit of most systems, 1024, is soon met.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, soft_limit = limit.current, "the limit of open files could not be raised");
-    }
 }

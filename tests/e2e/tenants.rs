@@ -34,6 +34,8 @@ fn only_readers_of_another_tenant_attach() {
     reader.refused("attach team-a/weights").is(Reason::NotSealed);
     let digest = owner.ask(&format!("seal {id}"))["digest"].clone();
 
+    reader.refused(&format!("free {id}")).is(Reason::NotOwner);
+    stranger.refused(&format!("free {id}")).is(Reason::AllocationNotFound);
     assert_eq!(reader.ask("attach team-a/weights")["found"], digest);
     // For everybody else it does not exist, nor does it by its id.
     stranger.refused("attach team-a/weights").is(Reason::AllocationNotFound);
@@ -41,8 +43,6 @@ fn only_readers_of_another_tenant_attach() {
     let books = daemon.books();
     assert_eq!(books.held_by("team-a"), 6 * MIB);
     assert_eq!(books.held_by("team-b"), 0, "a reader is not charged");
-    reader.refused(&format!("free {id}")).is(Reason::NotOwner);
-    stranger.refused(&format!("free {id}")).is(Reason::AllocationNotFound);
 
     // What a reader still maps stays charged to its owner's tenant.
     assert_eq!(owner.ask(&format!("free {id}"))["still_charged"], 6 * MIB);

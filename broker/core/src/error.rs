@@ -23,6 +23,7 @@ pub enum Refusal {
     QuantityInvalid {
         field: &'static str,
         quantity: String,
+        problem: String,
     },
     DeviceUnknown {
         device: String,
@@ -198,7 +199,7 @@ impl Refusal {
                 vec![("field", "part_size_bytes".to_owned()), ("size", bytes(size))]
             }
             Self::NameInvalid { field, name } => vec![("field", (*field).to_owned()), ("name", name.clone())],
-            Self::QuantityInvalid { field, quantity } => {
+            Self::QuantityInvalid { field, quantity, .. } => {
                 vec![("field", (*field).to_owned()), ("quantity", quantity.clone())]
             }
             Self::DeviceUnknown { device } => {
@@ -285,7 +286,7 @@ impl fmt::Display for Refusal {
                 "{field}: `{}` is no name (1 to 128 letters, digits, `.`, `_`, `-`; first a letter or digit)",
                 name.escape_default()
             ),
-            Self::QuantityInvalid { field, quantity } => write!(f, "{field}: {quantity}"),
+            Self::QuantityInvalid { field, problem, .. } => write!(f, "{field}: {problem}"),
             Self::DeviceUnknown { device } => {
                 write!(f, "device: no device `{}` on this node", device.escape_default())
             }

@@ -14,7 +14,7 @@ pub const FDS_PER_PACKET_MAX: usize = 128;
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
 /// Most parts of one allocation: a table of them stays small beside the memory it describes.
-pub const PARTS_PER_ALLOCATION_MAX: u64 = 65_536;
+pub const PARTS_PER_ALLOCATION_MAX: usize = 65_536;
 
 /// Largest part: one piece of physical memory, zeroed and copied as a whole.
 pub const PART_SIZE_MAX: Bytes = Bytes::gib(16);

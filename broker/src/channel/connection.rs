@@ -17,7 +17,7 @@ use super::{
     watch,
 };
 use crate::{
-    platform::{credentials::Packet, identity::Rules, peer::Peer},
+    platform::{credentials::Packet, descriptors, identity::Rules, peer::Peer},
     reactor::Inbox,
 };
 
@@ -44,7 +44,9 @@ pub(super) struct Arrival {
 /// Lets an accepted connection in, or refuses it at once.
 pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>) -> io::Result<Option<Arrival>> {
     let socket = Socket::new(fd)?;
-    let admitted = Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)).and_then(|peer| {
+    let short = descriptors::exceeded_by(socket.as_fd()).map(|limit| HelloRefusal::TooMany { limit });
+    let peer = short.map_or_else(|| Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)), Err);
+    let admitted = peer.and_then(|peer| {
         let waiting = gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
         Ok((peer, waiting))
     });

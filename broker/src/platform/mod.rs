@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod credentials;
+pub mod descriptors;
 pub mod identity;
 pub mod lock;
 pub mod paths;

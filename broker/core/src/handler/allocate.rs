@@ -46,8 +46,8 @@ impl Broker {
         let plans =
             items.into_iter().map(|spec| self.plan(session, tenant, spec)).collect::<Result<Vec<_>, _>>()?;
         self.check_names(&plans)?;
-        self.check_counts(tenant, &plans)?;
         self.check_room(tenant, &plans)?;
+        self.check_counts(tenant, &plans)?;
 
         let mut allocations = Vec::with_capacity(plans.len());
         let mut extents_left = 0usize;
@@ -72,9 +72,6 @@ impl Broker {
             return Err(Refusal::PartSizeInvalid { size: part_size });
         }
         let part_count = span.get().div_ceil(part_size.get());
-        if part_count > PARTS_PER_ALLOCATION_MAX {
-            return Err(Refusal::PartSizeInvalid { size: part_size });
-        }
         self.check_name(tenant, &spec)?;
         let readers_max = self.config.limits.readers_max;
         if spec.readers.len() > readers_max {
@@ -132,9 +129,7 @@ impl Broker {
     fn check_name(&self, tenant: TenantId, spec: &AllocationSpec) -> Result<(), Refusal> {
         let Some(name) = &spec.name else {
             return match (spec.lifetime, spec.replace) {
-                (Lifetime::Persistent, _) => {
-                    Err(Refusal::RequestInvalid { field: "name", problem: "persistent memory needs a name" })
-                }
+                (Lifetime::Persistent, _) => Err(Refusal::NameInvalid { field: "name", name: String::new() }),
                 (_, true) => {
                     Err(Refusal::RequestInvalid { field: "replace", problem: "there is no name to take" })
                 }
@@ -175,6 +170,9 @@ impl Broker {
         let new_parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
         let too_many =
             |limit| Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit };
+        if plans.iter().any(|plan| plan.part_count > PARTS_PER_ALLOCATION_MAX) {
+            return Err(too_many(PARTS_PER_ALLOCATION_MAX));
+        }
         if allocations.saturating_add(plans.len()) > limits.allocations_per_tenant_max {
             return Err(too_many(limits.allocations_per_tenant_max));
         }

@@ -152,8 +152,9 @@ impl Broker {
         for (place, books) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
             let account = after.open(change.tenant, place, books.share());
             if account.guarantee > account.limit {
-                let quantity = format!("{} is above the limit of {}", account.guarantee, account.limit);
-                return Err(Refusal::QuantityInvalid { field: "guarantee", quantity });
+                let problem = format!("{} is above the limit of {}", account.guarantee, account.limit);
+                let quantity = account.guarantee.get().to_string();
+                return Err(Refusal::QuantityInvalid { field: "guarantee", quantity, problem });
             }
             if let Some(committed) = self.ledger.unbacked(change.tenant, place, account.guarantee) {
                 return Err(Refusal::GuaranteeUnbacked {

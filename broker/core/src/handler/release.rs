@@ -85,14 +85,15 @@ impl Broker {
     }
 
     fn check_owner(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
-        let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
-        let allocation = self.allocations.get(id).ok_or_else(not_found)?;
+        let (_, allocation) = self.find_visible(tenant, &Target::Id(id))?;
         if allocation.tenant != tenant {
-            return Err(not_found());
+            return Err(Refusal::NotOwner { allocation: id });
         }
         match allocation.owner {
             Some(owner) if owner == session => Ok(()),
-            None if allocation.state == AllocationState::Freeing => Err(not_found()),
+            None if allocation.state == AllocationState::Freeing => {
+                Err(Refusal::AllocationNotFound { allocation: id.to_string() })
+            }
             None => Ok(()),
             Some(_) => Err(Refusal::NotOwner { allocation: id }),
         }

@@ -118,7 +118,8 @@ pub(in crate::grpc) fn quantity(field: &'static str, text: &str) -> Result<Optio
     }
     text.parse().map(Some).map_err(|error: vramd_types::QuantityError| Refusal::QuantityInvalid {
         field,
-        quantity: error.to_string(),
+        quantity: text.to_owned(),
+        problem: error.to_string(),
     })
 }
 

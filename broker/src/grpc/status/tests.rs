@@ -14,7 +14,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         R::SizeInvalid { field, size: bytes },
         R::PartSizeInvalid { size: bytes },
         R::NameInvalid { field, name: text() },
-        R::QuantityInvalid { field, quantity: text() },
+        R::QuantityInvalid { field, quantity: text(), problem: text() },
         R::DeviceUnknown { device: text() },
         R::RequestInvalid { field, problem: "is missing" },
         R::RequestIdReused { request_id: [0xff; 16] },
