@@ -1,5 +1,5 @@
 # One door to everything. Needs Rust and Python 3.9 or later; all else is fetched into .tools/ and .demo/.
-.PHONY: help demo test verify fix errors-md proto-baseline
+.PHONY: help demo test gpu gpu-bundle verify fix errors-md proto-baseline
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,6 +11,12 @@ test: ## all tests, with all their set-up
 	tests/dev/install-tools
 	cargo build -p vramd -p vramctl
 	cargo test --workspace --no-fail-fast
+
+gpu: gpu-bundle ## the GPU suite on this machine, results in target/gpu-results; QUICK=1 for fewer rounds
+	target/gpu-bundle/run $(if $(QUICK),--quick) target/gpu-results
+
+gpu-bundle: ## packs that suite for a machine without a toolchain, into target/gpu-bundle
+	tests/gpu/bundle.py
 
 verify: ## all that .ci/run checks, but for cargo-deny, which takes long to build
 	.ci/run --without-deny

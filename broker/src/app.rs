@@ -5,10 +5,11 @@ use std::{
     os::unix::net::UnixListener,
     path::{Path, PathBuf, absolute},
     sync::Arc,
+    time::Duration,
 };
 
 use broker_core::{Broker, StoredQuotas};
-use broker_driver::{Driver, ExtentKind};
+use broker_driver::{Driver, DriverError, ExtentKind};
 use tokio::sync::watch;
 
 use crate::{
@@ -17,7 +18,9 @@ use crate::{
     driver,
     exit::Failure,
     grpc,
-    platform::{descriptors, identity::Rules, paths, paths::Surroundings, sockets::Sockets},
+    platform::{
+        descriptors, descriptors::Descriptors, identity::Rules, paths, paths::Surroundings, sockets::Sockets,
+    },
     reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
 };
@@ -26,6 +29,9 @@ use crate::{
 const OPERATOR_REQUESTS_MAX: usize = 64;
 /// Looks at the broker's state that may wait in its queue.
 const READS_MAX: usize = 256;
+/// How long the driver may take for its first look at all devices, and how often it is asked whether it is done.
+const SURVEY_PATIENCE: Duration = Duration::from_secs(30);
+const SURVEY_POLL: Duration = Duration::from_millis(5);
 
 /// The configuration that was named, else the usual one if it is there, else the defaults.
 pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
@@ -127,6 +133,15 @@ impl App {
         let executor =
             Executor::new(self.inbox.clone(), Arc::clone(&self.driver), Arc::clone(&channels), writer);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
+        let surveyed = surveyed(&self.inbox);
+        tokio::select! {
+            in_time = tokio::time::timeout(SURVEY_PATIENCE, surveyed) => if in_time.is_err() {
+                let problem = format!("no device was looked at within {} s", SURVEY_PATIENCE.as_secs());
+                return Err(Failure::Driver(DriverError::Failed(problem)));
+            },
+            // Asked to stop: both servers see it, and end at once.
+            () = stopped(stop.clone()) => {}
+        }
         tracing::info!("serving");
 
         let calls = grpc::serve(
@@ -179,6 +194,23 @@ impl App {
         Ok(())
     }
 
+    /// What is in force where the limit of open files has a say, is told once.
+    fn core_limits(&self) -> broker_core::Limits {
+        let descriptors = Descriptors::of_process();
+        let limits = self.config.limits.core(descriptors);
+        tracing::info!(
+            open_files_max = descriptors.limit,
+            extents_max = limits.extents_max,
+            parts_per_tenant_max = limits.parts_per_tenant_max,
+            fds_in_flight_max = limits.fds_in_flight_max,
+            "limits that open files set"
+        );
+        if limits.extents_max > descriptors.extents_max() {
+            tracing::warn!("limits.extents_max leaves connections too few of the open files");
+        }
+        limits
+    }
+
     fn core_config(&self) -> broker_core::Config {
         let config = &self.config;
         broker_core::Config {
@@ -191,7 +223,7 @@ impl App {
             part_size: config.memory.part_size,
             sessions_reserved: config.memory.sessions_reserved,
             default_limit: config.quota.default.limit,
-            limits: config.limits.core(),
+            limits: self.core_limits(),
         }
     }
 }
@@ -204,6 +236,14 @@ fn quota_writer(state: Arc<State>) -> QuotaWriter {
 fn operators(config: &Config) -> BTreeSet<u32> {
     let usual = || vec![0, rustix::process::geteuid().as_raw()];
     config.daemon.operators.clone().unwrap_or_else(usual).into_iter().collect()
+}
+
+/// Returns once every device was looked at, or the reactor has ended. A request that is admitted before would be
+/// given what clients of an earlier daemon still hold.
+async fn surveyed(inbox: &Inbox) {
+    while inbox.read(Broker::is_surveyed).await == Some(false) {
+        tokio::time::sleep(SURVEY_POLL).await;
+    }
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {

@@ -1,14 +1,15 @@
 //! Which driver runs, and why.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
+use std::{path::Path, sync::Arc};
+
+use broker_driver::{
+    DeviceInfo, Driver, DriverError, Sink,
+    cuda::{self, CudaConfig, CudaDriver, Probed},
+    sim,
 };
 
-use broker_driver::{Driver, Sink, sim};
-
 use crate::{
-    config::{self, Config, DriverKind, SimDevices},
+    config::{self, Config, DeviceChoice, DriverKind, SimDevices},
     exit::Failure,
 };
 
@@ -23,35 +24,114 @@ pub struct Chosen {
 /// Opens the driver that the configuration asks for, with the devices that it names. Completions go to `sink`.
 pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Failure> {
     let reason = match config.driver.kind {
-        DriverKind::Cuda => return Err(Failure::NoCuda),
+        DriverKind::Cuda => return open_cuda(config, probe(config)?, sink, "configured".to_owned()),
         DriverKind::Sim => "configured".to_owned(),
-        DriverKind::Auto => why_simulated(Path::new("/dev")),
+        DriverKind::Auto => match usable(config) {
+            Ok(probed) => {
+                let reason = format!("auto: CUDA {} with a device that can be used", probed.version());
+                return open_cuda(config, probed, sink, reason);
+            }
+            Err(why) => format!("auto: {why}"),
+        },
     };
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
     node.devices = config::choose(&config.memory.devices, node.devices)?;
     Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason })
 }
 
-/// Why `auto` is `sim`: this build has no other.
-fn why_simulated(dev: &Path) -> String {
-    let control: PathBuf = dev.join("nvidiactl");
-    if control.exists() {
-        format!("auto: {} says there is a GPU, but this build has no cuda back-end", control.display())
+fn probe(config: &Config) -> Result<Probed, Failure> {
+    let config::Cuda { library, nvml_library } = config.driver.cuda.clone();
+    Ok(cuda::probe(CudaConfig { library, nvml: nvml_library, params: None })?)
+}
+
+/// CUDA with at least one device that can be used, or why `auto` is `sim`.
+fn usable(config: &Config) -> Result<Probed, String> {
+    let probed = probe(config).map_err(|failure| failure.to_string())?;
+    if probed.found().iter().any(|found| found.refused.is_none()) {
+        Ok(probed)
     } else {
-        "auto: no GPU on this node".to_owned()
+        Err(refusals(&probed))
+    }
+}
+
+fn refusals(probed: &Probed) -> String {
+    let refused = probed.found().iter().filter_map(|found| {
+        found.refused.as_ref().map(|why| format!("device {} cannot be used: {why}", found.info.uuid))
+    });
+    refused.collect::<Vec<_>>().join("; ")
+}
+
+/// Those that were named must all be usable; where none was, those are taken that are.
+fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Result<Chosen, Failure> {
+    let all: Vec<DeviceInfo> = probed.found().iter().map(|found| found.info.clone()).collect();
+    let named = matches!(config.memory.devices, DeviceChoice::These(_));
+    let mut uuids: Vec<String> = Vec::new();
+    for device in config::choose(&config.memory.devices, all)? {
+        let refused = probed.found().iter().find(|found| found.info.uuid == device.uuid);
+        match refused.and_then(|found| found.refused.as_ref()) {
+            Some(why) if !named => {
+                tracing::warn!(uuid = device.uuid, name = device.name, why, "device not used")
+            }
+            // Opening says why.
+            _ => uuids.push(device.uuid),
+        }
+    }
+    if uuids.is_empty() {
+        return Err(Failure::Driver(DriverError::Failed(refusals(&probed))));
+    }
+    let driver = cuda::open(probed, &uuids, sink)?;
+    tell(&driver);
+    Ok(Chosen { driver: Arc::new(driver), reason })
+}
+
+/// What an operator may wonder about later.
+fn tell(driver: &CudaDriver) {
+    let facts = driver.facts();
+    if let Some(problem) = &facts.no_nvml {
+        tracing::warn!(
+            problem,
+            "NVML is not there: the contexts of clients cannot be told from outsiders' memory"
+        );
+    }
+    for device in &facts.devices {
+        tracing::info!(
+            uuid = device.uuid,
+            cuda = %facts.version,
+            scrub = %device.scrub,
+            context_size = %device.context_size,
+            nvml = device.nvml,
+            lists_processes = device.lists_processes,
+            legacy_handles = device.fixed,
+            rdma = device.rdma,
+            "CUDA device"
+        );
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use broker_driver::cuda::Why;
+    use fake_cuda::Fake;
+
     use super::*;
-    use crate::config::DeviceChoice;
 
     fn open_with(change: impl FnOnce(&mut Config)) -> Result<Chosen, Failure> {
         let mut config = Config::default();
+        config.driver.cuda.library = Some("/nowhere/libcuda.so.1".into());
         change(&mut config);
         let dir = tempfile::tempdir().unwrap();
         open(&config, dir.path(), Arc::new(|_| {}))
+    }
+
+    fn on(fake: &Fake, kind: DriverKind) -> impl FnOnce(&mut Config) + use<> {
+        let library: PathBuf = fake.library();
+        move |config| {
+            config.driver.kind = kind;
+            config.driver.cuda.library = Some(library.clone());
+            config.driver.cuda.nvml_library = Some(library);
+        }
     }
 
     #[test]
@@ -59,16 +139,28 @@ mod tests {
         assert_eq!(open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().reason, "configured");
         let auto = open_with(|_| {}).unwrap();
         assert_eq!((auto.driver.name(), auto.driver.devices().len()), ("sim", 1));
-        let dev = tempfile::tempdir().unwrap();
-        assert!(why_simulated(dev.path()).contains("no GPU"));
-        std::fs::write(dev.path().join("nvidiactl"), "").unwrap();
-        assert!(why_simulated(dev.path()).contains("no cuda back-end"));
+        assert!(auto.reason.contains("no CUDA driver: /nowhere/libcuda.so.1"), "{}", auto.reason);
+    }
+
+    #[test]
+    fn auto_takes_a_gpu_where_one_can_be_used() {
+        let cuda = open_with(on(&Fake::new(), DriverKind::Auto)).unwrap();
+        assert_eq!((cuda.driver.name(), cuda.driver.devices().len()), ("cuda", 1));
+        for (line, reason) in [
+            ("init = 34", "the toolkit's stub"),
+            ("init = 100", "finds no device"),
+            ("compute_mode = 3", "Exclusive_Process"),
+        ] {
+            let sim = open_with(on(&Fake::new().says(line), DriverKind::Auto)).unwrap();
+            assert_eq!(sim.driver.name(), "sim", "{line}");
+            assert!(sim.reason.contains(reason), "{}", sim.reason);
+        }
     }
 
     #[test]
     fn what_cannot_be_opened_has_its_own_failure() {
         let cuda = open_with(|config| config.driver.kind = DriverKind::Cuda);
-        assert!(matches!(cuda, Err(Failure::NoCuda)));
+        assert!(matches!(cuda, Err(Failure::Cuda(Why::NoLibrary { .. }))));
         let absent = open_with(|config| config.memory.devices = DeviceChoice::These(vec!["7".into()]));
         assert!(matches!(absent, Err(Failure::Device(_))));
         let twice = open_with(|config| {
@@ -77,5 +169,25 @@ mod tests {
             config.driver.sim.devices.push(again);
         });
         assert!(matches!(twice, Err(Failure::Driver(_))));
+    }
+
+    #[test]
+    fn a_named_device_is_used_or_refused() {
+        let fake = Fake::new().says("mig = 2").says("devices = 2");
+        let named = |index: &str| {
+            let choose = on(&fake, DriverKind::Cuda);
+            let index = index.to_owned();
+            open_with(move |config| {
+                choose(config);
+                config.memory.devices = DeviceChoice::These(vec![index]);
+            })
+        };
+        assert!(named("1").unwrap().driver.devices()[0].uuid.starts_with("GPU-"));
+        let refused = named("2").unwrap_err();
+        assert!(matches!(refused, Failure::Driver(_)));
+        assert!(refused.to_string().contains("CUDA_VISIBLE_DEVICES=MIG-"), "{refused}");
+        assert!(matches!(named("3"), Err(Failure::Device(_))));
+        let all = open_with(on(&fake, DriverKind::Cuda)).unwrap();
+        assert_eq!(all.driver.devices().len(), 2, "the instance out of reach is left out");
     }
 }

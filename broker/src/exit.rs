@@ -2,13 +2,13 @@
 
 use std::{io, path::PathBuf};
 
-use broker_driver::DriverError;
+use broker_driver::{DriverError, cuda::Why};
 use thiserror::Error;
 
 use crate::{
     config::{ConfigError, DeviceNotThere},
     grpc::ServeError,
-    platform::sockets::SocketsError,
+    platform::{private_dir::PrivateDirError, sockets::SocketsError},
     reactor::DriverLost,
     state::StateError,
 };
@@ -39,8 +39,8 @@ pub enum Failure {
     NoStateDir,
     #[error(transparent)]
     Device(#[from] DeviceNotThere),
-    #[error("driver.kind is cuda, and this build has no such back-end: use sim or auto")]
-    NoCuda,
+    #[error(transparent)]
+    Cuda(#[from] Why),
     #[error("the driver cannot start: {0}")]
     Driver(#[from] DriverError),
     #[error(transparent)]
@@ -65,13 +65,14 @@ impl Failure {
             Self::Config(_)
             | Self::NoStateDir
             | Self::NoWorkingDir(_)
-            | Self::Sockets(SocketsError::NoGroup(_) | SocketsError::NotPrivate(_)) => Exit::Config,
+            | Self::Sockets(SocketsError::NoGroup(_) | SocketsError::Dir(PrivateDirError::NotPrivate(_)))
+            | Self::State(StateError::Dir(PrivateDirError::NotPrivate(_))) => Exit::Config,
             Self::Sockets(SocketsError::InUse(_)) | Self::State(StateError::InUse(_)) => Exit::InUse,
             Self::Device(_) => Exit::NoDevice,
-            Self::NoCuda | Self::Driver(_) => Exit::Driver,
+            Self::Cuda(_) | Self::Driver(_) => Exit::Driver,
             Self::DriverLost(_) => Exit::DriverLost,
-            Self::Sockets(SocketsError::InTheWay(_) | SocketsError::Io { .. })
-            | Self::State(StateError::Io { .. } | StateError::Damaged { .. })
+            Self::Sockets(SocketsError::InTheWay(_) | SocketsError::Io { .. } | SocketsError::Dir(_))
+            | Self::State(StateError::Io { .. } | StateError::Damaged { .. } | StateError::Dir(_))
             | Self::Io { .. }
             | Self::Serve(_)
             | Self::ReactorEnded => Exit::Runtime,

@@ -129,7 +129,11 @@ fn each_refusal_has_its_status() {
         ("[memory]\nmargin = \"1 apple\"\n", 3, format!("{}:5:10: memory.margin: ", file.display())),
         ("admin_group = \"no-such-group\"\n", 3, "no group `no-such-group`".to_owned()),
         ("[memory]\ndevices = [\"7\"]\n", 5, "there is no device `7`".to_owned()),
-        ("[driver]\nkind = \"cuda\"\n", 6, "no such back-end".to_owned()),
+        (
+            "[driver]\nkind = \"cuda\"\n[driver.cuda]\nlibrary = \"/nowhere/libcuda.so.1\"\n",
+            6,
+            "no CUDA driver: /nowhere".to_owned(),
+        ),
     ] {
         let (ended, said) = place.refused(more);
         assert_eq!(ended, status, "{more}: {said}");

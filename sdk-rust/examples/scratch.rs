@@ -9,15 +9,28 @@ use std::{
     io::{self, Write as _},
 };
 
-use vramd_client::{AllocationRequest, Client};
+use vramd_client::{Allocation, AllocationRequest, Client};
 use vramd_types::Quantity;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let size = env::args().nth(1).ok_or("usage: scratch SIZE, for example 64MiB")?;
     let client = Client::connect()?;
     let mut memory = client.allocate(AllocationRequest::new(Quantity::parse_bytes(&size)?))?;
-    memory.as_mut_slice().fill(0xa5);
+    fill(&mut memory)?;
     writeln!(io::stdout(), "{} holds {size}, mapped and written", memory.id())?;
     io::copy(&mut io::stdin().lock(), &mut io::sink())?;
     Ok(memory.free().map(|_| ())?)
+}
+
+/// By copies, so that it may lie on a GPU as well.
+fn fill(memory: &mut Allocation) -> Result<(), vramd_client::Error> {
+    let chunk = vec![0xa5; 16 << 20];
+    let size = memory.info().size.get();
+    let mut offset = 0;
+    while offset < size {
+        let len = chunk.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+        memory.copy_from_host(offset, &chunk[..len])?;
+        offset += len as u64;
+    }
+    Ok(())
 }

@@ -5,14 +5,23 @@
 
 use std::{
     future::Future,
-    path::Path,
+    io::ErrorKind,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use tonic::{Request, Response, Status, transport::Channel};
 use vramd_proto::v1::{self, admin_service_client::AdminServiceClient};
+use vramd_types::Reason;
 
-use crate::{error::Result, paths, request_id::RequestId, rpc::Rpc, session::missing};
+use crate::{
+    error::{Error, Result},
+    paths,
+    request_id::RequestId,
+    rpc::Rpc,
+    session::missing,
+};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const REPLY_BYTES_MAX: usize = 64 << 20;
@@ -21,14 +30,15 @@ const PAGE_SIZE: u32 = 1000;
 #[derive(Debug)]
 pub struct AdminClient {
     rpc: Rpc,
+    socket: PathBuf,
     request_timeout: Duration,
 }
 
 impl AdminClient {
     /// For the daemon whose sockets are there. Connects at the first call.
     pub fn new(socket_dir: &Path) -> Result<Self> {
-        let rpc = Rpc::open(&paths::admin_socket(socket_dir))?;
-        Ok(Self { rpc, request_timeout: REQUEST_TIMEOUT })
+        let socket = paths::admin_socket(socket_dir);
+        Ok(Self { rpc: Rpc::open(&socket)?, socket, request_timeout: REQUEST_TIMEOUT })
     }
 
     #[must_use]
@@ -134,9 +144,20 @@ impl AdminClient {
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
         let deadline = Instant::now() + self.request_timeout;
-        self.rpc.call(deadline, None, request, move |connection, request| {
+        let answer = self.rpc.call(deadline, None, request, move |connection, request| {
             method(AdminServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX), request)
+        });
+        answer.map_err(|error| match error {
+            Error::BrokerGone { .. } if self.is_closed_to_us() => {
+                Error::refused(Reason::NotOperator, &[("uid", &rustix::process::geteuid().as_raw())])
+            }
+            error => error,
         })
+    }
+
+    /// Whether a daemon may well be there, but the socket's mode keeps this user out: that is no operator either.
+    fn is_closed_to_us(&self) -> bool {
+        UnixStream::connect(&self.socket).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The address of a handle never changes. What lies there can be taken away: when an operator frees the allocation or
 //! ends the session, the daemon revokes the mapping, and the SDK obeys. From then on an access through a slice that
-//! the program still holds faults (SIGSEGV), as memory of a device that fell off the bus would; new slices panic.
-//! `is_mapped` tells.
+//! the program still holds faults (SIGSEGV), and a kernel's access ends its context, as memory of a device that fell off
+//! the bus would; new slices and copies answer [`Error::NotMapped`]. `is_mapped` tells.
 
 use std::fmt;
 
@@ -17,6 +17,9 @@ use crate::{
 };
 
 /// Memory of this session alone, mapped for reading and writing. Dropped unsealed it is freed.
+///
+/// Fixed memory is the exception: other sessions of the tenant may write it as well, and one that attached it only lets
+/// go of it when it is dropped.
 #[derive(Debug)]
 pub struct Allocation {
     // Boxed, so that a failed seal can hand it back at no cost to one that does not fail.
@@ -52,19 +55,37 @@ impl Allocation {
         self.handle.info()
     }
 
-    /// The bytes that were asked for.
-    ///
-    /// # Panics
-    /// If it is not mapped any more, or in a forked child.
-    pub fn as_slice(&self) -> &[u8] {
+    /// Where it lies: a device pointer if it [is device memory](Self::is_device_memory), valid in the primary context of
+    /// its device; otherwise an address of this process. It stays the same, mapped or not.
+    pub fn as_device_ptr(&self) -> u64 {
+        self.handle.as_device_ptr()
+    }
+
+    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    pub fn is_device_memory(&self) -> bool {
+        self.handle.is_device_memory()
+    }
+
+    /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
+    /// makes it fail, and nothing worse. It waits for no kernel of the program.
+    pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+        self.handle.copy_to_host(offset_bytes, to)
+    }
+
+    /// Copies bytes in, wherever it lies. Returns when they are there; an operator who takes the memory away meanwhile
+    /// makes it fail, and nothing worse. It waits for no kernel of the program.
+    pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
+        self.handle.copy_from_host(offset_bytes, from)
+    }
+
+    /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
+    /// child.
+    pub fn as_slice(&self) -> Result<&[u8]> {
         self.handle.as_slice()
     }
 
-    /// The bytes that were asked for, to be written.
-    ///
-    /// # Panics
-    /// If it is not mapped any more, or in a forked child.
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+    /// The bytes that were asked for, to be written in place. Refused as [`Self::as_slice`] is.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         self.handle.as_mut_slice()
     }
 
@@ -106,11 +127,26 @@ impl Sealed {
         self.handle.info().digest.as_deref().unwrap_or_default()
     }
 
-    /// The bytes that were asked for.
-    ///
-    /// # Panics
-    /// If it is not mapped any more, or in a forked child.
-    pub fn as_slice(&self) -> &[u8] {
+    /// Where it lies: a device pointer if it [is device memory](Self::is_device_memory), valid in the primary context of
+    /// its device; otherwise an address of this process. It stays the same, mapped or not.
+    pub fn as_device_ptr(&self) -> u64 {
+        self.handle.as_device_ptr()
+    }
+
+    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    pub fn is_device_memory(&self) -> bool {
+        self.handle.is_device_memory()
+    }
+
+    /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
+    /// makes it fail, and nothing worse. It waits for no kernel of the program.
+    pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+        self.handle.copy_to_host(offset_bytes, to)
+    }
+
+    /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
+    /// child.
+    pub fn as_slice(&self) -> Result<&[u8]> {
         self.handle.as_slice()
     }
 

@@ -15,7 +15,7 @@ use crate::{
     error::{Error, Result},
     fork::ProcessBound,
     handle::Handle,
-    info::{AllocationInfo, AllocationState},
+    info::{AllocationInfo, AllocationKind, AllocationState},
     mapping::Mode,
     paths,
     raw::RawClient,
@@ -70,7 +70,12 @@ impl Client {
 
     /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`.
     pub fn attach(&self, target: impl Into<Target>) -> Result<Sealed> {
-        self.claim_attached(target.into()).map(Sealed::new)
+        self.claim_attached(target.into(), AllocationKind::Movable).map(Sealed::new)
+    }
+
+    /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
+    pub fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
+        self.claim_attached(target.into(), AllocationKind::Fixed).map(Allocation::new)
     }
 
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.
@@ -166,7 +171,7 @@ impl Client {
         self.claim(allocations, Parting::Free, deadline)
     }
 
-    pub(crate) fn claim_attached(&self, target: Target) -> Result<Handle> {
+    pub(crate) fn claim_attached(&self, target: Target, kind: AllocationKind) -> Result<Handle> {
         use v1::attach_request::Target as Wire;
         check_home(&self.session)?;
         let deadline = self.session.deadline();
@@ -184,9 +189,22 @@ impl Client {
             .session
             .call(deadline, request, |mut client, request| async move { client.attach(request).await })?;
         let info = AllocationInfo::from(answer.allocation.ok_or_else(|| missing("allocation"))?);
-        if info.state != AllocationState::Sealed {
+        let fixed = info.kind == AllocationKind::Fixed;
+        let refusal = match kind {
+            AllocationKind::Fixed if !fixed => {
+                Some(Error::refused(Reason::KindUnsupported, &[("kind", &"movable")]))
+            }
+            AllocationKind::Fixed => None,
             // Its own session may map an open one again, which has a handle of its own already, or lost it.
-            return Err(Error::refused(Reason::NotSealed, &[("allocation", &info.id)]));
+            _ if info.state != AllocationState::Sealed => {
+                Some(Error::refused(Reason::NotSealed, &[("allocation", &info.id)]))
+            }
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            // The daemon has attached it. Who had a handle before keeps it; otherwise it goes again.
+            drop(Handle::claim(&self.session, info, Parting::Detach));
+            return Err(refusal);
         }
         self.claim([info], Parting::Detach, deadline)?.pop().ok_or_else(|| missing("allocation"))
     }
@@ -227,7 +245,7 @@ impl ClientBuilder {
     }
 
     /// UUIDs of the devices that this process sees. Unless told, `VRAMD_VISIBLE_DEVICES` says (UUIDs, separated by
-    /// commas); without it, any.
+    /// commas). Without it, CUDA is asked where there are several; a raw session then takes any.
     #[must_use]
     pub fn devices(mut self, uuids: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.devices = Some(uuids.into_iter().map(Into::into).collect());

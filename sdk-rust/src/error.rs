@@ -30,6 +30,15 @@ pub enum Error {
     Deadline,
     #[error("{allocation} could not be mapped: {problem}")]
     MapFailed { allocation: String, problem: String },
+    /// Only of slices: copies and kernels work.
+    #[error(
+        "{allocation} lies in device memory, which the CPU cannot follow: use copy_to_host and copy_from_host"
+    )]
+    DeviceMemory { allocation: String },
+    #[error("{allocation} is not mapped any more, or not for that")]
+    NotMapped { allocation: String },
+    #[error("{allocation} could not be copied: {problem}")]
+    CopyFailed { allocation: String, problem: String },
     #[error("the bytes have the digest {found}, not {expected}")]
     DigestMismatch { expected: String, found: String },
     /// Any other refusal of the registry.
@@ -62,7 +71,11 @@ impl Error {
             Self::BrokerGone { .. } => Reason::BrokerGone,
             Self::Draining => Reason::Draining,
             Self::Deadline => Reason::Deadline,
-            Self::MapFailed { .. } => Reason::MapFailed,
+            // To programs that know the registry alone, what cannot be used as mapped was not mapped.
+            Self::MapFailed { .. }
+            | Self::DeviceMemory { .. }
+            | Self::NotMapped { .. }
+            | Self::CopyFailed { .. } => Reason::MapFailed,
             Self::DigestMismatch { .. } => Reason::DigestMismatch,
             Self::Refused(refusal) => refusal.reason,
             Self::Unknown { .. } => return None,
@@ -94,8 +107,11 @@ impl Error {
             Self::AllocationNotFound { allocation } => facts(&[("allocation", allocation)]),
             Self::SessionLost { session } => facts(&[("session", session)]),
             Self::BrokerGone { problem } => facts(&[("problem", problem)]),
-            Self::MapFailed { allocation, problem } => {
+            Self::MapFailed { allocation, problem } | Self::CopyFailed { allocation, problem } => {
                 facts(&[("allocation", allocation), ("problem", problem)])
+            }
+            Self::DeviceMemory { allocation } | Self::NotMapped { allocation } => {
+                facts(&[("allocation", allocation), ("problem", self)])
             }
             Self::DigestMismatch { expected, found } => facts(&[("expected", expected), ("found", found)]),
             Self::Refused(refusal) => refusal.facts.clone(),

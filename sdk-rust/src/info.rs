@@ -3,7 +3,7 @@
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes, SessionId};
 
-pub use vramd_proto::v1::{AllocationState, Lifetime, Tier};
+pub use vramd_proto::v1::{AllocationKind, AllocationState, Lifetime, Tier};
 
 /// One allocation as its tenant sees it. Asked, charged and resident bytes are three numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +15,7 @@ pub struct AllocationInfo {
     pub tenant: String,
     /// UUID.
     pub device: String,
+    pub kind: AllocationKind,
     pub lifetime: Lifetime,
     pub state: AllocationState,
     /// What was asked for.
@@ -46,12 +47,13 @@ pub struct PartInfo {
 
 impl From<v1::Allocation> for AllocationInfo {
     fn from(wire: v1::Allocation) -> Self {
-        let (lifetime, state) = (wire.lifetime(), wire.state());
+        let (kind, lifetime, state) = (wire.kind(), wire.lifetime(), wire.state());
         Self {
             id: AllocationId::from_raw(wire.allocation_id),
             name: Some(wire.name).filter(|name| !name.is_empty()),
             tenant: wire.tenant,
             device: wire.device,
+            kind,
             lifetime,
             state,
             size: Bytes::new(wire.size_bytes),

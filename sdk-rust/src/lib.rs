@@ -8,14 +8,17 @@
 //! let client = Client::connect()?;
 //! let request = AllocationRequest::new(Bytes::gib(2)).name("llama").persistent().reader("team-b");
 //! let mut weights = client.allocate(request)?;
-//! weights.as_mut_slice()[..5].copy_from_slice(b"hello");
+//! weights.copy_from_host(0, b"hello")?;
 //! let sealed = weights.seal()?;
 //! println!("{} {}", sealed.id(), sealed.digest());
 //!
 //! // Any other process of the tenant, or of its readers, maps the same bytes.
 //! let other = Client::connect()?;
 //! let attached = other.attach("llama")?;
-//! assert_eq!(&attached.as_slice()[..5], b"hello");
+//! let mut start = [0; 5];
+//! attached.copy_to_host(0, &mut start)?;
+//! assert_eq!(&start, b"hello");
+//! // A kernel takes `attached.as_device_ptr()`; where devices are simulated, the CPU takes `attached.as_slice()`.
 //! attached.detach()?;
 //! # Ok(())
 //! # }
@@ -26,11 +29,17 @@
 //! lives, across sealing and revocation. Dropping a handle never blocks or fails: the work is queued, and
 //! [`Client::flush`] waits for it where that matters.
 //!
+//! **On a GPU** an allocation has a device pointer, in the primary context of its device, which is the one that the
+//! CUDA runtime and PyTorch use. [`Allocation::copy_from_host`] and [`Sealed::copy_to_host`] move bytes wherever they
+//! lie; slices are for memory that the CPU can follow. Kernels must have ended before their memory is sealed or let go.
+//! `CUDA_VISIBLE_DEVICES` is respected; `VRAMD_VISIBLE_DEVICES` or the builder may say more, and `VRAMD_LIBCUDA` names
+//! another driver library.
+//!
 //! **When the daemon goes away**, what is mapped stays usable, calls answer [`Error::BrokerGone`] within a second, and
 //! a new client can be connected once it is back.
 //!
-//! **After a fork** the child has none of it: mappings are not inherited, handles refuse (`SESSION_FOREIGN`) or panic,
-//! and their drops do nothing to the parent. The child may connect a client of its own.
+//! **After a fork** the child has none of it: mappings are not inherited, handles refuse (`SESSION_FOREIGN`), and
+//! their drops do nothing to the parent. The child may connect a client of its own.
 //!
 //! **Descriptors** are closed as soon as a part is mapped; at most 128 are open at a time, so `RLIMIT_NOFILE` should
 //! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing behind.
@@ -39,6 +48,7 @@ pub mod admin;
 mod allocation;
 mod channel;
 mod client;
+mod cuda;
 mod error;
 mod fork;
 mod handle;
@@ -54,11 +64,12 @@ mod retry;
 mod rpc;
 mod session;
 mod status;
+mod visible;
 
 pub use allocation::{Allocation, SealFailed, Sealed};
 pub use client::{Client, ClientBuilder};
 pub use error::{Error, Refusal, Result};
-pub use info::{AllocationInfo, AllocationState, Lifetime, PartInfo, Tier};
+pub use info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier};
 pub use mapping::RawPart;
 pub use paths::socket_dir;
 pub use raw::{RawAllocation, RawClient};

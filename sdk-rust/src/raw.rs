@@ -10,7 +10,7 @@ use crate::{
     client::Client,
     error::{Error, Result},
     handle::Handle,
-    info::AllocationInfo,
+    info::{AllocationInfo, AllocationKind},
     mapping::RawPart,
     request::{AllocationRequest, Target},
     session::Released,
@@ -56,7 +56,7 @@ impl RawClient {
 
     /// Attaches a sealed allocation, and waits until all parts have come: to be mapped read-only.
     pub fn attach(&self, target: impl Into<Target>) -> Result<RawAllocation> {
-        RawAllocation::new(self.client.claim_attached(target.into())?)
+        RawAllocation::new(self.client.claim_attached(target.into(), AllocationKind::Movable)?)
     }
 }
 

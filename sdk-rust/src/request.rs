@@ -38,6 +38,14 @@ impl AllocationRequest {
         self
     }
 
+    /// Never moves, and is shared by a legacy handle with every session of the tenant, for writing and from the start
+    /// ([`crate::Client::attach_fixed`]). It cannot be sealed, and ends with its session. For GPUs alone.
+    #[must_use]
+    pub fn fixed(mut self) -> Self {
+        self.spec.kind = v1::AllocationKind::Fixed.into();
+        self
+    }
+
     /// One more tenant that may attach it once it is sealed; `*` is everybody.
     #[must_use]
     pub fn reader(mut self, tenant: impl Into<String>) -> Self {

@@ -13,6 +13,7 @@ use vramd_types::{AllocationId, Bytes, Reason, SessionId};
 
 use crate::{
     channel::{self, Greeting, Link},
+    cuda::Gpus,
     error::{Error, Result},
     fork::ProcessBound,
     info::AllocationInfo,
@@ -22,6 +23,7 @@ use crate::{
     request::Target,
     request_id::RequestId,
     rpc::Rpc,
+    visible,
 };
 
 /// Replies list every part of every allocation of a batch.
@@ -70,14 +72,23 @@ impl Session {
         request_timeout: Duration,
     ) -> Result<ProcessBound<Self>> {
         let unmapped_sessions = past::over(socket_dir);
-        let greeting = Greeting { client_name, devices, unmapped_sessions: unmapped_sessions.clone() };
+        let told = unmapped_sessions.clone();
+        let may_narrow = mode == Mode::Map && devices.is_none();
+        let greeting = Greeting { client_name, devices, unmapped_sessions };
         let deadline = Instant::now() + request_timeout.min(HELLO_TIMEOUT);
-        let (link, welcome) = channel::open(&paths::channel_socket(socket_dir), greeting, deadline)?;
-        past::forget(socket_dir, &unmapped_sessions);
+        let path = paths::channel_socket(socket_dir);
+        let (mut link, mut welcome) = channel::open(&path, greeting.clone(), deadline)?;
+        if may_narrow && let Some(seen) = visible::narrowed(&welcome.devices) {
+            // It maps nothing, so its end is all that the daemon needs to forget it.
+            link.end();
+            let greeting = Greeting { devices: Some(seen), unmapped_sessions: Vec::new(), ..greeting };
+            (link, welcome) = channel::open(&path, greeting, deadline)?;
+        }
+        past::forget(socket_dir, &told);
 
         let local = |error: std::io::Error| Error::BrokerGone { problem: format!("no thread: {error}") };
         let id = SessionId::from_raw(welcome.session_id);
-        let (link, table) = (Arc::new(link), Arc::new(Table::new(mode)));
+        let (link, table) = (Arc::new(link), Arc::new(Table::new(mode, Gpus::new(&welcome.devices))));
         let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
         let releases = release::spawn().map_err(local)?;
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(local)?;
@@ -164,8 +175,8 @@ impl Session {
         let told = self
             .table
             .let_go(id, forget)
-            .and_then(|answer| if self.table.ending().is_some() { Ok(()) } else { turn.tell(answer) });
-        if told.is_err() {
+            .is_ok_and(|answer| self.table.ending().is_some() || turn.tell(answer).is_ok());
+        if !told {
             // What the daemon believes to be mapped and what is have parted: only an end is true.
             self.link.end();
         }

@@ -1,7 +1,8 @@
 """The whole path with real weights: one process fills memory, others share it, limits hold, and the dead leave nothing.
 
-`make demo`, or `make demo FILE=/path/to/any/file`. Each step prints what a person would type and what was answered,
-and the demo fails when a step does not show what it should. Python's standard library alone.
+On a machine with a GPU it runs there, and one more client computes on the shared bytes by a kernel. `make demo`, or
+`make demo FILE=/path/to/any/file`. Each step prints what a person would type and what was answered, and the demo
+fails when a step does not show what it should. Python's standard library alone.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import time
 import weights
 from node import ROOT, Failed, Node, people
 
+PROGRAMS = ["vramd", "vramctl", "scratch", "compute"]
 GIB = 1 << 30
 GRANULARITY_BYTES = 2 << 20
 SETTLE_SECONDS = 30
@@ -23,17 +25,23 @@ SETTLE_SECONDS = 30
 def main():
     arguments = argparse.ArgumentParser(description="Shows vramd's whole path on this machine.")
     arguments.add_argument("--file", type=pathlib.Path, help="share this file in place of the model's weights")
-    named = arguments.parse_args().file
+    arguments.add_argument("--programs", type=pathlib.Path, help="take the programs from this folder, build nothing")
+    arguments.add_argument("--driver", choices=["auto", "cuda", "sim"], default="auto", help="what the daemon is told")
+    given = arguments.parse_args()
+    named = given.file
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     try:
-        step("Build the daemon and its tool")
-        programs = build()
+        if given.programs:
+            programs = [given.programs.resolve(strict=True) / name for name in PROGRAMS]
+        else:
+            step("Build the daemon and its tool")
+            programs = build()
         step("The bytes to share")
         file = named.resolve(strict=True) if named else weights.fetch(ROOT / ".demo")
         charged = charged_bytes(file.stat().st_size)
         print(f"{file}: {file.stat().st_size} bytes, {charged} when charged in steps of 2 MiB")
         users = people()
-        with Node(programs, users, memory_bytes=max(GIB, 4 * charged)) as node:
+        with Node(programs, users, given.driver, memory_bytes=max(GIB, 4 * charged)) as node:
             tell(node, node.readable(file, users), charged, users)
     except KeyboardInterrupt:
         sys.exit("interrupted")
@@ -69,6 +77,10 @@ def tell(node, file, charged, users):
         expect(digest in line, f"{user} should have verified {digest}")
     shown = allocation(node, name)
     expect(shown["mapper_count"] == 2, f"two processes should map {name} now, not {shown['mapper_count']}")
+
+    if answer["node"]["driver"] == "cuda":
+        step("A process attaches it and computes on the mapped bytes by a kernel")
+        print(node.run(reader, "compute", name), end="")
 
     step("Who holds what, and where")
     node.must(node.operator, "status")
@@ -141,7 +153,8 @@ def charged_bytes(size):
 
 
 def build():
-    command = ["cargo", "build", "-p", "vramd", "-p", "vramctl", "-p", "vramd-client", "--bins", "--example", "scratch"]
+    command = ["cargo", "build", "-p", "vramd", "-p", "vramctl", "-p", "vramd-client", "--bins"]
+    command += ["--example", "scratch", "--example", "compute"]
     print("$", *command, flush=True)
     # The same build once more tells where the programs lie, whatever target folder is configured.
     subprocess.run(command, cwd=ROOT, check=True)

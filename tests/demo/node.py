@@ -49,7 +49,7 @@ def people():
 class Node:
     """The daemon and its folder. A context: leaving it ends all that was started and removes the folder."""
 
-    def __init__(self, programs, users, memory_bytes):
+    def __init__(self, programs, users, driver, memory_bytes):
         # It removes itself when the interpreter ends, whatever happens before the context is entered.
         self.folder = tempfile.TemporaryDirectory(prefix="vramd-demo-", dir="/tmp")
         self.home = pathlib.Path(self.folder.name)
@@ -59,7 +59,7 @@ class Node:
         for program in programs:
             shutil.copy(program, self.bin)
         self.config = self.home / "vramd.toml"
-        self.config.write_text(configuration(self.home, users, memory_bytes))
+        self.config.write_text(configuration(self.home, users, driver, memory_bytes))
         self.operator = Person(os.geteuid())
         self.children = []
         self.daemon = None
@@ -138,6 +138,17 @@ class Node:
         """What `vramctl --json` says to the operator."""
         return json.loads(self.must(self.operator, "--json", *arguments, quiet=True))
 
+    def run(self, person, program, *arguments):
+        """Runs another program to its end, which has to be a good one; what it printed."""
+        show(person, program, arguments)
+        done = subprocess.run(
+            [self.bin / program, *map(str, arguments)], cwd="/", env=self.environment(), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=CALL_SECONDS, **person.identity(),
+        )
+        if done.returncode != 0:
+            raise Failed(f"{program} ended with status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
     def spawn(self, person, program, *arguments):
         """Starts a program that stays until its standard input ends."""
         show(person, program, [*arguments, "&"])
@@ -149,14 +160,14 @@ class Node:
         return child
 
 
-def configuration(home, users, memory_bytes):
+def configuration(home, users, driver, memory_bytes):
     lines = [
         "[daemon]",
         f'socket_dir = "{home}/run"',
         f'state_dir = "{home}/state"',
         "",
         "[driver]",
-        'kind = "auto"',
+        f'kind = "{driver}"',
         "",
         "[[driver.sim.devices]]",
         f"memory = {memory_bytes}",

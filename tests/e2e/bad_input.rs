@@ -32,7 +32,7 @@ impl Scene {
         let own = session.allocate(spec(4 * MIB)).allocation_id;
         let other = second.allocate(persistent("weights", MIB)).allocation_id;
         second.seal(other);
-        let books = daemon.books();
+        let books = daemon.settled_books();
         Self { daemon, session, own, other, _other: second, books }
     }
 
@@ -116,6 +116,20 @@ fn what_a_client_calls_itself_counts_for_nothing() {
     assert_ne!(session.tenant(), "team-b");
     session.refused(persistent("team-b/weights", MIB)).is(Reason::NameInvalid);
     assert_eq!(scene.daemon.books().held_by("team-b"), 0);
+}
+
+#[test]
+fn what_a_client_calls_itself_moves_no_cursor() {
+    let daemon = Daemon::new();
+    let name = "x\u{1b}[31mEVIL\nuid-9  s-1  live\u{202e}";
+    let session =
+        RawSession::greet(&daemon.sockets(), Hello { client_name: name.to_owned(), ..hello() }).unwrap();
+    let shown = daemon.books().session(session.id()).unwrap().client_name.clone();
+    assert_eq!(shown, "x\u{fffd}[31mEVIL\u{fffd}uid-9  s-1  live\u{fffd}");
+    let table = daemon.vramctl().args(["session", "list"]).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert_eq!(table.lines().count(), 2, "a heading and one session: {table}");
+    assert!(!daemon.log().contains('\u{1b}'), "{}", daemon.log());
 }
 
 #[test]

@@ -226,12 +226,18 @@ fn a_map_that_is_never_answered_costs_its_channel() {
     let daemon = Daemon::start(&vramd_tests::Config::default().limit("map_answer_timeout_ms = 300"));
     let session = daemon.open();
     session.reserve(spec(4 * MIB));
-    let _unanswered = session.receive_map();
+    let unanswered = session.receive_map();
     is_ended(&session.channel);
-    until("nothing is in flight", || daemon.books().node.fds_in_flight == 0);
+    until("its session is silent", || {
+        daemon.books().session(session.id()).is_some_and(|row| row.state() == SessionState::Silent)
+    });
     let books = daemon.books();
-    assert_eq!(books.session(session.id()).unwrap().state(), SessionState::Silent);
     assert_eq!(books.held(), 4 * MIB, "it may have mapped it");
+    assert_eq!(books.node.fds_in_flight, 1, "what it was sent counts until it is gone");
+    let again = Hello { unmapped_session_ids: vec![session.id()], ..hello() };
+    drop((session, unanswered));
+    RawSession::greet(&daemon.sockets(), again).unwrap();
+    daemon.drains();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     process::Output,
     time::{Duration, Instant},
 };
@@ -12,11 +13,12 @@ use vramd_tests::{
     Config, Daemon, MIB, RawSession,
     channel::Packet,
     content,
-    daemon::Home,
+    daemon::{Home, quota},
     digest,
     session::{hello, persistent, spec},
     wait::{PATIENCE, until},
 };
+use vramd_types::Reason;
 
 const CONFIGURATION_WRONG: i32 = 3;
 const SOCKET_IN_USE: i32 = 4;
@@ -190,6 +192,30 @@ fn clients_outlive_a_daemon_that_is_killed() {
     probe.kill();
     until("all is back", || daemon.books().unbrokered() == 0);
     assert_eq!(daemon.books().devices[0].capacity_bytes, capacity);
+}
+
+#[test]
+fn the_first_promise_of_a_new_daemon_counts_what_clients_of_the_old_one_hold() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    session.allocate(spec(512 * MIB));
+    let daemon = Daemon::start_in(daemon.kill());
+    let refused = daemon.admin.set_quota(quota("team-a", "*", "600MiB", "")).refused();
+    refused.is(Reason::GuaranteeUnbacked);
+    assert_eq!(refused.number("capacity"), 512 * MIB);
+    daemon.set_quota("team-a", "500MiB", "");
+}
+
+#[test]
+fn a_state_directory_that_others_may_write_to_is_not_used() {
+    let home = Home::new();
+    Config::default().write(home.path());
+    let state = home.path().join("state");
+    fs::create_dir(&state).unwrap();
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
+    let output = home.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{}", said(&output));
+    assert!(said(&output).contains(&state.display().to_string()), "{}", said(&output));
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn out_of_memory_refuses_and_leaves_nothing() {
     let daemon = Daemon::start(&Config::default().fault("create", 2, Effect::OutOfMemory));
     let mut session = daemon.open();
     session.allocate(spec(4 * MIB));
-    let books = daemon.books();
+    let books = daemon.settled_books();
     let refused = session.refused(spec(8 * MIB));
     refused.is(Reason::DeviceFull);
     assert_eq!(refused.number("asked"), 8 * MIB);

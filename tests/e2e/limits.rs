@@ -25,7 +25,7 @@ fn allocations_of_a_tenant() {
     let mut session = daemon.open();
     let first = session.allocate(spec(1)).allocation_id;
     session.allocate(spec(1));
-    let books = daemon.books();
+    let books = daemon.settled_books();
     let refused = session.refused(spec(1));
     assert_eq!(refused.is(Reason::AllocationsTooMany).number("limit_count"), 2);
     assert_eq!(daemon.books(), books);

@@ -5,6 +5,7 @@
 mod bad_input;
 mod channel;
 mod daemon;
+mod descriptors;
 mod faults;
 mod idempotency;
 mod limits;
@@ -14,6 +15,7 @@ mod quotas;
 mod sdk;
 mod sessions;
 mod sharing;
+mod stuck;
 mod tenants;
 mod vramctl;
 

@@ -24,7 +24,7 @@ fn a_refusal_tells_tenant_limit_held_and_asked() {
     );
     assert_eq!(set["quota"]["limit"], "10MiB");
     session.allocate(spec(8 * MIB));
-    let books = daemon.books();
+    let books = daemon.settled_books();
     let refused = session.refused(spec(4 * MIB));
     refused.is(Reason::QuotaLimit);
     assert_eq!(refused.fact("tenant"), tenant);

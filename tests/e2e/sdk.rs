@@ -21,16 +21,16 @@ fn written_sealed_and_attached_at_an_address_that_stays() {
     let size = 5 * MIB + 77;
     let named = request(size).name("weights").persistent().part_size(Bytes::mib(2));
     let mut weights = client.allocate(named).unwrap();
-    assert_eq!(weights.as_slice().len() as u64, size);
-    weights.as_mut_slice().copy_from_slice(&content(size, 3));
-    let address = weights.as_slice().as_ptr();
+    assert_eq!(weights.as_slice().unwrap().len() as u64, size);
+    weights.as_mut_slice().unwrap().copy_from_slice(&content(size, 3));
+    let address = weights.as_slice().unwrap().as_ptr();
     let sealed = weights.seal().unwrap();
     assert_eq!(sealed.digest(), digest(&content(size, 3)));
-    assert_eq!(sealed.as_slice().as_ptr(), address);
+    assert_eq!(sealed.as_slice().unwrap().as_ptr(), address);
 
     let other = connect(&daemon);
     let attached = other.attach("weights").unwrap();
-    assert_eq!(digest(attached.as_slice()), sealed.digest());
+    assert_eq!(digest(attached.as_slice().unwrap()), sealed.digest());
     attached.detach().unwrap();
     let released = sealed.free().unwrap();
     assert_eq!((released.still_charged, released.mapper_count), (Bytes::ZERO, 0));
@@ -90,7 +90,10 @@ fn a_batch_comes_whole_or_not_at_all() {
     client.allocate_batch(vec![request(32 * MIB), request(64 * MIB)]).unwrap_err();
     daemon.drains();
     let both = client.allocate_batch(vec![request(32 * MIB), request(16 * MIB)]).unwrap();
-    assert_eq!(both.iter().map(|one| one.as_slice().len() as u64 / MIB).collect::<Vec<_>>(), [32, 16]);
+    assert_eq!(
+        both.iter().map(|one| one.as_slice().unwrap().len() as u64 / MIB).collect::<Vec<_>>(),
+        [32, 16]
+    );
 }
 
 #[test]
@@ -110,12 +113,12 @@ fn a_killed_daemon_costs_the_session_and_no_bytes() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let mut weights = client.allocate(request(4 * MIB)).unwrap();
-    weights.as_mut_slice().copy_from_slice(&content(4 * MIB, 6));
+    weights.as_mut_slice().unwrap().copy_from_slice(&content(4 * MIB, 6));
     let home = daemon.kill();
     let begun = Instant::now();
     assert!(matches!(client.allocate(request(1)), Err(Error::BrokerGone { .. })));
     assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
-    assert_eq!(digest(weights.as_slice()), digest(&content(4 * MIB, 6)));
+    assert_eq!(digest(weights.as_slice().unwrap()), digest(&content(4 * MIB, 6)));
     until("the end is noticed", || !client.is_connected());
 
     let daemon = Daemon::start_in(home);
@@ -123,7 +126,7 @@ fn a_killed_daemon_costs_the_session_and_no_bytes() {
     assert_ne!(again.session_id(), client.session_id());
     assert_eq!(client.allocate(request(1)).unwrap_err().reason(), Some(Reason::SessionLost));
     drop(again.allocate(request(MIB)).unwrap());
-    assert_eq!(digest(weights.as_slice()), digest(&content(4 * MIB, 6)));
+    assert_eq!(digest(weights.as_slice().unwrap()), digest(&content(4 * MIB, 6)));
 }
 
 #[test]
@@ -194,4 +197,23 @@ fn more_descriptors_than_the_process_may_hold_fail_cleanly() {
     probe.ask("sdk allocate 8388608 part=2097152");
     assert_eq!(daemon.books().held(), 8 * MIB);
     assert_eq!(daemon.books().node.fds_in_flight, 0);
+}
+
+#[test]
+fn a_seal_whose_answer_was_lost_is_sealed_all_the_same() {
+    let daemon = Daemon::start(&Config::default().fault("digest", 1, Effect::DelayMs(1500)));
+    let hasty = Client::builder().socket_dir(daemon.sockets()).request_timeout(Duration::from_millis(500));
+    let client = hasty.connect().unwrap();
+    let mut weights = client.allocate(request(MIB).name("weights").persistent()).unwrap();
+    weights.as_mut_slice().unwrap().copy_from_slice(&content(MIB, 4));
+    let failed = weights.seal().unwrap_err();
+    assert_eq!(failed.error.reason(), Some(Reason::Deadline), "{:?}", failed.error);
+    until("the daemon has sealed it", || daemon.books().allocations.iter().all(|row| !row.digest.is_empty()));
+    let sealed = failed.allocation.seal().unwrap();
+    assert_eq!(sealed.digest(), digest(&content(MIB, 4)));
+    assert_eq!(digest(sealed.as_slice().unwrap()), sealed.digest());
+    // Persistent: a drop leaves it where it is.
+    drop(sealed);
+    client.flush().unwrap();
+    assert_eq!(daemon.books().allocations.len(), 1);
 }

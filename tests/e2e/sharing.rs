@@ -88,7 +88,7 @@ fn until_sealed_nobody_else_attaches() {
     let mut owner = daemon.open();
     let allocation = owner.allocate(persistent("weights", MIB)).allocation_id;
     let other = daemon.open();
-    let books = daemon.books();
+    let books = daemon.settled_books();
     let refused = other.attach_refused("weights");
     assert_eq!(refused.is(Reason::NotSealed).fact("allocation"), format!("a-{allocation}"));
     assert_eq!(daemon.books(), books);
@@ -112,7 +112,7 @@ fn a_name_is_taken_until_it_is_free() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let first = session.allocate(persistent("weights", MIB)).allocation_id;
-    let books = daemon.books();
+    let books = daemon.settled_books();
     let refused = session.refused(persistent("weights", MIB));
     assert_eq!(refused.is(Reason::NameTaken).fact("name"), format!("{}/weights", session.tenant()));
     assert_eq!(daemon.books(), books);

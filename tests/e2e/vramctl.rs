@@ -3,11 +3,12 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
     process::{Child, Command, Output, Stdio},
 };
 
 use serde_json::Value;
-use vramd_tests::{Daemon, Home, MIB, content, digest, session::spec, wait::until};
+use vramd_tests::{Daemon, Home, MIB, content, digest, programs::program, session::spec, wait::until};
 
 const REFUSED: i32 = 1;
 const USAGE: i32 = 2;
@@ -195,4 +196,21 @@ fn a_daemon_that_is_not_there() {
             String::from_utf8_lossy(&output.stderr)
         );
     }
+}
+
+#[test]
+fn who_may_not_reach_the_operators_socket_is_told_so() {
+    if !crate::has_other_users("who_may_not_reach_the_operators_socket_is_told_so") {
+        return;
+    }
+    let daemon = Daemon::new();
+    // The target folder may be closed to others.
+    let copy = daemon.home().path().join("vramctl");
+    fs::copy(program("vramctl"), &copy).unwrap();
+    let mut command = Command::new(copy);
+    command.env("VRAMD_SOCKET_DIR", daemon.sockets()).uid(20_001).gid(20_001).current_dir("/");
+    let output = command.args(["--json", "status"]).output().unwrap();
+    let error: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!((output.status.code(), &error["error"]["reason"]), (Some(REFUSED), &"NOT_OPERATOR".into()));
+    assert_eq!(error["error"]["facts"]["uid"], 20_001);
 }

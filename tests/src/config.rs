@@ -2,9 +2,12 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-/// What differs from test to test; the rest is as a test wants it: the simulated driver and a socket of its own.
+/// What differs from test to test; the rest is as a test wants it: the simulated driver unless told, and sockets of
+/// its own.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// `sim` or `cuda`.
+    pub driver: &'static str,
     /// Memory of each simulated device.
     pub devices: Vec<String>,
     pub faults: Vec<Fault>,
@@ -40,6 +43,7 @@ impl Default for Config {
     /// One device of 1 GiB.
     fn default() -> Self {
         Self {
+            driver: "sim",
             devices: vec!["1GiB".to_owned()],
             faults: Vec::new(),
             tenants: Vec::new(),
@@ -54,6 +58,11 @@ impl Default for Config {
 impl Config {
     pub fn devices(memories: &[&str]) -> Self {
         Self { devices: memories.iter().map(|&memory| memory.to_owned()).collect(), ..Self::default() }
+    }
+
+    /// The GPUs of this machine.
+    pub fn cuda() -> Self {
+        Self { driver: "cuda", devices: Vec::new(), ..Self::default() }
     }
 
     #[must_use]
@@ -103,7 +112,7 @@ impl Config {
         line(&mut text, &format!("socket_dir = \"{}\"", home.join("run").display()));
         line(&mut text, &format!("state_dir = \"{}\"", home.join("state").display()));
         line(&mut text, "log_level = \"debug\"");
-        section(&mut text, "[driver]", &["kind = \"sim\"".to_owned()]);
+        section(&mut text, "[driver]", &[format!("kind = \"{}\"", self.driver)]);
         for memory in &self.devices {
             section(&mut text, "[[driver.sim.devices]]", &[format!("memory = \"{memory}\"")]);
         }

@@ -35,7 +35,10 @@ pub struct Daemon {
 
 /// Where one daemon, or several after each other, have their sockets, state and log.
 #[derive(Debug)]
-pub struct Home(TempDir);
+pub struct Home {
+    dir: TempDir,
+    open_files_max: Option<u64>,
+}
 
 impl Daemon {
     /// One device of 1 GiB, nothing else configured.
@@ -119,6 +122,16 @@ impl Daemon {
         Books::read(&self.admin)
     }
 
+    /// The same once the daemon has heard every answer on its channels: they come by another socket than calls, and
+    /// who compares the books later must not begin with one that is on its way.
+    #[track_caller]
+    pub fn settled_books(&self) -> Books {
+        eventually("nothing is on its way", || {
+            let books = self.books();
+            (books.node.fds_in_flight == 0).then_some(books)
+        })
+    }
+
     /// Waits until nothing is allocated, charged or on its way.
     #[track_caller]
     pub fn drains(&self) {
@@ -169,7 +182,9 @@ impl Daemon {
 
     fn check_log(&self) {
         let log = self.log();
-        let error = log.lines().find(|line| line.contains("ERROR") || line.contains("panicked"));
+        // The level, as text and as JSON; names of the driver's errors may stand in any line.
+        let bad = [" ERROR ", "\"ERROR\"", "panicked"];
+        let error = log.lines().find(|line| bad.iter().any(|bad| line.contains(bad)));
         assert!(self.errors_expected || error.is_none(), "the daemon logged {error:?}");
     }
 }
@@ -206,11 +221,18 @@ impl Home {
         let home =
             tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in("/tmp").expect("/tmp is writable");
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
-        Self(home)
+        Self { dir: home, open_files_max: None }
+    }
+
+    /// A daemon in it cannot have more files open, and cannot change that.
+    #[must_use]
+    pub fn with_open_files(mut self, most: u64) -> Self {
+        self.open_files_max = Some(most);
+        self
     }
 
     pub fn path(&self) -> &Path {
-        self.0.path()
+        self.dir.path()
     }
 
     pub fn sockets(&self) -> PathBuf {
@@ -233,7 +255,17 @@ impl Home {
 
     /// `vramd` with this directory's configuration.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(program("vramd"));
+        let mut command = match self.open_files_max {
+            None => Command::new(program("vramd")),
+            Some(most) => {
+                // Both limits: the daemon raises the soft one to the hard one.
+                let mut command = Command::new("sh");
+                command
+                    .args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &most.to_string()])
+                    .arg(program("vramd"));
+                command
+            }
+        };
         command.current_dir(self.path()).env_remove("VRAMD_SOCKET_DIR");
         command.arg("--config").arg(self.path().join("vramd.toml"));
         command

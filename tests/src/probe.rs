@@ -27,19 +27,26 @@ impl Probe {
     /// Starts one, as another user if a uid is given.
     #[track_caller]
     pub fn start(socket_dir: &Path, uid: Option<u32>) -> Self {
+        Self::start_program("probe", &[], socket_dir, uid)
+    }
+
+    /// The same with another program that speaks as the probe does.
+    #[track_caller]
+    pub fn start_program(name: &str, arguments: &[&str], socket_dir: &Path, uid: Option<u32>) -> Self {
         let mut command = match uid {
-            None => Command::new(program("probe")),
+            None => Command::new(program(name)),
             Some(uid) => {
                 // The target folder may be closed to others; a copy beside the sockets is not.
-                let copy = socket_dir.with_file_name("probe");
+                let copy = socket_dir.with_file_name(name);
                 if !copy.exists() {
-                    fs::copy(program("probe"), &copy).expect("the probe can be copied");
+                    fs::copy(program(name), &copy).expect("the probe can be copied");
                 }
                 let mut command = Command::new(copy);
                 command.uid(uid).gid(uid).current_dir("/");
                 command
             }
         };
+        command.args(arguments);
         command.env("VRAMD_SOCKET_DIR", socket_dir).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the probe starts");
         let input = child.stdin.take();
@@ -77,8 +84,9 @@ impl Probe {
         })
     }
 
+    /// Has it do something, however it goes.
     #[track_caller]
-    fn answer(&mut self, command: &str) -> Value {
+    pub fn answer(&mut self, command: &str) -> Value {
         self.tell(command);
         self.listen(command)
     }

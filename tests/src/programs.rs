@@ -1,4 +1,5 @@
-//! The programs under test, built once for each run of a test binary.
+//! The programs under test: built once for each run of a test binary, and for other programs those that lie beside
+//! them, so that a bundle can be carried to where nothing can be built.
 
 use std::{
     env,
@@ -16,19 +17,20 @@ pub fn repository() -> &'static Path {
 pub fn program(name: &str) -> PathBuf {
     let folder = folder();
     let path = folder.join(name);
-    assert!(path.is_file(), "{} is missing after a build", path.display());
+    assert!(path.is_file(), "{} is missing", path.display());
     path
 }
 
-/// Where cargo puts programs, once those that are tested are up to date. A build that fails is not tried again.
+/// Where the programs are, up to date where they can be built. A build that fails is not tried again.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let built = FOLDER.get_or_init(|| {
         let own = env::current_exe().expect("a process knows its program");
         // A test binary lies in `deps/`, and what it tests lies beside that folder.
-        let folder = own.ancestors().find(|path| path.ends_with("deps")).and_then(Path::parent);
-        let folder = folder.expect("cargo puts test binaries into a folder `deps`").to_owned();
-        build(&folder).map(|()| folder)
+        match own.ancestors().find(|path| path.ends_with("deps")).and_then(Path::parent) {
+            Some(folder) => build(folder).map(|()| folder.to_owned()),
+            None => Ok(own.parent().expect("a program lies in a folder").to_owned()),
+        }
     });
     match built {
         Ok(folder) => folder,

@@ -52,6 +52,14 @@ impl Grpcurl {
     }
 }
 
+/// A shell line that names `grpcurl` as people write it.
+pub fn grpcurl_line(line: &str) -> Command {
+    let mut command = Command::new("sh");
+    let path = tool("bin/grpcurl").with_file_name("");
+    command.arg("-c").arg(line).env("PATH", format!("{}:/usr/bin:/bin", path.display()));
+    command
+}
+
 /// The Python with gRPC in it.
 pub fn python() -> Command {
     Command::new(tool("venv/bin/python"))

@@ -110,8 +110,8 @@ impl Broker {
             Event::Malformed { channel, problem } => self.on_malformed(channel, problem),
             Event::ChannelEnded { channel } => self.on_channel_ended(channel),
             Event::ProcessEnded { channel } => self.on_process_ended(channel),
-            Event::Client { call, session, pid, key, request } => {
-                self.on_client(call, session, pid, key, request)
+            Event::Client { call, session, peer, key, request } => {
+                self.on_client(call, session, peer, key, request)
             }
             Event::Operator { call, uid, key, request } => self.on_operator(call, uid, key, request),
             Event::Completion(completion) => self.on_completion(completion),

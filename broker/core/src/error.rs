@@ -322,7 +322,7 @@ impl fmt::Display for Refusal {
                 write!(f, "no more sessions for tenant `{tenant}`: the limit is {limit}")
             }
             Self::AllocationsTooMany { tenant, limit } => {
-                write!(f, "no more allocations or parts for tenant `{tenant}`: the limit is {limit}")
+                write!(f, "no more allocations or parts for tenant `{tenant}`: a limit of {limit} is reached")
             }
             Self::QueueFull { limit } => write!(f, "{limit} requests are waiting already"),
             Self::NotSealed { allocation } => write!(f, "{allocation} is not sealed"),

@@ -10,6 +10,13 @@ pub struct CallId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelId(pub u64);
 
+/// The process that makes a call, by the kernel's word. The shell has seen that it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub pid: u32,
+    pub uid: u32,
+}
+
 /// A mutation's name for itself, so that a repeated one is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKey {
@@ -46,7 +53,7 @@ pub enum Event {
     Client {
         call: CallId,
         session: SessionId,
-        pid: u32,
+        peer: Peer,
         key: Option<RequestKey>,
         request: ClientRequest,
     },

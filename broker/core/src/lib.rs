@@ -39,7 +39,7 @@ pub use config::{Config, DeviceConfig};
 pub use error::Refusal;
 pub use event::{
     AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector,
-    Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, RequestKey, Target, Tier, UnmappedPart,
+    Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey, Target, Tier, UnmappedPart,
 };
 pub use limits::Limits;
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};

@@ -26,15 +26,19 @@ pub struct Limits {
     pub sessions_per_tenant_max: usize,
     pub allocations_per_tenant_max: usize,
     pub parts_per_tenant_max: usize,
+    /// Extents of the node: each is a descriptor of the daemon.
+    pub extents_max: usize,
     pub batch_items_max: usize,
     pub readers_max: usize,
     /// Requests that wait for the driver, a client or the disk; one more is refused.
     pub pending_requests_max: usize,
     /// Of these, one tenant's: who lets its own requests hang keeps nobody else from being heard.
     pub pending_requests_per_tenant_max: usize,
+    /// Descriptors sent and not answered. A session that went silent keeps its share until it is gone, since what lies
+    /// in its socket can still be received.
     pub fds_in_flight_max: usize,
     pub fds_in_flight_per_tenant_max: usize,
-    /// A session that has not answered a `Map` by then loses its channel, and with it the descriptors in flight.
+    /// A session that has not answered a `Map` by then loses its channel.
     pub map_answer_timeout: Duration,
     /// A session that has not answered a `Revoke` by then is silent until it does.
     pub revoke_answer_timeout: Duration,
@@ -49,12 +53,13 @@ impl Default for Limits {
             sessions_per_tenant_max: 1024,
             allocations_per_tenant_max: 1_000_000,
             parts_per_tenant_max: 4_000_000,
+            extents_max: 700_000,
             batch_items_max: 4096,
             readers_max: 64,
             pending_requests_max: 1024,
             pending_requests_per_tenant_max: 256,
-            fds_in_flight_max: 4096,
-            fds_in_flight_per_tenant_max: 512,
+            fds_in_flight_max: 16_384,
+            fds_in_flight_per_tenant_max: 2048,
             map_answer_timeout: Duration::from_secs(30),
             revoke_answer_timeout: Duration::from_secs(10),
             survey_interval: Duration::from_secs(5),

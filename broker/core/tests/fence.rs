@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 const ALLOWED: [&str; 1] = ["vramd-types"];
-const FORBIDDEN: [&str; 9] = [
+const FORBIDDEN: [&str; 17] = [
     "std::time::Instant",
     "SystemTime",
     "HashMap",
@@ -13,6 +13,14 @@ const FORBIDDEN: [&str; 9] = [
     "std::fs",
     "std::net",
     "Mutex",
+    "RwLock",
+    "RefCell",
+    "Atomic",
+    "OnceLock",
+    "LazyLock",
+    "std::io",
+    "std::process",
+    "rand::",
 ];
 
 #[test]
@@ -20,6 +28,7 @@ fn dependencies_are_the_vocabulary_alone() {
     for manifest in ["Cargo.toml", "../../proto/types/Cargo.toml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
         let text = fs::read_to_string(&path).expect("the manifest is there");
+        assert!(!text.contains("[target") && !text.contains("-dependencies]"), "{manifest}: one table only");
         let dependencies = text.split("[dependencies]").nth(1).expect("a dependency table");
         let table = dependencies.split("\n[").next().unwrap_or_default();
         for line in table.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {

@@ -237,8 +237,9 @@ fn a_stopped_client_loses_its_channel_and_nobody_else_waits() {
     assert_eq!(world.mapped[&other.channel].len(), 200);
     world.advance(31_000_000);
     assert!(world.closed.contains(&stopped.channel));
-    assert_eq!(world.broker.node().fds_in_flight, 0);
+    assert_eq!(world.broker.node().fds_in_flight, 128, "they can still be received");
     world.end_process(stopped);
+    assert_eq!(world.broker.node().fds_in_flight, 0);
     assert_eq!(world.held_by("a"), Bytes::ZERO);
 }
 
@@ -585,4 +586,66 @@ fn fixed_memory_is_shared_inside_its_tenant_and_never_sealed() {
     assert_eq!(world.held(), Bytes::mib(10), "the other session has it open");
     world.end_process(two);
     assert_eq!(world.held(), Bytes::ZERO);
+}
+
+/// A client that once let a deadline pass makes nobody wait for ever: who comes later has a deadline as well.
+#[test]
+fn whoever_waits_for_an_overdue_session_has_a_deadline() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    let id = world.allocate(client, spec(8)).expect("room");
+    world.stopped.insert(client.channel);
+    let first = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
+    world.advance(11_000_000);
+    assert!(world.replies.contains_key(&first));
+    let second = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
+    assert!(!world.replies.contains_key(&second));
+    world.advance(11_000_000);
+    assert!(world.replies.contains_key(&second));
+
+    let end = |kill| OperatorRequest::EndSession { session: client.session, kill };
+    let asked = world.start_operator(None, end(false));
+    world.advance(11_000_000);
+    assert!(matches!(world.replies[&asked], Ok(Reply::SessionEnded { gone: false, .. })));
+    world.start_operator(None, end(true));
+    assert_eq!(world.killed, [client.channel], "it was asked already");
+}
+
+#[test]
+fn a_seal_whose_writer_does_not_unmap_is_told_so() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    let id = world.allocate(client, spec(8)).expect("room");
+    world.stopped.insert(client.channel);
+    let seal = world.start(client, None, ClientRequest::Seal(id));
+    world.advance(11_000_000);
+    assert_eq!(world.replies[&seal].as_ref().expect_err("not unmapped").reason(), Reason::StillMapped);
+    world.stopped.clear();
+    world.settle();
+    assert_eq!(world.broker.show(&Target::Id(id)).expect("there").state, AllocationState::Sealed);
+}
+
+#[test]
+fn repetitions_wait_like_the_first() {
+    let mut base = config(&[Bytes::gib(1)]);
+    base.limits.pending_requests_per_tenant_max = 4;
+    let mut world = World::with(base, StoredQuotas::default());
+    let (client, other) = (world.open("a"), world.open("b"));
+    let allocate = || ClientRequest::AllocateBatch(vec![spec(2)]);
+    let calls: Vec<_> = (0..6).map(|_| world.start(client, key(1, 1), allocate())).collect();
+    let refused = calls.iter().filter(|call| world.replies.contains_key(call)).count();
+    assert_eq!(refused, 2);
+    world.call(other, allocate()).expect("nobody else waits");
+}
+
+#[test]
+fn the_node_has_so_many_extents() {
+    let mut base = config(&[Bytes::gib(1)]);
+    base.limits.extents_max = 5;
+    let mut world = World::with(base, StoredQuotas::default());
+    let client = world.open("a");
+    world.allocate(client, spec(16)).expect("four parts");
+    let refused = world.allocate(client, spec(8)).expect_err("six in all");
+    assert_eq!(refused.reason(), Reason::AllocationsTooMany);
+    world.allocate(client, spec(4)).expect("five");
 }

@@ -6,9 +6,11 @@
 //! of its own one day, and the pure core can be run without any.
 //!
 //! `sim` makes device memory of memfds: real bytes, really mapped by other processes, with the life-time rules of
-//! the real driver. Both drivers pass the suite in [`contract`].
+//! the real driver. `cuda` owns memory of GPUs, through a driver library that is found at run time. Both pass the suite
+//! in [`contract`].
 
 pub mod contract;
+pub mod cuda;
 mod digest;
 mod error;
 mod handle;

@@ -1,6 +1,12 @@
 //! One connection, from accept to end.
 
-use std::{io, os::fd::AsFd, os::fd::OwnedFd, sync::Arc, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    sync::atomic::AtomicBool,
+    time::Duration,
+};
 
 use broker_core::{self as core, ChannelId, Event};
 use tokio::sync::Notify;
@@ -8,21 +14,25 @@ use vramd_proto::{channel as protocol, v1};
 use vramd_types::SessionId;
 
 use super::{
-    Channels, Entry,
+    Channels, Entry, OutFrame,
     frame::{self, Received},
     gate::{Gate, Ticket},
     outbox::Outbox,
     refused::HelloRefusal,
     socket::Socket,
-    watch,
+    text, watch,
 };
 use crate::{
-    platform::{credentials::Packet, descriptors, identity::Rules, peer::Peer},
+    platform::{credentials::Packet, descriptors::Descriptors, identity::Rules, peer::Peer, readiness},
     reactor::Inbox,
 };
 
 /// Longest client name that is kept; it is for people.
 const CLIENT_NAME_BYTES_MAX: usize = 128;
+
+/// How long a frame waits whose descriptors the kernel does not take, at first and at most.
+const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(50);
+const IN_FLIGHT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// What all connections share.
 #[derive(Debug)]
@@ -44,7 +54,7 @@ pub(super) struct Arrival {
 /// Lets an accepted connection in, or refuses it at once.
 pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>) -> io::Result<Option<Arrival>> {
     let socket = Socket::new(fd)?;
-    let short = descriptors::exceeded_by(socket.as_fd()).map(|limit| HelloRefusal::TooMany { limit });
+    let short = Descriptors::of_process().exceeded().map(|limit| HelloRefusal::TooMany { limit });
     let peer = short.map_or_else(|| Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)), Err);
     let admitted = peer.and_then(|peer| {
         let waiting = gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
@@ -64,7 +74,7 @@ pub(super) async fn run(arrival: Arrival, shared: Arc<Shared>) {
     let Arrival { socket, peer, waiting } = arrival;
     match greet(&socket, &peer, &shared).await {
         Ok(Some((tenant, hello))) => {
-            serve(&socket, peer, tenant, hello, waiting, &shared).await;
+            serve(socket, peer, tenant, hello, waiting, &shared).await;
         }
         Ok(None) => {}
         Err(refusal) => refuse(&socket, &refusal),
@@ -112,7 +122,7 @@ async fn greet(
 
 /// Registers the channel, tells the core of it, and carries frames both ways until it ends.
 async fn serve(
-    socket: &Socket,
+    socket: Socket,
     peer: Peer,
     tenant: String,
     hello: v1::Hello,
@@ -120,11 +130,21 @@ async fn serve(
     shared: &Shared,
 ) {
     let Shared { channels, inbox, .. } = shared;
+    let Peer { pid, uid, pidfd, .. } = peer;
+    let pidfd = Arc::new(pidfd);
+    // Before the core hears of it: without its end nothing of a session would ever be given back.
+    let watched = match readiness::of_pidfd(Arc::clone(&pidfd)) {
+        Ok(watched) => watched,
+        Err(error) => {
+            let problem = format!("the process cannot be watched: {error}");
+            return refuse(&socket, &HelloRefusal::Unidentified { problem });
+        }
+    };
     let channel = channels.next_id();
-    let pid = peer.pid;
     let entry = Arc::new(Entry {
+        socket,
         outbox: Outbox::new(),
-        pidfd: Arc::new(peer.pidfd),
+        pidfd,
         features: hello.features & protocol::FEATURES,
         forgotten: Notify::new(),
         channel_over: AtomicBool::new(false),
@@ -136,15 +156,18 @@ async fn serve(
         hello: core::Hello {
             tenant,
             pid,
-            uid: peer.uid,
-            client_name: frame::shortened(&hello.client_name, CLIENT_NAME_BYTES_MAX).to_owned(),
+            uid,
+            client_name: text::plain(&hello.client_name, CLIENT_NAME_BYTES_MAX),
             devices: (!hello.any_device).then_some(hello.devices),
             unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_raw).collect(),
         },
     });
     drop(waiting);
-    tokio::spawn(watch::process(channel, Arc::clone(&entry), Arc::clone(channels), inbox.clone()));
-    tokio::join!(read(socket, channel, pid, inbox, &entry.outbox), write(socket, channel, &entry.outbox));
+    tokio::spawn(watch::process(channel, watched, Arc::clone(&entry), Arc::clone(channels), inbox.clone()));
+    let Entry { socket, outbox, .. } = &*entry;
+    tokio::join!(read(socket, channel, pid, inbox, outbox), write(socket, channel, outbox));
+    // The socket stays open while the process is watched: what lies in it unread would stay there as long.
+    socket.discard_received();
     inbox.event(Event::ChannelEnded { channel });
     channels.settle(channel, &entry.channel_over);
 }
@@ -173,29 +196,43 @@ async fn read(socket: &Socket, channel: ChannelId, pid: u32, inbox: &Inbox, outb
 async fn write(socket: &Socket, channel: ChannelId, outbox: &Outbox) {
     while let Some(frame) = outbox.next().await {
         let sent = tokio::select! {
-            sent = socket.send(&frame) => sent,
+            sent = send(socket, channel, &frame) => sent,
             () = outbox.overdue() => break,
         };
-        if let Err(error) = sent {
-            report(channel, &frame, &error);
-            outbox.abort();
+        match sent {
+            Ok(()) => tracing::debug!(channel = channel.0, fds = frame.handles.len(), "packet sent"),
+            Err(error) => {
+                report(channel, &frame, &error);
+                outbox.abort();
+            }
         }
     }
     socket.shutdown();
 }
 
+/// Sends a frame once there is room. The kernel bounds the descriptors in flight of the daemon's user as a whole, so
+/// where it has too many of them this client need not be the one to blame: its frame waits.
+async fn send(socket: &Socket, channel: ChannelId, frame: &OutFrame) -> io::Result<()> {
+    let mut pause = IN_FLIGHT_PAUSE;
+    loop {
+        match socket.send(frame).await {
+            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                tracing::warn!(channel = channel.0, "too many descriptors are in flight: a frame waits");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(IN_FLIGHT_PAUSE_MAX);
+            }
+            sent => return sent,
+        }
+    }
+}
+
 /// A client that has left is an everyday event, all else is not.
-fn report(channel: ChannelId, frame: &super::OutFrame, error: &io::Error) {
+fn report(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
     let (fds, bytes) = (frame.handles.len(), frame.bytes.len());
     match error.raw_os_error() {
         Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
             tracing::debug!(channel = channel.0, %error, "the client has left");
         }
-        Some(libc::ETOOMANYREFS) => tracing::warn!(
-            channel = channel.0,
-            fds,
-            "too many descriptors are in flight for this user's limit of open files: channel ended"
-        ),
         _ => {
             tracing::warn!(channel = channel.0, %error, fds, bytes, "a frame could not be sent: channel ended")
         }

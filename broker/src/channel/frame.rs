@@ -6,7 +6,7 @@ use prost::Message;
 use vramd_proto::{channel as protocol, v1};
 use vramd_types::{AllocationId, ExtentId, PartIndex};
 
-use super::OutFrame;
+use super::{OutFrame, text};
 
 /// Longest `UnmappedPart.detail` that is kept.
 const DETAIL_BYTES_MAX: usize = 256;
@@ -145,18 +145,12 @@ fn unmapped_part(unmapped: v1::UnmappedPart) -> Result<UnmappedPart, String> {
     let part = unmapped.part.ok_or("an unmapped part without its reference")?;
     let failure = match v1::UnmapReason::try_from(unmapped.reason) {
         Ok(v1::UnmapReason::Done) => None,
-        Ok(v1::UnmapReason::MapFailed) => Some(shortened(&unmapped.detail, DETAIL_BYTES_MAX).to_owned()),
+        Ok(v1::UnmapReason::MapFailed) => Some(text::plain(&unmapped.detail, DETAIL_BYTES_MAX)),
         Ok(v1::UnmapReason::Unspecified) | Err(_) => {
             return Err(format!("an unmapped part with the unknown reason {}", unmapped.reason));
         }
     };
     Ok(UnmappedPart { part: core_part(&part), failure })
-}
-
-/// The start of a text that a client wrote, at most so many bytes of it.
-pub(super) fn shortened(text: &str, bytes_max: usize) -> &str {
-    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    &text[..end]
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! ```text
 //!   listener ──accept──▶ connection: who is it? ─▶ Hello ─▶ reads frames ──▶ events to the reactor
 //!                            │                          └─ writes what lies in its outbox
-//!                            └─▶ watch: the process's pidfd, until the core forgets it
+//!                            └─▶ watch: the process's pidfd, and what it left unread, until the core forgets it
 //! ```
 //!
 //! A peer can stall, stop or send garbage: each connection waits in tasks of its own, its outbox is bounded, and
@@ -16,6 +16,7 @@ mod listener;
 mod outbox;
 mod refused;
 mod socket;
+mod text;
 mod watch;
 
 use std::{
@@ -34,6 +35,7 @@ use tokio::sync::Notify;
 pub use listener::{Settings, serve};
 
 use outbox::Outbox;
+use socket::Socket;
 
 /// A frame on its way to a client, with the handles whose descriptors travel in the same packet.
 #[derive(Debug)]
@@ -52,6 +54,8 @@ pub struct Channels {
 /// What is left of a channel outside its tasks. It stays after the channel's end while the process is watched.
 #[derive(Debug)]
 struct Entry {
+    /// Open as long as the entry is here: only this end knows what is unread at the other.
+    socket: Socket,
     outbox: Outbox,
     pidfd: Arc<OwnedFd>,
     features: u64,

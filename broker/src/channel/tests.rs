@@ -320,6 +320,12 @@ for line in sys.stdin:
         os.waitpid(child, 0)
     elif line == 'close\\n':
         channel.close()
+    elif line == 'leave\\n':
+        if os.fork() != 0:
+            os._exit(0)
+        while os.read(0, 64) == b'receive\\n':
+            socket.recv_fds(channel, 64, 4)
+        os._exit(0)
 ";
 
     fn start(daemon: &Daemon) -> Self {
@@ -369,4 +375,27 @@ async fn a_forked_child_does_not_speak_for_the_session() {
     process.tell("fork\n");
     let problem = daemon.malformed().await;
     assert!(problem.contains(&format!("that of process {}", process.0.id())), "{problem}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_child_can_still_receive_keeps_its_process_from_being_over() {
+    let mut daemon = Daemon::start();
+    let mut process = Process::start(&daemon);
+    let (channel, _) = daemon.hello().await;
+    let memfd = Arc::new(rustix::fs::memfd_create("inherited", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let handles = vec![broker_driver::Handle::Memfd(memfd)];
+    daemon.channels.send(channel, OutFrame { bytes: b"take it".to_vec(), handles });
+    let entry = daemon.channels.entry(channel).unwrap();
+    while crate::platform::unread::bytes(entry.socket.as_fd()).unwrap() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(entry);
+    process.tell("leave\n");
+    // Nothing more is sent to it, and of its end nothing is heard.
+    assert!(matches!(daemon.event().await, Event::ChannelEnded { channel: ended } if ended == channel));
+    let early = tokio::time::timeout(Duration::from_millis(500), daemon.events.recv()).await;
+    assert!(early.is_err(), "{early:?}");
+    process.tell("receive\n");
+    assert!(matches!(daemon.event().await, Event::ProcessEnded { channel: ended } if ended == channel));
+    assert!(daemon.channels.by_id.is_empty(), "nothing is left to do with it");
 }

@@ -55,13 +55,22 @@ pub enum LogLevel {
 #[serde(deny_unknown_fields, default)]
 pub struct Driver {
     pub kind: DriverKind,
+    pub cuda: Cuda,
     pub sim: Sim,
+}
+
+/// Where NVIDIA's libraries are. `None` is where the loader finds them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cuda {
+    pub library: Option<PathBuf>,
+    pub nvml_library: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriverKind {
-    /// `cuda` where there is a GPU and this build can, else `sim`.
+    /// `cuda` where there is a GPU that can be used, else `sim`.
     #[default]
     Auto,
     Sim,

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 
+use crate::platform::descriptors::Descriptors;
+
 /// As in [`broker_core::Limits`], times in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -16,6 +18,8 @@ pub struct Limits {
     pub allocations_per_tenant_max: usize,
     #[serde(deserialize_with = "above_zero")]
     pub parts_per_tenant_max: usize,
+    /// 0 is as many as the limit of open files allows.
+    pub extents_max: usize,
     #[serde(deserialize_with = "above_zero")]
     pub batch_items_max: usize,
     pub readers_max: usize,
@@ -56,6 +60,7 @@ impl Default for Limits {
             sessions_per_tenant_max,
             allocations_per_tenant_max,
             parts_per_tenant_max,
+            extents_max: _,
             batch_items_max,
             readers_max,
             pending_requests_max,
@@ -71,6 +76,7 @@ impl Default for Limits {
             sessions_per_tenant_max,
             allocations_per_tenant_max,
             parts_per_tenant_max,
+            extents_max: 0,
             batch_items_max,
             readers_max,
             pending_requests_max,
@@ -90,18 +96,28 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those that the core keeps.
-    pub fn core(&self) -> broker_core::Limits {
+    /// Those that the core keeps, no higher than this process's descriptors bear: an extent is one, and the kernel
+    /// takes so many in flight. Where extents are not counted by the operator, one tenant leaves half of them to
+    /// the others.
+    pub fn core(&self, descriptors: Descriptors) -> broker_core::Limits {
+        let (extents_max, parts_per_tenant_max) = match self.extents_max {
+            0 => {
+                let extents_max = descriptors.extents_max();
+                (extents_max, self.parts_per_tenant_max.min((extents_max / 2).max(1)))
+            }
+            set => (set, self.parts_per_tenant_max),
+        };
         broker_core::Limits {
             sessions_max: self.sessions_max,
             sessions_per_tenant_max: self.sessions_per_tenant_max,
             allocations_per_tenant_max: self.allocations_per_tenant_max,
-            parts_per_tenant_max: self.parts_per_tenant_max,
+            parts_per_tenant_max,
+            extents_max,
             batch_items_max: self.batch_items_max,
             readers_max: self.readers_max,
             pending_requests_max: self.pending_requests_max,
             pending_requests_per_tenant_max: self.pending_requests_per_tenant_max,
-            fds_in_flight_max: self.fds_in_flight_max,
+            fds_in_flight_max: self.fds_in_flight_max.min(descriptors.in_flight_max()),
             fds_in_flight_per_tenant_max: self.fds_in_flight_per_tenant_max,
             map_answer_timeout: self.map_answer_timeout,
             revoke_answer_timeout: self.revoke_answer_timeout,
@@ -123,5 +139,23 @@ pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Durat
         Err(de::Error::custom("0 ms would end everything at once"))
     } else {
         Ok(Duration::from_millis(millis))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FEW: Descriptors = Descriptors { limit: 1024, open: 24 };
+
+    #[test]
+    fn descriptors_bound_extents_and_what_is_in_flight() {
+        let core = Limits::default().core(FEW);
+        assert_eq!((core.extents_max, core.parts_per_tenant_max, core.fds_in_flight_max), (768, 384, 512));
+        let few = Limits { parts_per_tenant_max: 5, fds_in_flight_max: 7, ..Limits::default() }.core(FEW);
+        assert_eq!((few.parts_per_tenant_max, few.fds_in_flight_max), (5, 7));
+        let set = Limits { extents_max: 2000, ..Limits::default() };
+        assert_eq!(set.core(FEW).extents_max, 2000);
+        assert_eq!(set.core(FEW).parts_per_tenant_max, set.parts_per_tenant_max);
     }
 }

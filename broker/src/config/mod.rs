@@ -15,8 +15,8 @@ use std::{fs, path::Path};
 pub use devices::{DeviceNotThere, SimDevices, choose, core_devices};
 pub use error::ConfigError;
 pub use file::{
-    Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim, SimDevice,
-    SimEffect, SimFault, SimOperation,
+    Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
+    SimDevice, SimEffect, SimFault, SimOperation,
 };
 pub use limits::Limits;
 pub use quantity::QuantityText;

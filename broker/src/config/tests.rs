@@ -10,9 +10,10 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../deploy/config/vramd.toml");
 
 /// Every table of the configuration, as it stands in a file.
-const TABLES: [&str; 9] = [
+const TABLES: [&str; 10] = [
     "[daemon]",
     "[driver]",
+    "[driver.cuda]",
     "[driver.sim]",
     "[[driver.sim.devices]]",
     "[[driver.sim.faults]]",

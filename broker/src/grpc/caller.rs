@@ -1,35 +1,93 @@
 //! Who calls, by the kernel's word.
 //!
 //! The credentials are those of the process that connected, at that time: a process that hands its connection on
-//! hands its identity on too.
+//! hands its identity on too, but only as long as it lives. After its end its pid may come to mean another process,
+//! so each connection holds a pidfd of the one that made it, and a call on it counts only while that one is there.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, io, os::fd::BorrowedFd, sync::Arc};
 
-use tokio::net::unix::UCred;
-use tonic::{Request, Status, transport::server::UdsConnectInfo};
+use broker_core as core;
+use tonic::{Request, Status};
+use vramd_types::SessionId;
 
 use super::status;
+use crate::platform::{
+    credentials,
+    peer::{Peer, Unidentified},
+};
 
-/// What the kernel shows for an id that has none in this user namespace.
-const OVERFLOW_ID: u32 = 65534;
+/// The process at the other end of a connection, as it was when the connection was accepted. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Origin(Arc<Made>);
 
-/// The process behind a client's call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Caller {
-    pub(super) pid: u32,
+#[derive(Debug)]
+enum Made {
+    By(Peer),
+    /// It was gone before anybody looked: somebody else holds its connection.
+    BySomebodyGone(core::Peer),
+    /// In another pid or user namespace, so that its ids say nothing.
+    ByNobodyKnown,
 }
 
-impl Caller {
-    /// UNAUTHENTICATED where the caller lives in another pid or user namespace, so that its ids say nothing.
-    pub(super) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
-        let credentials = credentials(request)?;
-        let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok());
-        Self::new(pid, credentials.uid()).ok_or_else(status::unidentified)
+impl Origin {
+    /// Asks the kernel. An error is want of a descriptor, or no socket.
+    pub(super) fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let made = match Peer::of(socket) {
+            Ok(peer) => Made::By(peer),
+            Err(Unidentified::Ended) => {
+                let credentials = credentials::of_peer(socket)?;
+                let pid = u32::try_from(credentials.pid).unwrap_or_default();
+                Made::BySomebodyGone(core::Peer { pid, uid: credentials.uid })
+            }
+            Err(Unidentified::Unknown(error))
+                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
+            {
+                return Err(error);
+            }
+            Err(Unidentified::Unknown(_) | Unidentified::ForeignPid | Unidentified::OverflowUid(_)) => {
+                Made::ByNobodyKnown
+            }
+        };
+        Ok(Self(Arc::new(made)))
     }
 
-    fn new(pid: Option<u32>, uid: u32) -> Option<Self> {
-        let pid = pid.filter(|pid| *pid != 0)?;
-        is_known(uid).then_some(Self { pid })
+    /// Its uid, where that means a user.
+    pub(super) fn uid(&self) -> Option<u32> {
+        match &*self.0 {
+            Made::By(peer) => Some(peer.uid),
+            Made::BySomebodyGone(peer) => Some(peer.uid),
+            Made::ByNobodyKnown => None,
+        }
+    }
+
+    /// The process, and whether it lives.
+    fn process(&self) -> Result<(core::Peer, bool), Status> {
+        match &*self.0 {
+            Made::By(peer) => Ok((core::Peer { pid: peer.pid, uid: peer.uid }, !peer.has_ended())),
+            Made::BySomebodyGone(peer) => Ok((*peer, false)),
+            Made::ByNobodyKnown => Err(status::unidentified()),
+        }
+    }
+}
+
+/// The process behind a client's call.
+#[derive(Clone, Debug)]
+pub(super) struct Caller(Origin);
+
+impl Caller {
+    /// UNAUTHENTICATED where the kernel's word says nothing.
+    pub(super) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+        let origin = origin(request)?;
+        origin.process()?;
+        Ok(Self(origin))
+    }
+
+    /// The process, if it lives: what speaks after its end is no process of the session.
+    pub(super) fn living(&self, session: SessionId) -> Result<core::Peer, Status> {
+        match self.0.process()? {
+            (peer, true) => Ok(peer),
+            (peer, false) => Err(status::refused(&core::Refusal::SessionForeign { session, pid: peer.pid })),
+        }
     }
 }
 
@@ -42,39 +100,55 @@ pub(super) struct Operator {
 impl Operator {
     /// PERMISSION_DENIED where the caller is none.
     pub(super) fn of<T>(request: &Request<T>, operators: &BTreeSet<u32>) -> Result<Self, Status> {
-        let uid = credentials(request)?.uid();
-        if !is_known(uid) {
-            return Err(status::unidentified());
+        match origin(request)?.process()? {
+            (peer, true) if operators.contains(&peer.uid) => Ok(Self { uid: peer.uid }),
+            (peer, _) => Err(status::not_operator(peer.uid)),
         }
-        if operators.contains(&uid) { Ok(Self { uid }) } else { Err(status::not_operator(uid)) }
     }
 }
 
-fn credentials<T>(request: &Request<T>) -> Result<UCred, Status> {
-    let info = request.extensions().get::<UdsConnectInfo>();
-    info.and_then(|info| info.peer_cred).ok_or_else(status::unidentified)
-}
-
-fn is_known(uid: u32) -> bool {
-    uid != OVERFLOW_ID && uid != u32::MAX
+fn origin<T>(request: &Request<T>) -> Result<Origin, Status> {
+    request.extensions().get::<Origin>().cloned().ok_or_else(status::unidentified)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::{fd::AsFd, unix::net::UnixStream};
+
     use super::*;
 
+    fn request(origin: Origin) -> Request<()> {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(origin);
+        request
+    }
+
     #[test]
-    fn ids_that_say_nothing_name_nobody() {
-        assert_eq!(Caller::new(Some(7), 1000), Some(Caller { pid: 7 }));
-        assert_eq!(Caller::new(Some(7), 0), Some(Caller { pid: 7 }));
-        for (pid, uid) in [(None, 1000), (Some(0), 1000), (Some(7), 65534), (Some(7), u32::MAX)] {
-            assert_eq!(Caller::new(pid, uid), None, "{pid:?} {uid}");
-        }
+    fn this_process_is_known_and_lives() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let request = request(Origin::of(ours.as_fd()).unwrap());
+        let uid = rustix::process::getuid().as_raw();
+        let peer = Caller::of(&request).unwrap().living(SessionId::from_raw(1)).unwrap();
+        assert_eq!(peer, core::Peer { pid: std::process::id(), uid });
+        assert_eq!(Operator::of(&request, &BTreeSet::from([uid])).unwrap(), Operator { uid });
+    }
+
+    #[test]
+    fn who_is_gone_is_foreign_and_no_operator() {
+        let gone = Made::BySomebodyGone(core::Peer { pid: 7, uid: 0 });
+        let request = request(Origin(Arc::new(gone)));
+        let foreign = Caller::of(&request).unwrap().living(SessionId::from_raw(1)).unwrap_err();
+        assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
+        let denied = Operator::of(&request, &BTreeSet::from([0])).unwrap_err();
+        assert_eq!(denied.code(), tonic::Code::PermissionDenied);
     }
 
     #[test]
     fn a_call_without_credentials_is_refused() {
-        let status = Caller::of(&Request::new(())).unwrap_err();
-        assert_eq!(status.code(), tonic::Code::Unauthenticated);
+        for request in [Request::new(()), request(Origin(Arc::new(Made::ByNobodyKnown)))] {
+            let status = Caller::of(&request).unwrap_err();
+            assert_eq!(status.code(), tonic::Code::Unauthenticated);
+            assert_eq!(Operator::of(&request, &BTreeSet::from([0])).unwrap_err().code(), status.code());
+        }
     }
 }

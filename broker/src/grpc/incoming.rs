@@ -1,11 +1,13 @@
 //! Connections as they come in, counted.
 //!
-//! Each connection costs the daemon a descriptor and some memory, so one uid can have only so many at once; one more
-//! is closed at once. When the process is out of descriptors, accepting pauses instead of spinning.
+//! Each connection costs the daemon two descriptors and some memory, so one uid can have only so many at once; one
+//! more is closed at once. So is every one while the daemon is short of descriptors, except those of operators on
+//! their socket: what is kept back is for them. When there is none at all, accepting pauses instead of spinning.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
+    os::fd::AsFd,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -17,16 +19,25 @@ use tokio::{
     net::{UnixListener, UnixStream},
 };
 use tokio_stream::Stream;
-use tonic::transport::server::{Connected, UdsConnectInfo};
+use tonic::transport::server::Connected;
+
+use super::caller::Origin;
+use crate::platform::descriptors::Descriptors;
 
 /// How long to wait after a failed accept: somebody has to close a descriptor first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Who is let in.
+#[derive(Clone, Debug)]
+pub(super) struct Door {
+    /// Most connections of one uid.
+    pub(super) per_uid_max: usize,
+    /// Uids that are let in however few descriptors are left.
+    pub(super) always: BTreeSet<u32>,
+}
+
 /// The connections of one socket.
-pub(super) fn incoming(
-    listener: UnixListener,
-    per_uid_max: usize,
-) -> impl Stream<Item = io::Result<Connection>> {
+pub(super) fn incoming(listener: UnixListener, door: Door) -> impl Stream<Item = io::Result<Connection>> {
     let counts = Counts::default();
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {
@@ -39,7 +50,7 @@ pub(super) fn incoming(
             };
             match accepted {
                 Ok((stream, _)) => {
-                    if let Some(connection) = Connection::count(stream, &counts, per_uid_max) {
+                    if let Some(connection) = Connection::admit(stream, &counts, &door) {
                         place.send(Ok(connection));
                     }
                 }
@@ -91,25 +102,40 @@ impl Drop for Counted {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
+    origin: Origin,
     _counted: Counted,
 }
 
 impl Connection {
-    fn count(stream: UnixStream, counts: &Counts, per_uid_max: usize) -> Option<Self> {
-        let uid = stream.peer_cred().ok()?.uid();
-        let counted = counts.enter(uid, per_uid_max);
-        if counted.is_none() {
-            tracing::debug!(uid, per_uid_max, "closed a connection: the uid has as many as it may");
+    fn admit(stream: UnixStream, counts: &Counts, door: &Door) -> Option<Self> {
+        let origin = match Origin::of(stream.as_fd()) {
+            Ok(origin) => origin,
+            Err(error) => {
+                tracing::warn!(%error, "closed a connection: nobody can be told to be behind it");
+                return None;
+            }
+        };
+        // Those whose uid means nobody share their count: each of their calls is refused with a reason.
+        let uid = origin.uid();
+        if !uid.is_some_and(|uid| door.always.contains(&uid))
+            && Descriptors::of_process().exceeded().is_some()
+        {
+            tracing::debug!(uid, "closed a connection: the daemon is short of descriptors");
+            return None;
         }
-        Some(Self { stream, _counted: counted? })
+        let counted = counts.enter(uid.unwrap_or(u32::MAX), door.per_uid_max);
+        if counted.is_none() {
+            tracing::debug!(uid, door.per_uid_max, "closed a connection: the uid has as many as it may");
+        }
+        Some(Self { stream, origin, _counted: counted? })
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = UdsConnectInfo;
+    type ConnectInfo = Origin;
 
-    fn connect_info(&self) -> UdsConnectInfo {
-        self.stream.connect_info()
+    fn connect_info(&self) -> Origin {
+        self.origin.clone()
     }
 }
 

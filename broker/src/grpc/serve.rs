@@ -16,7 +16,7 @@ use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_s
 use super::{
     admin::{Admin, NodeFacts},
     deadline::DeadlineLayer,
-    incoming::incoming,
+    incoming::{Door, incoming},
     memory::Memory,
 };
 use crate::reactor::Inbox;
@@ -80,8 +80,8 @@ pub async fn serve(
     let (stopping, stopped) = watch::channel(false);
     let sockets = async {
         tokio::try_join!(
-            socket(listeners.memory, memory, &settings, stopped.clone()),
-            socket(listeners.admin, admin, &settings, stopped.clone()),
+            socket(listeners.memory, memory, &settings, BTreeSet::new(), stopped.clone()),
+            socket(listeners.admin, admin, &settings, settings.operators.clone(), stopped.clone()),
         )
     };
     let end = async {
@@ -100,10 +100,12 @@ async fn socket(
     listener: StdUnixListener,
     routes: Routes,
     settings: &Settings,
+    always: BTreeSet<u32>,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
     listener.set_nonblocking(true)?;
-    let connections = incoming(UnixListener::from_std(listener)?, settings.connections_per_uid_max);
+    let door = Door { per_uid_max: settings.connections_per_uid_max, always };
+    let connections = incoming(UnixListener::from_std(listener)?, door);
     let stop = async move {
         // An error means that the sender is gone, and with it who serves.
         let _ = stopped.wait_for(|stopped| *stopped).await;

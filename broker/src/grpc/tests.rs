@@ -2,11 +2,13 @@
 
 use std::{
     collections::BTreeSet,
-    os::unix::net::UnixListener,
+    mem::MaybeUninit,
+    os::unix::net::{UnixListener, UnixStream},
     time::{Duration, SystemTime},
 };
 
 use broker_core::{ClientRequest, Event, OperatorRequest, Refusal, Reply};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tokio::{sync::oneshot, task::JoinHandle};
 use tonic::{Code, Status, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -98,10 +100,11 @@ async fn a_request_reaches_the_broker_with_the_callers_pid() {
     let id = AllocationId::from_raw(9);
     let event =
         served.answer(Ok(Reply::Released(vec![(id, Err(Refusal::NotOwner { allocation: id }))]))).await;
-    let Event::Client { session, pid, key, request: ClientRequest::FreeBatch(ids), .. } = event else {
+    let Event::Client { session, peer, key, request: ClientRequest::FreeBatch(ids), .. } = event else {
         panic!()
     };
-    assert_eq!((session.get(), pid, ids), (5, std::process::id(), vec![id]));
+    let own = broker_core::Peer { pid: std::process::id(), uid: own_uid() };
+    assert_eq!((session.get(), peer, ids), (5, own, vec![id]));
     assert_eq!(key.unwrap().id, [2; 16]);
     let answer = call.await.unwrap().unwrap().into_inner();
     assert_eq!(answer.results[0].error.as_ref().unwrap().reason, "NOT_OWNER");
@@ -224,6 +227,114 @@ async fn an_operator_is_known_by_uid() {
     let Event::Operator { uid, request: OperatorRequest::Drain { draining }, .. } = event else { panic!() };
     assert_eq!((uid, draining), (own_uid(), false));
     assert_eq!(call.await.unwrap().unwrap().into_inner().session_count, 3);
+}
+
+/// A process that connects and hands its connection on.
+struct Connector(std::process::Child);
+
+impl Connector {
+    const SCRIPT: &str = "
+import socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+heir = socket.socket(socket.AF_UNIX)
+heir.connect(sys.argv[2])
+socket.send_fds(heir, [b'x'], [connection.fileno()])
+sys.stdin.read()
+";
+
+    fn start(served: &Served, socket: &str) -> (Self, UnixStream) {
+        let heir = served.folder.path().join(format!("heir-of-{socket}"));
+        let listener = UnixListener::bind(&heir).unwrap();
+        let child = std::process::Command::new("python3")
+            .args(["-c", Self::SCRIPT])
+            .arg(served.folder.path().join(socket))
+            .arg(heir)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0; 1];
+        let buffers = &mut [std::io::IoSliceMut::new(&mut byte)];
+        recvmsg(&stream, buffers, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let Some(RecvAncillaryMessage::ScmRights(mut fds)) = control.drain().next() else { panic!() };
+        (Self(child), fds.next().unwrap().into())
+    }
+
+    fn end(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A client over a connection that somebody else has made; tonic's can only connect by itself.
+struct Heir(h2::client::SendRequest<tonic::codegen::Bytes>);
+
+impl Heir {
+    async fn of(connection: UnixStream) -> Self {
+        connection.set_nonblocking(true).unwrap();
+        let connection = tokio::net::UnixStream::from_std(connection).unwrap();
+        let (client, connection) = h2::client::handshake(connection).await.unwrap();
+        tokio::spawn(connection);
+        Self(client)
+    }
+
+    /// The status that a call is refused with.
+    async fn refused(&self, method: &str, message: &impl prost::Message) -> Status {
+        let request = tonic::codegen::http::Request::post(format!("http://localhost/vramd.v1.{method}"))
+            .header("content-type", "application/grpc")
+            .body(())
+            .unwrap();
+        let mut client = self.0.clone().ready().await.unwrap();
+        let (answer, mut body) = client.send_request(request, false).unwrap();
+        body.send_data(framed(message).into(), true).unwrap();
+        Status::from_header_map(answer.await.unwrap().headers()).unwrap()
+    }
+}
+
+/// The pid of a process that has ended can come to mean another one, while its connection is held by somebody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_speaks_for_its_maker_as_long_as_that_lives() {
+    let mut served = served(&[]);
+    let (maker, connection) = Connector::start(&served, "vramd.sock");
+    let heir = Heir::of(connection).await;
+    let request = seal(9);
+    let (status, event) =
+        tokio::join!(heir.refused("MemoryService/Seal", &request), served.answer(Err(Refusal::Draining)));
+    let Event::Client { peer, .. } = event else { panic!("{event:?}") };
+    assert_eq!(peer, broker_core::Peer { pid: maker.0.id(), uid: own_uid() });
+    assert_eq!(reason(&status), "DRAINING");
+
+    maker.end();
+    let target = Some(v1::describe_allocation_request::Target::AllocationId(9));
+    let describe = v1::DescribeAllocationRequest { session_id: 5, target };
+    let list = v1::ListAllocationsRequest { session_id: 5, ..Default::default() };
+    for status in [
+        heir.refused("MemoryService/Seal", &seal(9)).await,
+        heir.refused("MemoryService/DescribeAllocation", &describe).await,
+        heir.refused("MemoryService/ListAllocations", &list).await,
+    ] {
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "SESSION_FOREIGN"));
+    }
+    assert!(served.queue.ready().is_none(), "the broker hears of none of them");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_is_one_as_long_as_it_lives() {
+    let mut served = served(&[own_uid()]);
+    let (maker, connection) = Connector::start(&served, "admin.sock");
+    let heir = Heir::of(connection).await;
+    let drain = v1::DrainRequest::default();
+    let (status, _) =
+        tokio::join!(heir.refused("AdminService/Drain", &drain), served.answer(Err(Refusal::Draining)));
+    assert_eq!(reason(&status), "DRAINING");
+    maker.end();
+    for method in ["AdminService/Drain", "AdminService/GetNode"] {
+        let status = heir.refused(method, &drain).await;
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "NOT_OPERATOR"));
+    }
 }
 
 #[tokio::test]

@@ -7,5 +7,7 @@ pub mod identity;
 pub mod lock;
 pub mod paths;
 pub mod peer;
+pub mod private_dir;
 pub mod readiness;
 pub mod sockets;
+pub mod unread;

@@ -6,7 +6,7 @@ use std::{
     io::{self, ErrorKind},
     os::{
         fd::OwnedFd,
-        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown},
+        unix::fs::{FileTypeExt, PermissionsExt, chown},
         unix::net::UnixListener,
     },
     path::{Path, PathBuf},
@@ -19,7 +19,10 @@ use rustix::{
 };
 use thiserror::Error;
 
-use super::lock::DirLock;
+use super::{
+    lock::DirLock,
+    private_dir::{self, PrivateDirError},
+};
 
 /// Connections that the kernel keeps for the daemon to accept.
 const BACKLOG: i32 = 1024;
@@ -48,8 +51,8 @@ pub struct Bound {
 pub enum SocketsError {
     #[error("{0} is in use by a live daemon")]
     InUse(PathBuf),
-    #[error("{0} is not a directory of this user that only this user may write to")]
-    NotPrivate(PathBuf),
+    #[error(transparent)]
+    Dir(#[from] PrivateDirError),
     #[error("{0} is in the way, and no socket")]
     InTheWay(PathBuf),
     #[error("no group `{0}`")]
@@ -65,7 +68,7 @@ impl Sockets {
 
     /// Makes the directory where it is missing, takes over stale sockets, binds and listens.
     pub fn bind(dir: &Path, admin_group: Option<&str>) -> Result<(Self, Bound), SocketsError> {
-        private_dir(dir)?;
+        private_dir::take(dir, 0o755)?;
         let lock = DirLock::take(dir).map_err(io_error("lock", dir))?;
         let lock = lock.ok_or_else(|| SocketsError::InUse(dir.to_owned()))?;
         let group =
@@ -76,7 +79,7 @@ impl Sockets {
             let path = dir.join(name);
             let socket = bind_one(&path, kind)?;
             sockets.paths.push(path);
-            Ok(socket)
+            Ok::<_, SocketsError>(socket)
         };
         let memory = bind(Self::MEMORY, SocketType::STREAM)?;
         let channel = bind(Self::CHANNEL, SocketType::SEQPACKET)?;
@@ -105,30 +108,6 @@ impl Drop for Sockets {
 
 fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> SocketsError + 'a {
     move |source| SocketsError::Io { what, path: path.to_owned(), source }
-}
-
-/// Makes the directory, or sees that nobody else can put sockets into it.
-fn private_dir(dir: &Path) -> Result<(), SocketsError> {
-    if let Some(parent) = dir.parent() {
-        fs::create_dir_all(parent).map_err(io_error("make", parent))?;
-    }
-    match fs::DirBuilder::new().mode(0o755).create(dir) {
-        // Whatever umask the daemon was started with.
-        Ok(()) => {
-            return fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
-                .map_err(io_error("open", dir));
-        }
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(io_error("make", dir)(error)),
-    }
-    // A link is none: in /tmp somebody else could have made it, and would turn it elsewhere later.
-    let found = fs::symlink_metadata(dir).map_err(io_error("look at", dir))?;
-    let ours = found.uid() == rustix::process::geteuid().as_raw() || found.uid() == 0;
-    if found.is_dir() && ours && found.mode() & 0o022 == 0 {
-        Ok(())
-    } else {
-        Err(SocketsError::NotPrivate(dir.to_owned()))
-    }
 }
 
 fn open_to(path: &Path, mode: u32) -> Result<(), SocketsError> {
@@ -173,7 +152,7 @@ fn group_id(name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::{fs::MetadataExt, net::UnixStream};
 
     use super::*;
 
@@ -250,11 +229,11 @@ mod tests {
         assert_eq!(fs::read_to_string(dir.join("admin.sock")).unwrap(), "precious");
 
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::NotPrivate(_))));
+        assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::Dir(PrivateDirError::NotPrivate(_)))));
 
         let link = dir.join("link");
         std::os::unix::fs::symlink(outer.path(), &link).unwrap();
-        assert!(matches!(Sockets::bind(&link, None), Err(SocketsError::NotPrivate(_))));
+        assert!(matches!(Sockets::bind(&link, None), Err(SocketsError::Dir(PrivateDirError::NotPrivate(_)))));
 
         let long = dir.join("x".repeat(120));
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();

@@ -9,7 +9,7 @@ use thiserror::Error;
 use vramd_proto::v1;
 use vramd_types::AllocationId;
 
-use super::{calls::Calls, extents::Extents, inbox::Inbox, notice};
+use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices};
 use crate::channel::{Channels, frame};
 
 /// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
@@ -30,6 +30,7 @@ pub struct Executor {
     channels: Arc<Channels>,
     write_quotas: QuotaWriter,
     extents: Extents,
+    notices: Notices,
 }
 
 impl Executor {
@@ -47,7 +48,15 @@ impl Executor {
             name: info.name.clone(),
         });
         let devices = devices.collect();
-        Self { inbox, driver, devices, channels, write_quotas, extents: Extents::default() }
+        Self {
+            inbox,
+            driver,
+            devices,
+            channels,
+            write_quotas,
+            extents: Extents::default(),
+            notices: Notices::default(),
+        }
     }
 
     pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
@@ -74,7 +83,7 @@ impl Executor {
             }
             Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
             Command::StoreQuotas(quotas) => self.store(quotas),
-            Command::Notice(notice) => notice::log(&notice),
+            Command::Notice(notice) => self.notices.log(&notice),
         }
     }
 

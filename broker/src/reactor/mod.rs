@@ -51,6 +51,8 @@ impl Reactor {
 
     /// Runs until [`Inbox::stop`], or the driver's end. Must run inside a tokio runtime.
     pub async fn run(mut self) -> Result<(), DriverLost> {
+        // A new broker has commands already: it asks who else holds memory.
+        self.start_commands();
         loop {
             let first = tokio::select! {
                 message = self.queue.next() => match message {
@@ -79,10 +81,14 @@ impl Reactor {
         if self.broker.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.broker.handle(now, Event::Tick);
         }
+        self.start_commands();
+        end
+    }
+
+    fn start_commands(&mut self) {
         while let Some(command) = self.broker.poll_command() {
             self.executor.start(command, &mut self.calls);
         }
-        end
     }
 
     fn handle(&mut self, now: Time, message: Message) -> ControlFlow<Result<(), DriverLost>> {

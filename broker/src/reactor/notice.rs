@@ -1,9 +1,60 @@
 //! What the broker wants operators to read, as log lines with fields.
 
+use std::time::Duration;
+
 use broker_core::Notice;
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-pub(super) fn log(notice: &Notice) {
+/// Of what happens to parts one by one, a line of each kind is logged in this time: one request, or the end of one
+/// process, can concern ten thousands of them.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Writes notices to the log.
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    map_failed: Thinned,
+    create_failed: Thinned,
+    unreturned: Thinned,
+    returned: Thinned,
+}
+
+/// Lines of one kind, of which not all are logged.
+#[derive(Debug, Default)]
+struct Thinned {
+    last: Option<Instant>,
+    left_out: u64,
+}
+
+impl Thinned {
+    /// Whether to log one now, and how many were left out since the last.
+    fn next(&mut self) -> Option<u64> {
+        if self.last.is_some_and(|last| last.elapsed() < QUIET) {
+            self.left_out += 1;
+            return None;
+        }
+        self.last = Some(Instant::now());
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+impl Notices {
+    pub(super) fn log(&mut self, notice: &Notice) {
+        let thinned = match notice {
+            Notice::MapFailed { .. } => &mut self.map_failed,
+            Notice::CreateFailed { .. } => &mut self.create_failed,
+            Notice::Unreturned { .. } => &mut self.unreturned,
+            Notice::Returned { .. } => &mut self.returned,
+            _ => return log(notice, 0),
+        };
+        if let Some(left_out) = thinned.next() {
+            log(notice, left_out);
+        }
+    }
+}
+
+/// `left_out` counts others of the same kind since the last line of it.
+fn log(notice: &Notice, left_out: u64) {
     match notice {
         Notice::SessionOpened { session, tenant, pid } => info!(%session, tenant, pid, "session opened"),
         Notice::SessionSilent { session, reason } => {
@@ -12,15 +63,17 @@ pub(super) fn log(notice: &Notice) {
         Notice::SessionAnswered { session } => info!(%session, "session answered and is live again"),
         Notice::SessionGone { session } => info!(%session, "session gone"),
         Notice::MapFailed { session, part, problem } => {
-            warn!(%session, allocation = %part.allocation, part = part.part.0, problem, "client could not map a part");
+            warn!(%session, allocation = %part.allocation, part = part.part.0, problem, left_out, "client could not map a part");
         }
         Notice::Unreturned { extent, bytes } => {
-            warn!(%extent, bytes = bytes.get(), "released memory is still held by some process; it stays charged");
+            warn!(%extent, bytes = bytes.get(), left_out, "released memory is still held by some process; it stays charged");
         }
         Notice::Returned { extent, bytes } => {
-            info!(%extent, bytes = bytes.get(), "unreturned memory is back")
+            info!(%extent, bytes = bytes.get(), left_out, "unreturned memory is back")
         }
-        Notice::CreateFailed { extent, problem } => warn!(%extent, problem, "driver could not make memory"),
+        Notice::CreateFailed { extent, problem } => {
+            warn!(%extent, problem, left_out, "driver could not make memory")
+        }
         Notice::Unbrokered { device, bytes } if bytes.is_zero() => {
             info!(device = device.0, "memory of the device is held by tenants alone");
         }
@@ -40,5 +93,23 @@ pub(super) fn log(notice: &Notice) {
         Notice::InvariantBroken { invariant, detail } => {
             error!(invariant, detail, "an invariant broke: this is a bug")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_line_a_second_tells_how_many_it_stands_for() {
+        let mut thinned = Thinned::default();
+        assert_eq!(thinned.next(), Some(0));
+        for _ in 0..10_000 {
+            assert_eq!(thinned.next(), None);
+        }
+        tokio::time::advance(QUIET).await;
+        assert_eq!(thinned.next(), Some(10_000));
+        tokio::time::advance(QUIET).await;
+        assert_eq!(thinned.next(), Some(0));
     }
 }

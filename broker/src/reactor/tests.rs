@@ -7,7 +7,7 @@ use std::{
 
 use broker_core::{
     AllocationSpec, ChannelId, ClientRequest, Config, DeviceConfig, DeviceSelector, Hello, Kind, Lifetime,
-    Limits, OperatorRequest, Reply, StoredQuotas, Tier,
+    Limits, OperatorRequest, Peer, Reply, StoredQuotas, Tier,
 };
 use broker_driver::{Completion, DeviceInfo, Driver, ExtentKind, Handle, Submission};
 use vramd_types::{Bytes, Quantity, SessionId};
@@ -15,7 +15,7 @@ use vramd_types::{Bytes, Quantity, SessionId};
 use super::*;
 use crate::channel::Channels;
 
-const PID: u32 = 4242;
+const PEER: Peer = Peer { pid: 4242, uid: 1000 };
 
 #[derive(Debug)]
 struct Prompt {
@@ -52,6 +52,50 @@ impl Driver for Prompt {
     }
 }
 
+/// Says what it is asked, and does nothing.
+#[derive(Debug)]
+struct Silent {
+    asked: tokio::sync::mpsc::UnboundedSender<Submission>,
+}
+
+impl Driver for Silent {
+    fn name(&self) -> &'static str {
+        "silent"
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        &[]
+    }
+
+    fn makes(&self, _: ExtentKind) -> bool {
+        false
+    }
+
+    fn submit(&self, submission: Submission) {
+        self.asked.send(submission).unwrap();
+    }
+}
+
+/// One device.
+fn config() -> Config {
+    let total = Bytes::gib(1);
+    Config {
+        boot_epoch: 1,
+        sessions_reserved: 0,
+        devices: vec![DeviceConfig {
+            context_bytes: Bytes::ZERO,
+            makes_fixed: false,
+            uuid: "GPU-test".to_owned(),
+            name: "test".to_owned(),
+            total,
+            share: total,
+        }],
+        part_size: Bytes::mib(256),
+        default_limit: Quantity::Percent(100),
+        limits: Limits { survey_interval: Duration::from_millis(20), ..Limits::default() },
+    }
+}
+
 type Written = Arc<Mutex<Vec<StoredQuotas>>>;
 
 fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) {
@@ -68,21 +112,7 @@ fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) 
             Ok(())
         })
     };
-    let config = Config {
-        boot_epoch: 1,
-        sessions_reserved: 0,
-        devices: vec![DeviceConfig {
-            context_bytes: Bytes::ZERO,
-            makes_fixed: false,
-            uuid: "GPU-test".to_owned(),
-            name: "test".to_owned(),
-            total,
-            share: total,
-        }],
-        part_size: Bytes::mib(256),
-        default_limit: Quantity::Percent(100),
-        limits: Limits { survey_interval: Duration::from_millis(20), ..Limits::default() },
-    };
+    let config = config();
     let clock = Clock::start();
     let broker = Broker::new(config, StoredQuotas::default(), clock.now());
     let executor = Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), writer);
@@ -93,8 +123,8 @@ fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) 
 async fn session(inbox: &Inbox) -> SessionId {
     let hello = Hello {
         tenant: "me".to_owned(),
-        pid: PID,
-        uid: 1000,
+        pid: PEER.pid,
+        uid: PEER.uid,
         client_name: "test".to_owned(),
         devices: None,
         unmapped_sessions: vec![],
@@ -122,12 +152,35 @@ async fn an_allocation_is_answered_once_the_driver_has_made_it() {
     let (inbox, _, reactor) = start();
     let session = session(&inbox).await;
     let request = ClientRequest::AllocateBatch(vec![spec(Bytes::mib(4))]);
-    let answer = inbox.request(|call| Event::Client { call, session, pid: PID, key: None, request }).unwrap();
+    let answer =
+        inbox.request(|call| Event::Client { call, session, peer: PEER, key: None, request }).unwrap();
     let Ok(Reply::Allocated(views)) = answer.await.unwrap() else { panic!("an allocation") };
     assert_eq!(views[0].resident, Bytes::mib(4));
     assert_eq!(inbox.read(|broker| broker.devices()[0].held).await, Some(Bytes::mib(4)));
     inbox.stop();
     reactor.await.unwrap().unwrap();
+}
+
+/// The broker asks when it is made; nothing has to happen first.
+#[tokio::test]
+async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
+    let (inbox, queue) = inbox(InboxLimits::default());
+    let (asked, mut surveys) = tokio::sync::mpsc::unbounded_channel();
+    let driver = Arc::new(Silent { asked });
+    let limits = Limits { survey_interval: Duration::from_secs(3600), ..Limits::default() };
+    let config = Config { limits, ..config() };
+    let clock = Clock::start();
+    let broker = Broker::new(config, StoredQuotas::default(), clock.now());
+    let executor = Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), Arc::new(|_| Ok(())));
+    let _reactor = tokio::spawn(Reactor::new(broker, queue, executor, clock).run());
+    assert!(matches!(surveys.recv().await, Some(Submission::Survey { .. })));
+    assert_eq!(inbox.read(Broker::is_surveyed).await, Some(false));
+    inbox.completion(Completion::Surveyed {
+        device: vramd_types::DeviceIndex(0),
+        unbrokered: Bytes::mib(6),
+        contexts: 0,
+    });
+    assert_eq!(inbox.read(Broker::is_surveyed).await, Some(true));
 }
 
 #[tokio::test]
@@ -152,7 +205,9 @@ async fn every_request_of_a_flood_is_answered_before_the_stop() {
     let unknown = SessionId::from_raw(77);
     let ask = |_| {
         let request = ClientRequest::FreeBatch(vec![]);
-        inbox.request(|call| Event::Client { call, session: unknown, pid: PID, key: None, request }).unwrap()
+        inbox
+            .request(|call| Event::Client { call, session: unknown, peer: PEER, key: None, request })
+            .unwrap()
     };
     let answers: Vec<_> = (0..2 * BATCH_MAX + 1).map(ask).collect();
     inbox.stop();

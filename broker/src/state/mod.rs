@@ -5,15 +5,17 @@ mod file;
 mod quotas;
 
 use std::{
-    fs, io,
-    os::unix::fs::DirBuilderExt,
+    io,
     path::{Path, PathBuf},
 };
 
 use broker_core::StoredQuotas;
 use thiserror::Error;
 
-use crate::platform::lock::DirLock;
+use crate::platform::{
+    lock::DirLock,
+    private_dir::{self, PrivateDirError},
+};
 
 /// The state directory, held by this daemon alone.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub struct State {
 pub enum StateError {
     #[error("the state directory {0} is in use by a live daemon")]
     InUse(PathBuf),
+    #[error("the state directory cannot be used: {0}")]
+    Dir(#[from] PrivateDirError),
     #[error("cannot use {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     /// Never guessed at: ids would repeat, or limits be forgotten.
@@ -37,7 +41,7 @@ impl State {
     /// Makes the directory where it is missing, and takes it.
     pub fn open(dir: &Path) -> Result<Self, StateError> {
         let failed = |source| StateError::Io { path: dir.to_owned(), source };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
+        private_dir::take(dir, 0o700)?;
         let lock = DirLock::take(dir).map_err(failed)?.ok_or_else(|| StateError::InUse(dir.to_owned()))?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }

@@ -119,7 +119,7 @@ reasons! {
     SessionsTooMany, "SESSIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
         "The tenant, or the node, has as many sessions as it may.";
     AllocationsTooMany, "ALLOCATIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
-        "The tenant has as many allocations or parts as it may.";
+        "The tenant, or the node, has as many allocations or parts as it may.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
         "More requests are waiting than the daemon takes; try again.";
     NotSealed, "NOT_SEALED", FailedPrecondition, ["allocation"],

@@ -23,7 +23,10 @@ use vramd_proto::v1::{
 };
 
 use super::{Link, socket::Socket, worker};
-use crate::mapping::{Mode, Table};
+use crate::{
+    cuda::Gpus,
+    mapping::{Mode, Table},
+};
 
 pub(crate) const PART: u64 = 2 << 20;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,10 +40,14 @@ pub(crate) struct Fake {
 
 impl Fake {
     pub(crate) fn start(mode: Mode) -> Self {
+        Self::start_with(mode, Gpus::new(&[]))
+    }
+
+    pub(crate) fn start_with(mode: Mode, gpus: Gpus) -> Self {
         let (daemon, client) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let link = Arc::new(Link::new(Socket::from_fd(client).unwrap()));
-        let table = Arc::new(Table::new(mode));
+        let table = Arc::new(Table::new(mode, gpus));
         let worker = worker::spawn(Arc::clone(&link), Arc::clone(&table)).unwrap();
         Self { daemon, link, table, worker }
     }

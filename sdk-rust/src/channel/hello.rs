@@ -16,7 +16,7 @@ use super::{
 use crate::error::{Error, Result};
 
 /// What a client says of itself.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Greeting {
     pub(crate) client_name: String,
     /// UUIDs; `None` takes any.

@@ -1,7 +1,7 @@
 //! The session's channel: everything that concerns mappings, in one order.
 
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 mod hello;
 mod link;
 mod socket;

@@ -14,8 +14,8 @@ use rustix::{
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-        SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
-        sendmsg, shutdown, socket_with,
+        SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
+        recvmsg, sendmsg, shutdown, socket_with,
         sockopt::{Timeout, set_socket_timeout},
     },
 };
@@ -99,6 +99,13 @@ impl Socket {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// The frame that is there, which stays with its descriptors. `None` if it is none.
+    pub(crate) fn peek(&self) -> Option<Frame> {
+        let mut bytes = vec![0; FRAME_BYTES_MAX];
+        let (count, _) = recv(&self.fd, bytes.as_mut_slice(), RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
+        v1::DaemonFrame::decode(bytes.get(..count)?).ok()?.frame
     }
 
     /// The packet that is there. `None` if there is none after all.

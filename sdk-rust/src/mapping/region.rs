@@ -1,12 +1,15 @@
 //! One allocation as this session holds it: its address and its parts.
 
-use std::{collections::BTreeMap, os::fd::OwnedFd, ptr::NonNull};
+use std::{collections::BTreeMap, os::fd::OwnedFd};
 
-use rustix::io::Errno;
 use vramd_proto::v1::{Access, HandleType, MapPart, RevokeReason};
 use vramd_types::{Bytes, PartIndex};
 
-use super::{import::import, reservation::Reservation};
+use super::{
+    copy::Window,
+    space::{Base, Space},
+};
+use crate::cuda::{Gpus, HANDLE_BYTES};
 
 /// What becomes of a part's handle when it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +35,13 @@ pub struct RawPart {
     pub device: u32,
     /// `None` for kinds of handles that are none.
     pub fd: Option<OwnedFd>,
+    /// For [`HandleType::CudaIpc`] alone.
+    pub legacy_handle: Option<[u8; HANDLE_BYTES]>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Region {
-    reservation: Option<Reservation>,
+    space: Option<Space>,
     parts: BTreeMap<u32, Part>,
     /// Why a part could not be mapped.
     pub(super) failure: Option<String>,
@@ -46,6 +51,10 @@ pub(super) struct Region {
     pub(super) claimed: bool,
     /// The program has said that it has unmapped all that was handed over to it.
     pub(super) yielded: bool,
+    /// Copies that are under way.
+    pub(super) copies: usize,
+    /// The daemon waits for it: no new copies.
+    pub(super) revoking: bool,
 }
 
 #[derive(Debug)]
@@ -58,22 +67,30 @@ struct Part {
 
 #[derive(Debug)]
 enum Place {
+    /// Not usable before access is granted.
+    Placed,
     Mapped,
     Waiting(RawPart),
     HandedOver,
 }
 
 impl Region {
-    /// Takes a part that the daemon has sent.
-    pub(super) fn accept(&mut self, mode: Mode, part: &MapPart, fd: Option<OwnedFd>) -> Result<(), String> {
+    /// Takes a part that the daemon has sent. What is mapped becomes usable by [`Self::grant`].
+    pub(super) fn accept(
+        &mut self,
+        mode: Mode,
+        gpus: &Gpus,
+        part: &MapPart,
+        fd: Option<OwnedFd>,
+    ) -> Result<(), String> {
         let index = part.part.as_ref().map_or(0, |part| part.part_index);
         let number =
             |bytes: u64| usize::try_from(bytes).map_err(|_| "it is larger than this process's addresses");
         let (offset, size) = (number(part.offset_bytes)?, number(part.size_bytes)?);
         let place = match mode {
             Mode::Map => {
-                import(self.reserve(number(part.span_bytes)?)?, part, fd)?;
-                Place::Mapped
+                self.space(part, number(part.span_bytes)?, gpus)?.map(part, offset, size, fd)?;
+                Place::Placed
             }
             Mode::HandOver => Place::Waiting(RawPart {
                 index: PartIndex(index),
@@ -83,6 +100,7 @@ impl Region {
                 handle_type: part.handle_type(),
                 device: part.device,
                 fd,
+                legacy_handle: part.cuda_ipc_handle.as_slice().try_into().ok(),
             }),
         };
         self.revoked = None;
@@ -91,13 +109,51 @@ impl Region {
         Ok(())
     }
 
+    /// Opens what was mapped since the last time, by one call for each run of neighbours. Parts that cannot be opened
+    /// are unmapped again, and told.
+    pub(super) fn grant(&mut self) -> Vec<(u32, String)> {
+        let placed = |(index, part): (&u32, &Part)| {
+            matches!(part.place, Place::Placed).then_some((part.offset, part.size, part.access, *index))
+        };
+        let mut placed: Vec<_> = self.parts.iter().filter_map(placed).collect();
+        placed.sort_unstable_by_key(|(offset, ..)| *offset);
+        let runs = placed.chunk_by(|(offset, size, access, _), (next, _, next_access, _)| {
+            offset + size == *next && access == next_access
+        });
+        let mut refused = Vec::new();
+        for run in runs {
+            let [(offset, _, access, _), ..] = run else { continue };
+            let size = run.iter().map(|(_, size, ..)| size).sum();
+            let granted = self
+                .space
+                .as_ref()
+                .map_or(Ok(()), |space| space.set_access(*offset, size, *access == Access::ReadWrite));
+            for (offset, size, _, index) in run {
+                match &granted {
+                    Ok(()) => {
+                        if let Some(part) = self.parts.get_mut(index) {
+                            part.place = Place::Mapped;
+                        }
+                    }
+                    Err(problem) => {
+                        self.parts.remove(index);
+                        let also = self.unmap(*offset, *size).err();
+                        let also = also.map(|problem| format!("; then {problem}")).unwrap_or_default();
+                        refused.push((*index, format!("{problem}{also}")));
+                    }
+                }
+            }
+        }
+        refused
+    }
+
     /// Lets go of one part that the daemon wants back. True if it is to be told so now.
-    pub(super) fn revoke(&mut self, index: u32, reason: RevokeReason) -> Result<bool, Errno> {
+    pub(super) fn revoke(&mut self, index: u32, reason: RevokeReason) -> Result<bool, String> {
         let Some(part) = self.parts.get(&index) else { return Ok(false) };
         self.revoked = Some(reason);
         match part.place {
             Place::HandedOver if !self.yielded => return Ok(false),
-            Place::Mapped => self.unmap(part.offset, part.size)?,
+            Place::Mapped | Place::Placed => self.unmap(part.offset, part.size)?,
             Place::HandedOver | Place::Waiting(_) => {}
         }
         self.parts.remove(&index);
@@ -105,11 +161,15 @@ impl Region {
     }
 
     /// Lets go of all parts, and says which they were.
-    pub(super) fn let_go(&mut self) -> Result<Vec<u32>, Errno> {
-        for part in self.parts.values() {
-            if matches!(part.place, Place::Mapped) {
-                self.unmap(part.offset, part.size)?;
-            }
+    pub(super) fn let_go(&mut self) -> Result<Vec<u32>, String> {
+        let mapped: Vec<_> = self
+            .parts
+            .values()
+            .filter(|part| matches!(part.place, Place::Mapped | Place::Placed))
+            .map(|part| (part.offset, part.size))
+            .collect();
+        for (offset, size) in mapped {
+            self.unmap(offset, size)?;
         }
         Ok(std::mem::take(&mut self.parts).into_keys().collect())
     }
@@ -119,12 +179,14 @@ impl Region {
         self.parts.values().filter(|part| access.is_none_or(|access| part.access == access)).count()
     }
 
-    pub(super) fn indices(&self) -> impl Iterator<Item = u32> {
-        self.parts.keys().copied()
+    pub(super) fn base(&self) -> Option<Base> {
+        self.space.as_ref()?.base()
     }
 
-    pub(super) fn base(&self) -> Option<NonNull<u8>> {
-        self.reservation.as_ref().map(Reservation::base)
+    /// For copies, as long as all that many parts are here with that access.
+    pub(super) fn window(&self, parts: usize, access: Option<Access>) -> Option<Window> {
+        let whole = !self.revoking && self.held(access) == parts;
+        whole.then_some(self.space.as_ref()?).and_then(Space::window)
     }
 
     /// The parts that wait to be taken; they are the program's from now on.
@@ -139,21 +201,20 @@ impl Region {
         taken
     }
 
-    fn reserve(&mut self, span: usize) -> Result<&Reservation, String> {
-        let reservation = match self.reservation.take() {
-            Some(reservation) if reservation.span() == span => reservation,
+    fn space(&mut self, part: &MapPart, span: usize, gpus: &Gpus) -> Result<&mut Space, String> {
+        let space = match self.space.take() {
+            None => Space::open(part, span, gpus)?,
+            Some(space) if space.span() == span => space,
             Some(other) => {
                 let problem = format!("its span changed from {} to {span} bytes", other.span());
-                self.reservation = Some(other);
+                self.space = Some(other);
                 return Err(problem);
             }
-            None => Reservation::new(span)
-                .map_err(|error| format!("reserving {span} bytes of addresses: {error}"))?,
         };
-        Ok(self.reservation.insert(reservation))
+        Ok(self.space.insert(space))
     }
 
-    fn unmap(&self, offset: usize, size: usize) -> Result<(), Errno> {
-        self.reservation.as_ref().map_or(Ok(()), |reservation| reservation.unmap(offset, size))
+    fn unmap(&mut self, offset: usize, size: usize) -> Result<(), String> {
+        self.space.as_mut().map_or(Ok(()), |space| space.unmap(offset, size))
     }
 }

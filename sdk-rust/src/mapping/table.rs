@@ -4,27 +4,30 @@
 //! holds the channel's turn (`channel::Link`), so that frames leave in the order of the changes they tell of.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     os::fd::OwnedFd,
-    ptr::NonNull,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
-use rustix::io::Errno;
 use tokio::sync::watch;
 use vramd_proto::v1::{Access, Map, MapPart, PartRef, Revoke, RevokeReason, UnmapReason, UnmappedPart};
 use vramd_types::{AllocationId, Reason};
 
 use super::{
-    import::has_descriptor,
+    copy::Window,
     region::{Mode, RawPart, Region},
+    space::{Base, has_descriptor, is_of_cuda},
 };
-use crate::error::{Error, Result};
+use crate::{
+    cuda::Gpus,
+    error::{Error, Result},
+};
 
 #[derive(Debug)]
 pub(crate) struct Table {
     mode: Mode,
+    gpus: Gpus,
     state: Mutex<State>,
     changed: Condvar,
     ended: watch::Sender<bool>,
@@ -63,8 +66,26 @@ pub(crate) struct Answer {
 }
 
 impl Table {
-    pub(crate) fn new(mode: Mode) -> Self {
-        Self { mode, state: Mutex::default(), changed: Condvar::new(), ended: watch::Sender::new(false) }
+    pub(crate) fn new(mode: Mode, gpus: Gpus) -> Self {
+        Self {
+            mode,
+            gpus,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            ended: watch::Sender::new(false),
+        }
+    }
+
+    /// Whether [`Self::prepare`] may have something to do.
+    pub(crate) fn has_unknown_devices(&self) -> bool {
+        self.mode == Mode::Map && self.gpus.has_unknown()
+    }
+
+    /// Makes the devices ready of which a packet brings memory.
+    pub(crate) fn prepare(&self, map: &Map) {
+        for part in &map.parts {
+            self.gpus.prepare(part.device, is_of_cuda(part.handle_type()));
+        }
     }
 
     /// Maps what one packet brought. Parts of a packet whose descriptors did not all arrive are failures, all of them:
@@ -82,6 +103,7 @@ impl Table {
             (fds.len() != expected).then(|| format!("{} descriptors came for {expected} parts", fds.len()))
         };
         let mut fds = fds.into_iter();
+        let mut outcomes = Vec::new();
         for part in map.parts {
             let Some(part_ref) = part.part else { continue };
             let region = state.regions.entry(AllocationId::from_raw(part_ref.allocation_id)).or_default();
@@ -89,16 +111,17 @@ impl Table {
                 Some(problem) => Err(problem.clone()),
                 None => self.accept(region, &part, &mut fds),
             };
+            outcomes.push((part_ref, outcome));
+        }
+        state.grant(&mut outcomes);
+        for (part_ref, outcome) in outcomes {
             match outcome {
                 Ok(()) => answer.mapped.push(part_ref),
-                Err(problem) => {
-                    region.failure = Some(problem.clone());
-                    answer.unmapped.push(UnmappedPart {
-                        part: Some(part_ref),
-                        reason: UnmapReason::MapFailed.into(),
-                        detail: problem,
-                    });
-                }
+                Err(problem) => answer.unmapped.push(UnmappedPart {
+                    part: Some(part_ref),
+                    reason: UnmapReason::MapFailed.into(),
+                    detail: problem,
+                }),
             }
         }
         self.changed.notify_all();
@@ -112,18 +135,28 @@ impl Table {
         fds: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<(), String> {
         let fd = if has_descriptor(part.handle_type()) { fds.next() } else { None };
-        region.accept(self.mode, part, fd)
+        region.accept(self.mode, &self.gpus, part, fd)
     }
 
     /// Lets go of what the daemon wants back. Parts that are not here had been let go before: that answer is on its
-    /// way. An error means that something is mapped that should not be: the channel cannot go on.
-    pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, Errno> {
+    /// way. Copies that are under way end first. An error means that something is mapped that should not be: the channel
+    /// cannot go on.
+    pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
         let mut state = self.lock();
         let mut answer = Answer::default();
+        for id in revoke.parts.iter().map(|part| AllocationId::from_raw(part.allocation_id)) {
+            while let Some(region) = state.regions.get_mut(&id)
+                && region.copies > 0
+            {
+                region.revoking = true;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
         for part in &revoke.parts {
             let Some(region) = state.regions.get_mut(&AllocationId::from_raw(part.allocation_id)) else {
                 continue;
             };
+            region.revoking = false;
             if region.revoke(part.part_index, revoke.reason())? {
                 answer.unmapped.push(done(*part));
             }
@@ -133,7 +166,7 @@ impl Table {
     }
 
     /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well.
-    pub(crate) fn let_go(&self, id: AllocationId, forget: bool) -> Result<Answer, Errno> {
+    pub(crate) fn let_go(&self, id: AllocationId, forget: bool) -> Result<Answer, String> {
         let mut state = self.lock();
         let mut answer = Answer::default();
         if let Some(region) = state.regions.get_mut(&id) {
@@ -192,8 +225,33 @@ impl Table {
         }
     }
 
+    /// Copies to or from a whole allocation, all of whose parts must be here with that access. It stays mapped
+    /// meanwhile, and a revoke waits, so a long copy is many calls.
+    pub(crate) fn copying(
+        &self,
+        id: AllocationId,
+        parts: usize,
+        access: Option<Access>,
+        copy: impl FnOnce(&Window) -> Result<(), String>,
+    ) -> Result<()> {
+        let gone = || Error::NotMapped { allocation: id.to_string() };
+        let window = {
+            let mut state = self.lock();
+            let region = state.regions.get_mut(&id).ok_or_else(gone)?;
+            let window = region.window(parts, access).ok_or_else(gone)?;
+            region.copies += 1;
+            window
+        };
+        let outcome = copy(&window);
+        if let Some(region) = self.lock().regions.get_mut(&id) {
+            region.copies -= 1;
+        }
+        self.changed.notify_all();
+        outcome.map_err(|problem| Error::CopyFailed { allocation: id.to_string(), problem })
+    }
+
     /// The address that an allocation keeps as long as it is claimed.
-    pub(crate) fn base(&self, id: AllocationId) -> Option<NonNull<u8>> {
+    pub(crate) fn base(&self, id: AllocationId) -> Option<Base> {
         self.lock().regions.get(&id)?.base()
     }
 
@@ -236,10 +294,12 @@ impl Table {
     /// Lets go of everything, after the end of the session and of all its handles.
     pub(crate) fn clear(&self) -> Answer {
         let mut answer = Answer::default();
-        for (id, region) in std::mem::take(&mut self.lock().regions) {
+        for (id, mut region) in std::mem::take(&mut self.lock().regions) {
             let part = |part_index| done(PartRef { allocation_id: id.get(), part_index });
-            answer.unmapped.extend(region.indices().map(part));
+            // What fails to go is not said to be gone.
+            answer.unmapped.extend(region.let_go().unwrap_or_default().into_iter().map(part));
         }
+        self.gpus.let_go();
         answer
     }
 
@@ -259,6 +319,25 @@ impl Table {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Opens what a packet has mapped; parts that cannot be opened become failures.
+    fn grant(&mut self, outcomes: &mut [(PartRef, Result<(), String>)]) {
+        let ids: BTreeSet<_> = outcomes.iter().map(|(part, _)| part.allocation_id).collect();
+        for id in ids {
+            let Some(region) = self.regions.get_mut(&AllocationId::from_raw(id)) else { continue };
+            let refused: BTreeMap<_, _> = region.grant().into_iter().collect();
+            for (part, outcome) in outcomes.iter_mut().filter(|(part, _)| part.allocation_id == id) {
+                if let Some(problem) = refused.get(&part.part_index) {
+                    *outcome = Err(problem.clone());
+                }
+                if let Err(problem) = outcome {
+                    region.failure = Some(problem.clone());
+                }
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use indicatif::ProgressBar;
+use vramd_client::Sealed;
 
 use crate::failure::Failure;
 
@@ -28,13 +29,26 @@ impl Digest {
     }
 }
 
-pub(crate) fn of_bytes(bytes: &[u8], progress: &ProgressBar) -> String {
+/// As much of the buffer as there is left to fill.
+pub(crate) fn chunk(buffer: &mut [u8], left: u64) -> &mut [u8] {
+    let len = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+    &mut buffer[..len]
+}
+
+/// Of what is mapped, as it is read back from there.
+pub(crate) fn of_mapping(mapped: &Sealed, progress: &ProgressBar) -> Result<String, Failure> {
+    let size = mapped.info().size.get();
     let mut digest = Digest::default();
-    for chunk in bytes.chunks(CHUNK_BYTES) {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
+    while offset < size {
+        let chunk = chunk(&mut buffer, size - offset);
+        mapped.copy_to_host(offset, chunk)?;
         digest.update(chunk);
-        progress.inc(chunk.len() as u64);
+        offset += chunk.len() as u64;
+        progress.set_position(offset);
     }
-    digest.finish()
+    Ok(digest.finish())
 }
 
 pub(crate) fn of_file(path: &Path, progress: &ProgressBar) -> Result<String, Failure> {
@@ -59,13 +73,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_and_files_have_the_same_digest() {
+    fn files_have_the_digest_of_their_bytes() {
         let bytes: Vec<u8> = (0..=250).cycle().take(3 * CHUNK_BYTES + 7).collect();
         let path = std::env::temp_dir().join(format!("vramctl-digest-{}", std::process::id()));
         std::fs::write(&path, &bytes).unwrap();
         let of_file = of_file(&path, &ProgressBar::hidden()).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(of_file, of_bytes(&bytes, &ProgressBar::hidden()));
         assert_eq!(of_file, format!("blake3:{}", blake3::hash(&bytes).to_hex()));
+    }
+
+    #[test]
+    fn the_last_chunk_is_what_is_left() {
+        let mut buffer = [0; 4];
+        let lens: Vec<_> = [9, 5, 1].into_iter().map(|left| chunk(&mut buffer, left).len()).collect();
+        assert_eq!(lens, [4, 4, 1]);
     }
 }

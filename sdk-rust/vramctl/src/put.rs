@@ -8,10 +8,10 @@ use std::{
 
 use clap::Args;
 use serde_json::json;
-use vramd_client::{AllocationRequest, Bytes, Client, Error, Sealed};
+use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
 
 use crate::{
-    digest::{CHUNK_BYTES, Digest},
+    digest::{self, CHUNK_BYTES, Digest},
     failure::Failure,
     hold,
     output::Output,
@@ -46,7 +46,7 @@ pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), F
 
     let client = Client::builder().socket_dir(socket_dir).name("vramctl put").connect()?;
     let mut memory = client.allocate(request(put, Bytes::new(size)))?;
-    let read = fill(memory.as_mut_slice(), &mut file, &put.file, output)?;
+    let read = fill(&mut memory, &mut file, &put.file, output)?;
 
     let sealing = progress::waiting("sealing", output);
     let sealed = memory.seal()?;
@@ -82,14 +82,20 @@ fn request(put: &Put, size: Bytes) -> AllocationRequest {
     request
 }
 
-/// Reads the file into memory, and says what its bytes hash to on the way.
-fn fill(memory: &mut [u8], file: &mut File, path: &Path, output: &Output) -> Result<String, Failure> {
-    let progress = progress::bytes("reading", memory.len() as u64, output);
+/// Copies the file into memory, wherever that lies, and says what its bytes hash to on the way.
+fn fill(memory: &mut Allocation, file: &mut File, path: &Path, output: &Output) -> Result<String, Failure> {
+    let size = memory.info().size.get();
+    let progress = progress::bytes("reading", size, output);
     let mut digest = Digest::default();
-    for chunk in memory.chunks_mut(CHUNK_BYTES) {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
+    while offset < size {
+        let chunk = digest::chunk(&mut buffer, size - offset);
         file.read_exact(chunk).map_err(Failure::file(path))?;
         digest.update(chunk);
-        progress.inc(chunk.len() as u64);
+        memory.copy_from_host(offset, chunk)?;
+        offset += chunk.len() as u64;
+        progress.set_position(offset);
     }
     progress.finish_and_clear();
     Ok(digest.finish())

@@ -13,7 +13,7 @@ pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>
     let mut is_empty = true;
     for row in rows {
         is_empty = false;
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| plain(cell)));
     }
     for (at, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 2));
@@ -26,6 +26,16 @@ pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>
     }
     let lines: Vec<_> = table.lines().map(|line| line.trim_end().to_owned()).collect();
     lines.join("\n")
+}
+
+/// A text without what would move the cursor or colour the terminal. The daemon shows none either, but a table must
+/// not depend on that: who writes into one could write over it.
+fn plain(text: &str) -> String {
+    let is_hidden = |char: char| {
+        char.is_control()
+            || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+    };
+    text.chars().map(|char| if is_hidden(char) { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }
 
 pub(crate) fn size(bytes: u64) -> String {
@@ -53,5 +63,11 @@ mod tests {
         );
         assert_eq!(text, "TENANT     HELD\na         1 GiB\nteam-b  512 MiB");
         assert_eq!(table(&["TENANT"], []), "(none)");
+    }
+    #[test]
+    fn a_cell_stays_in_its_place() {
+        let text = table(&["CLIENT", "X"], [vec!["a\u{1b}[2J\nuid-9\u{202e}".to_owned(), "b".to_owned()]]);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.ends_with("a\u{fffd}[2J\u{fffd}uid-9\u{fffd}  b"), "{text:?}");
     }
 }

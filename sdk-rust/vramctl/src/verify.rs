@@ -22,10 +22,9 @@ pub(crate) struct Verify {
 pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
     let client = Client::builder().socket_dir(socket_dir).name("vramctl verify").connect()?;
     let attached = client.attach(target(&verify.name))?;
-    let bytes = attached.as_slice();
 
-    let progress = progress::bytes("hashing", bytes.len() as u64, output);
-    let found = digest::of_bytes(bytes, &progress);
+    let progress = progress::bytes("hashing", attached.info().size.get(), output);
+    let found = digest::of_mapping(&attached, &progress)?;
     progress.finish_and_clear();
     expect(attached.digest(), &found)?;
     if let Some(file) = &verify.file {
@@ -58,20 +57,22 @@ fn expect(expected: &str, found: &str) -> Result<(), Failure> {
 }
 
 fn report(attached: &Sealed, digest: &str, verify: &Verify, output: &Output) -> Result<(), Failure> {
-    let bytes = attached.as_slice();
-    let address = format!("{:#x}", bytes.as_ptr().addr());
+    let size = attached.info().size.get();
+    // Of the GPU, if it lies there.
+    let address = format!("{:#x}", attached.as_device_ptr());
     let file = verify.file.as_ref().map(|file| file.display().to_string());
     let text = || {
         let same = file.as_ref().map(|file| format!(", the same as {file}")).unwrap_or_default();
-        format!("verified {digest} ({} bytes mapped at {address}){same}", bytes.len())
+        format!("verified {digest} ({size} bytes mapped at {address}){same}")
     };
     let fields = json!({
         "verified": true,
         "allocation_id": attached.id().to_string(),
         "name": attached.info().name,
         "digest": digest,
-        "size_bytes": bytes.len(),
+        "size_bytes": size,
         "address": address,
+        "device_memory": attached.is_device_memory(),
         "file": file,
     });
     output.show(text, fields)

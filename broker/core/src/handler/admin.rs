@@ -8,7 +8,7 @@ use crate::{
     command::{Command, DaemonFrame, RevokeReason},
     error::Refusal,
     event::{CallId, OperatorRequest, RequestKey, Target},
-    tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent},
+    tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState},
 };
 
 impl Broker {
@@ -56,6 +56,7 @@ impl Broker {
         let session = self.sessions.get_mut(id).ok_or(Refusal::SessionNotFound { session: id })?;
         session.ending = true;
         let (channel, open) = (session.channel, session.channel_open);
+        let is_silent = session.state == SessionState::Silent;
         let maps: Vec<_> = session.maps.keys().copied().collect();
         if open {
             for allocation in maps {
@@ -73,7 +74,8 @@ impl Broker {
         if !open && !kill {
             return Ok(Started::Done(Outcome::SessionEnded { gone: false, still_mapped }));
         }
-        if !open {
+        // It was asked before, and has not answered: there is nothing to wait for.
+        if kill && is_silent {
             self.command(Command::KillProcess { channel });
         }
         Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))

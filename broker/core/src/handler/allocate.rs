@@ -176,6 +176,9 @@ impl Broker {
         if allocations.saturating_add(plans.len()) > limits.allocations_per_tenant_max {
             return Err(too_many(limits.allocations_per_tenant_max));
         }
+        if self.pool.len().saturating_add(new_parts) > limits.extents_max {
+            return Err(too_many(limits.extents_max));
+        }
         if parts.saturating_add(new_parts) > limits.parts_per_tenant_max {
             return Err(too_many(limits.parts_per_tenant_max));
         }
@@ -237,6 +240,7 @@ impl Broker {
             digest: None,
             digesting: false,
             extents_left: 0,
+            map_entries: 0,
             extents_unreturned: 0,
             op: Some(op),
             watchers: Vec::new(),

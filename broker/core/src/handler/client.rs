@@ -6,7 +6,7 @@ use super::{Start, Started};
 use crate::{
     broker::Broker,
     error::Refusal,
-    event::{CallId, ClientRequest, RequestKey},
+    event::{CallId, ClientRequest, Peer, RequestKey},
     tenancy::{Method, Op, Recall, Requester, TenantId},
 };
 
@@ -15,11 +15,11 @@ impl Broker {
         &mut self,
         call: CallId,
         session: SessionId,
-        pid: u32,
+        peer: Peer,
         key: Option<RequestKey>,
         request: ClientRequest,
     ) {
-        let tenant = match self.authenticate(session, pid) {
+        let tenant = match self.authenticate(session, peer) {
             Ok(tenant) => tenant,
             Err(refusal) => return self.refuse(call, refusal),
         };
@@ -34,7 +34,7 @@ impl Broker {
         if self.was_asked_before(call, requester, method, key) {
             return;
         }
-        if let Err(refusal) = self.check_queue(Some(tenant)) {
+        if let Err(refusal) = self.check_queue(requester.tenant()) {
             return self.refuse(call, refusal);
         }
         let op = self.ops.next_id();
@@ -49,7 +49,7 @@ impl Broker {
     }
 
     /// The tenant of a session that may call, from the process that it belongs to.
-    pub(crate) fn authenticate(&self, id: SessionId, pid: u32) -> Result<TenantId, Refusal> {
+    pub(crate) fn authenticate(&self, id: SessionId, peer: Peer) -> Result<TenantId, Refusal> {
         if id.get() == 0 {
             return Err(Refusal::SessionMissing);
         }
@@ -60,8 +60,8 @@ impl Broker {
                 false => Refusal::SessionNotFound { session: id },
             });
         };
-        if session.pid != pid {
-            return Err(Refusal::SessionForeign { session: id, pid });
+        if (session.pid, session.uid) != (peer.pid, peer.uid) {
+            return Err(Refusal::SessionForeign { session: id, pid: peer.pid });
         }
         if !session.is_connected() {
             return Err(Refusal::SessionLost { session: id });
@@ -96,9 +96,10 @@ impl Broker {
                 self.refuse(call, Refusal::RequestIdReused { request_id });
             }
             Recall::Done(outcome) => self.answer(call, requester, &outcome),
-            Recall::Running(op) => match self.ops.get_mut(op) {
-                Some(op) => op.calls.push(call),
-                None => return false,
+            // A repetition waits like the first, and counts like it.
+            Recall::Running(op) => match self.check_queue(requester.tenant()) {
+                Ok(()) => self.ops.join(op, call),
+                Err(refusal) => self.refuse(call, refusal),
             },
         }
         true
@@ -107,10 +108,10 @@ impl Broker {
     /// Whether one more request may wait.
     pub(crate) fn check_queue(&self, tenant: Option<TenantId>) -> Result<(), Refusal> {
         let limits = &self.config.limits;
-        if self.ops.len() >= limits.pending_requests_max {
+        if self.ops.calls() >= limits.pending_requests_max {
             return Err(Refusal::QueueFull { limit: limits.pending_requests_max });
         }
-        if tenant.is_some_and(|tenant| self.ops.count_of(tenant) >= limits.pending_requests_per_tenant_max) {
+        if tenant.is_some_and(|tenant| self.ops.calls_of(tenant) >= limits.pending_requests_per_tenant_max) {
             return Err(Refusal::QueueFull { limit: limits.pending_requests_per_tenant_max });
         }
         Ok(())

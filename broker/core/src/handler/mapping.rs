@@ -37,7 +37,7 @@ impl FdBudget {
         *spent = spent.saturating_add(fds);
     }
 
-    fn give_back(&mut self, tenant: TenantId, fds: usize) {
+    pub(crate) fn give_back(&mut self, tenant: TenantId, fds: usize) {
         self.total = self.total.saturating_sub(fds);
         let spent = self.by_tenant.entry(tenant).or_default();
         *spent = spent.saturating_sub(fds);
@@ -56,9 +56,8 @@ impl Broker {
             return;
         }
         for index in allocation.indices() {
-            let Some(part) = allocation.part_mut(index) else { continue };
-            if part.map_state(id).is_none() {
-                part.set_map_state(id, Some(MapState::Queued));
+            if allocation.part(index).is_some_and(|part| part.map_state(id).is_none()) {
+                allocation.set_map_state(index, id, Some(MapState::Queued));
                 session.queue.push_back(PartRef { allocation: allocation_id, part: index });
                 *session.maps.entry(allocation_id).or_default() += 1;
             }
@@ -100,10 +99,10 @@ impl Broker {
         let writable = allocation.is_writable_by(id);
         let (offset, size) = (allocation.offset_of(part.part), allocation.size_of(part.part));
         let (span, device) = (allocation.span, allocation.device);
-        let entry = allocation.part_mut(part.part)?;
+        let entry = allocation.part(part.part)?;
         let extent = entry.extent;
         match entry.map_state(id).and_then(|state| state.on(MapEvent::Send)) {
-            Some(MapStep::To(next)) => entry.set_map_state(id, Some(next)),
+            Some(MapStep::To(next)) => allocation.set_map_state(part.part, id, Some(next)),
             other => self.broken(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}")),
         }
         if let Some(extent) = self.pool.get_mut(extent)
@@ -135,8 +134,20 @@ impl Broker {
             session.queue.retain(|part| part.allocation != allocation_id);
         }
         self.send_revoke(id, to_tell, reason);
+        self.expect_answer(id);
         for part in gone {
             self.unmapped(id, part);
+        }
+    }
+
+    /// Sets a deadline for what the session was told to unmap, also for what it has been told before and let pass:
+    /// whoever waits for it now waits no longer than the first one did.
+    fn expect_answer(&mut self, id: SessionId) {
+        let deadline = self.now.after(self.config.limits.revoke_answer_timeout);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
+            session.revoke_deadline = Some(deadline);
+            self.arm(deadline, super::Timer::Session(id));
         }
     }
 
@@ -157,11 +168,9 @@ impl Broker {
         let unknown = || {
             format!("{event:?} of part {} of {}, which the session does not map", part.part, part.allocation)
         };
-        let timeout = self.now.after(self.config.limits.revoke_answer_timeout);
         let session = self.sessions.get_mut(id).ok_or_else(unknown)?;
         let allocation = self.allocations.get_mut(part.allocation).ok_or_else(unknown)?;
-        let entry = allocation.part_mut(part.part).ok_or_else(unknown)?;
-        let old = entry.map_state(id).ok_or_else(unknown)?;
+        let old = allocation.part(part.part).and_then(|entry| entry.map_state(id)).ok_or_else(unknown)?;
         let step = old.on(event).ok_or_else(|| {
             format!("{event:?} of part {} of {}, which is {old:?}", part.part, part.allocation)
         })?;
@@ -170,8 +179,8 @@ impl Broker {
             MapStep::SendRevoke => Some(MapState::Revoking),
             MapStep::Gone => None,
         };
-        entry.set_map_state(id, new);
-        if old.in_flight() && !new.is_some_and(MapState::in_flight) && session.channel_open {
+        allocation.set_map_state(part.part, id, new);
+        if old.in_flight() && !new.is_some_and(MapState::in_flight) {
             session.fds_in_flight = session.fds_in_flight.saturating_sub(1);
             if session.fds_in_flight == 0 {
                 session.map_deadline = None;
@@ -180,10 +189,6 @@ impl Broker {
         }
         if new == Some(MapState::Revoking) && old != MapState::Revoking {
             session.revoking += 1;
-            if session.revoke_deadline.is_none() {
-                session.revoke_deadline = Some(timeout);
-                self.timers.insert((timeout, super::Timer::Session(id)));
-            }
         }
         if old == MapState::Revoking && new.is_none() {
             session.revoking = session.revoking.saturating_sub(1);
@@ -224,6 +229,7 @@ impl Broker {
             if self.step(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
                 let reason = self.revoke_reason(id, part.allocation);
                 self.send_revoke(id, vec![part], reason);
+                self.expect_answer(id);
             }
         }
         Ok(())
@@ -291,15 +297,12 @@ impl Broker {
         }
     }
 
-    /// Nothing more is sent to a session, and nothing more is heard of it. What is in flight to it leaves the budget,
-    /// so that others are served; the kernel keeps it, at most one packet, until the receiver's socket closes, and
-    /// the session stays a mapper of those parts until its process has ended.
-    pub(crate) fn drop_in_flight(&mut self, id: SessionId) {
+    /// Nothing more is sent to a session. What is in flight to it stays in the budget and in the mapper sets until it
+    /// is gone: what lies in its socket can be received as long as anybody holds that socket.
+    pub(crate) fn drop_queue(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
-        let (tenant, fds) = (session.tenant, std::mem::take(&mut session.fds_in_flight));
         session.map_deadline = None;
         let queued: Vec<_> = session.queue.drain(..).collect();
-        self.fds.give_back(tenant, fds);
         for part in queued {
             match self.step(id, part, MapEvent::Revoke) {
                 Ok(_) => self.unmapped(id, part),
@@ -312,8 +315,8 @@ impl Broker {
     pub(crate) fn forget_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
         let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
         let parts: Vec<_> = allocation.indices().collect();
-        for part in &mut allocation.parts {
-            part.set_map_state(id, None);
+        for part in parts.iter().copied() {
+            allocation.set_map_state(part, id, None);
         }
         if allocation.state == AllocationState::Freeing {
             for part in parts {

@@ -5,7 +5,7 @@ use vramd_types::{AllocationId, Bytes, SessionId, name};
 use crate::{
     broker::Broker,
     error::Refusal,
-    event::{Target, Tier},
+    event::{Peer, Target, Tier},
     ledger::{Place, QuotaDevice},
     pool::ExtentState,
     residency::{Allocation, AllocationState, mappers_of},
@@ -15,8 +15,13 @@ use crate::{
 
 impl Broker {
     /// One allocation with its parts, for a session whose tenant may know of it.
-    pub fn describe(&self, session: SessionId, pid: u32, target: &Target) -> Result<AllocationView, Refusal> {
-        let tenant = self.authenticate(session, pid)?;
+    pub fn describe(
+        &self,
+        session: SessionId,
+        peer: Peer,
+        target: &Target,
+    ) -> Result<AllocationView, Refusal> {
+        let tenant = self.authenticate(session, peer)?;
         let (id, allocation) = self.find_visible(tenant, target)?;
         Ok(self.view_of(id, allocation, true, false))
     }
@@ -26,12 +31,12 @@ impl Broker {
     pub fn list_visible(
         &self,
         session: SessionId,
-        pid: u32,
+        peer: Peer,
         prefix: &str,
         after: Option<AllocationId>,
         limit: usize,
     ) -> Result<(Vec<AllocationView>, bool), Refusal> {
-        let tenant = self.authenticate(session, pid)?;
+        let tenant = self.authenticate(session, peer)?;
         let own = self.tenants.name(tenant);
         let (of, prefix) = prefix.split_once('/').unwrap_or((own, prefix));
         if !name::is_valid(of) {
@@ -189,11 +194,15 @@ impl Broker {
             let (offset, size) = (allocation.offset_of(index), allocation.size_of(index));
             Some(PartView { index, offset, size, tier: Self::tier(), mappers })
         };
-        let of_state = |counts: fn(&ExtentState) -> bool| {
-            let extents = allocation.parts.iter().filter_map(|part| self.pool.get(part.extent));
-            let sizes = extents.filter(|extent| counts(&extent.state)).map(|extent| extent.size);
-            Bytes::checked_sum(sizes).unwrap_or(Bytes::MAX)
-        };
+        let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        for extent in allocation.parts.iter().filter_map(|part| self.pool.get(part.extent)) {
+            charged = charged.saturating_add(extent.size);
+            match extent.state {
+                ExtentState::Live(_) => resident = resident.saturating_add(extent.size),
+                ExtentState::Unreturned(_) => unreturned = unreturned.saturating_add(extent.size),
+                ExtentState::Creating(_) | ExtentState::Releasing(_) => {}
+            }
+        }
         AllocationView {
             id,
             name: allocation.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default(),
@@ -203,9 +212,9 @@ impl Broker {
             lifetime: allocation.lifetime,
             state: allocation.state,
             size: allocation.size,
-            charged: of_state(|_| true),
-            resident: of_state(|state| matches!(state, ExtentState::Live(_))),
-            unreturned: of_state(|state| matches!(state, ExtentState::Unreturned(_))),
+            charged,
+            resident,
+            unreturned,
             digest: allocation.digest,
             readers: allocation.readers.iter().map(str::to_owned).collect(),
             owner: allocation.owner,

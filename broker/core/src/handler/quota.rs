@@ -41,7 +41,7 @@ enum Edit {
 pub(crate) struct QuotaQueue {
     waiting: VecDeque<OpId>,
     storing: Option<Storing>,
-    /// Request ids that are on disk, oldest first.
+    /// Request ids that are on disk, oldest first; of each uid the last ones.
     stored_requests: VecDeque<StoredRequest>,
 }
 
@@ -55,10 +55,13 @@ struct Storing {
 
 impl QuotaQueue {
     pub(crate) fn recall(&mut self, request: StoredRequest) {
-        self.stored_requests.push_back(request);
-        if self.stored_requests.len() > REQUESTS_REMEMBERED {
-            self.stored_requests.pop_front();
+        let of_uid = |stored: &StoredRequest| stored.uid == request.uid;
+        if self.stored_requests.iter().filter(|stored| of_uid(stored)).count() >= REQUESTS_REMEMBERED
+            && let Some(oldest) = self.stored_requests.iter().position(of_uid)
+        {
+            self.stored_requests.remove(oldest);
         }
+        self.stored_requests.push_back(request);
     }
 }
 
@@ -151,6 +154,10 @@ impl Broker {
         let after = self.book_after(change, quota);
         for (place, books) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
             let account = after.open(change.tenant, place, books.share());
+            let before = book.open(change.tenant, place, books.share());
+            if (account.guarantee, account.limit) == (before.guarantee, before.limit) {
+                continue;
+            }
             if account.guarantee > account.limit {
                 let problem = format!("{} is above the limit of {}", account.guarantee, account.limit);
                 let quantity = account.guarantee.get().to_string();
@@ -192,9 +199,7 @@ impl Broker {
             limit: quota.limit,
         };
         let quotas = book.iter().map(row).collect();
-        let old = self.quota_queue.stored_requests.iter();
-        let skip = (old.len() + 1).saturating_sub(REQUESTS_REMEMBERED);
-        let requests = old.skip(skip).chain(&request).cloned().collect();
+        let requests = self.quota_queue.stored_requests.iter().chain(&request).cloned().collect();
         self.quota_queue.storing = Some(Storing { op, change, quota, request });
         self.command(Command::StoreQuotas(StoredQuotas { quotas, requests }));
     }

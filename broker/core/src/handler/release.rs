@@ -107,19 +107,17 @@ impl Broker {
         if self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id)) {
             return None;
         }
-        let mappers = allocation.mappers().len();
-        (!going_back(allocation)).then(|| self.what_is_left(allocation, mappers))
+        (!going_back(allocation)).then(|| self.what_is_left(allocation, allocation.mappers().len()))
     }
 
     /// What an operator's free has come to, once nothing more will come of it.
     pub(crate) fn freed_of(&self, id: AllocationId) -> Option<Outcome> {
         let (still_charged, mappers) = match self.allocations.get(id) {
             Some(allocation) => {
-                let mappers = allocation.mappers();
                 if going_back(allocation) {
                     return None;
                 }
-                (self.charged(allocation), mappers)
+                (self.charged(allocation), allocation.mappers())
             }
             None => (Bytes::ZERO, Vec::new()),
         };
@@ -314,6 +312,5 @@ impl Broker {
 /// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
 fn going_back(allocation: &Allocation) -> bool {
     let settled = allocation.extents_left == allocation.extents_unreturned;
-    let unmapped = allocation.parts.iter().all(|part| part.mappers.is_empty());
-    allocation.state == AllocationState::Freeing && unmapped && !settled
+    allocation.state == AllocationState::Freeing && allocation.map_entries == 0 && !settled
 }

@@ -1,6 +1,6 @@
 //! Sessions begin with a hello, fall silent with their channel, and are gone with their process.
 
-use vramd_types::{Bytes, SessionId};
+use vramd_types::{AllocationId, Bytes, SessionId};
 
 use crate::{
     broker::Broker,
@@ -90,10 +90,10 @@ impl Broker {
         self.command(Command::Send { channel, frame });
     }
 
-    /// The process has opened a new channel and says that it unmapped all of an earlier session.
+    /// The process has opened a new channel and says that it unmapped all of an earlier session, whose own end may
+    /// not have been heard of yet.
     fn unmapped_by_same_process(&mut self, old: SessionId, hello: &Hello) {
-        let same =
-            |session: &Session| session.pid == hello.pid && session.uid == hello.uid && !session.channel_open;
+        let same = |session: &Session| session.pid == hello.pid && session.uid == hello.uid;
         if self.sessions.get(old).is_some_and(same) {
             self.session_gone(old, SessionEvent::UnmappedAll);
         }
@@ -147,7 +147,7 @@ impl Broker {
 
     /// From here on nothing is sent and nothing is heard. Who maps nothing is gone at once.
     fn channel_over(&mut self, id: SessionId, reason: SilentReason) {
-        self.drop_in_flight(id);
+        self.drop_queue(id);
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.channel_open = false;
         session.revoke_deadline = None;
@@ -156,7 +156,7 @@ impl Broker {
         }
         self.session_event(id, SessionEvent::ChannelEnded, Some(reason));
         self.resolve_overdue(id);
-        self.fail_seals(id);
+        self.fail_seals(id, |_| Refusal::SessionLost { session: id });
         self.check_ends(id);
         self.pump_starved();
     }
@@ -178,8 +178,9 @@ impl Broker {
     /// The session maps nothing any more, for certain. All that lived by it ends.
     pub(crate) fn session_gone(&mut self, id: SessionId, event: SessionEvent) {
         self.session_event(id, event, None);
-        self.drop_in_flight(id);
+        self.drop_queue(id);
         let Some(session) = self.sessions.remove(id) else { return };
+        self.fds.give_back(session.tenant, session.fds_in_flight);
         for allocation in session.owned.iter().copied() {
             let Some(entry) = self.allocations.get_mut(allocation) else { continue };
             let stays = entry.state == AllocationState::Sealed && entry.lifetime == Lifetime::Persistent;
@@ -210,7 +211,7 @@ impl Broker {
 
     /// Operations that only the session could have completed, and those that waited for its end.
     fn end_ops_of(&mut self, id: SessionId) {
-        self.fail_seals(id);
+        self.fail_seals(id, |_| Refusal::SessionLost { session: id });
         self.resolve_overdue(id);
         let ended = |kind: &OpKind| matches!(kind, OpKind::EndSession { session, .. } if *session == id);
         let ends: Vec<_> = self.ops.iter().filter(|(_, op)| ended(&op.kind)).map(|(op, _)| op).collect();
@@ -220,17 +221,21 @@ impl Broker {
     }
 
     /// Its seals that wait for it to unmap cannot be completed; those that are being hashed go on.
-    fn fail_seals(&mut self, id: SessionId) {
+    pub(crate) fn fail_seals(&mut self, id: SessionId, why: impl Fn(AllocationId) -> Refusal) {
         let of_session = |requester| matches!(requester, Requester::Session { session, .. } if session == id);
         let unmapping = |op: &Op| match op.kind {
-            OpKind::Seal(sealed) => {
-                self.allocations.get(sealed).is_none_or(|entry| entry.state != AllocationState::Digesting)
+            OpKind::Seal(sealed) if of_session(op.requester) => {
+                let state = self.allocations.get(sealed).map(|entry| entry.state);
+                (state != Some(AllocationState::Digesting)).then_some(sealed)
             }
-            _ => false,
+            _ => None,
         };
-        let seals = self.ops.iter().filter(|(_, op)| of_session(op.requester) && unmapping(op));
-        for op in seals.map(|(op, _)| op).collect::<Vec<_>>() {
-            self.finish(op, Err(Refusal::SessionLost { session: id }));
+        let seals: Vec<_> = self.ops.iter().filter_map(|(op, entry)| Some((op, unmapping(entry)?))).collect();
+        for (op, sealed) in seals {
+            if let Some(allocation) = self.allocations.get_mut(sealed) {
+                allocation.op = None;
+            }
+            self.finish(op, Err(why(sealed)));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Looking at who holds memory of a device, independent of the books: at the start, from time to time, and when a
 //! process has ended while memory is awaited back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{Bytes, DeviceIndex};
 
@@ -15,9 +15,17 @@ use crate::{
 
 /// Surveys under way, by device; `true` where another one is wanted after it.
 #[derive(Debug, Default)]
-pub(crate) struct Surveys(BTreeMap<DeviceIndex, bool>);
+pub(crate) struct Surveys {
+    under_way: BTreeMap<DeviceIndex, bool>,
+    done_once: BTreeSet<DeviceIndex>,
+}
 
 impl Broker {
+    /// Whether every device was looked at: before that nobody knows what others hold, and nothing should be served.
+    pub fn is_surveyed(&self) -> bool {
+        self.surveys.done_once.len() == self.config.devices.len()
+    }
+
     pub(crate) fn survey_all(&mut self) {
         for device in self.device_indices() {
             self.survey(device);
@@ -34,10 +42,10 @@ impl Broker {
     }
 
     fn survey(&mut self, device: DeviceIndex) {
-        match self.surveys.0.get_mut(&device) {
+        match self.surveys.under_way.get_mut(&device) {
             Some(again) => *again = true,
             None => {
-                self.surveys.0.insert(device, false);
+                self.surveys.under_way.insert(device, false);
                 let sees = |session: &Session| session.devices.contains(&device);
                 let clients = self.sessions.iter().filter(|(_, session)| sees(session));
                 let mut clients: Vec<_> = clients.map(|(_, session)| session.pid).collect();
@@ -63,6 +71,7 @@ impl Broker {
     }
 
     pub(crate) fn on_surveyed(&mut self, device: DeviceIndex, unbrokered: Bytes, contexts: u32) {
+        self.surveys.done_once.insert(device);
         let place = Place::device(device);
         let before = self.ledger.books(place).map(|books| (books.unbrokered(), books.shortfall()));
         let reserved = self.context_reserve(device, contexts);
@@ -74,7 +83,7 @@ impl Broker {
         if before.is_some_and(|(_, old)| old != shortfall) {
             self.notice(Notice::Shortfall { device, tier: place.tier, bytes: shortfall });
         }
-        if self.surveys.0.remove(&device) == Some(true) {
+        if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }
     }

@@ -4,6 +4,7 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
+    error::Refusal,
     tenancy::{OpKind, Outcome, SessionEvent, SilentReason},
     time::Time,
 };
@@ -48,6 +49,7 @@ impl Broker {
             session.revoke_deadline = None;
             self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
             self.resolve_overdue(id);
+            self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
             self.check_ends(id);
         } else if let Some(deadline) = session.revoke_deadline.or(session.map_deadline) {
             self.arm(deadline, Timer::Session(id));

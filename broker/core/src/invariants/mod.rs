@@ -35,7 +35,7 @@ pub const REGISTRY: &[(&str, &str)] = &[
     (EXTENT_RELEASED, "an extent that is released is mapped by nobody and read by nobody"),
     (MAPPERS, "mapper sets and what sessions map agree, and name only sessions that exist"),
     (UNSEALED, "until it is sealed a movable allocation is mapped by its owner's session only"),
-    (FDS, "no descriptor is in flight but to an open channel, and the budgets add up"),
+    (FDS, "no descriptor is in flight but to a session that exists, and the budgets add up"),
     (NAMES, "a name belongs to one allocation, which bears it and is not freed"),
     (OPS, "everything that waits is waited for by something that will happen"),
     (TRANSITIONS, "allocations, sessions and mappings move only along their tables"),

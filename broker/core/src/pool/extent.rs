@@ -73,6 +73,10 @@ impl Pool {
         self.extents.insert(id, extent);
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.extents.len()
+    }
+
     /// Whether memory of the device is awaited back.
     pub(crate) fn awaits(&self, device: DeviceIndex) -> bool {
         self.unreturned.get(&device).is_some_and(|count| *count > 0)

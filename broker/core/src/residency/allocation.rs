@@ -41,16 +41,6 @@ impl Part {
     pub(crate) fn map_state(&self, session: SessionId) -> Option<MapState> {
         self.mappers.iter().find(|(mapper, _)| *mapper == session).map(|(_, state)| *state)
     }
-
-    /// Sets, adds or removes what a session holds.
-    pub(crate) fn set_map_state(&mut self, session: SessionId, state: Option<MapState>) {
-        let found = self.mappers.iter().position(|(mapper, _)| *mapper == session);
-        match (found.and_then(|at| self.mappers.get_mut(at)), state) {
-            (Some(entry), Some(state)) => entry.1 = state,
-            (None, Some(state)) => self.mappers.push((session, state)),
-            (_, None) => self.mappers.retain(|(mapper, _)| *mapper != session),
-        }
-    }
 }
 
 /// One allocation, until the last of its extents is given back.
@@ -76,6 +66,8 @@ pub(crate) struct Allocation {
     pub(crate) digesting: bool,
     /// Extents that are not gone from the pool yet.
     pub(crate) extents_left: usize,
+    /// How many entries the mapper sets of its parts have.
+    pub(crate) map_entries: usize,
     /// Of these, let go and not given back yet.
     pub(crate) extents_unreturned: usize,
     /// The operation that makes or seals it.
@@ -89,8 +81,26 @@ impl Allocation {
         self.parts.get(usize::try_from(index.0).ok()?)
     }
 
-    pub(crate) fn part_mut(&mut self, index: PartIndex) -> Option<&mut Part> {
-        self.parts.get_mut(usize::try_from(index.0).ok()?)
+    /// Sets, adds or removes what a session holds of a part.
+    pub(crate) fn set_map_state(&mut self, index: PartIndex, session: SessionId, state: Option<MapState>) {
+        let Some(part) = usize::try_from(index.0).ok().and_then(|at| self.parts.get_mut(at)) else { return };
+        let found = part.mappers.iter().position(|(mapper, _)| *mapper == session);
+        match (found, state) {
+            (Some(at), Some(state)) => {
+                if let Some(entry) = part.mappers.get_mut(at) {
+                    entry.1 = state;
+                }
+            }
+            (None, Some(state)) => {
+                part.mappers.push((session, state));
+                self.map_entries = self.map_entries.saturating_add(1);
+            }
+            (Some(at), None) => {
+                part.mappers.remove(at);
+                self.map_entries = self.map_entries.saturating_sub(1);
+            }
+            (None, None) => {}
+        }
     }
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = PartIndex> + use<> {

@@ -62,10 +62,21 @@ pub(crate) struct Op {
     pub(crate) kind: OpKind,
 }
 
+impl Requester {
+    pub(crate) const fn tenant(self) -> Option<TenantId> {
+        match self {
+            Self::Session { tenant, .. } => Some(tenant),
+            Self::Operator { .. } => None,
+        }
+    }
+}
+
+/// All operations, and how many calls wait for them: in all, and of each tenant.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     ops: BTreeMap<OpId, Op>,
     last: u64,
+    calls: usize,
     by_tenant: BTreeMap<TenantId, usize>,
 }
 
@@ -77,10 +88,17 @@ impl OpTable {
     }
 
     pub(crate) fn insert(&mut self, id: OpId, op: Op) {
-        if let Requester::Session { tenant, .. } = op.requester {
-            *self.by_tenant.entry(tenant).or_default() += 1;
-        }
+        self.count(op.requester, |calls| calls.saturating_add(op.calls.len()));
         self.ops.insert(id, op);
+    }
+
+    /// One more call waits for the operation.
+    pub(crate) fn join(&mut self, id: OpId, call: CallId) {
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.calls.push(call);
+            let requester = op.requester;
+            self.count(requester, |calls| calls.saturating_add(1));
+        }
     }
 
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
@@ -89,23 +107,28 @@ impl OpTable {
 
     pub(crate) fn remove(&mut self, id: OpId) -> Option<Op> {
         let op = self.ops.remove(&id)?;
-        if let Requester::Session { tenant, .. } = op.requester
-            && let Some(count) = self.by_tenant.get_mut(&tenant)
-        {
-            *count = count.saturating_sub(1);
-        }
+        self.count(op.requester, |calls| calls.saturating_sub(op.calls.len()));
         Some(op)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.ops.len()
+    /// Calls that wait.
+    pub(crate) const fn calls(&self) -> usize {
+        self.calls
     }
 
-    pub(crate) fn count_of(&self, tenant: TenantId) -> usize {
+    pub(crate) fn calls_of(&self, tenant: TenantId) -> usize {
         self.by_tenant.get(&tenant).copied().unwrap_or_default()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Op)> {
         self.ops.iter().map(|(id, op)| (*id, op))
+    }
+
+    fn count(&mut self, requester: Requester, change: impl Fn(usize) -> usize) {
+        self.calls = change(self.calls);
+        if let Some(tenant) = requester.tenant() {
+            let calls = self.by_tenant.entry(tenant).or_default();
+            *calls = change(*calls);
+        }
     }
 }

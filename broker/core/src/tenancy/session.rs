@@ -49,7 +49,8 @@ pub(crate) struct Session {
     pub(crate) maps: BTreeMap<AllocationId, usize>,
     /// Parts to be sent.
     pub(crate) queue: VecDeque<PartRef>,
-    /// Descriptors sent and not answered. None are while the channel is closed.
+    /// Descriptors sent and not answered; what lies in the socket of a channel that has ended counts until the session
+    /// is gone.
     pub(crate) fds_in_flight: usize,
     /// By when the packet in flight is to be answered.
     pub(crate) map_deadline: Option<Time>,

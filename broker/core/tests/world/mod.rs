@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, OperatorRequest, PartRef,
-    Refusal, Reply, RequestKey, StoredQuotas, Time, UnmappedPart,
+    Peer, Refusal, Reply, RequestKey, StoredQuotas, Time, UnmappedPart,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -19,6 +19,15 @@ pub struct Client {
     pub session: SessionId,
     pub pid: u32,
 }
+
+impl Client {
+    pub fn peer(self) -> Peer {
+        Peer { pid: self.pid, uid: UID }
+    }
+}
+
+/// Of every client.
+pub const UID: u32 = 1000;
 
 pub struct World {
     pub broker: Broker,
@@ -217,7 +226,7 @@ impl World {
         let hello = Hello {
             tenant: tenant.to_owned(),
             pid,
-            uid: 1000,
+            uid: UID,
             client_name: "test".to_owned(),
             devices,
             unmapped_sessions,
@@ -240,7 +249,7 @@ impl World {
     pub fn start(&mut self, client: Client, key: Option<RequestKey>, request: ClientRequest) -> CallId {
         self.calls += 1;
         let call = CallId(self.calls);
-        self.event(Event::Client { call, session: client.session, pid: client.pid, key, request });
+        self.event(Event::Client { call, session: client.session, peer: client.peer(), key, request });
         call
     }
 

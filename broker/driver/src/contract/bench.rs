@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, RecvTimeoutError},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -32,6 +33,7 @@ pub(super) struct Bench<'a> {
 
 pub(super) struct Extent {
     pub(super) id: ExtentId,
+    pub(super) device: DeviceIndex,
     pub(super) size: Bytes,
     pub(super) handle: Handle,
 }
@@ -101,10 +103,23 @@ impl<'a> Bench<'a> {
         }
     }
 
+    pub(super) fn makes(&self, kind: ExtentKind) -> bool {
+        self.driver.makes(kind)
+    }
+
     pub(super) fn create(&mut self, device: DeviceIndex, size: Bytes) -> Result<Extent, DriverError> {
+        self.create_kind(device, size, ExtentKind::Movable)
+    }
+
+    pub(super) fn create_kind(
+        &mut self,
+        device: DeviceIndex,
+        size: Bytes,
+        kind: ExtentKind,
+    ) -> Result<Extent, DriverError> {
         let id = new_id();
-        self.submit(Submission::Create { extent: id, device, size, kind: ExtentKind::Movable });
-        self.created(id).map(|handle| Extent { id, size, handle })
+        self.submit(Submission::Create { extent: id, device, size, kind });
+        self.created(id).map(|handle| Extent { id, device, size, handle })
     }
 
     pub(super) fn created(&mut self, id: ExtentId) -> Result<Handle, DriverError> {
@@ -122,7 +137,7 @@ impl<'a> Bench<'a> {
     /// Another process that maps the extent and has closed its descriptor.
     pub(super) fn mapped(&self, extent: &Extent, access: Access) -> Box<dyn Importer> {
         let mut importer = self.importer();
-        importer.import(&extent.handle, extent.size);
+        importer.import(&extent.handle, extent.device, extent.size);
         importer.map(access);
         importer.close();
         importer
@@ -175,11 +190,44 @@ impl<'a> Bench<'a> {
 
     /// The unbrokered memory.
     pub(super) fn survey(&mut self, of: DeviceIndex) -> Bytes {
-        self.submit(Submission::Survey { device: of, clients: Vec::new() });
+        self.survey_beside(of, &[]).0
+    }
+
+    /// The unbrokered memory, once it is as it should be, or else after a while. What a process had does not come back
+    /// at the moment of its end, but soon after.
+    pub(super) fn survey_until(&mut self, of: DeviceIndex, is_right: impl Fn(&Self, Bytes) -> bool) -> Bytes {
+        const SOON: Duration = Duration::from_secs(5);
+        let deadline = Instant::now() + SOON;
+        loop {
+            let unbrokered = self.survey(of);
+            if is_right(self, unbrokered) || Instant::now() > deadline {
+                return unbrokered;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The unbrokered memory, and how many of these clients have a context.
+    pub(super) fn survey_beside(&mut self, of: DeviceIndex, clients: &[u32]) -> (Bytes, u32) {
+        self.submit(Submission::Survey { device: of, clients: clients.to_vec() });
         self.wait(|completion| match completion {
-            Completion::Surveyed { device, unbrokered, .. } if *device == of => Some(*unbrokered),
+            Completion::Surveyed { device, unbrokered, contexts } if *device == of => {
+                Some((*unbrokered, *contexts))
+            }
             _ => None,
         })
+    }
+
+    /// What a context of another process takes, on a device that has such.
+    pub(super) fn context(&self) -> Bytes {
+        self.driver.devices()[0].context
+    }
+
+    /// Whether others hold so much more than they did. Of a device that others use too, or whose figures have contexts
+    /// in them, it is only asked for at least that much.
+    pub(super) fn is_more_by(&self, before: Bytes, now: Bytes, more: Bytes) -> bool {
+        let grown = now.saturating_sub(before);
+        if self.harness.facts().exact_capacity { grown == more } else { grown >= more }
     }
 
     pub(super) fn digest(&mut self, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], DriverError> {

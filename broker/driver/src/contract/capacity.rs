@@ -1,6 +1,6 @@
 //! What a device has, and when it is free.
 
-use vramd_types::Bytes;
+use vramd_types::{Bytes, GRANULARITY};
 
 use super::{
     Access, Bench, Harness, Verdict,
@@ -16,7 +16,8 @@ fn is_full(result: Result<Extent, DriverError>) -> bool {
 
 pub fn out_of_memory_is_an_answer(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
-    let too_much = bench.total(FIRST).saturating_add(SMALL);
+    let beyond = bench.total(FIRST).saturating_add(SMALL);
+    let too_much = beyond.checked_round_up(GRANULARITY).expect("no device is that large");
     for _ in 0..3 {
         assert!(is_full(bench.create(FIRST, too_much)));
         let extent = bench.make();
@@ -102,10 +103,18 @@ pub fn devices_are_separate(harness: &dyn Harness) -> Verdict {
     bench.finish();
 
     let mut next = Bench::new(harness);
+    let with = [next.survey(FIRST), next.survey(SECOND)];
     one.kill();
-    assert_eq!((next.survey(FIRST), next.survey(SECOND)), (Bytes::ZERO, SMALL));
+    let first = next.survey_until(FIRST, |next, now| next.is_more_by(now, with[0], SMALL));
+    let without_one = [first, next.survey(SECOND)];
     other.kill();
-    assert_eq!((next.survey(FIRST), next.survey(SECOND)), (Bytes::ZERO, Bytes::ZERO));
+    let second = next.survey_until(SECOND, |next, now| next.is_more_by(now, without_one[1], SMALL));
+    let without_both = [next.survey(FIRST), second];
+    let grown = |more: [Bytes; 2], than: [Bytes; 2]| {
+        [next.is_more_by(than[0], more[0], SMALL), next.is_more_by(than[1], more[1], SMALL)]
+    };
+    assert_eq!(grown(with, without_one), [true, false], "{with:?}, {without_one:?}");
+    assert_eq!(grown(without_one, without_both), [false, true], "{without_one:?}, {without_both:?}");
     if harness.facts().exact_capacity {
         let total = next.total(FIRST);
         let all = next.create(FIRST, total).expect("all of the first is free");

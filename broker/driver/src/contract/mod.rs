@@ -12,13 +12,15 @@ mod bench;
 pub mod capacity;
 pub mod digest;
 pub mod faults;
+pub mod fixed;
 pub mod lifetime;
 pub mod memory;
+pub mod outsiders;
 pub mod submissions;
 
 use std::sync::{Arc, mpsc::Receiver};
 
-use vramd_types::Bytes;
+use vramd_types::{Bytes, DeviceIndex};
 
 use self::bench::Bench;
 use crate::{Completion, Driver, Handle, sim::Fault};
@@ -44,12 +46,14 @@ pub struct Facts {
     pub exact_capacity: bool,
     pub several_devices: bool,
     pub scheduled_faults: bool,
+    /// Importers can take memory behind the driver's back.
+    pub outsiders: bool,
 }
 
 /// Another process, which holds at most one extent. Dropping it ends the process.
 pub trait Importer {
-    /// Gives it the handle; `size` is the extent's.
-    fn import(&mut self, handle: &Handle, size: Bytes);
+    /// Gives it the handle; device and size are the extent's.
+    fn import(&mut self, handle: &Handle, device: DeviceIndex, size: Bytes);
 
     /// Maps what was imported, with the access that it chooses.
     fn map(&mut self, access: Access);
@@ -67,6 +71,12 @@ pub trait Importer {
 
     /// By SIGKILL; returns when it is gone.
     fn kill(&mut self);
+
+    fn pid(&self) -> u32;
+
+    /// Takes memory of the first device behind the driver's back, until the process ends. `false` where there is not
+    /// as much. Only asked of machines whose facts say that it can be.
+    fn allocate(&mut self, size: Bytes) -> bool;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,11 +93,22 @@ pub enum Verdict {
     NotApplicable(&'static str),
 }
 
+/// A case by its name.
+pub type Case = (&'static str, fn(&dyn Harness) -> Verdict);
+
+/// All cases, for programs that run the suite without a test harness.
+pub fn cases() -> &'static [Case] {
+    crate::contract_tests! { @all @list }
+}
+
 /// One `#[test]` for every case. `$harness` makes a new machine, `$judge` takes the [`Verdict`].
 #[macro_export]
 macro_rules! contract_tests {
     ($harness:expr, $judge:expr) => {
-        $crate::contract_tests! { @cases $harness, $judge;
+        $crate::contract_tests! { @all @tests $harness, $judge }
+    };
+    (@all $($what:tt)*) => {
+        $crate::contract_tests! { $($what)*;
             memory::fresh_memory_is_zero,
             memory::used_memory_is_zero_when_it_is_made_again,
             memory::importers_see_each_others_bytes,
@@ -112,13 +133,21 @@ macro_rules! contract_tests {
             submissions::nonsense_is_answered,
             submissions::each_is_answered_once,
             submissions::what_was_submitted_is_done_though_the_driver_is_dropped,
+            fixed::a_legacy_handle_shares_memory,
+            fixed::fixed_memory_is_zero_when_it_is_made_again,
+            fixed::fixed_memory_can_be_digested,
+            outsiders::memory_that_outsiders_take_is_unbrokered,
+            outsiders::clients_contexts_are_counted_apart,
             faults::memory_runs_out_on_schedule,
             faults::a_driver_fails_on_schedule,
             faults::who_is_delayed_holds_up_nobody,
             faults::a_delay_passes,
         }
     };
-    (@cases $harness:expr, $judge:expr; $($module:ident::$case:ident,)*) => {
+    (@list; $($module:ident::$case:ident,)*) => {
+        &[$((concat!(stringify!($module), "::", stringify!($case)), $crate::contract::$module::$case),)*]
+    };
+    (@tests $harness:expr, $judge:expr; $($module:ident::$case:ident,)*) => {
         $(
             #[test]
             fn $case() {

@@ -75,7 +75,7 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     let mut start = |name: &str, run: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
         threads.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
-        Ok(())
+        Ok::<(), DriverError>(())
     };
     let (routes, ends) = timer::routes();
     let (late, due) = std::sync::mpsc::channel();

@@ -52,6 +52,7 @@ impl Held {
                 socket.read_exact(&mut bytes).unwrap();
                 (self.write(order.offset, &bytes), Vec::new())
             }
+            Verb::ImportBlock | Verb::Allocate => unreachable!("these are CUDA's"),
         }
     }
 

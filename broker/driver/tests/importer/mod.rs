@@ -15,7 +15,7 @@ use broker_driver::{
     Handle,
     contract::{Access, Importer},
 };
-use vramd_types::Bytes;
+use vramd_types::{Bytes, DeviceIndex};
 
 use self::wire::{Order, Verb};
 
@@ -68,7 +68,7 @@ impl Process {
 }
 
 impl Importer for Process {
-    fn import(&mut self, handle: &Handle, size: Bytes) {
+    fn import(&mut self, handle: &Handle, _device: DeviceIndex, size: Bytes) {
         let order = Order { verb: Verb::Import, offset: 0, length: size.get() };
         wire::send(&self.socket, order, Some(handle.fd().unwrap()), &[]).unwrap();
         assert!(wire::answer(&self.socket).unwrap().0);
@@ -101,6 +101,14 @@ impl Importer for Process {
 
     fn kill(&mut self) {
         self.end().unwrap();
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn allocate(&mut self, _size: Bytes) -> bool {
+        unreachable!("memory of a simulated device is the driver's own")
     }
 }
 

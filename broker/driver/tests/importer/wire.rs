@@ -22,10 +22,13 @@ pub(super) enum Verb {
     Unmap,
     Read,
     Write,
+    /// A legacy handle follows.
+    ImportBlock,
+    Allocate,
 }
 
 impl Verb {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Import,
         Self::MapReadOnly,
         Self::MapReadWrite,
@@ -33,10 +36,12 @@ impl Verb {
         Self::Unmap,
         Self::Read,
         Self::Write,
+        Self::ImportBlock,
+        Self::Allocate,
     ];
 }
 
-/// `length` is the extent's on import, else that of what is read or written at `offset`.
+/// On import `length` is the extent's and `offset` the number of its device, else that of what is read or written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) verb: Verb,

@@ -2,7 +2,11 @@
 
 #![allow(unsafe_code, reason = "forking a client is what is tested here")]
 
-use std::{io, process};
+use std::{
+    io, mem,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    process, ptr,
+};
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -19,6 +23,47 @@ pub(super) fn holder() -> Result<Value> {
             // The pipes to the test would otherwise stay open with the child.
             libc::close(0);
             libc::close(1);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    ensure!(pid > 0, "fork: {}", io::Error::last_os_error());
+    Ok(json!({ "pid": pid }))
+}
+
+/// A child that holds what it inherited, and receives the next packet on this socket when it gets SIGUSR1. It keeps
+/// the descriptors, for two minutes at most.
+pub(super) fn heir(socket: BorrowedFd<'_>) -> Result<Value> {
+    let socket = socket.as_raw_fd();
+    // SAFETY: a signal set is plain data that these calls write, and it outlives them. Blocked before the fork, the
+    // signal waits for the child however early it comes.
+    let signals = unsafe {
+        let mut signals = mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        libc::sigaddset(&raw mut signals, libc::SIGUSR1);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const signals, ptr::null_mut());
+        signals
+    };
+    // SAFETY: as in `holder`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let (mut bytes, mut control) = ([0_u8; 4096], [0_u64; 512]);
+        // SAFETY: system calls on buffers of this stack, whose true lengths the kernel is told; the child never
+        // returns from here.
+        unsafe {
+            libc::alarm(120);
+            libc::close(0);
+            libc::close(1);
+            let mut signal = 0;
+            libc::sigwait(&raw const signals, &raw mut signal);
+            let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            let mut message: libc::msghdr = mem::zeroed();
+            message.msg_iov = &raw mut slice;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = mem::size_of_val(&control);
+            libc::recvmsg(socket, &raw mut message, 0);
             loop {
                 libc::pause();
             }

@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     env,
     io::{self, Write as _},
+    os::fd::AsFd as _,
     path::PathBuf,
 };
 
@@ -66,6 +67,10 @@ impl Probe {
         match command {
             "open" => return self.open(&words),
             "fork" => return fork::holder(),
+            "fork-heir" => {
+                let session = self.session.as_ref().context("no session is open")?;
+                return fork::heir(session.channel.as_fd());
+            }
             "fork-send" => return self.fork_and_send(number(&words, 0)?),
             "sdk" => return self.sdk.answer(&words),
             "node" => return Ok(self.node()),

@@ -39,7 +39,7 @@ impl Sdk {
                 Err(error) => refused(&error),
             },
             "write" => {
-                let bytes = self.open.as_mut().context("nothing is allocated")?.as_mut_slice();
+                let bytes = self.open.as_mut().context("nothing is allocated")?.as_mut_slice()?;
                 bytes.copy_from_slice(&vramd_tests::content(bytes.len() as u64, words[0].parse()?));
                 json!({})
             }
@@ -53,7 +53,7 @@ impl Sdk {
             },
             "attach" => match client.attach(words[0]) {
                 Ok(sealed) => {
-                    let found = vramd_tests::digest(sealed.as_slice());
+                    let found = vramd_tests::digest(sealed.as_slice()?);
                     let answer = json!({ "told": sealed.digest(), "found": found });
                     self.sealed = Some(sealed);
                     answer
@@ -65,7 +65,7 @@ impl Sdk {
                 let open = self.open.as_ref().map(Allocation::as_slice);
                 let bytes = open
                     .or_else(|| self.sealed.as_ref().map(Sealed::as_slice))
-                    .context("nothing is mapped")?;
+                    .context("nothing is mapped")??;
                 json!({ "digest": vramd_tests::digest(bytes), "address": bytes.as_ptr().addr() })
             }
             "drop" => {

@@ -1,0 +1,120 @@
+//! A machine with CUDA devices, for the suite.
+
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, channel},
+};
+
+use broker_driver::{
+    Completion, Driver,
+    contract::{Facts, Harness, Importer},
+    cuda::{self, CudaConfig, CudaDriver, CudaFacts, Probed},
+    sim::Fault,
+};
+use serde_json::{Value, json};
+
+use crate::{arguments::Arguments, importer::Process};
+
+pub(crate) struct CudaHarness {
+    config: CudaConfig,
+    uuids: Vec<String>,
+    /// Of the first device, as CUDA numbers them.
+    ordinals: Vec<usize>,
+    facts: CudaFacts,
+}
+
+impl CudaHarness {
+    /// Opens the driver once, to see that it can be, and what it is.
+    pub(crate) fn new(arguments: &Arguments) -> Result<Self, String> {
+        let config = arguments.config.clone();
+        let probed = probe(&config)?;
+        let mut chosen = Vec::new();
+        for (ordinal, found) in probed.found().iter().enumerate() {
+            let uuid = &found.info.uuid;
+            let named = arguments.devices.contains(uuid);
+            match &found.refused {
+                None if named || arguments.devices.is_empty() => chosen.push((ordinal, uuid.clone())),
+                Some(why) if named => return Err(format!("device {uuid}: {why}")),
+                Some(why) => eprintln!("not used: {uuid}: {why}"),
+                None => {}
+            }
+        }
+        if chosen.is_empty() {
+            return Err("there is no such device".to_owned());
+        }
+        let (ordinals, uuids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
+        let driver = cuda::open(probed, &uuids, Arc::new(|_| {})).map_err(|error| error.to_string())?;
+        let facts = driver.facts().clone();
+        Ok(Self { config, uuids, ordinals, facts })
+    }
+
+    pub(crate) fn facts_text(&self) -> String {
+        let mut text = format!("CUDA {}", self.facts.version);
+        if let Some(problem) = &self.facts.no_nvml {
+            text.push_str(&format!(", no NVML: {problem}"));
+        }
+        for device in &self.facts.devices {
+            text.push_str(&format!(
+                "\n{}: scrub {}, context {}, NVML {}, processes listed {}, legacy handles {}, RDMA {}",
+                device.uuid,
+                device.scrub,
+                device.context_size,
+                device.nvml,
+                device.lists_processes,
+                device.fixed,
+                device.rdma
+            ));
+        }
+        text
+    }
+
+    pub(crate) fn facts_json(&self) -> Value {
+        let device = |device: &cuda::DeviceFacts| {
+            json!({
+                "uuid": device.uuid,
+                "scrub": device.scrub.to_string(),
+                "context_size": device.context_size.to_string(),
+                "nvml": device.nvml,
+                "lists_processes": device.lists_processes,
+                "fixed": device.fixed,
+                "rdma": device.rdma,
+            })
+        };
+        let devices: Vec<Value> = self.facts.devices.iter().map(device).collect();
+        json!({ "cuda": self.facts.version.to_string(), "no_nvml": self.facts.no_nvml, "devices": devices })
+    }
+
+    fn driver(&self, sink: broker_driver::Sink) -> Result<CudaDriver, String> {
+        cuda::open(probe(&self.config)?, &self.uuids, sink).map_err(|error| error.to_string())
+    }
+}
+
+fn probe(config: &CudaConfig) -> Result<Probed, String> {
+    cuda::probe(config.clone()).map_err(|why| why.to_string())
+}
+
+impl Harness for CudaHarness {
+    fn facts(&self) -> Facts {
+        Facts {
+            exact_capacity: false,
+            several_devices: self.uuids.len() > 1,
+            scheduled_faults: false,
+            outsiders: true,
+        }
+    }
+
+    fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
+        assert!(faults.is_empty(), "a card's faults can't be scheduled");
+        let (sink, completions) = channel();
+        // A case that has ended early no longer listens.
+        let driver = self.driver(Arc::new(move |completion| drop(sink.send(completion))));
+        (Arc::new(driver.unwrap_or_else(|problem| panic!("{problem}"))), completions)
+    }
+
+    fn importer(&self) -> Box<dyn Importer> {
+        Box::new(Process::start(self.config.library.as_deref(), &self.ordinals))
+    }
+
+    /// Starting another process is waited for: it has its context when it answers.
+    fn quiet(&self) {}
+}

@@ -1,0 +1,87 @@
+//! For tests: a copy of the library that does what the test says.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use tempfile::TempDir;
+
+/// A driver library of a test's own. It is loaded apart from all others, as it is another file.
+#[derive(Debug)]
+pub struct Fake {
+    dir: TempDir,
+    script: String,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Fake {
+    /// # Panics
+    /// Where the library was not built, or there is no temporary directory.
+    pub fn new() -> Self {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let fake = Self { dir, script: String::new() };
+        fs::copy(built(), fake.library()).expect("the library can be copied");
+        fs::write(fake.params(), "RegistryDwords: \"\"\n").expect("a file can be written");
+        fake.says(&format!("node = {}-{}", process::id(), LAST.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Adds a line to the script. Before the library is loaded.
+    ///
+    /// # Panics
+    /// Where it cannot be written.
+    #[must_use]
+    pub fn says(mut self, line: &str) -> Self {
+        self.script.push_str(line);
+        self.script.push('\n');
+        fs::write(self.dir.path().join("libcuda.so.1.script"), &self.script).expect("a file can be written");
+        self
+    }
+
+    /// Takes a function away: its name is made another in the library's file, so that it is not found.
+    ///
+    /// # Panics
+    /// Where there is no such function.
+    #[must_use]
+    pub fn without(self, function: &str) -> Self {
+        let mut bytes = fs::read(self.library()).expect("the library can be read");
+        let name: Vec<u8> = [b"\0", function.as_bytes(), b"\0"].concat();
+        let places: Vec<usize> =
+            bytes.windows(name.len()).enumerate().filter(|(_, at)| *at == name).map(|(at, _)| at).collect();
+        assert!(!places.is_empty(), "the fake driver has no {function}");
+        for at in places {
+            bytes[at + 1] = b'X';
+        }
+        fs::write(self.library(), bytes).expect("the library can be written");
+        self
+    }
+
+    /// In the place of `libcuda.so.1`, and of `libnvidia-ml.so.1`.
+    pub fn library(&self) -> PathBuf {
+        self.dir.path().join("libcuda.so.1")
+    }
+
+    /// In the place of `/proc/driver/nvidia/params`.
+    pub fn params(&self) -> PathBuf {
+        self.dir.path().join("params")
+    }
+}
+
+/// Cargo puts it beside the test, or beside what the test belongs to.
+fn built() -> PathBuf {
+    let test = env::current_exe().expect("a process has a program");
+    let folders: Vec<&Path> = test.ancestors().skip(1).take(2).collect();
+    folders
+        .iter()
+        .flat_map(|folder| [folder.join("libfake_cuda.so"), folder.join("deps/libfake_cuda.so")])
+        .find(|library| library.exists())
+        .expect("libfake_cuda.so is built with what depends on it")
+}

@@ -1,0 +1,33 @@
+//! A CUDA driver and NVML without a GPU, for tests.
+//!
+//! Built as a library that is loaded in the place of `libcuda.so.1` and `libnvidia-ml.so.1`. Device memory is memfds:
+//! exported, imported and mapped by other processes like CUDA's, alive while any process maps it or holds its
+//! descriptor, and counted by a look through `/proc`. What a card may not be set to for a test (compute modes, MIG
+//! instances, old drivers, errors) is said in a text beside the library, `NAME.script`, a `key = value` a line:
+//!
+//! | key | default | |
+//! |---|---|---|
+//! | `node` | `fake` | names the memory: one node a test |
+//! | `devices`, `memory_mib`, `context_mib` | 1, 1024, 8 | |
+//! | `version` | 13000 | |
+//! | `init` | 0 | what `cuInit` answers |
+//! | `compute_mode` | 0 | |
+//! | `mig` | 0 | instances that device 0 is divided in; CUDA shows the first |
+//! | `dirty` | 0 | 1: fresh memory is not zero |
+//! | `lists` | 1 | 0: NVML lists no processes |
+//! | `attribute.N` | 1 | |
+//! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on it answers CODE |
+//!
+//! It is enough for this project's drivers, and wrong in everything else.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("memfds and /proc are Linux's");
+
+mod cuda;
+mod kit;
+mod memory;
+mod nvml;
+mod script;
+mod sight;
+
+pub use kit::Fake;

@@ -1,0 +1,93 @@
+//! Who holds the node's memory: found by a look through `/proc`, so that no process need tell.
+
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
+
+use crate::script::script;
+
+/// One piece of device memory.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) device: usize,
+    size: usize,
+    creator: u32,
+    holders: Vec<u32>,
+}
+
+impl Seen {
+    /// Who is charged for it: its creator while that has it, else whoever does.
+    fn charged(&self) -> u32 {
+        if self.holders.contains(&self.creator) { self.creator } else { self.holders[0] }
+    }
+}
+
+/// The name of a piece's memfd.
+pub(crate) fn name(device: usize) -> String {
+    format!("fake-cuda:{}:{device}:{}", script().text("node", "fake"), std::process::id())
+}
+
+/// Every piece on the node, by inode.
+pub(crate) fn look() -> BTreeMap<u64, Seen> {
+    let mut seen = BTreeMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // Processes come and go, and some are none of ours: what can't be read is not there.
+        descriptors(&mut seen, pid, &entry.path());
+        mappings(&mut seen, pid, &entry.path());
+    }
+    seen
+}
+
+pub(crate) fn used(device: usize) -> usize {
+    look().values().filter(|it| it.device == device).map(|it| it.size).sum()
+}
+
+pub(crate) fn processes(device: usize) -> BTreeMap<u32, usize> {
+    let mut processes = BTreeMap::new();
+    for it in look().values().filter(|it| it.device == device) {
+        *processes.entry(it.charged()).or_default() += it.size;
+    }
+    processes
+}
+
+/// Device and creator, from a name as the kernel shows it.
+fn parse(text: &str) -> Option<(usize, u32)> {
+    let name = text.split_once("/memfd:fake-cuda:")?.1.split(' ').next()?;
+    let mut parts = name.split(':');
+    if parts.next()? != script().text("node", "fake") {
+        return None;
+    }
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn enter(seen: &mut BTreeMap<u64, Seen>, inode: u64, text: &str, size: usize, pid: u32) {
+    let Some((device, creator)) = parse(text) else { return };
+    let it = seen.entry(inode).or_insert_with(|| Seen { device, size, creator, holders: Vec::new() });
+    if !it.holders.contains(&pid) {
+        it.holders.push(pid);
+    }
+}
+
+fn descriptors(seen: &mut BTreeMap<u64, Seen>, pid: u32, process: &Path) {
+    for fd in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
+        let Ok(link) = fs::read_link(fd.path()) else { continue };
+        let Some(link) = link.to_str().filter(|link| link.starts_with("/memfd:fake-cuda:")) else { continue };
+        if let Ok(file) = fs::metadata(fd.path()) {
+            enter(seen, file.ino(), link, usize::try_from(file.len()).unwrap_or(0), pid);
+        }
+    }
+}
+
+fn mappings(seen: &mut BTreeMap<u64, Seen>, pid: u32, process: &Path) {
+    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+    for line in maps.lines().filter(|line| line.contains("/memfd:fake-cuda:")) {
+        let mut words = line.split_ascii_whitespace();
+        let range = words.next().and_then(|range| range.split_once('-'));
+        let Some((start, end)) = range else { continue };
+        let hex = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+        if let Some(inode) = words.nth(3).and_then(|inode| inode.parse().ok()) {
+            enter(seen, inode, line, hex(end) - hex(start), pid);
+        }
+    }
+}

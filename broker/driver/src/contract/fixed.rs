@@ -1,0 +1,73 @@
+//! Memory that is shared by a legacy handle, for drivers that make such.
+
+use vramd_types::Bytes;
+
+use super::{
+    Access, Bench, Harness, Verdict,
+    bench::{Extent, FIRST, SMALL, pattern},
+};
+use crate::{ExtentKind, Handle};
+
+const SIZE: Bytes = Bytes::mib(6);
+const NONE: Verdict = Verdict::NotApplicable("this driver makes no fixed extents");
+
+fn fixed(bench: &mut Bench<'_>, size: Bytes) -> Extent {
+    let extent = bench.create_kind(FIRST, size, ExtentKind::Fixed).expect("there is room for a few MiB");
+    assert!(matches!(extent.handle, Handle::CudaIpc(_)), "{:?}", extent.handle);
+    extent
+}
+
+pub fn a_legacy_handle_shares_memory(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    if !bench.makes(ExtentKind::Fixed) {
+        return NONE;
+    }
+    let extent = fixed(&mut bench, SIZE);
+    let last = SIZE.get() - 10_000;
+    let mut first = bench.mapped(&extent, Access::ReadWrite);
+    let mut second = bench.mapped(&extent, Access::ReadWrite);
+    assert!(first.write(0, &pattern(1, 10_000)));
+    assert!(second.write(last, &pattern(2, 10_000)));
+    assert_eq!(second.read(0, 10_000), pattern(1, 10_000));
+    assert_eq!(first.read(last, 10_000), pattern(2, 10_000));
+    // Clients close what they opened before it is freed: the core sees to that.
+    first.unmap();
+    second.kill();
+    bench.free(extent);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn fixed_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    if !bench.makes(ExtentKind::Fixed) {
+        return NONE;
+    }
+    for _ in 0..4 {
+        let extent = fixed(&mut bench, SMALL);
+        let mut importer = bench.mapped(&extent, Access::ReadWrite);
+        assert_eq!(importer.read(0, 10_000), vec![0; 10_000]);
+        assert!(importer.write(0, &pattern(3, 10_000)));
+        importer.unmap();
+        drop(importer);
+        bench.free(extent);
+    }
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn fixed_memory_can_be_digested(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    if !bench.makes(ExtentKind::Fixed) {
+        return NONE;
+    }
+    let extent = fixed(&mut bench, SIZE);
+    let bytes = pattern(4, usize::try_from(SIZE.get()).expect("6 MiB fit in memory"));
+    let mut writer = bench.mapped(&extent, Access::ReadWrite);
+    assert!(writer.write(0, &bytes));
+    writer.unmap();
+    assert_eq!(bench.digest(&[(extent.id, SIZE)]), Ok(blake3::hash(&bytes).into()));
+    bench.free(extent);
+    bench.finish();
+    Verdict::Passed
+}

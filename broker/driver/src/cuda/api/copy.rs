@@ -1,0 +1,255 @@
+//! Bytes in motion: pinned buffers, streams, and transfers whose end is polled for.
+//!
+//! No call here waits for a device. A thread that needs an end looks for it and sleeps in between.
+#![allow(unsafe_code, reason = "calls of the CUDA driver, which reads and writes by address")]
+
+use std::{
+    ffi::c_void,
+    mem,
+    ptr::{self, NonNull},
+    slice,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+use vramd_types::Bytes;
+
+use super::{Context, CudaError, error::Code, physical::size_of};
+
+/// Between two looks: well below what the smallest chunk worth a stream takes.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Host memory that the device reaches by itself, from every context of the process.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    context: Arc<Context>,
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: It is plain memory with one owner; the driver does not care which thread that is.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(crate) fn new(context: &Arc<Context>, length: usize) -> Result<Self, CudaError> {
+        const PORTABLE: u32 = 1;
+        let _entered = context.enter()?;
+        let api = context.api();
+        let mut start: *mut c_void = ptr::null_mut();
+        // SAFETY: A foreign call, which writes one pointer where it is told to.
+        let code = unsafe { (api.functions.cuMemHostAlloc)(&raw mut start, length, PORTABLE) };
+        api.check("cuMemHostAlloc", code)?;
+        let Some(start) = NonNull::new(start.cast::<u8>()) else {
+            return Err(CudaError::new("cuMemHostAlloc", Code::new(0), "no address".to_owned()));
+        };
+        // SAFETY: The driver has made so many bytes for us alone. They are written before anybody reads them, so that
+        // they are initialised, which slices need.
+        unsafe { start.as_ptr().write_bytes(0, length) };
+        Ok(Self { context: Arc::clone(context), start, length })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: The memory is initialised and as long. While the device writes to it, it is inside a `Transfer`,
+        // which lends it to nobody.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else { return };
+        let api = self.context.api();
+        // SAFETY: A foreign call, once for the one allocation that this value stands for. Nothing is under way: a
+        // transfer keeps its buffer until it has ended.
+        let code = unsafe { (api.functions.cuMemFreeHost)(self.start.as_ptr().cast()) };
+        let _ = api.check("cuMemFreeHost", code);
+    }
+}
+
+/// A queue of work, in order, beside all others.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    context: Arc<Context>,
+    raw: CUstream,
+}
+
+// SAFETY: A stream may be used by any thread; the pointer is a name for it, never followed here.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        const NON_BLOCKING: u32 = 1;
+        let _entered = context.enter()?;
+        let api = context.api();
+        let mut raw: CUstream = ptr::null_mut();
+        // SAFETY: A foreign call, which writes one pointer where it is told to.
+        let code = unsafe { (api.functions.cuStreamCreate)(&raw mut raw, NON_BLOCKING) };
+        api.check("cuStreamCreate", code)?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    /// Begins to copy `length` bytes from an address of the device into a buffer, which comes back with the end.
+    /// `source` is what keeps the address good until then.
+    pub(crate) fn copy_out<K>(
+        &self,
+        source: K,
+        from: u64,
+        length: usize,
+        into: Pinned,
+    ) -> Result<Transfer<(Pinned, K)>, CudaError> {
+        assert!(length <= into.len(), "the buffer is shorter than what is copied into it");
+        let _entered = self.context.enter()?;
+        let event = Event::new(&self.context)?;
+        let api = self.context.api();
+        // SAFETY: A foreign call, which goes on after it has returned. Until it has ended the buffer and the source
+        // are kept by the transfer; the range ends inside the buffer.
+        let code = unsafe {
+            (api.functions.cuMemcpyDtoHAsync_v2)(into.start.as_ptr().cast(), from, length, self.raw)
+        };
+        api.check("cuMemcpyDtoHAsync_v2", code)?;
+        Transfer::begun(event, self, (into, source))
+    }
+
+    /// Begins to fill memory of the device with a byte. `target` is what keeps the address good until the end.
+    pub(crate) fn fill<K>(
+        &self,
+        target: K,
+        at: u64,
+        byte: u8,
+        length: Bytes,
+    ) -> Result<Transfer<K>, CudaError> {
+        let _entered = self.context.enter()?;
+        let event = Event::new(&self.context)?;
+        let api = self.context.api();
+        // SAFETY: A foreign call on a range that the caller has mapped and keeps until it has ended.
+        let code = unsafe { (api.functions.cuMemsetD8Async)(at, byte, size_of(length), self.raw) };
+        api.check("cuMemsetD8Async", code)?;
+        Transfer::begun(event, self, target)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else { return };
+        let api = self.context.api();
+        // SAFETY: A foreign call, once for the one stream that this value stands for. What it has begun still ends.
+        let code = unsafe { (api.functions.cuStreamDestroy_v2)(self.raw) };
+        let _ = api.check("cuStreamDestroy_v2", code);
+    }
+}
+
+/// Work that was begun, with what it uses.
+#[derive(Debug)]
+pub(crate) struct Transfer<K> {
+    event: Event,
+    kept: Option<K>,
+}
+
+impl<K> Transfer<K> {
+    fn begun(event: Event, on: &Stream, kept: K) -> Result<Self, CudaError> {
+        if let Err(error) = event.record(on) {
+            // Work whose end can't be seen may go on for ever, so what it uses is never given up.
+            mem::forget(kept);
+            return Err(error);
+        }
+        Ok(Self { event, kept: Some(kept) })
+    }
+
+    /// Sleeps until it has ended, and gives back what it kept.
+    pub(crate) fn end(mut self) -> Result<K, CudaError> {
+        self.event.wait()?;
+        Ok(self.kept.take().expect("it is taken once, here or in drop"))
+    }
+}
+
+impl<K> Drop for Transfer<K> {
+    /// What it uses is not given up before it has ended. A context that can't say so any more has ended all its work.
+    fn drop(&mut self) {
+        if self.kept.is_some() {
+            let _ = self.event.wait();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Event {
+    context: Arc<Context>,
+    raw: CUevent,
+}
+
+// SAFETY: An event may be used by any thread; the pointer is a name for it, never followed here.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// In the context that is current, which is the one that is named.
+    fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        const WITHOUT_TIME: u32 = 2;
+        let api = context.api();
+        let mut raw: CUevent = ptr::null_mut();
+        // SAFETY: A foreign call, which writes one pointer where it is told to.
+        let code = unsafe { (api.functions.cuEventCreate)(&raw mut raw, WITHOUT_TIME) };
+        api.check("cuEventCreate", code)?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        let api = self.context.api();
+        // SAFETY: A foreign call on a stream and an event of the same context, both alive.
+        let code = unsafe { (api.functions.cuEventRecord)(self.raw, stream.raw) };
+        api.check("cuEventRecord", code)
+    }
+
+    /// An event that was never recorded has ended.
+    fn wait(&self) -> Result<(), CudaError> {
+        let _entered = self.context.enter()?;
+        let api = self.context.api();
+        loop {
+            // SAFETY: A foreign call on an event that is alive.
+            let code = unsafe { (api.functions.cuEventQuery)(self.raw) };
+            match api.check("cuEventQuery", code) {
+                Err(error) if error.is_not_ready() => thread::sleep(NAP),
+                ended => return ended,
+            }
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else { return };
+        let api = self.context.api();
+        // SAFETY: A foreign call, once for the one event that this value stands for.
+        let code = unsafe { (api.functions.cuEventDestroy_v2)(self.raw) };
+        let _ = api.check("cuEventDestroy_v2", code);
+    }
+}
+
+/// Copies that end before the call returns, through pageable memory: for a look at a few bytes.
+impl Context {
+    pub(crate) fn read(&self, from: u64, into: &mut [u8]) -> Result<(), CudaError> {
+        let _entered = self.enter()?;
+        let api = self.api();
+        // SAFETY: A foreign call, which writes as many bytes as the slice has. A range of the device that is not
+        // mapped for reading is an error.
+        let code = unsafe { (api.functions.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast(), from, into.len()) };
+        api.check("cuMemcpyDtoH_v2", code)
+    }
+
+    pub(crate) fn write(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        let _entered = self.enter()?;
+        let api = self.api();
+        // SAFETY: A foreign call, which reads as many bytes as the slice has. A range of the device that is not
+        // mapped for writing is an error.
+        let code = unsafe { (api.functions.cuMemcpyHtoD_v2)(to, from.as_ptr().cast(), from.len()) };
+        api.check("cuMemcpyHtoD_v2", code)?;
+        // From pageable memory it returns once the bytes are staged: another process would still read the old ones. A
+        // read behind it returns when both are done.
+        self.read(to, &mut [0; 1])
+    }
+}

@@ -1,0 +1,108 @@
+//! The CUDA driver's own functions, in a table of ours.
+//!
+//! Types and constants are cudarc's. Its functions are not used: they panic where the library or a symbol is missing,
+//! and take a code that a newer driver returns for a Rust enum that does not have it, which is undefined behaviour.
+//! Here each function is looked for by name when the library is loaded, its result is a plain number, and what is
+//! missing is an answer that names it.
+//!
+//! ```text
+//! functions   the table, and the only place that knows how symbols are found
+//! context     devices, primary contexts
+//! physical    extents that are sent as descriptors, and mappings of them
+//! block       memory with a legacy handle
+//! copy        pinned buffers, streams, events
+//! ```
+//!
+//! Nothing here synchronises a device or a context. All `unsafe` of the driver is in this folder.
+
+mod block;
+mod context;
+mod copy;
+mod error;
+mod functions;
+mod physical;
+
+use std::{
+    ffi::CStr,
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+pub use self::error::CudaError;
+pub(crate) use self::{
+    block::{Block, OpenBlock},
+    context::{Attribute, Context, Ordinal},
+    copy::{Pinned, Stream, Transfer},
+    functions::chain,
+    physical::{Access, Mapping, Physical},
+};
+use self::{
+    error::Code,
+    functions::{First, Functions, Missing},
+};
+use super::{Why, probe::Version};
+
+/// Where the driver's library is looked for when nobody says.
+pub(crate) const LIBRARY: &str = "libcuda.so.1";
+
+/// A loaded driver.
+pub(crate) struct Api {
+    functions: Functions,
+    version: Version,
+    /// The first error after which a context is of no more use.
+    poison: OnceLock<CudaError>,
+}
+
+impl Api {
+    /// Loads and initialises the driver.
+    pub(crate) fn load(library: Option<&Path>) -> Result<Arc<Self>, Why> {
+        let path = library.map_or_else(|| PathBuf::from(LIBRARY), Path::to_owned);
+        let loaded = functions::open(&path)?;
+        let first = First::of(&loaded).map_err(|missing| missing.why(&path, None))?;
+        first
+            .init()
+            .map_err(|code| Why::of_init(&path, code.number(), &functions::name_of(&loaded, code)))?;
+        let version = Version::of(first.version().map_err(|code| {
+            Why::Failed(CudaError::new("cuDriverGetVersion", code, functions::name_of(&loaded, code)))
+        })?);
+        let functions =
+            Functions::all(loaded).map_err(|missing: Missing| missing.why(&path, Some(version)))?;
+        Ok(Arc::new(Self { functions, version, poison: OnceLock::new() }))
+    }
+
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The first error after which nothing can be expected of a context.
+    pub(crate) fn poison(&self) -> Option<&CudaError> {
+        self.poison.get()
+    }
+
+    /// Reads a result, and remembers one that ends a context.
+    fn check(&self, call: &'static str, code: u32) -> Result<(), CudaError> {
+        let code = Code::new(code);
+        if code.is_success() {
+            return Ok(());
+        }
+        let error = CudaError::new(call, code, self.functions.name(code));
+        if error.ends_context() {
+            // The first one says why; those that follow are its echo.
+            let _ = self.poison.set(error.clone());
+        }
+        Err(error)
+    }
+}
+
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Api").field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+/// Text that the driver wrote into a buffer.
+fn text(buffer: &[u8]) -> String {
+    CStr::from_bytes_until_nul(buffer)
+        .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
+}

@@ -1,0 +1,187 @@
+//! One device: its context, its figures, and who has what of it.
+
+use std::{
+    os::fd::OwnedFd,
+    process,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use vramd_types::{Bytes, GRANULARITY};
+
+use super::{
+    accounts::{Accounts, sum},
+    api::{Context, CudaError, Ordinal, Physical},
+    facts::ContextSize,
+    nvml::Card,
+    probe,
+};
+use crate::DeviceInfo;
+
+/// What a context was seen to take on an H200, for want of a measurement.
+const USUAL_CONTEXT: Bytes = Bytes::mib(523);
+/// Between these a growth of the device's use is taken for our new context.
+const PLAUSIBLE_CONTEXT: std::ops::Range<Bytes> = Bytes::mib(16)..Bytes::gib(4);
+
+#[derive(Debug)]
+pub(super) struct Device {
+    info: DeviceInfo,
+    context_size: ContextSize,
+    card: Option<Card>,
+    rdma: bool,
+    accounts: Mutex<Accounts>,
+    /// What this process has there beside its extents, as of the latest look.
+    overhead: Mutex<Bytes>,
+    /// While one descriptor of memory is open in a process, making another takes 20 us, else 570.
+    _sentinel: (OwnedFd, Physical),
+    /// After all that needs it.
+    context: Arc<Context>,
+}
+
+/// Who has what, by NVML's list of processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Crowd {
+    /// This process, if it is listed.
+    own: Option<Bytes>,
+    /// What contexts take: of clients, and of all others.
+    clients: Bytes,
+    strangers: Bytes,
+    /// Of clients.
+    contexts: u32,
+}
+
+/// A look's result.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sight {
+    /// What neither our extents nor anybody's context explains: awaited extents and outsiders' memory.
+    pub(super) others: Bytes,
+    /// Contexts of processes that are no clients.
+    pub(super) strangers: Bytes,
+    /// Of clients.
+    pub(super) contexts: u32,
+}
+
+impl Device {
+    /// Makes the context, and measures what one takes.
+    pub(super) fn open(
+        api: &Arc<super::api::Api>,
+        ordinal: Ordinal,
+        found: DeviceInfo,
+        card: Option<Card>,
+    ) -> Result<Self, CudaError> {
+        let before = card.as_ref().and_then(Card::used);
+        let context = Arc::new(Context::retain(api, ordinal)?);
+        let after = card.as_ref().and_then(Card::used);
+        let listed = card.as_ref().and_then(|card| own(&card.processes()));
+        let grown = before.zip(after).map(|(before, after)| after.saturating_sub(before));
+        let (context_size, overhead) = match (listed, grown) {
+            (Some(own), _) if !own.is_zero() => (ContextSize::Listed, own),
+            (_, Some(grown)) if PLAUSIBLE_CONTEXT.contains(&grown) => (ContextSize::Grown, grown),
+            _ => (ContextSize::Assumed, USUAL_CONTEXT),
+        };
+        let (_, total) = context.memory()?;
+        let rdma = probe::rdma(api, ordinal);
+        let sentinel = Physical::create(api, ordinal, GRANULARITY, rdma)?;
+        let sentinel = (sentinel.export()?, sentinel);
+        let device = Self {
+            info: DeviceInfo { total, context: overhead, ..found },
+            context_size,
+            card,
+            rdma,
+            accounts: Mutex::default(),
+            overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
+            _sentinel: sentinel,
+            context,
+        };
+        // Who is there already: what an earlier daemon's clients hold, say.
+        let (mut accounts, sight) = device.sight(&[])?;
+        accounts.settle(sight.others);
+        drop(accounts);
+        Ok(device)
+    }
+
+    pub(super) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    pub(super) fn context_size(&self) -> ContextSize {
+        self.context_size
+    }
+
+    pub(super) fn has_nvml(&self) -> bool {
+        self.card.as_ref().and_then(Card::used).is_some()
+    }
+
+    pub(super) fn lists_processes(&self) -> bool {
+        self.card.as_ref().and_then(|card| own(&card.processes())).is_some()
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// New physical memory, not entered anywhere.
+    pub(super) fn physical(&self, size: Bytes) -> Result<Physical, CudaError> {
+        Physical::create(self.context.api(), self.context.device(), size, self.rdma)
+    }
+
+    /// Every change of the accounts is whole before anything could panic, so a poisoned lock is a good one.
+    ///
+    /// Who makes memory does so with this locked, and enters it before unlocking: so that a look never takes it for
+    /// somebody else's.
+    pub(super) fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is taken of the device beside our live extents.
+    pub(super) fn rest(&self, accounts: &Accounts) -> Result<Bytes, CudaError> {
+        Ok(self.used()?.saturating_sub(accounts.live()))
+    }
+
+    fn used(&self) -> Result<Bytes, CudaError> {
+        match self.card.as_ref().and_then(Card::used) {
+            Some(used) => Ok(used),
+            None => self.context.memory().map(|(free, total)| total.saturating_sub(free)),
+        }
+    }
+
+    /// Looks around. The accounts are handed on as they were at that moment.
+    pub(super) fn sight(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Sight), CudaError> {
+        let before = self.accounts().live();
+        // Listing takes its time, and nobody should wait for it who makes extents.
+        let crowd = self.crowd(clients);
+        let accounts = self.accounts();
+        let mut overhead = self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = crowd.own.filter(|_| accounts.live() == before) {
+            *overhead = own.saturating_sub(before).saturating_sub(accounts.held_here());
+        }
+        let explained = sum([*overhead, crowd.clients, crowd.strangers].into_iter());
+        let sight = Sight {
+            others: self.rest(&accounts)?.saturating_sub(explained),
+            strangers: crowd.strangers,
+            contexts: crowd.contexts,
+        };
+        Ok((accounts, sight))
+    }
+
+    fn crowd(&self, clients: &[u32]) -> Crowd {
+        let processes = self.card.as_ref().map_or_else(Vec::new, Card::processes);
+        // A list without this process, which has a context, is one of another pid namespace.
+        let Some(own) = own(&processes) else { return Crowd::default() };
+        let mut crowd = Crowd { own: Some(own), ..Crowd::default() };
+        for (pid, used) in processes.into_iter().filter(|(pid, _)| *pid != process::id()) {
+            // What a process has beyond a context is memory of its own.
+            let context = used.min(self.info.context);
+            if clients.contains(&pid) {
+                crowd.clients = crowd.clients.saturating_add(context);
+                crowd.contexts = crowd.contexts.saturating_add(1);
+            } else {
+                crowd.strangers = crowd.strangers.saturating_add(context);
+            }
+        }
+        crowd
+    }
+}
+
+fn own(processes: &[(u32, Bytes)]) -> Option<Bytes> {
+    processes.iter().find(|(pid, _)| *pid == process::id()).map(|(_, used)| *used)
+}

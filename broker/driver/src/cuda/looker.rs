@@ -1,0 +1,228 @@
+//! Whatever needs a look at how much of a device is taken: releases, and surveys.
+//!
+//! A release asks whether the memory came back, which CUDA does not say. What is taken of the device is read before
+//! and after; what did not come back at once is looked for until [`PATIENCE`] has passed, since the driver zeroes what
+//! is released, and is awaited from then on (`accounts`).
+
+use std::{
+    iter,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+use super::{
+    accounts::{covered, sum},
+    api::CudaError,
+    device::Device,
+    freer::Free,
+    memory::{Memory, Trace},
+    state::{State, hand},
+};
+use crate::{Completion, ExtentKind};
+
+/// Scrubbing takes about 0.35 ms for a GiB.
+pub(super) const PATIENCE: Duration = Duration::from_millis(40);
+pub(super) const NAP: Duration = Duration::from_millis(2);
+
+/// Released between two readings of the figures, which take longer than a release. Of those that share one, the
+/// oldest are taken to be back where only some are.
+const AT_ONCE: usize = 16;
+
+#[derive(Debug)]
+pub(super) enum Look {
+    Release {
+        extent: ExtentId,
+    },
+    Survey {
+        device: DeviceIndex,
+        clients: Vec<u32>,
+    },
+    /// What needs no look, and is told by a thread of ours all the same.
+    Answer(Completion),
+}
+
+/// Until nobody can send any more.
+pub(super) fn run(state: &State, looks: &Receiver<Look>, frees: &Sender<Free>) {
+    while let Ok(first) = looks.recv() {
+        let batch: Vec<Look> = iter::once(first).chain(looks.try_iter()).collect();
+        let mut releases: Vec<Vec<Release>> = state.devices.iter().map(|_| Vec::new()).collect();
+        for look in &batch {
+            let Look::Release { extent } = *look else { continue };
+            match state.retire(extent) {
+                // Nobody holds what is not there.
+                None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
+                Some(memory) if memory.kind() == ExtentKind::Fixed => hand(frees, Free { extent, memory }),
+                Some(memory) => {
+                    let at = state.devices.iter().position(|device| Arc::ptr_eq(device, memory.device()));
+                    releases[at.expect("memory is of one of our devices")].push(Release::of(extent, memory));
+                }
+            }
+        }
+        let some = state.devices.iter().zip(releases).filter(|(_, releases)| !releases.is_empty());
+        for (device, releases) in some {
+            release(state, device, releases);
+        }
+        for look in batch {
+            match look {
+                Look::Release { .. } => {}
+                Look::Survey { device, clients } => survey(state, device, &clients),
+                Look::Answer(completion) => state.tell(completion),
+            }
+        }
+    }
+}
+
+fn is_awaited(state: &State, extent: ExtentId) -> bool {
+    state.extents().contains_key(&extent)
+}
+
+struct Release {
+    extent: ExtentId,
+    size: Bytes,
+    memory: Arc<Memory>,
+}
+
+impl Release {
+    fn of(extent: ExtentId, memory: Arc<Memory>) -> Self {
+        Self { extent, size: memory.size(), memory }
+    }
+}
+
+/// Gives up the driver's own hold on extents of one device, and tells of each whether it came back.
+fn release(state: &State, device: &Device, mut releases: Vec<Release>) {
+    let all: Vec<(ExtentId, Bytes)> = releases.iter().map(|it| (it.extent, it.size)).collect();
+    let mut back: Vec<ExtentId> = Vec::new();
+    let mut missing: Vec<(ExtentId, Bytes)> = Vec::new();
+    let base = rest(device);
+    while !releases.is_empty() {
+        let few = releases.drain(..releases.len().min(AT_ONCE)).collect();
+        // Where the figures are not to be had, all of them are awaited until they are.
+        if let Ok(seen) = let_go(device, few) {
+            back.extend(seen.back);
+            missing.extend(seen.missing);
+        }
+    }
+    if let Ok(base) = base {
+        let held = sum(all.iter().filter(|(extent, _)| !back.contains(extent)).map(|(_, size)| *size));
+        back.extend(linger(device, base.saturating_add(held), missing));
+    }
+    settle(state, device, &back);
+    for (extent, _) in all {
+        state.tell(Completion::Released { extent, returned: back.contains(&extent) });
+    }
+}
+
+fn settle(state: &State, device: &Device, back: &[ExtentId]) {
+    let mut accounts = device.accounts();
+    for extent in back {
+        accounts.forget(*extent);
+    }
+    drop(accounts);
+    let mut extents = state.extents();
+    for extent in back {
+        extents.remove(extent);
+    }
+}
+
+fn rest(device: &Device) -> Result<Bytes, CudaError> {
+    device.rest(&device.accounts())
+}
+
+struct Seen {
+    back: Vec<ExtentId>,
+    /// They may come yet.
+    missing: Vec<(ExtentId, Bytes)>,
+}
+
+/// Gives up a few, between two looks at the figures.
+fn let_go(device: &Device, mut few: Vec<Release>) -> Result<Seen, CudaError> {
+    for release in &mut few {
+        // Its page tables come back too, and before the first look. A digest under way keeps the mapping.
+        if let Some(memory) = Arc::get_mut(&mut release.memory) {
+            memory.unmap();
+        }
+    }
+    let before = rest(device);
+    let mut traces = Vec::new();
+    for Release { extent, size, memory } in few {
+        traces.push((extent, size, memory.trace()));
+        device.accounts().retire(extent, size, memory.trace());
+    }
+    let after = rest(device);
+    let (before, after) = (before?, after?);
+    let full = before.saturating_add(sum(traces.iter().map(|(_, size, _)| *size)));
+    let mut drop = full.saturating_sub(after);
+    let gone =
+        traces.iter().filter(|(.., trace)| !trace.is_alive()).map(|(extent, size, _)| (*extent, *size));
+    let gone: Vec<(ExtentId, Bytes)> = gone.collect();
+    let back = covered(gone.iter().copied(), &mut drop);
+    let missing = gone.into_iter().filter(|(extent, _)| !back.contains(extent)).collect();
+    Ok(Seen { back, missing })
+}
+
+/// Enters it as awaited. What was taken beside live extents before that.
+pub(super) fn retire(
+    device: &Device,
+    extent: ExtentId,
+    size: Bytes,
+    trace: Trace,
+) -> Result<Bytes, CudaError> {
+    let mut accounts = device.accounts();
+    let before = device.rest(&accounts);
+    accounts.retire(extent, size, trace);
+    before
+}
+
+/// Looks for what did not come back at once. `full` is what would be taken beside live extents if none of it did.
+pub(super) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, Bytes)>) -> Vec<ExtentId> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut back = Vec::new();
+    let mut full = full;
+    while !missing.is_empty() {
+        let Ok(rest) = rest(device) else { break };
+        let mut drop = full.saturating_sub(rest);
+        let come = covered(missing.iter().copied(), &mut drop);
+        full = full
+            .saturating_sub(sum(missing.iter().filter(|(it, _)| come.contains(it)).map(|(_, size)| *size)));
+        missing.retain(|(extent, _)| !come.contains(extent));
+        back.extend(come);
+        if Instant::now() >= deadline {
+            break;
+        }
+        thread::sleep(NAP);
+    }
+    back
+}
+
+fn survey(state: &State, index: DeviceIndex, clients: &[u32]) {
+    let Some(device) = state.devices.get(usize::from(index.0)) else {
+        state.tell(Completion::Surveyed { device: index, unbrokered: Bytes::ZERO, contexts: 0 });
+        return;
+    };
+    // Nothing else may tell for a long time that the context has come to harm.
+    let sound = device.context().is_sound();
+    let Ok((mut accounts, sight)) = sound.and_then(|()| device.sight(clients)) else {
+        let unbrokered = device.accounts().outsiders();
+        state.tell(Completion::Surveyed { device: index, unbrokered, contexts: 0 });
+        return;
+    };
+    let returned = accounts.settle(sight.others);
+    let unbrokered = accounts.outsiders().saturating_add(sight.strangers);
+    drop(accounts);
+    let mut extents = state.extents();
+    for extent in &returned {
+        extents.remove(extent);
+    }
+    drop(extents);
+    // Before the answer, which tells of it.
+    for extent in returned {
+        state.tell(Completion::Returned { extent });
+    }
+    state.tell(Completion::Surveyed { device: index, unbrokered, contexts: sight.contexts });
+}

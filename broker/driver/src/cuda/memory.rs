@@ -1,0 +1,123 @@
+//! The memory of one extent, of either kind.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+};
+
+use vramd_types::Bytes;
+
+use super::{
+    api::{Access, Block, CudaError, Mapping, Physical},
+    device::Device,
+};
+use crate::{DriverError, ExtentKind, Handle};
+
+/// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
+#[derive(Debug)]
+pub(super) struct Memory {
+    size: Bytes,
+    backing: Backing,
+    /// Last: its context may end with it.
+    device: Arc<Device>,
+}
+
+#[derive(Debug)]
+enum Backing {
+    Movable {
+        /// Made when bytes are first looked at, and kept: mapping is no part of making an extent.
+        mapping: OnceLock<Mapping>,
+        mapper: Mutex<()>,
+        physical: Physical,
+        /// Exported once; every client gets this one.
+        fd: Arc<OwnedFd>,
+    },
+    Fixed {
+        block: Block,
+        handle: [u8; 64],
+    },
+}
+
+impl Memory {
+    pub(super) fn movable(device: Arc<Device>, size: Bytes, physical: Physical, fd: OwnedFd) -> Self {
+        let (mapping, mapper) = (OnceLock::new(), Mutex::new(()));
+        Self { size, backing: Backing::Movable { mapping, mapper, physical, fd: Arc::new(fd) }, device }
+    }
+
+    pub(super) fn fixed(device: Arc<Device>, size: Bytes, block: Block) -> Result<Self, DriverError> {
+        let shared = block.share(size)?;
+        if !shared.whole {
+            let problem =
+                "cuMemAlloc cut the block from a larger piece, which its handle would open".to_owned();
+            return Err(DriverError::Failed(problem));
+        }
+        Ok(Self { size, backing: Backing::Fixed { block, handle: shared.handle }, device })
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        self.size
+    }
+
+    pub(super) fn kind(&self) -> ExtentKind {
+        match self.backing {
+            Backing::Movable { .. } => ExtentKind::Movable,
+            Backing::Fixed { .. } => ExtentKind::Fixed,
+        }
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        match &self.backing {
+            Backing::Movable { fd, .. } => Handle::VmmFd(Arc::clone(fd)),
+            Backing::Fixed { handle, .. } => Handle::CudaIpc(*handle),
+        }
+    }
+
+    /// Where the daemon itself reads and writes it.
+    pub(super) fn address(&self) -> Result<u64, CudaError> {
+        match &self.backing {
+            Backing::Fixed { block, .. } => Ok(block.address()),
+            Backing::Movable { mapping, mapper, physical, .. } => {
+                let _one_maps = mapper.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(mapping) = mapping.get() {
+                    return Ok(mapping.address());
+                }
+                let made = physical.map(self.device.context().device(), Access::ReadWrite)?;
+                Ok(mapping.get_or_init(|| made).address())
+            }
+        }
+    }
+
+    /// Undoes the mapping, which nobody may be using: the caller has the memory for itself.
+    pub(super) fn unmap(&mut self) {
+        if let Backing::Movable { mapping, .. } = &mut self.backing {
+            drop(mapping.take());
+        }
+    }
+
+    /// What tells whether this process holds it, after its release.
+    pub(super) fn trace(self: &Arc<Self>) -> Trace {
+        let fd = match &self.backing {
+            Backing::Movable { fd, .. } => Arc::downgrade(fd),
+            Backing::Fixed { .. } => Weak::new(),
+        };
+        Trace { memory: Arc::downgrade(self), fd }
+    }
+}
+
+/// Of memory that was released.
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    memory: Weak<Memory>,
+    fd: Weak<OwnedFd>,
+}
+
+impl Trace {
+    /// A digest has not ended, or the caller has a clone of the handle.
+    pub(super) fn is_alive(&self) -> bool {
+        self.memory.strong_count() > 0 || self.fd.strong_count() > 0
+    }
+}

@@ -1,0 +1,255 @@
+//! The CUDA driver: memory of real GPUs, behind the same contract as the simulated one.
+//!
+//! A movable extent is a `cuMemCreate` handle, exported once; the descriptor is what clients get, each its own
+//! duplicate through the socket. A fixed one is a `cuMemAlloc` block with a legacy handle. The daemon maps an extent
+//! when it first looks at its bytes, and from then on for the extent's life.
+//!
+//! ```text
+//!            ┌──────────────────── submit ───────────────────┐
+//!       cuda-maker (a device each)   cuda-looker        cuda-digest ×2
+//!       create, export        release, survey, is the     copy out, hash
+//!            │                context sound   │ fixed        │
+//!            │                       │        └─► cuda-freer │
+//!            └──────────► sink ◄─────┴──────────────┴────────┘
+//! ```
+//!
+//! The driver has no way to revoke: memory lives while any process maps it or holds its descriptor, and the card's own
+//! figures are all that tells whether it came back (`accounts`). An error that ends a context ends this driver:
+//! [`Completion::Lost`](crate::Completion::Lost) says so once, and nothing is answered any more.
+
+mod accounts;
+mod api;
+mod device;
+mod digester;
+mod facts;
+mod freer;
+mod looker;
+mod maker;
+mod memory;
+mod nvml;
+pub mod peer;
+mod probe;
+mod scrub;
+mod state;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Sender, channel},
+    },
+    thread::{self, JoinHandle},
+};
+
+use vramd_types::{DeviceIndex, GRANULARITY};
+
+pub use self::{
+    api::CudaError,
+    facts::{ContextSize, CudaFacts, DeviceFacts, Scrub},
+    probe::{Found, Probed, Version, Why, probe},
+};
+use self::{
+    api::{Block, Stream},
+    device::Device,
+    digester::Digest,
+    looker::Look,
+    maker::{Make, Maker},
+    state::{State, hand},
+};
+use crate::{Completion, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission};
+
+/// Where the libraries are, if not where they usually are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// `libcuda.so.1`.
+    pub library: Option<PathBuf>,
+    /// `libnvidia-ml.so.1`.
+    pub nvml: Option<PathBuf>,
+    /// What `/proc/driver/nvidia/params` is.
+    pub params: Option<PathBuf>,
+}
+
+/// Opens the devices of these UUIDs, numbered in this order. Makes a context on each, and looks whether memory is
+/// zeroed as it should be.
+pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, DriverError> {
+    let Probed { api, nvml, config, found } = probed;
+    let params = config.params.as_deref().unwrap_or_else(|| Path::new(scrub::PARAMS));
+    let (mut makers, mut facts) = (Vec::new(), Vec::new());
+    for uuid in uuids {
+        let found = found.iter().find(|found| found.info.uuid == *uuid);
+        let found = found.ok_or_else(|| DriverError::Failed(format!("there is no device {uuid}")))?;
+        let ordinal = match (&found.refused, found.ordinal) {
+            (None, Some(ordinal)) => ordinal,
+            (refused, _) => {
+                let why = refused.as_deref().unwrap_or("CUDA does not show it");
+                return Err(DriverError::Failed(format!("device {uuid} cannot be used: {why}")));
+            }
+        };
+        let card = nvml.as_ref().ok().and_then(|nvml| nvml.card(uuid));
+        let opened = Device::open(&api, ordinal, found.info.clone(), card)
+            .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;
+        let (maker, of_device) = prepare(Arc::new(opened), params, probe::rdma(&api, ordinal))
+            .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;
+        makers.push(maker);
+        facts.push(of_device);
+    }
+    let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), devices: facts };
+    let devices: Vec<Arc<Device>> = makers.iter().map(|maker| Arc::clone(&maker.device)).collect();
+    let infos = devices.iter().map(|device| device.info().clone()).collect();
+    start(Arc::new(State::new(api, devices, sink)), makers, infos, facts)
+}
+
+/// What is found out about a device once it is open.
+fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, DeviceFacts), CudaError> {
+    let scrub = scrub::look(&device, params)?;
+    let fixed = has_legacy_handles(&device)?;
+    let facts = DeviceFacts {
+        uuid: device.info().uuid.clone(),
+        scrub: scrub.clone(),
+        context_size: device.context_size(),
+        nvml: device.has_nvml(),
+        lists_processes: device.lists_processes(),
+        fixed,
+        rdma,
+    };
+    let zeroing = match scrub {
+        Scrub::Certain => None,
+        Scrub::Zeroing(_) => Some(Stream::new(device.context())?),
+    };
+    Ok((Maker { device, fixed, zeroing }, facts))
+}
+
+fn has_legacy_handles(device: &Device) -> Result<bool, CudaError> {
+    let block = Block::allocate(device.context(), GRANULARITY)?;
+    // What it says where there are none differs; a context that came to harm is found out at the next call.
+    Ok(block.share(GRANULARITY).is_ok())
+}
+
+fn start(
+    state: Arc<State>,
+    makers: Vec<Maker>,
+    devices: Vec<DeviceInfo>,
+    facts: CudaFacts,
+) -> Result<CudaDriver, DriverError> {
+    let fixed = makers.iter().all(|maker| maker.fixed);
+    let mut threads = Vec::new();
+    let mut start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+        threads.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
+        Ok::<(), DriverError>(())
+    };
+    let (mut makes, (looks, looks_end), (frees, frees_end), (digests, digests_end)) =
+        (Vec::new(), channel(), channel(), channel());
+    for maker in makers {
+        let (order, orders) = channel();
+        makes.push(order);
+        let own = Arc::clone(&state);
+        start("cuda-maker", Box::new(move || maker.run(&own, &orders)))?;
+    }
+    let own = Arc::clone(&state);
+    start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &frees)))?;
+    let own = Arc::clone(&state);
+    start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
+    let digests_end = Arc::new(Mutex::new(digests_end));
+    for _ in 0..digester::THREADS {
+        let (own, orders) = (Arc::clone(&state), Arc::clone(&digests_end));
+        start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
+    }
+    let inlet = Mutex::new(Some(Inlet { makes, looks, digests }));
+    Ok(CudaDriver { devices, facts, fixed, inlet, threads })
+}
+
+/// The CUDA driver.
+pub struct CudaDriver {
+    devices: Vec<DeviceInfo>,
+    facts: CudaFacts,
+    fixed: bool,
+    /// Taken away to end the threads.
+    inlet: Mutex<Option<Inlet>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Where submissions enter. The queues are as long as what the caller has outstanding.
+struct Inlet {
+    makes: Vec<Sender<Make>>,
+    looks: Sender<Look>,
+    digests: Sender<Digest>,
+}
+
+impl CudaDriver {
+    pub fn facts(&self) -> &CudaFacts {
+        &self.facts
+    }
+
+    fn inlet(&self) -> MutexGuard<'_, Option<Inlet>> {
+        self.inlet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Driver for CudaDriver {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        &self.devices
+    }
+
+    fn makes(&self, kind: ExtentKind) -> bool {
+        kind == ExtentKind::Movable || self.fixed
+    }
+
+    fn submit(&self, submission: Submission) {
+        if let Some(inlet) = self.inlet().as_ref() {
+            inlet.take(submission);
+        }
+    }
+}
+
+impl Inlet {
+    fn take(&self, submission: Submission) {
+        match submission {
+            Submission::Create { extent, device, size, kind } => {
+                match self.makes.get(usize::from(device.0)) {
+                    Some(maker) => hand(maker, Make { extent, size, kind }),
+                    None => hand(
+                        &self.looks,
+                        Look::Answer(Completion::Created { extent, result: nowhere(device) }),
+                    ),
+                }
+            }
+            Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
+            Submission::Survey { device, clients } => hand(&self.looks, Look::Survey { device, clients }),
+            Submission::Digest { ticket, spans } => hand(&self.digests, Digest { ticket, spans }),
+        }
+    }
+}
+
+fn nowhere<T>(device: DeviceIndex) -> Result<T, DriverError> {
+    Err(DriverError::Failed(format!("there is no device {device}")))
+}
+
+/// What was submitted is still done. Dropped from inside its own sink it waits for none of its threads, since they
+/// wait for one another, and one of them for this.
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        drop(self.inlet().take());
+        if self.threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so; nothing is added here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

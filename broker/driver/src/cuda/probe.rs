@@ -1,0 +1,184 @@
+//! What driver and devices there are, before anything of them is used.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use thiserror::Error;
+use vramd_types::{Bytes, GRANULARITY};
+
+use super::{
+    CudaConfig,
+    api::{Api, Attribute, CudaError, Ordinal, Physical},
+    nvml::{Instance, Nvml},
+};
+use crate::DeviceInfo;
+
+/// The version of CUDA that a driver speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(i32);
+
+impl Version {
+    pub(super) fn of(number: i32) -> Self {
+        Self(number)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// Why there is no CUDA here.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Why {
+    #[error("no CUDA driver: {}: {problem}", .path.display())]
+    NoLibrary { path: PathBuf, problem: String },
+    #[error("{} is the toolkit's stub, for linking only: the driver's own library must come before it", .path.display())]
+    Stub { path: PathBuf },
+    #[error("the CUDA driver finds no device")]
+    NoDevice,
+    #[error("{} cannot be initialised: {name} ({code})", .path.display())]
+    Init { path: PathBuf, code: u32, name: String },
+    #[error("{}{} has no function {function}: a newer driver is needed", .path.display(), of_version(.version))]
+    MissingFunction { path: PathBuf, function: &'static str, version: Option<Version> },
+    #[error(transparent)]
+    Failed(#[from] CudaError),
+}
+
+fn of_version(version: &Option<Version>) -> String {
+    version.map_or_else(String::new, |version| format!(" (CUDA {version})"))
+}
+
+impl Why {
+    pub(super) fn of_init(path: &Path, code: u32, name: &str) -> Self {
+        const NO_DEVICE: u32 = 100;
+        const STUB_LIBRARY: u32 = 34;
+        match code {
+            NO_DEVICE => Self::NoDevice,
+            STUB_LIBRARY => Self::Stub { path: path.to_owned() },
+            code => Self::Init { path: path.to_owned(), code, name: name.to_owned() },
+        }
+    }
+}
+
+/// A driver that answers, and its devices.
+#[derive(Debug)]
+pub struct Probed {
+    pub(super) api: Arc<Api>,
+    /// Or why it is not there.
+    pub(super) nvml: Result<&'static Nvml, String>,
+    pub(super) config: CudaConfig,
+    pub(super) found: Vec<Found>,
+}
+
+/// A device that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What a context takes is not known before there is one: zero here.
+    pub info: DeviceInfo,
+    /// Why it can't be used, if it can't.
+    pub refused: Option<String>,
+    pub(super) ordinal: Option<Ordinal>,
+}
+
+impl Probed {
+    /// Those that CUDA shows this process, in its order, then MIG instances that it does not show.
+    pub fn found(&self) -> &[Found] {
+        &self.found
+    }
+
+    pub fn version(&self) -> Version {
+        self.api.version()
+    }
+}
+
+/// Loads the driver and looks at its devices. Makes no context and takes no memory.
+pub fn probe(config: CudaConfig) -> Result<Probed, Why> {
+    let api = Api::load(config.library.as_deref())?;
+    let ordinals = api.devices()?;
+    let nvml = Nvml::open(config.nvml.as_deref());
+    let instances = nvml.as_ref().map_or_else(|_| Vec::new(), |nvml| nvml.instances());
+    let mut found = Vec::new();
+    for ordinal in ordinals {
+        found.push(look_at(&api, ordinal, &instances)?);
+    }
+    let unseen = instances.into_iter().filter(|it| !found.iter().any(|found| found.info.uuid == it.uuid));
+    let unseen: Vec<Found> = unseen.map(out_of_reach).collect();
+    found.extend(unseen);
+    if found.is_empty() {
+        return Err(Why::NoDevice);
+    }
+    Ok(Probed { api, nvml, config, found })
+}
+
+fn look_at(api: &Api, ordinal: Ordinal, instances: &[Instance]) -> Result<Found, CudaError> {
+    let hex = hex_of(api.device_uuid(ordinal)?);
+    let instance = instances.iter().find(|instance| instance.uuid.ends_with(&hex));
+    let uuid = instance.map_or_else(|| format!("GPU-{hex}"), |instance| instance.uuid.clone());
+    let info = DeviceInfo {
+        uuid,
+        name: api.device_name(ordinal)?,
+        total: api.total_memory(ordinal)?,
+        context: Bytes::ZERO,
+    };
+    Ok(Found { info, refused: refusal(api, ordinal)?, ordinal: Some(ordinal) })
+}
+
+/// Why a device that CUDA shows can't be used.
+fn refusal(api: &Api, ordinal: Ordinal) -> Result<Option<String>, CudaError> {
+    const PROHIBITED: i32 = 2;
+    const EXCLUSIVE_PROCESS: i32 = 3;
+    let only_default = |mode: &str| {
+        Some(format!(
+            "its compute mode is {mode}, and clients need contexts beside the daemon's: set it to Default"
+        ))
+    };
+    match api.attribute(ordinal, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? {
+        PROHIBITED => return Ok(only_default("Prohibited")),
+        EXCLUSIVE_PROCESS => return Ok(only_default("Exclusive_Process")),
+        _ => {}
+    }
+    for (attribute, what) in [
+        (Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED, "virtual memory management"),
+        (
+            Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            "sharing of memory by file descriptor",
+        ),
+    ] {
+        if api.attribute(ordinal, attribute)? == 0 {
+            return Ok(Some(format!("it has no {what}")));
+        }
+    }
+    let granularity = Physical::granularity(api, ordinal, rdma(api, ordinal))?;
+    if granularity.is_zero() || !GRANULARITY.is_multiple_of(granularity) {
+        return Ok(Some(format!("its memory comes in pieces of {granularity}, which do not fit 2 MiB")));
+    }
+    Ok(None)
+}
+
+/// Whether network cards may reach memory of it, where it is made so.
+pub(super) fn rdma(api: &Api, ordinal: Ordinal) -> bool {
+    let attribute = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+    api.attribute(ordinal, attribute).is_ok_and(|supported| supported != 0)
+}
+
+/// CUDA opens one MIG instance in a process: the one that it shows.
+fn out_of_reach(instance: Instance) -> Found {
+    let reason = format!(
+        "CUDA opens one MIG instance in a process, and this is another: a daemon of its own, started with \
+         CUDA_VISIBLE_DEVICES={}, can serve it",
+        instance.uuid
+    );
+    let info =
+        DeviceInfo { uuid: instance.uuid, name: instance.name, total: instance.total, context: Bytes::ZERO };
+    Found { info, refused: Some(reason), ordinal: None }
+}
+
+fn hex_of(uuid: [u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}

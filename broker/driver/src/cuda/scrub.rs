@@ -1,0 +1,80 @@
+//! Is memory that another tenant had zero when the driver hands it out again?
+//!
+//! CUDA does not promise it. The driver zeroes what is released, unless it is told not to by a parameter of its
+//! module. So two things are looked at: that the parameters do not speak of scrubbing, and that memory which was
+//! written and released reads zero when it is made again. The second is a sample and no proof; together they are as
+//! certain as it gets from outside. Where either fails, extents are zeroed as they are made.
+
+use std::{fs, path::Path};
+
+use vramd_types::Bytes;
+
+use super::{
+    api::{Access, CudaError, Physical, Stream},
+    device::Device,
+    facts::Scrub,
+};
+
+/// The parameters that the driver's module was loaded with.
+pub(super) const PARAMS: &str = "/proc/driver/nvidia/params";
+
+const ROUNDS: usize = 3;
+const SIZE: Bytes = Bytes::mib(64);
+const PIECE: usize = 8 << 20;
+const MARK: u8 = 0xa5;
+
+pub(super) fn look(device: &Device, params: &Path) -> Result<Scrub, CudaError> {
+    match fs::read_to_string(params) {
+        Err(error) => return Ok(Scrub::Zeroing(format!("{}: {error}", params.display()))),
+        Ok(text) => {
+            if let Some(line) = text.lines().find(|line| speaks_of_scrubbing(line)) {
+                return Ok(Scrub::Zeroing(format!("{} says `{}`", params.display(), line.trim())));
+            }
+        }
+    }
+    let stream = Stream::new(device.context())?;
+    let (mut buffer, zeros) = (vec![0; PIECE], vec![0; PIECE]);
+    for _ in 0..ROUNDS {
+        write(device, &stream)?;
+        let again = device.physical(SIZE)?;
+        if !is_zero(device, &again, &mut buffer, &zeros)? {
+            return Ok(Scrub::Zeroing("memory was not zero when it was made again".to_owned()));
+        }
+    }
+    Ok(Scrub::Certain)
+}
+
+/// `RegistryDwords: "RMDisableScrubOnFree=1"`, and whatever others there may be.
+fn speaks_of_scrubbing(line: &str) -> bool {
+    line.to_ascii_lowercase().contains("scrub")
+}
+
+fn write(device: &Device, stream: &Stream) -> Result<(), CudaError> {
+    let physical = device.physical(SIZE)?;
+    let mapping = physical.map(device.context().device(), Access::ReadWrite)?;
+    let address = mapping.address();
+    stream.fill((mapping, physical), address, MARK, SIZE)?.end().map(drop)
+}
+
+fn is_zero(device: &Device, physical: &Physical, buffer: &mut [u8], zeros: &[u8]) -> Result<bool, CudaError> {
+    let mapping = physical.map(device.context().device(), Access::ReadOnly)?;
+    for offset in (0..SIZE.get()).step_by(PIECE) {
+        device.context().read(mapping.address() + offset, buffer)?;
+        if buffer != zeros {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_override_is_recognised() {
+        assert!(speaks_of_scrubbing("RegistryDwords: \"RMDisableScrubOnFree=1\""));
+        assert!(!speaks_of_scrubbing("RegistryDwords: \"\""));
+        assert!(!speaks_of_scrubbing("CoherentGPUMemoryMode: \"\""));
+    }
+}

@@ -1,0 +1,180 @@
+//! Over a driver library of our own: what a real card may not be set to for a test.
+
+use std::{
+    sync::mpsc::{Receiver, channel},
+    time::Duration,
+};
+
+use fake_cuda::Fake;
+use vramd_types::{Bytes, ExtentId};
+
+use super::*;
+
+const FIRST: DeviceIndex = DeviceIndex(0);
+
+fn config(fake: &Fake) -> CudaConfig {
+    CudaConfig { library: Some(fake.library()), nvml: Some(fake.library()), params: Some(fake.params()) }
+}
+
+fn why(fake: &Fake) -> Why {
+    probe(config(fake)).expect_err("there is something wrong with it")
+}
+
+fn refusals(fake: &Fake) -> Vec<Option<String>> {
+    probe(config(fake)).unwrap().found().iter().map(|found| found.refused.clone()).collect()
+}
+
+/// All devices that can be used.
+fn opened(fake: &Fake) -> (Result<CudaDriver, DriverError>, Receiver<Completion>) {
+    let probed = probe(config(fake)).unwrap();
+    let usable = probed.found().iter().filter(|found| found.refused.is_none());
+    let uuids: Vec<String> = usable.map(|found| found.info.uuid.clone()).collect();
+    let (sink, completions) = channel();
+    (open(probed, &uuids, Arc::new(move |completion| drop(sink.send(completion)))), completions)
+}
+
+fn create(raw: u64, kind: ExtentKind) -> Submission {
+    Submission::Create { extent: ExtentId::from_raw(raw), device: FIRST, size: GRANULARITY, kind }
+}
+
+fn next(completions: &Receiver<Completion>) -> Completion {
+    completions.recv_timeout(Duration::from_secs(20)).unwrap()
+}
+
+#[test]
+fn no_library() {
+    let none = CudaConfig { library: Some("/nowhere/libcuda.so.1".into()), ..CudaConfig::default() };
+    let why = probe(none).expect_err("there is no such library");
+    assert!(matches!(why, Why::NoLibrary { .. }));
+    assert!(why.to_string().contains("/nowhere/libcuda.so.1"), "{why}");
+}
+
+#[test]
+fn a_library_that_cannot_be_initialised() {
+    let stub = why(&Fake::new().says("init = 34"));
+    assert!(matches!(stub, Why::Stub { .. }), "{stub}");
+    assert_eq!(why(&Fake::new().says("init = 100")), Why::NoDevice);
+    let mismatch = why(&Fake::new().says("init = 803")).to_string();
+    assert!(mismatch.contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"), "{mismatch}");
+    let unknown = why(&Fake::new().says("init = 54321")).to_string();
+    assert!(unknown.contains("an error without a name (54321)"), "{unknown}");
+}
+
+#[test]
+fn a_driver_too_old() {
+    let old = why(&Fake::new().says("version = 10020").without("cuMemExportToShareableHandle")).to_string();
+    assert!(old.contains("(CUDA 10.2) has no function cuMemExportToShareableHandle"), "{old}");
+    let no_driver = why(&Fake::new().without("cuInit")).to_string();
+    assert!(no_driver.contains("has no function cuInit"), "{no_driver}");
+}
+
+#[test]
+fn no_device() {
+    assert_eq!(why(&Fake::new().says("devices = 0")), Why::NoDevice);
+}
+
+#[test]
+fn modes_that_let_no_client_in() {
+    for (mode, word) in [(2, "Prohibited"), (3, "Exclusive_Process")] {
+        let refused = refusals(&Fake::new().says(&format!("compute_mode = {mode}")));
+        assert!(refused[0].as_ref().is_some_and(|why| why.contains(word)), "{refused:?}");
+    }
+    let no_vmm = refusals(&Fake::new().says("attribute.102 = 0"));
+    assert!(no_vmm[0].as_ref().is_some_and(|why| why.contains("virtual memory")), "{no_vmm:?}");
+    let fake = Fake::new().says("compute_mode = 3");
+    let probed = probe(config(&fake)).unwrap();
+    let uuid = probed.found()[0].info.uuid.clone();
+    let error = open(probed, &[uuid], Arc::new(|_| {})).unwrap_err().to_string();
+    assert!(error.contains("Exclusive_Process"), "{error}");
+}
+
+#[test]
+fn mig_instances_are_listed_and_one_can_be_used() {
+    let fake = Fake::new().says("mig = 3");
+    let probed = probe(config(&fake)).unwrap();
+    assert!(probed.found().iter().all(|found| found.info.uuid.starts_with("MIG-")));
+    let refused: Vec<_> = probed.found().iter().map(|found| found.refused.is_some()).collect();
+    assert_eq!(refused, [false, true, true]);
+    let last = probed.found()[2].clone();
+    assert!(last.refused.unwrap().contains(&format!("CUDA_VISIBLE_DEVICES={}", last.info.uuid)));
+    let (driver, _completions) = opened(&fake);
+    assert_eq!(driver.unwrap().devices().len(), 1);
+}
+
+#[test]
+fn a_context_is_measured() {
+    let (driver, _completions) = opened(&Fake::new().says("context_mib = 24"));
+    let driver = driver.unwrap();
+    assert_eq!(driver.devices()[0].context, Bytes::mib(24));
+    assert_eq!(driver.facts().devices[0].context_size, ContextSize::Listed);
+    assert_eq!(driver.facts().devices[0].scrub, Scrub::Certain);
+}
+
+#[test]
+fn a_scrub_override_means_zeroing() {
+    let fake = Fake::new();
+    std::fs::write(fake.params(), "RegistryDwords: \"RMDisableScrubOnFree=1\"\n").unwrap();
+    let (driver, _completions) = opened(&fake);
+    let scrub = driver.unwrap().facts().devices[0].scrub.clone();
+    assert!(matches!(&scrub, Scrub::Zeroing(why) if why.contains("RMDisableScrubOnFree")), "{scrub:?}");
+}
+
+#[test]
+fn no_room_for_a_context() {
+    let (driver, _completions) = opened(&Fake::new().says("memory_mib = 4"));
+    let error = driver.unwrap_err().to_string();
+    assert!(error.contains("cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
+}
+
+#[test]
+fn an_unknown_code_is_told_as_it_is() {
+    // The scrub look has made six extents by then, and the driver its sentinel.
+    let (driver, completions) = opened(&Fake::new().says("fail.cuMemCreate = 54321@8"));
+    let driver = driver.unwrap();
+    driver.submit(create(1, ExtentKind::Movable));
+    let problem = "cuMemCreate: an error without a name (54321)".to_owned();
+    assert!(matches!(
+        next(&completions),
+        Completion::Created { result: Err(DriverError::Failed(told)), .. } if told == problem
+    ));
+}
+
+#[test]
+fn a_poisoned_context_is_the_last_that_is_told() {
+    let (driver, completions) = opened(&Fake::new().says("fail.cuStreamQuery = 700@2"));
+    let driver = driver.unwrap();
+    driver.submit(create(1, ExtentKind::Movable));
+    let Completion::Created { result: Ok(handle), .. } = next(&completions) else { panic!("it is made") };
+    driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
+    assert!(matches!(next(&completions), Completion::Surveyed { .. }));
+    driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
+    let Completion::Lost { problem } = next(&completions) else { panic!("the context is poisoned") };
+    assert!(problem.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{problem}");
+    driver.submit(create(2, ExtentKind::Movable));
+    driver.submit(Submission::Digest { ticket: 1, spans: Vec::new() });
+    drop(driver);
+    assert!(completions.iter().next().is_none(), "nothing after that");
+    assert!(handle.fd().is_some(), "what was handed out stays");
+}
+
+#[test]
+fn a_device_without_legacy_handles_makes_movable_extents() {
+    let (driver, completions) = opened(&Fake::new().says("fail.cuIpcGetMemHandle = 801@1"));
+    let driver = driver.unwrap();
+    assert!(driver.makes(ExtentKind::Movable) && !driver.makes(ExtentKind::Fixed));
+    driver.submit(create(1, ExtentKind::Fixed));
+    assert!(matches!(
+        next(&completions),
+        Completion::Created { result: Err(DriverError::Failed(problem)), .. } if problem.contains("legacy")
+    ));
+}
+
+#[test]
+fn a_failed_export_leaves_nothing() {
+    let (driver, completions) = opened(&Fake::new().says("fail.cuMemExportToShareableHandle = 304@2"));
+    let driver = driver.unwrap();
+    driver.submit(create(1, ExtentKind::Movable));
+    assert!(matches!(next(&completions), Completion::Created { result: Err(_), .. }));
+    driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
+    assert!(matches!(next(&completions), Completion::Surveyed { unbrokered: Bytes::ZERO, .. }));
+}

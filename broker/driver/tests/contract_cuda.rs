@@ -1,0 +1,58 @@
+//! The CUDA driver keeps the contract over a driver library of our own, whose memory is memfds. The same program runs
+//! on a real GPU: `contract-cuda`, without arguments.
+
+use std::process::{Command, Output};
+
+use fake_cuda::Fake;
+
+fn run(fake: &Fake, only: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_contract-cuda"))
+        .arg("--library")
+        .arg(fake.library())
+        .arg("--nvml")
+        .arg(fake.library())
+        .arg("--params")
+        .arg(fake.params())
+        .args(only)
+        .output()
+        .unwrap()
+}
+
+/// Runs the suite, or those cases whose names have such a part; what it says.
+fn passes(fake: &Fake, only: &[&str]) -> String {
+    let output = run(fake, only);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+#[test]
+fn with_one_device() {
+    let text = passes(&Fake::new(), &[]);
+    assert!(text.contains("scrub certain, context listed by NVML"), "{text}");
+    let apart = text.lines().filter(|line| line.contains("not applicable")).count();
+    assert_eq!(apart, 8, "exact capacity, several devices and faults are not to be had here:\n{text}");
+}
+
+#[test]
+fn with_two_devices() {
+    let text = passes(&Fake::new().says("devices = 2"), &["capacity"]);
+    assert!(text.contains("devices_are_separate ... ok"), "{text}");
+}
+
+#[test]
+fn where_memory_is_not_zero_and_processes_are_not_listed() {
+    let text = passes(
+        &Fake::new().says("dirty = 1").says("lists = 0").says("context_mib = 32"),
+        &["memory", "lifetime"],
+    );
+    assert!(text.contains("not certain, zeroing: memory was not zero"), "{text}");
+    assert!(text.contains("context measured by the device's use"), "{text}");
+}
+
+#[test]
+fn where_it_cannot_run_it_says_so() {
+    let output = run(&Fake::new().says("init = 34"), &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the toolkit's stub"), "{output:?}");
+}

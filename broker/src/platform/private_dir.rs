@@ -1,0 +1,79 @@
+//! Directories in which nobody else can put or change anything.
+
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use thiserror::Error;
+
+/// Why a directory is none of those.
+#[derive(Debug, Error)]
+pub enum PrivateDirError {
+    #[error("{0} is not a directory of this user that only this user may write to")]
+    NotPrivate(PathBuf),
+    #[error("cannot {what} {path}: {source}")]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+}
+
+/// Makes the directory with that mode, or sees that the one that is there belongs to this user or root, and that
+/// only its owner may write to it.
+pub fn take(dir: &Path, mode: u32) -> Result<(), PrivateDirError> {
+    let failed = |what, path: &Path| {
+        let path = path.to_owned();
+        move |source| PrivateDirError::Io { what, path, source }
+    };
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent).map_err(failed("make", parent))?;
+    }
+    match fs::DirBuilder::new().mode(mode).create(dir) {
+        // Whatever umask the daemon was started with.
+        Ok(()) => {
+            return fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(failed("open", dir));
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed("make", dir)(error)),
+    }
+    // A link is none: in /tmp somebody else could have made it, and would turn it elsewhere later.
+    let found = fs::symlink_metadata(dir).map_err(failed("look at", dir))?;
+    let ours = found.uid() == rustix::process::geteuid().as_raw() || found.uid() == 0;
+    if found.is_dir() && ours && found.mode() & 0o022 == 0 {
+        Ok(())
+    } else {
+        Err(PrivateDirError::NotPrivate(dir.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_may_write_to_is_not_taken() {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("a/b");
+        take(&dir, 0o700).unwrap();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o700);
+        take(&dir, 0o755).unwrap();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o700, "what is there is left as it is");
+        for mode in [0o770, 0o702, 0o1777] {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(take(&dir, 0o700), Err(PrivateDirError::NotPrivate(_))), "{mode:o}");
+        }
+        let link = outer.path().join("link");
+        std::os::unix::fs::symlink(outer.path().join("a"), &link).unwrap();
+        assert!(matches!(take(&link, 0o700), Err(PrivateDirError::NotPrivate(_))));
+    }
+
+    #[test]
+    fn what_belongs_to_somebody_else_is_not_taken() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let outer = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(outer.path(), Some(12_345), None).unwrap();
+        assert!(matches!(take(outer.path(), 0o700), Err(PrivateDirError::NotPrivate(_))));
+    }
+}

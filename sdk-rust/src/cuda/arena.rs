@@ -1,0 +1,85 @@
+//! Device addresses that an allocation keeps for life, and what is mapped there.
+
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use super::{context::Context, fault::Fault};
+
+/// A range of device addresses that nobody else uses.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    context: Arc<Context>,
+    base: u64,
+    span: usize,
+}
+
+impl Arena {
+    pub(crate) fn reserve(context: Arc<Context>, span: usize) -> Result<Self, String> {
+        let reserve = |context: &Context| context.enter()?.api().reserve(span);
+        let base = reserve(&context)
+            .map_err(|fault| format!("reserving {span} bytes of device addresses: {fault}"))?;
+        Ok(Self { context, base, span })
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn span(&self) -> usize {
+        self.span
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Puts the memory of `fd` at `offset`; access is yet to be set. The mapping alone holds the memory then: the
+    /// imported handle is released and the descriptor closed.
+    pub(crate) fn map(&self, fd: OwnedFd, offset: usize, size: usize) -> Result<(), String> {
+        let place = self.place(offset, size)?;
+        let map = || -> Result<(), Fault> {
+            let current = self.context.enter()?;
+            let memory = current.api().import(fd.as_fd())?;
+            let mapped = current.api().map(place, size, memory);
+            let released = current.api().release_memory(memory);
+            mapped.and(released)
+        };
+        let outcome = map();
+        drop(fd);
+        outcome.map_err(|fault| fault.to_string())
+    }
+
+    /// Opens a range of whole mapped parts to this process's kernels and copies.
+    pub(crate) fn set_access(&self, offset: usize, size: usize, writable: bool) -> Result<(), String> {
+        let place = self.place(offset, size)?;
+        let set = || -> Result<(), Fault> {
+            let current = self.context.enter()?;
+            current.api().set_access(place, size, current.device(), writable)
+        };
+        set().map_err(|fault| fault.to_string())
+    }
+
+    /// Lets go of one part; its addresses stay reserved. It does not wait for kernels.
+    pub(crate) fn unmap(&self, offset: usize, size: usize) -> Result<(), String> {
+        let place = self.place(offset, size)?;
+        let unmap = || -> Result<(), Fault> { self.context.enter()?.api().unmap(place, size) };
+        unmap().map_err(|fault| fault.to_string())
+    }
+
+    fn place(&self, offset: usize, size: usize) -> Result<u64, String> {
+        let inside = size > 0 && offset.checked_add(size).is_some_and(|end| end <= self.span);
+        let outside = || format!("{size} bytes at {offset} do not lie in a span of {} bytes", self.span);
+        u64::try_from(offset).ok().filter(|_| inside).map(|offset| self.base + offset).ok_or_else(outside)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let free =
+            || -> Result<(), Fault> { self.context.enter()?.api().free_addresses(self.base, self.span) };
+        // It fails where the context is lost, or where something is still mapped: addresses, which are plenty.
+        let _ = free();
+    }
+}

@@ -1,0 +1,194 @@
+//! The driver's calls as functions of Rust: what they return, they return.
+//!
+//! They are safe because of what they deal in. Device addresses are numbers that no safe code can follow; handles of
+//! contexts, streams, events and imported memory never leave this folder, and each is given up once, by its owner;
+//! host memory comes as slices, and [`super::stream`] waits for a copy before it gives them back. Misuse of a number
+//! is the driver's to refuse.
+
+#![allow(unsafe_code, reason = "calls of a C library")]
+
+use std::{
+    ffi::c_int,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    ptr,
+};
+
+use super::{
+    api::{
+        self, ACCESS_READ, ACCESS_READ_WRITE, AccessDesc, Api, Device, HANDLE_POSIX_FD, IpcHandle,
+        RawContext, RawEvent, RawMemory, RawStream,
+    },
+    fault::Fault,
+};
+
+/// An opaque pointer of the driver's. It means the same on every thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Opaque(*mut std::ffi::c_void);
+
+// SAFETY: needed for the pointer, which this process never follows. The driver takes it from any thread.
+unsafe impl Send for Opaque {}
+// SAFETY: as above.
+unsafe impl Sync for Opaque {}
+
+impl Api {
+    pub(super) fn initialise(&self) -> Result<(), Fault> {
+        // SAFETY: needed to call it. It asks for nothing.
+        unsafe { self.init(0) }
+    }
+
+    pub(super) fn devices(&self) -> Result<Vec<Device>, Fault> {
+        let mut count: c_int = 0;
+        // SAFETY: needed to call it. It writes one number.
+        unsafe { self.device_get_count(&raw mut count)? };
+        let device = |ordinal| {
+            let mut device: Device = 0;
+            // SAFETY: as above.
+            unsafe { self.device_get(&raw mut device, ordinal)? };
+            Ok(device)
+        };
+        (0..count).map(device).collect()
+    }
+
+    pub(super) fn retain(&self, device: Device) -> Result<Opaque, Fault> {
+        let mut context: RawContext = ptr::null_mut();
+        // SAFETY: needed to call it. It writes one handle.
+        unsafe { self.primary_ctx_retain(&raw mut context, device)? };
+        Ok(Opaque(context))
+    }
+
+    pub(super) fn release(&self, device: Device) -> Result<(), Fault> {
+        // SAFETY: needed to call it. Each release follows one retain; a context that others retain as well stays.
+        unsafe { self.primary_ctx_release(device) }
+    }
+
+    pub(super) fn push(&self, context: Opaque) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The context is retained by the caller, and popped by the same thread.
+        unsafe { self.ctx_push_current(context.0) }
+    }
+
+    pub(super) fn pop(&self) -> Result<(), Fault> {
+        let mut context: RawContext = ptr::null_mut();
+        // SAFETY: needed to call it. It writes one handle, of the context that this thread pushed.
+        unsafe { self.ctx_pop_current(&raw mut context) }
+    }
+
+    pub(super) fn reserve(&self, size: usize) -> Result<u64, Fault> {
+        let mut address = 0;
+        // SAFETY: needed to call it. It writes one address, of a range that nothing else uses.
+        unsafe { self.mem_address_reserve(&raw mut address, size, 0, 0, 0)? };
+        Ok(address)
+    }
+
+    pub(super) fn free_addresses(&self, address: u64, size: usize) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The range was reserved as it is, and nothing is mapped there any more.
+        unsafe { self.mem_address_free(address, size) }
+    }
+
+    pub(super) fn import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory, Fault> {
+        let mut memory = 0;
+        // The function takes the number itself where other kinds of handles have a pointer.
+        let number = ptr::without_provenance_mut(usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX));
+        // SAFETY: needed to call it. It writes one handle; the descriptor is open, and stays the caller's.
+        unsafe { self.mem_import(&raw mut memory, number, HANDLE_POSIX_FD)? };
+        Ok(memory)
+    }
+
+    pub(super) fn map(&self, address: u64, size: usize, memory: RawMemory) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The range lies in a reservation of the caller's, who has the handle.
+        unsafe { self.mem_map(address, size, 0, memory, 0) }
+    }
+
+    pub(super) fn unmap(&self, address: u64, size: usize) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The range was mapped by the caller, as it is; kernels that use it have ended, or
+        // their owner was told that they fault.
+        unsafe { self.mem_unmap(address, size) }
+    }
+
+    pub(super) fn set_access(
+        &self,
+        address: u64,
+        size: usize,
+        device: Device,
+        writable: bool,
+    ) -> Result<(), Fault> {
+        let access = AccessDesc {
+            location_type: api::LOCATION_DEVICE,
+            location_id: device,
+            flags: if writable { ACCESS_READ_WRITE } else { ACCESS_READ },
+        };
+        // SAFETY: needed to call it. It reads one description; the range is mapped by the caller.
+        unsafe { self.mem_set_access(address, size, &raw const access, 1) }
+    }
+
+    pub(super) fn release_memory(&self, memory: RawMemory) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The handle is the caller's, who uses it no more; what is mapped stays.
+        unsafe { self.mem_release(memory) }
+    }
+
+    pub(super) fn open_legacy(&self, handle: [u8; 64]) -> Result<u64, Fault> {
+        let mut address = 0;
+        // SAFETY: needed to call it. It writes one address; the handle is bytes that the driver checks.
+        unsafe {
+            self.ipc_open_mem_handle(&raw mut address, IpcHandle(handle), api::IPC_LAZY_ENABLE_PEER_ACCESS)?;
+        }
+        Ok(address)
+    }
+
+    pub(super) fn close_legacy(&self, address: u64) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The address came of one opening, and is closed once.
+        unsafe { self.ipc_close_mem_handle(address) }
+    }
+
+    pub(super) fn create_stream(&self) -> Result<Opaque, Fault> {
+        let mut stream: RawStream = ptr::null_mut();
+        // SAFETY: needed to call it. It writes one handle.
+        unsafe { self.stream_create(&raw mut stream, api::STREAM_NON_BLOCKING)? };
+        Ok(Opaque(stream))
+    }
+
+    pub(super) fn destroy_stream(&self, stream: Opaque) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The stream is the caller's, who uses it no more.
+        unsafe { self.stream_destroy(stream.0) }
+    }
+
+    pub(super) fn create_event(&self) -> Result<Opaque, Fault> {
+        let mut event: RawEvent = ptr::null_mut();
+        // SAFETY: needed to call it. It writes one handle.
+        unsafe { self.event_create(&raw mut event, api::EVENT_DISABLE_TIMING)? };
+        Ok(Opaque(event))
+    }
+
+    pub(super) fn destroy_event(&self, event: Opaque) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The event is the caller's, who uses it no more.
+        unsafe { self.event_destroy(event.0) }
+    }
+
+    pub(super) fn record(&self, event: Opaque, stream: Opaque) -> Result<(), Fault> {
+        // SAFETY: needed to call it. Both are the caller's, of one context.
+        unsafe { self.event_record(event.0, stream.0) }
+    }
+
+    /// Whether all has happened that the event was recorded after.
+    pub(super) fn has_happened(&self, event: Opaque) -> Result<bool, Fault> {
+        // SAFETY: needed to call it. The event is the caller's.
+        match unsafe { self.event_query(event.0) } {
+            Ok(()) => Ok(true),
+            Err(fault) if fault.code == api::NOT_READY => Ok(false),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Begins a copy. The caller keeps `from` until the stream has come past it.
+    pub(super) fn begin_to_device(&self, to: u64, from: &[u8], stream: Opaque) -> Result<(), Fault> {
+        // SAFETY: needed to call it. It reads `from.len()` bytes there, which `super::stream` keeps borrowed until an
+        // event after the copy has happened or the context is lost.
+        unsafe { self.memcpy_htod_async(to, from.as_ptr().cast(), from.len(), stream.0) }
+    }
+
+    /// Begins a copy. The caller keeps `to` until the stream has come past it.
+    pub(super) fn begin_to_host(&self, to: &mut [u8], from: u64, stream: Opaque) -> Result<(), Fault> {
+        // SAFETY: needed to call it. It writes `to.len()` bytes there, which `super::stream` keeps borrowed until an
+        // event after the copy has happened or the context is lost.
+        unsafe { self.memcpy_dtoh_async(to.as_mut_ptr().cast(), from, to.len(), stream.0) }
+    }
+}

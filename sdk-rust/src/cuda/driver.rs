@@ -1,0 +1,97 @@
+//! The CUDA driver of this process: loaded and initialised once, with the devices that it shows.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use super::{
+    api::{Api, Device},
+    context::Context,
+    fault::{Fault, LoadError},
+};
+
+/// The driver's own name for its library. Not `libcuda.so`, which where a toolkit is installed may be a stub.
+const LIBRARY: &str = "libcuda.so.1";
+
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(super) api: Api,
+    devices: Vec<Seen>,
+    pid: u32,
+}
+
+/// A device that this process sees.
+#[derive(Debug)]
+struct Seen {
+    device: Device,
+    /// 32 hexadecimal digits and four dashes, without the `GPU-` or `MIG-` that tools print before them.
+    uuid: String,
+    /// Alive as long as somebody uses it.
+    context: Mutex<Weak<Context>>,
+}
+
+/// Loaded once it could be; a failure is tried again, since a library may be mounted late.
+static DRIVER: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
+
+impl Driver {
+    /// The one that all sessions of this process share.
+    pub(crate) fn of_process() -> Result<Arc<Self>, LoadError> {
+        let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = &*driver {
+            return Ok(Arc::clone(driver));
+        }
+        let path = env::var_os("VRAMD_LIBCUDA").map_or_else(|| PathBuf::from(LIBRARY), PathBuf::from);
+        Ok(Arc::clone(driver.insert(Arc::new(Self::load(&path)?))))
+    }
+
+    pub(super) fn load(path: &Path) -> Result<Self, LoadError> {
+        let api = Api::open(path)?;
+        let devices = see(&api).map_err(|fault| LoadError::Unusable { library: path.to_owned(), fault })?;
+        Ok(Self { api, devices, pid: process::id() })
+    }
+
+    /// Whether this process sees the device of a UUID as the daemon prints it.
+    pub(crate) fn sees(&self, uuid: &str) -> bool {
+        self.find(uuid).is_some()
+    }
+
+    /// The primary context of a device, retained until the last of its users is gone.
+    pub(super) fn context(self: &Arc<Self>, uuid: &str) -> Result<Arc<Context>, String> {
+        if process::id() != self.pid {
+            return Err(LoadError::Forked.to_string());
+        }
+        let seen = self.find(uuid).ok_or_else(|| format!("this process does not see {uuid}"))?;
+        let mut context = seen.context.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = context.upgrade() {
+            return Ok(context);
+        }
+        let retained = Context::retain(Arc::clone(self), seen.device)
+            .map_err(|fault| format!("no context on {uuid}: {fault}"))?;
+        let retained = Arc::new(retained);
+        *context = Arc::downgrade(&retained);
+        Ok(retained)
+    }
+
+    fn find(&self, uuid: &str) -> Option<&Seen> {
+        let plain = uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-"))?;
+        self.devices.iter().find(|seen| seen.uuid.eq_ignore_ascii_case(plain))
+    }
+}
+
+fn see(api: &Api) -> Result<Vec<Seen>, Fault> {
+    api.initialise()?;
+    let seen = |device| {
+        let uuid = text(&api.uuid(device)?);
+        Ok(Seen { device, uuid, context: Mutex::default() })
+    };
+    api.devices()?.into_iter().map(seen).collect()
+}
+
+/// As tools print it: 8-4-4-4-12.
+fn text(uuid: &[u8; 16]) -> String {
+    let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(digits).join("-")
+}

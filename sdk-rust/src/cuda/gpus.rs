@@ -1,0 +1,111 @@
+//! A session's devices: from the daemon's index to this process's context.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use vramd_proto::v1::Device;
+
+use super::{context::Context, driver::Driver};
+
+/// The other parts of a packet do not try again what takes long to fail.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Contexts are retained as long as the session lives, since making one takes a third of a second.
+#[derive(Debug)]
+pub(crate) struct Gpus {
+    devices: Mutex<BTreeMap<u32, Gpu>>,
+    /// The process's, unless a test brings another.
+    driver: Option<Arc<Driver>>,
+}
+
+#[derive(Debug)]
+struct Gpu {
+    uuid: String,
+    ready: Ready,
+}
+
+#[derive(Debug)]
+enum Ready {
+    /// Nothing of it has come yet.
+    Unknown,
+    /// Its memory is none of CUDA's, or the session is over.
+    Without,
+    /// No context was to be had then.
+    Failed {
+        problem: String,
+        when: Instant,
+    },
+    Retained(Arc<Context>),
+}
+
+impl Gpus {
+    pub(crate) fn new(devices: &[Device]) -> Self {
+        let gpu = |device: &Device| (device.index, Gpu { uuid: device.uuid.clone(), ready: Ready::Unknown });
+        Self { devices: Mutex::new(devices.iter().map(gpu).collect()), driver: None }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_driver(self, driver: &Arc<Driver>) -> Self {
+        Self { driver: Some(Arc::clone(driver)), ..self }
+    }
+
+    /// Whether there is a device of which nothing has come yet.
+    pub(crate) fn has_unknown(&self) -> bool {
+        self.lock().values().any(|gpu| matches!(gpu.ready, Ready::Unknown))
+    }
+
+    /// Does beforehand what takes long, or forks: the driver starts helpers of its own when it is initialised.
+    pub(crate) fn prepare(&self, device: u32, by_cuda: bool) {
+        if by_cuda {
+            // Who maps hears what is wrong.
+            let _ = self.context(device);
+        }
+        if let Some(gpu) = self.lock().get_mut(&device)
+            && matches!(gpu.ready, Ready::Unknown)
+        {
+            gpu.ready = Ready::Without;
+        }
+    }
+
+    pub(crate) fn context(&self, device: u32) -> Result<Arc<Context>, String> {
+        let mut devices = self.lock();
+        let gpu = devices
+            .get_mut(&device)
+            .ok_or_else(|| format!("the daemon's device {device} is none of this session's"))?;
+        if let Ready::Retained(context) = &gpu.ready {
+            return Ok(Arc::clone(context));
+        }
+        if let Ready::Failed { problem, when } = &gpu.ready
+            && when.elapsed() < RETRY_AFTER
+        {
+            return Err(problem.clone());
+        }
+        let retained = self.driver().and_then(|driver| driver.context(&gpu.uuid));
+        gpu.ready = match &retained {
+            Ok(context) => Ready::Retained(Arc::clone(context)),
+            Err(problem) => Ready::Failed { problem: problem.clone(), when: Instant::now() },
+        };
+        retained
+    }
+
+    fn driver(&self) -> Result<Arc<Driver>, String> {
+        match &self.driver {
+            Some(driver) => Ok(Arc::clone(driver)),
+            None => Driver::of_process().map_err(|error| error.to_string()),
+        }
+    }
+
+    /// The session is over; what is still mapped has contexts of its own.
+    pub(crate) fn let_go(&self) {
+        for gpu in self.lock().values_mut() {
+            gpu.ready = Ready::Without;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Gpu>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,112 @@
+//! Builds and loads the driver of `libcuda.rs`, and talks to it.
+
+#![allow(unsafe_code, reason = "functions of a test's library")]
+
+use std::{
+    env,
+    ffi::CString,
+    fs,
+    path::{Path, PathBuf},
+    process::{self, Command},
+    slice,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use libloading::Library;
+
+use crate::cuda::{Driver, fault::LoadError};
+
+/// A driver of a test's own: each is a library of its own to the loader, with its own state.
+pub(crate) struct FakeDriver {
+    pub(crate) driver: Arc<Driver>,
+    library: Library,
+}
+
+/// A copy of the built library at a path that nobody else has.
+pub(super) struct Copy(pub(super) PathBuf);
+
+impl FakeDriver {
+    pub(crate) fn load() -> Self {
+        let copy = Copy::new(&[]);
+        let driver = Arc::new(Driver::load(&copy.0).unwrap());
+        // SAFETY: needed to open it. It is the library of this test, opened already.
+        let library = unsafe { Library::new(&copy.0) }.unwrap();
+        let fake = Self { driver, library };
+        assert_eq!(fake.calls(), ["cuInit"]);
+        fake
+    }
+
+    /// From now on the function answers so.
+    pub(crate) fn fail(&self, function: &str, code: u32) {
+        fail(&self.library, function, code);
+    }
+
+    /// What was called since the last time.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        // SAFETY: needed to find the function, of the type that `libcuda.rs` gives it.
+        let calls =
+            unsafe { self.library.get::<extern "C" fn(*mut usize) -> *const u8>("fake_calls") }.unwrap();
+        let mut size = 0;
+        let text = calls(&raw mut size);
+        // SAFETY: needed to read it. It has that size, and is never given back.
+        let text = str::from_utf8(unsafe { slice::from_raw_parts(text, size) }).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// How many contexts this thread has pushed and not popped.
+    pub(crate) fn current(&self) -> usize {
+        // SAFETY: as above.
+        let current = unsafe { self.library.get::<extern "C" fn() -> usize>("fake_current") }.unwrap();
+        current()
+    }
+}
+
+fn fail(library: &Library, function: &str, code: u32) {
+    let function = CString::new(function).unwrap();
+    // SAFETY: as above.
+    let fail = unsafe { library.get::<unsafe extern "C" fn(*const i8, u32)>("fake_fail") }.unwrap();
+    // SAFETY: needed to call it. It reads a string that ends with a zero.
+    unsafe { fail(function.as_ptr(), code) };
+}
+
+/// Loads a driver one function of which fails from the start.
+pub(super) fn load_failing(function: &str, code: u32) -> Result<Driver, LoadError> {
+    let copy = Copy::new(&[]);
+    // SAFETY: needed to open it. It is the library of this test.
+    let library = unsafe { Library::new(&copy.0) }.unwrap();
+    fail(&library, function, code);
+    Driver::load(&copy.0)
+}
+
+impl Copy {
+    pub(super) fn new(options: &[&str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        static WHOLE: OnceLock<Vec<u8>> = OnceLock::new();
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = env::temp_dir().join(format!("vramd-fake-libcuda-{}-{number}.so", process::id()));
+        match options {
+            [] => fs::write(&path, WHOLE.get_or_init(|| built(&path, &[]))).unwrap(),
+            options => drop(built(&path, options)),
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        // What is loaded stays loaded.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn built(to: &Path, options: &[&str]) -> Vec<u8> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/tests/libcuda.rs");
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let command = ["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort", "-o"];
+    let status = Command::new(rustc).args(command).arg(to).args(options).arg(source).status().unwrap();
+    assert!(status.success());
+    fs::read(to).unwrap()
+}

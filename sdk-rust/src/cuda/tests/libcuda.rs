@@ -1,0 +1,243 @@
+//! A CUDA driver that is none, for tests: what is imported are memfds, device addresses are addresses of this process.
+//! It writes down each call, fails those that it is told to, and complains of calls without a context. Built by the
+//! tests with `rustc`; `--cfg without_set_access` makes an older driver.
+#![allow(non_snake_case, clippy::missing_safety_doc)]
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    ffi::{CStr, c_char, c_int, c_void},
+    ptr,
+    sync::Mutex,
+};
+
+unsafe extern "C" {
+    fn mmap(at: *mut c_void, size: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
+    fn munmap(at: *mut c_void, size: usize) -> c_int;
+    #[cfg(not(without_set_access))]
+    fn mprotect(at: *mut c_void, size: usize, protection: c_int) -> c_int;
+    fn dup(fd: c_int) -> c_int;
+    fn close(fd: c_int) -> c_int;
+}
+const SHARED_FIXED: c_int = 0x11;
+const PRIVATE_ANONYMOUS: c_int = 0x22;
+const FIXED: c_int = 0x10;
+const INVALID_VALUE: u32 = 1;
+const NOT_READY: u32 = 600;
+const CONTEXT: usize = 0xc0;
+
+static CALLS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static FAILURES: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
+static ASKED: Mutex<bool> = Mutex::new(false);
+
+thread_local! {
+    /// The test's own context lies at the bottom, so to say.
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Writes the call down; its result is what the test wants.
+fn call(name: &str, facts: String) -> u32 {
+    CALLS.lock().unwrap().push(format!("{name} {facts}").trim().to_owned());
+    FAILURES.lock().unwrap().get(name).copied().unwrap_or(0)
+}
+
+/// A call that a real driver does within a context.
+fn within(name: &str, facts: String) -> u32 {
+    if CURRENT.with_borrow(|current| current.is_empty()) {
+        return call(name, "WITHOUT A CONTEXT".to_owned());
+    }
+    call(name, facts)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_fail(name: *const c_char, code: u32) {
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned();
+    FAILURES.lock().unwrap().insert(name, code);
+}
+/// The calls since the last time, a line each, in a string that is never given back.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_calls(size: *mut usize) -> *const u8 {
+    let calls = std::mem::take(&mut *CALLS.lock().unwrap()).join("\n");
+    unsafe { *size = calls.len() };
+    calls.leak().as_ptr()
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_current() -> usize {
+    CURRENT.with_borrow(Vec::len)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorName(code: u32, name: *mut *const c_char) -> u32 {
+    let text = match code {
+        1 => c"CUDA_ERROR_INVALID_VALUE",
+        2 => c"CUDA_ERROR_OUT_OF_MEMORY",
+        34 => c"CUDA_ERROR_STUB_LIBRARY",
+        46 => c"CUDA_ERROR_DEVICE_UNAVAILABLE",
+        _ => return INVALID_VALUE,
+    };
+    unsafe { *name = text.as_ptr() };
+    0
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
+    unsafe { *version = 12020 };
+    0
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(_flags: u32) -> u32 {
+    call("cuInit", String::new())
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
+    unsafe { *count = 2 };
+    0
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
+    unsafe { *device = ordinal };
+    0
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> u32 {
+    unsafe { *uuid = [0xa0 + device as u8; 16] };
+    0
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> u32 {
+    unsafe { *context = CONTEXT + device as usize };
+    call("cuDevicePrimaryCtxRetain", format!("{device}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
+    call("cuDevicePrimaryCtxRelease", format!("{device}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPushCurrent_v2(context: usize) -> u32 {
+    CURRENT.with_borrow_mut(|current| current.push(context));
+    0
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> u32 {
+    unsafe { *context = CURRENT.with_borrow_mut(Vec::pop).unwrap() };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAddressReserve(at: *mut u64, size: usize, _: usize, _: u64, _: u64) -> u32 {
+    unsafe { *at = mmap(ptr::null_mut(), size, 0, PRIVATE_ANONYMOUS, -1, 0) as u64 };
+    within("cuMemAddressReserve", format!("{}", size >> 20))
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAddressFree(at: u64, size: usize) -> u32 {
+    unsafe { munmap(at as *mut c_void, size) };
+    within("cuMemAddressFree", format!("{}", size >> 20))
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemImportFromShareableHandle(memory: *mut u64, fd: usize, kind: u32) -> u32 {
+    assert_eq!(kind, 1);
+    let own = unsafe { dup(fd as c_int) };
+    if own < 0 {
+        return INVALID_VALUE;
+    }
+    unsafe { *memory = own as u64 };
+    match within("cuMemImportFromShareableHandle", String::new()) {
+        0 => 0,
+        code => {
+            unsafe { close(own) };
+            code
+        }
+    }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemMap(at: u64, size: usize, offset: usize, memory: u64, _: u64) -> u32 {
+    assert_eq!(offset, 0);
+    let code = within("cuMemMap", format!("{}", size >> 20));
+    if code == 0 {
+        unsafe { mmap(at as *mut c_void, size, 0, SHARED_FIXED, memory as c_int, 0) };
+    }
+    code
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemUnmap(at: u64, size: usize) -> u32 {
+    unsafe { mmap(at as *mut c_void, size, 0, PRIVATE_ANONYMOUS | FIXED, -1, 0) };
+    within("cuMemUnmap", format!("{}", size >> 20))
+}
+#[cfg(not(without_set_access))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, access: *const [u32; 3], count: usize) -> u32 {
+    assert_eq!(count, 1);
+    let [kind, device, flags] = unsafe { *access };
+    assert_eq!(kind, 1);
+    let code = within("cuMemSetAccess", format!("{} device {device} flags {flags}", size >> 20));
+    if code == 0 {
+        assert_eq!(unsafe { mprotect(at as *mut c_void, size, flags as c_int) }, 0);
+    }
+    code
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemRelease(memory: u64) -> u32 {
+    unsafe { close(memory as c_int) };
+    within("cuMemRelease", String::new())
+}
+
+#[repr(C)]
+pub struct IpcHandle([u8; 64]);
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(at: *mut u64, handle: IpcHandle, flags: u32) -> u32 {
+    // No memory, but an address that a test knows again.
+    unsafe { *at = 0x7000_0000_0000 };
+    within("cuIpcOpenMemHandle", format!("{:x}..{:x} flags {flags}", handle.0[0], handle.0[63]))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuIpcCloseMemHandle(at: u64) -> u32 {
+    within("cuIpcCloseMemHandle", format!("{at:x}"))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, size: usize, _stream: usize) -> u32 {
+    let code = within("cuMemcpyHtoDAsync", format!("{size}"));
+    if code == 0 {
+        unsafe { ptr::copy_nonoverlapping(from, to as *mut u8, size) };
+    }
+    code
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, size: usize, _stream: usize) -> u32 {
+    let code = within("cuMemcpyDtoHAsync", format!("{size}"));
+    if code == 0 {
+        unsafe { ptr::copy_nonoverlapping(from as *const u8, to, size) };
+    }
+    code
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut usize, flags: u32) -> u32 {
+    unsafe { *stream = 0x5 };
+    within("cuStreamCreate", format!("flags {flags}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamDestroy_v2(_stream: usize) -> u32 {
+    within("cuStreamDestroy", String::new())
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: u32) -> u32 {
+    unsafe { *event = 0xe };
+    within("cuEventCreate", format!("flags {flags}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecord(_event: usize, _stream: usize) -> u32 {
+    *ASKED.lock().unwrap() = false;
+    within("cuEventRecord", String::new())
+}
+/// Not ready when first asked.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(_event: usize) -> u32 {
+    match std::mem::replace(&mut *ASKED.lock().unwrap(), true) {
+        false => NOT_READY,
+        true => within("cuEventQuery", String::new()),
+    }
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventDestroy_v2(_event: usize) -> u32 {
+    within("cuEventDestroy", String::new())
+}

@@ -1,0 +1,7 @@
+//! The SDK's half of CUDA against a driver that writes down what is asked of it.
+
+mod fake;
+mod loading;
+mod mapping;
+
+use fake::FakeDriver;

@@ -1,0 +1,69 @@
+//! Copies between the program's own memory and what is mapped, wherever that lies.
+
+#![allow(unsafe_code, reason = "copies to and from shared mappings")]
+
+use std::{ptr, sync::Arc};
+
+use crate::cuda::Context;
+
+/// Between two of these, memory that the daemon wants back can go.
+pub(crate) const CHUNK_BYTES: usize = 16 << 20;
+
+/// A whole allocation while it is mapped. Lent by [`super::Table::copying`] alone, which keeps it mapped meanwhile.
+#[derive(Debug)]
+pub(crate) struct Window {
+    place: Place,
+    span: usize,
+}
+
+#[derive(Debug)]
+pub(super) enum Place {
+    Host { address: usize },
+    Device { address: u64, context: Arc<Context> },
+}
+
+impl Window {
+    pub(super) fn new(place: Place, span: usize) -> Self {
+        Self { place, span }
+    }
+
+    /// Returns when the bytes are there. The caller has the allocation for itself, and mapped writably.
+    pub(crate) fn write(&self, offset: usize, from: &[u8]) -> Result<(), String> {
+        self.check(offset, from.len())?;
+        match &self.place {
+            Place::Host { address } => {
+                let to = ptr::with_exposed_provenance_mut::<u8>(address + offset);
+                // SAFETY: needed to write shared memory. `check` keeps it inside of what is mapped. The handle that
+                // asks is borrowed mutably, so no slice of it is alive; the program's buffer is no part of it.
+                unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+                Ok(())
+            }
+            Place::Device { address, context } => {
+                context.copy_to_device(address + offset as u64, from).map_err(|fault| fault.to_string())
+            }
+        }
+    }
+
+    /// Returns when the bytes are there.
+    pub(crate) fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), String> {
+        self.check(offset, to.len())?;
+        match &self.place {
+            Place::Host { address } => {
+                let from = ptr::with_exposed_provenance::<u8>(address + offset);
+                // SAFETY: needed to read shared memory. `check` keeps it inside of what is mapped. What is not sealed
+                // is the handle's alone, which is borrowed; what is sealed nobody writes.
+                unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+                Ok(())
+            }
+            Place::Device { address, context } => {
+                context.copy_to_host(to, address + offset as u64).map_err(|fault| fault.to_string())
+            }
+        }
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<(), String> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.span);
+        let outside = || format!("{len} bytes at {offset} do not lie in {} bytes", self.span);
+        inside.then_some(()).ok_or_else(outside)
+    }
+}

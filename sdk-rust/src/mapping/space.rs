@@ -1,0 +1,162 @@
+//! The addresses of one allocation: one arm for each kind of handle that the daemon may send.
+//!
+//! Memory of a kind is reserved and mapped by its own means; the rest of the SDK does not ask which.
+
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::fs::fstat;
+use vramd_proto::v1::{Access, HandleType, MapPart};
+
+use super::{
+    copy::{Place, Window},
+    reservation::Reservation,
+};
+use crate::cuda::{Arena, Context, Gpus, HANDLE_BYTES, LegacyBlock};
+
+#[derive(Debug)]
+pub(super) enum Space {
+    Host(Reservation),
+    Device(Arena),
+    /// At no address of this process's choice; one part, which is the whole.
+    Fixed {
+        context: Arc<Context>,
+        span: usize,
+        block: Option<LegacyBlock>,
+    },
+}
+
+/// Where an allocation lies, for as long as it is claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) address: u64,
+    /// An address of a GPU, which the CPU cannot follow.
+    pub(crate) is_device: bool,
+}
+
+/// Whether a descriptor travels with a part of this kind.
+pub(super) fn has_descriptor(handle_type: HandleType) -> bool {
+    !matches!(handle_type, HandleType::CudaIpc)
+}
+
+/// Whether it takes CUDA to map it.
+pub(super) fn is_of_cuda(handle_type: HandleType) -> bool {
+    matches!(handle_type, HandleType::VmmFd | HandleType::CudaIpc)
+}
+
+impl Space {
+    /// Reserves addresses for a whole allocation, of the kind that its first part has.
+    pub(super) fn open(part: &MapPart, span: usize, gpus: &Gpus) -> Result<Self, String> {
+        match part.handle_type() {
+            HandleType::Memfd => Reservation::new(span)
+                .map(Self::Host)
+                .map_err(|error| format!("reserving {span} bytes of addresses: {error}")),
+            HandleType::VmmFd => Arena::reserve(gpus.context(part.device)?, span).map(Self::Device),
+            HandleType::CudaIpc => Ok(Self::Fixed { context: gpus.context(part.device)?, span, block: None }),
+            HandleType::Unspecified => {
+                Err(format!("handle type {} is not known to this build", part.handle_type))
+            }
+        }
+    }
+
+    /// Maps a part; the descriptor is closed either way. Device memory has no access yet.
+    pub(super) fn map(
+        &mut self,
+        part: &MapPart,
+        offset: usize,
+        size: usize,
+        fd: Option<OwnedFd>,
+    ) -> Result<(), String> {
+        if matches!(part.access(), Access::Unspecified) {
+            return Err(format!("access {} is not known to this build", part.access));
+        }
+        let fd = || fd.ok_or_else(|| "no descriptor came with the part".to_owned());
+        match (self, part.handle_type()) {
+            (Self::Host(reservation), HandleType::Memfd) => {
+                map_memfd(reservation, &fd()?, offset, size, part.access() == Access::ReadWrite)
+            }
+            (Self::Device(arena), HandleType::VmmFd) => arena.map(fd()?, offset, size),
+            (Self::Fixed { context, span, block }, HandleType::CudaIpc) => {
+                if offset != 0 || size != *span || block.is_some() {
+                    return Err("fixed memory comes as one part".to_owned());
+                }
+                let handle: [u8; HANDLE_BYTES] =
+                    part.cuda_ipc_handle.as_slice().try_into().map_err(|_| {
+                        format!(
+                            "a legacy handle has {} bytes, not {HANDLE_BYTES}",
+                            part.cuda_ipc_handle.len()
+                        )
+                    })?;
+                *block = Some(LegacyBlock::open(Arc::clone(context), handle)?);
+                Ok(())
+            }
+            _ => Err("its kind of handle changed".to_owned()),
+        }
+    }
+
+    /// Opens a range of whole mapped parts to this process, where mapping alone does not.
+    pub(super) fn set_access(&self, offset: usize, size: usize, writable: bool) -> Result<(), String> {
+        match self {
+            Self::Device(arena) => arena.set_access(offset, size, writable),
+            Self::Host(_) | Self::Fixed { .. } => Ok(()),
+        }
+    }
+
+    pub(super) fn unmap(&mut self, offset: usize, size: usize) -> Result<(), String> {
+        match self {
+            Self::Host(reservation) => {
+                reservation.unmap(offset, size).map_err(|error| format!("unmapping: {error}"))
+            }
+            Self::Device(arena) => arena.unmap(offset, size),
+            Self::Fixed { block, .. } => block.take().map_or(Ok(()), LegacyBlock::close),
+        }
+    }
+
+    /// `None` for fixed memory that is not mapped.
+    pub(super) fn base(&self) -> Option<Base> {
+        Some(match self {
+            Self::Host(reservation) => {
+                let address = reservation.base().as_ptr().expose_provenance() as u64;
+                Base { address, is_device: false }
+            }
+            Self::Device(arena) => Base { address: arena.base(), is_device: true },
+            Self::Fixed { block, .. } => Base { address: block.as_ref()?.address(), is_device: true },
+        })
+    }
+
+    /// For copies, while all of it is mapped.
+    pub(super) fn window(&self) -> Option<Window> {
+        let Base { address, .. } = self.base()?;
+        let place = match self {
+            Self::Host(_) => Place::Host { address: usize::try_from(address).ok()? },
+            Self::Device(arena) => Place::Device { address, context: Arc::clone(arena.context()) },
+            Self::Fixed { context, .. } => Place::Device { address, context: Arc::clone(context) },
+        };
+        Some(Window::new(place, self.span()))
+    }
+
+    pub(super) fn span(&self) -> usize {
+        match self {
+            Self::Host(reservation) => reservation.span(),
+            Self::Device(arena) => arena.span(),
+            Self::Fixed { span, .. } => *span,
+        }
+    }
+}
+
+fn map_memfd(
+    reservation: &Reservation,
+    fd: &OwnedFd,
+    offset: usize,
+    size: usize,
+    writable: bool,
+) -> Result<(), String> {
+    let stat = fstat(fd).map_err(|error| format!("fstat: {error}"))?;
+    // Touching what lies beyond a file's end kills the process.
+    if usize::try_from(stat.st_size).is_ok_and(|there| there < size) {
+        return Err(format!("the part has {size} bytes, its memory {}", stat.st_size));
+    }
+    reservation.map(fd.as_fd(), offset, size, writable).map_err(|error| format!("mmap: {error}"))
+}

@@ -1,0 +1,46 @@
+//! Which of the daemon's devices this process sees, so that nothing is placed where it could not be mapped.
+//!
+//! What the program or `VRAMD_VISIBLE_DEVICES` lists is taken as it is. Otherwise the session opens for any device,
+//! and only where the daemon then shows several is there a choice to get wrong: CUDA is asked which of them this process
+//! sees (`CUDA_VISIBLE_DEVICES`, the devices of its container), and if it is some of them, but not all, the session is
+//! opened anew with their UUIDs. So one device costs nothing, the devices of a simulated node are seen from a machine
+//! with GPUs, and CUDA, which a forked child could not use any more, is not initialised without need. A program that
+//! connects on a node of several GPUs and forks CUDA workers afterwards should list its devices.
+//!
+//! Where none of the daemon's devices is seen nothing is narrowed: they are simulated, or mapping will say which
+//! device the process lacks.
+
+use vramd_proto::v1::Device;
+
+use crate::cuda::Driver;
+
+/// The UUIDs to open the session with instead; `None` if it is right as it is.
+pub(crate) fn narrowed(shown: &[Device]) -> Option<Vec<String>> {
+    if shown.len() < 2 {
+        return None;
+    }
+    let driver = Driver::of_process().ok()?;
+    some_but_not_all(shown, |uuid| driver.sees(uuid))
+}
+
+fn some_but_not_all(shown: &[Device], sees: impl Fn(&str) -> bool) -> Option<Vec<String>> {
+    let uuids = shown.iter().map(|device| device.uuid.clone());
+    let seen: Vec<_> = uuids.filter(|uuid| sees(uuid)).collect();
+    (!seen.is_empty() && seen.len() < shown.len()).then_some(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_true_part_narrows() {
+        let device = |index: u32| Device { uuid: format!("GPU-{index}"), index, name: String::new() };
+        let shown: Vec<_> = (0..3).map(device).collect();
+        let seen = |wanted: &'static [&'static str]| some_but_not_all(&shown, |uuid| wanted.contains(&uuid));
+        assert_eq!(seen(&["GPU-2", "GPU-0", "GPU-9"]), Some(vec!["GPU-0".to_owned(), "GPU-2".to_owned()]));
+        assert_eq!(seen(&["GPU-0", "GPU-1", "GPU-2"]), None, "all of them");
+        assert_eq!(seen(&["GPU-9"]), None, "a simulated node");
+        assert_eq!(narrowed(&shown[..1]), None, "nothing to choose from");
+    }
+}

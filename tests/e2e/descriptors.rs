@@ -1,0 +1,133 @@
+//! File descriptors: those on their way to a client that has died, and those that the daemon has too few of.
+
+use std::{os::unix::net::UnixStream, time::Duration};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use vramd_proto::v1::SessionState;
+use vramd_tests::{
+    Config, Daemon, Home, MIB, Probe, Refused,
+    wait::{always, until},
+};
+use vramd_types::Reason;
+
+use crate::has_other_users;
+
+const TEAM_A: u32 = 20_001;
+const TEAM_B: u32 = 20_002;
+
+/// A client with 8 MiB unread in its socket that dies, and a child of it that has the socket.
+struct Orphan {
+    daemon: Daemon,
+    tenant: String,
+    session: u64,
+    child: Pid,
+}
+
+impl Orphan {
+    #[track_caller]
+    fn new() -> Self {
+        let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
+        let mut parent = daemon.probe();
+        let opened = parent.ask("open");
+        parent.ask("reserve 8388608");
+        until("the descriptors are on their way", || daemon.log().contains("packet sent channel=1 fds=1"));
+        let child = parent.ask("fork-heir")["pid"].as_i64().unwrap();
+        parent.kill();
+        Self {
+            daemon,
+            tenant: opened["tenant"].as_str().unwrap().to_owned(),
+            session: opened["session"].as_u64().unwrap(),
+            child: Pid::from_raw(i32::try_from(child).unwrap()).unwrap(),
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.child, signal).unwrap();
+    }
+}
+
+#[test]
+fn what_a_child_can_still_receive_stays_charged_until_the_child_has_ended() {
+    let orphan = Orphan::new();
+    let daemon = &orphan.daemon;
+    until("its session is silent", || {
+        daemon.books().session(orphan.session).is_some_and(|row| row.state() == SessionState::Silent)
+    });
+    always("its bytes are charged", Duration::from_millis(1500), || {
+        let books = daemon.books();
+        books.held_by(&orphan.tenant) == 8 * MIB && books.session(orphan.session).is_some()
+    });
+    orphan.signal(Signal::KILL);
+    daemon.drains();
+    until("its session is gone", || daemon.books().session(orphan.session).is_none());
+}
+
+#[test]
+fn what_a_child_has_received_is_unreturned_until_the_child_has_ended() {
+    let orphan = Orphan::new();
+    let daemon = &orphan.daemon;
+    orphan.signal(Signal::USR1);
+    until("its session is gone", || daemon.books().session(orphan.session).is_none());
+    until("its bytes are unreturned", || daemon.books().unreturned() == 8 * MIB);
+    let books = daemon.books();
+    assert_eq!(books.held_by(&orphan.tenant), 8 * MIB, "charged to the tenant that was sent them");
+    assert_eq!(books.unbrokered(), 0, "a tenant explains them");
+    orphan.signal(Signal::KILL);
+    daemon.drains();
+}
+
+fn open(daemon: &Daemon, uid: u32) -> Probe {
+    let mut probe = daemon.probe_as(uid);
+    probe.ask("open");
+    probe
+}
+
+#[test]
+fn one_tenant_does_not_use_up_the_daemons_descriptors() {
+    if !has_other_users("one_tenant_does_not_use_up_the_daemons_descriptors") {
+        return;
+    }
+    let home = Home::new().with_open_files(256);
+    Config::default().tenant(TEAM_A, "team-a").tenant(TEAM_B, "team-b").write(home.path());
+    let daemon = Daemon::start_in(home);
+    let mut greedy = open(&daemon, TEAM_A);
+    let mut parts = 0;
+    let refused = loop {
+        if greedy.answer("allocate 2097152").get("refused").is_some() {
+            break greedy.refused("allocate 2097152");
+        }
+        parts += 1;
+        assert!(parts < 256, "each part is a descriptor of the daemon");
+    };
+    // Before the driver is asked, which would have failed.
+    assert_eq!(refused.is(Reason::AllocationsTooMany).number("limit_count"), parts);
+    let mut other = open(&daemon, TEAM_B);
+    other.ask("allocate 8388608 part=2097152");
+    let node = daemon.grpcurl("admin.sock").call("vramd.v1.AdminService/GetNode", &json!({}));
+    assert_eq!(node["sessionCount"], 2);
+    greedy.kill();
+    other.kill();
+    daemon.drains();
+}
+
+#[test]
+fn operators_get_through_when_connections_are_too_many() {
+    let home = Home::new().with_open_files(128);
+    Config::default().write(home.path());
+    let daemon = Daemon::start_in(home);
+    let mut session = daemon.open();
+    session.allocate(vramd_tests::spec(MIB));
+    let sockets = daemon.sockets();
+    let crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(sockets.join("vramd.sock")).unwrap()).collect();
+    let node = daemon.grpcurl("admin.sock").call("vramd.v1.AdminService/GetNode", &json!({}));
+    assert_eq!(node["sessionCount"], 1);
+    // Who was there before is served.
+    session.allocate(vramd_tests::spec(MIB));
+    let refused: Result<_, Refused> = vramd_tests::RawSession::greet(&sockets, vramd_tests::session::hello());
+    refused.unwrap_err().is(Reason::QueueFull);
+    drop(crowd);
+    vramd_tests::wait::eventually("others get in again", || {
+        vramd_tests::RawSession::greet(&sockets, vramd_tests::session::hello()).ok()
+    });
+}

@@ -1,0 +1,118 @@
+//! Clients that do not answer: everybody else is answered, and so is who waits for them, in the time that was set.
+
+use std::time::{Duration, Instant};
+
+use vramd_proto::v1::{DetachRequest, EndSessionRequest, FreeBatchRequest, Hello, SealRequest, SessionState};
+use vramd_tests::{
+    Config, Daemon, MIB, Memory, RawSession, proc,
+    session::{hello, spec},
+    wait::until,
+};
+use vramd_types::Reason;
+
+use crate::has_other_users;
+
+/// Long after the time that is set here, and long before that of a daemon that was set none.
+const SOON: Duration = Duration::from_secs(5);
+
+fn impatient() -> Daemon {
+    Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"))
+}
+
+/// Fails the test unless what is done takes a short time.
+#[track_caller]
+fn soon<T>(what: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = what();
+    assert!(begun.elapsed() < SOON, "took {:?}", begun.elapsed());
+    done
+}
+
+#[test]
+fn one_request_repeated_without_end_keeps_nobody_else_waiting() {
+    if !has_other_users("one_request_repeated_without_end_keeps_nobody_else_waiting") {
+        return;
+    }
+    let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 60000"));
+    let mut stuck = daemon.open();
+    let allocation_id = stuck.allocate(spec(MIB)).allocation_id;
+    let seal = SealRequest { session_id: stuck.id(), request_id: vec![7; 16], allocation_id };
+    // One connection carries only so many calls at once.
+    let connections: Vec<_> = (0..6).map(|_| Memory::new(&daemon.sockets())).collect();
+    let pending: Vec<_> =
+        (0..1100).map(|call| connections[call % connections.len()].seal(seal.clone())).collect();
+    until("too many of them are refused", || pending.iter().any(|call| call.is_answered()));
+    let mut other = daemon.probe_as(20_002);
+    other.ask("open");
+    soon(|| other.ask("allocate 2097152"));
+    soon(|| daemon.books());
+    for call in pending {
+        call.cancel();
+    }
+}
+
+#[test]
+fn a_session_that_was_ended_in_vain_can_still_be_killed() {
+    let daemon = impatient();
+    let mut probe = daemon.probe();
+    let session_id = probe.ask("open")["session"].as_u64().unwrap();
+    probe.ask("allocate 4194304");
+    probe.freeze();
+    let end = |kill| daemon.admin.end_session(EndSessionRequest { session_id, kill, ..Default::default() });
+    assert_eq!(soon(|| end(false).ok()).state(), SessionState::Silent);
+    assert_eq!(soon(|| end(false).ok()).state(), SessionState::Silent);
+    let ended = soon(|| end(true).ok());
+    assert_eq!((ended.state(), ended.still_mapped_bytes), (SessionState::Gone, 0));
+    until("the process is gone", || !proc::is_alive(probe.pid()));
+    daemon.drains();
+}
+
+#[test]
+fn what_is_freed_again_is_told_as_it_stands() {
+    let daemon = impatient();
+    let mut session = daemon.open();
+    let allocation = session.allocate(spec(4 * MIB)).allocation_id;
+    let (session_id, allocation_ids) = (session.id(), vec![allocation]);
+    let free = FreeBatchRequest { session_id, allocation_ids: allocation_ids.clone(), ..Default::default() };
+    let first = soon(|| session.memory.free_batch(free.clone()).ok());
+    assert_eq!(first.results[0].still_charged_bytes, 4 * MIB);
+    // However it is answered, it is: it was freed, or is not its owner's any more.
+    soon(|| session.memory.free_batch(free).ok());
+    let detach = DetachRequest { session_id, allocation_ids, ..Default::default() };
+    soon(|| session.memory.detach(detach).wait()).ok();
+    let revoke = session.receive_revoke();
+    session.unmap_parts(revoke.parts);
+    daemon.drains();
+}
+
+#[test]
+fn a_seal_whose_revoke_is_not_answered_is_refused() {
+    let daemon = impatient();
+    let mut session = daemon.open();
+    let allocation_id = session.allocate(spec(4 * MIB)).allocation_id;
+    let seal = SealRequest { session_id: session.id(), allocation_id, ..Default::default() };
+    let refused = soon(|| session.memory.seal(seal).refused());
+    assert_eq!(refused.is(Reason::StillMapped).fact("allocation"), format!("a-{allocation_id}"));
+    assert_eq!(daemon.books().held(), 4 * MIB);
+    let revoke = session.receive_revoke();
+    session.unmap_parts(revoke.parts);
+}
+
+/// The end of the old channel and the hello on the new one come by two sockets, in any order.
+#[test]
+fn a_new_channel_speaks_for_the_old_one_whichever_is_heard_first() {
+    let daemon = Daemon::new();
+    let mut last: Option<u64> = None;
+    for _ in 0..100 {
+        let unmapped_session_ids = last.into_iter().collect();
+        let mut session =
+            RawSession::greet(&daemon.sockets(), Hello { unmapped_session_ids, ..hello() }).unwrap();
+        session.allocate(spec(2 * MIB));
+        last = Some(session.id());
+    }
+    let unmapped_session_ids = last.into_iter().collect();
+    let session = RawSession::greet(&daemon.sockets(), Hello { unmapped_session_ids, ..hello() }).unwrap();
+    until("every earlier session is gone", || daemon.books().sessions.len() == 1);
+    daemon.drains();
+    drop(session);
+}

@@ -1,0 +1,241 @@
+//! Whether anything is left behind by sessions that are killed at a random point.
+//!
+//! Three sorts of victims: those with a context, a mapping and a kernel in flight; those with a context, killed at any
+//! time; and those without, killed at a chosen step or at any time. The plan comes from a seed.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, BufRead as _, BufReader, Write as _},
+    process::{Command, Stdio},
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use serde_json::{Value, json};
+use vramd_tests::{Config, Daemon, proc::fd_count, wait::until};
+
+use super::victim::{IN_FLIGHT, SIZE, STEPS};
+use crate::{cuda, machine, nvml::Witness};
+
+const SEED: u64 = 0x5eed;
+/// As many contexts at once as the machine the figures come from has cores.
+const AT_ONCE: usize = 16;
+/// No new victims after that: a slow machine is to give an answer, if only about fewer.
+const BUDGET: Duration = Duration::from_secs(210);
+
+/// How many of each sort.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    in_flight: usize,
+    with_context: usize,
+    without: usize,
+}
+
+const WARM_UP: Plan = Plan { in_flight: 8, with_context: 0, without: 32 };
+const FULL: Plan = Plan { in_flight: 310, with_context: 30, without: 1660 };
+const QUICK: Plan = Plan { in_flight: 32, with_context: 8, without: 160 };
+
+#[derive(Clone, Copy, Debug)]
+struct Victim {
+    /// `None` is one with a context.
+    steps: Option<usize>,
+    /// After its last step; else it is counted from its start, and its steps are not waited for.
+    after_last: bool,
+    delay: Duration,
+}
+
+/// What can be left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trace {
+    charged: u64,
+    daemon_fds: usize,
+    device_used: u64,
+}
+
+/// True if nothing is left of all that were planned.
+pub(crate) fn run(quick: bool) -> Result<(bool, Value)> {
+    let witness = Witness::new()?;
+    let gpu = cuda::uuids()?.into_iter().next().context("no GPU")?;
+    let daemon = Daemon::start(&Config::cuda());
+    // What the daemon makes once and keeps is made now.
+    kill_all(&daemon, plan(WARM_UP, SEED ^ 1))?;
+    let before = settle(&daemon, &witness, &gpu, None)?;
+    let sorts = if quick { QUICK } else { FULL };
+    let victims = plan(sorts, SEED);
+    let planned = victims.len();
+    let started = Instant::now();
+    let reached = kill_all(&daemon, victims)?;
+    let (killed_in, count) = (started.elapsed(), reached.values().sum::<usize>());
+    let after = settle(&daemon, &witness, &gpu, Some(before))?;
+
+    let in_flight = reached.get(IN_FLIGHT).copied().unwrap_or(0);
+    let device = after.device_used.saturating_sub(before.device_used);
+    let leaked = after.charged + device;
+    let leaked_fds = after.daemon_fds.saturating_sub(before.daemon_fds);
+    writeln!(
+        io::stdout(),
+        "leak      {count} of {planned} sessions killed in {:.0} s, {in_flight} with a kernel in flight: \
+         {leaked} bytes and {leaked_fds} descriptors left",
+        killed_in.as_secs_f64(),
+    )?;
+    let good = leaked == 0 && leaked_fds == 0 && count == planned && in_flight >= sorts.in_flight;
+    let trace = |trace: Trace| {
+        json!({
+            "charged_bytes": trace.charged, "daemon_fds": trace.daemon_fds,
+            "nvml_used_bytes": trace.device_used,
+        })
+    };
+    Ok((
+        good,
+        json!({
+            "machine": machine::facts(&witness)?,
+            "leaked_bytes": leaked, "leaked_fds": leaked_fds,
+            "sessions": count, "sessions_planned": planned, "with_a_kernel_in_flight": in_flight, "bytes_each": SIZE, "seed": SEED,
+            "seconds": killed_in.as_secs_f64(), "killed_after_step": reached,
+            "before": trace(before), "after": trace(after),
+        }),
+    ))
+}
+
+fn plan(sorts: Plan, seed: u64) -> Vec<Victim> {
+    let mut random = Random(seed);
+    let mut victims = Vec::new();
+    for _ in 0..sorts.in_flight {
+        victims.push(Victim { steps: None, after_last: true, delay: random.below_ms(40) });
+    }
+    for _ in 0..sorts.with_context {
+        victims.push(Victim { steps: None, after_last: false, delay: random.below_ms(1500) });
+    }
+    for index in 0..sorts.without {
+        // One in four at any time, the others after a step, most of which have asked for memory.
+        let after_last = index % 4 != 0;
+        let steps = if after_last { 1 + random.below(STEPS.len() as u64) } else { STEPS.len() as u64 };
+        let delay = random.below_ms(if after_last { 10 } else { 30 });
+        victims.push(Victim { steps: usize::try_from(steps).ok(), after_last, delay });
+    }
+    // Mixed, so that all sorts run beside each other.
+    for last in (1..victims.len()).rev() {
+        let other = usize::try_from(random.below(last as u64 + 1)).unwrap_or(0);
+        victims.swap(last, other);
+    }
+    victims
+}
+
+/// Starts and kills them, several at a time; how many had come to which step.
+fn kill_all(daemon: &Daemon, victims: Vec<Victim>) -> Result<BTreeMap<String, usize>> {
+    let started = Instant::now();
+    let (left, reached) = (Mutex::new(victims), Mutex::new(BTreeMap::new()));
+    thread::scope(|scope| {
+        let work = || -> Result<()> {
+            loop {
+                if started.elapsed() > BUDGET {
+                    return Ok(());
+                }
+                let next = left.lock().map_err(|_| anyhow!("another worker panicked"))?.pop();
+                let Some(victim) = next else { return Ok(()) };
+                let step = kill(daemon, victim)?;
+                let mut reached = reached.lock().map_err(|_| anyhow!("another worker panicked"))?;
+                *reached.entry(step).or_insert(0) += 1;
+            }
+        };
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| anyhow!("a worker panicked"))?)
+    })?;
+    reached.into_inner().map_err(|_| anyhow!("a worker panicked"))
+}
+
+/// One life; the last step that it told of.
+fn kill(daemon: &Daemon, victim: Victim) -> Result<String> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("victim").args(victim.steps.map(|steps| format!("--steps={steps}")));
+    command.env("VRAMD_SOCKET_DIR", daemon.sockets()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("its output is a pipe")?).lines();
+    let mut step = "started".to_owned();
+    if victim.after_last {
+        let last = victim.steps.map_or(IN_FLIGHT, |steps| STEPS[steps - 1]);
+        while step != last {
+            let Some(line) = lines.next() else { bail!("a victim ended by itself after `{step}`") };
+            step = line?;
+        }
+    }
+    thread::sleep(victim.delay);
+    child.kill()?;
+    for line in lines {
+        step = line?;
+    }
+    child.wait()?;
+    Ok(step)
+}
+
+/// What is there once nothing more goes away: the books empty, the device down to what it was.
+fn settle(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) -> Result<Trace> {
+    until("all sessions are gone and nothing is charged", || {
+        let books = daemon.books();
+        books.sessions.is_empty() && books.are_empty()
+    });
+    let device_used = match before {
+        Some(before) => witness.used_once_down_to(gpu, before.device_used)?,
+        None => at_rest(witness, gpu)?,
+    };
+    // Connections end a moment after their sessions.
+    let most = before.map_or(0, |before| before.daemon_fds);
+    let end = Instant::now() + Duration::from_secs(5);
+    let mut daemon_fds = fd_count(daemon.pid());
+    while daemon_fds > most && Instant::now() < end {
+        thread::sleep(Duration::from_millis(50));
+        daemon_fds = daemon_fds.min(fd_count(daemon.pid()));
+    }
+    let books = daemon.books();
+    Ok(Trace { charged: books.held() + books.unreturned(), daemon_fds, device_used })
+}
+
+/// The lowest that the device comes to once it has stayed so for a while.
+fn at_rest(witness: &Witness, gpu: &str) -> Result<u64> {
+    let mut lowest = witness.used(gpu)?;
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_secs(3) {
+        thread::sleep(Duration::from_millis(50));
+        let used = witness.used(gpu)?;
+        if used < lowest {
+            (lowest, since) = (used, Instant::now());
+        }
+    }
+    Ok(lowest)
+}
+
+/// `xorshift64*`
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % bound
+    }
+
+    fn below_ms(&mut self, bound: u64) -> Duration {
+        Duration::from_millis(self.below(bound))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_plan_and_has_all_sorts() {
+        let count =
+            |victims: &[Victim], wanted: fn(&Victim) -> bool| victims.iter().filter(|v| wanted(v)).count();
+        let victims = plan(FULL, SEED);
+        assert_eq!(victims.len(), 2000);
+        assert_eq!(count(&victims, |victim| victim.steps.is_none() && victim.after_last), FULL.in_flight);
+        assert_eq!(format!("{victims:?}"), format!("{:?}", plan(FULL, SEED)));
+        for steps in 1..=STEPS.len() {
+            assert!(victims.iter().any(|victim| victim.steps == Some(steps)), "{steps} steps");
+        }
+    }
+}

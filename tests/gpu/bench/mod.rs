@@ -1,0 +1,14 @@
+//! What the daemon costs, and whether anything is left behind.
+
+mod acker;
+mod hand_off;
+mod leak;
+mod log;
+mod measure;
+mod owner;
+mod victim;
+
+pub(crate) use hand_off::run as hand_off;
+pub(crate) use leak::run as leak;
+pub(crate) use owner::run as bare_owner;
+pub(crate) use victim::run as victim;

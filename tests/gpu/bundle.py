@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Packs what a machine with a GPU and no toolchain needs into target/gpu-bundle/: programs, kernels, demo and `run`.
+
+The programs need the libc of Debian 12 and no more: one that was linked to a newer one is refused here.
+"""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUNDLE = ROOT / "target" / "gpu-bundle"
+GLIBC_MINOR_MAX = 36
+# Of each package the programs that travel.
+BUILD = ["cargo", "build", "--release", "--config", 'profile.release.strip="symbols"']
+PROGRAMS = {
+    "vramd": ["--bin", "vramd"],
+    "vramctl": ["--bin", "vramctl"],
+    "broker-driver": ["--bin", "contract-cuda"],
+    "vramd-tests": ["--bin", "gpu-suite"],
+    "vramd-client": ["--example", "scratch", "--example", "compute"],
+}
+
+
+def main():
+    programs = build()
+    shutil.rmtree(BUNDLE, ignore_errors=True)
+    for folder in ("bin", "kernels", "demo"):
+        (BUNDLE / folder).mkdir(parents=True)
+    for program in programs:
+        needs = glibc_minor(program)
+        if needs > GLIBC_MINOR_MAX:
+            sys.exit(f"{program.name} needs glibc 2.{needs}, and Debian 12 has 2.{GLIBC_MINOR_MAX}: build it there")
+        shutil.copy(program, BUNDLE / "bin")
+    for kernel in [*ROOT.glob("sdk-rust/examples/kernels/*"), *ROOT.glob("tests/gpu/kernels/*")]:
+        shutil.copy(kernel, BUNDLE / "kernels")
+    for module in ROOT.glob("tests/demo/*.py"):
+        shutil.copy(module, BUNDLE / "demo")
+    shutil.copy(ROOT / "tests/gpu/run.py", BUNDLE / "run")
+    (BUNDLE / "build.json").write_text(json.dumps(origin(), indent=2) + "\n")
+    size = sum(file.stat().st_size for file in BUNDLE.rglob("*") if file.is_file())
+    print(f"{BUNDLE.relative_to(ROOT)}: {size / (1 << 20):.1f} MiB; where there is a GPU: run [--quick] FOLDER")
+
+
+def build():
+    command = [*BUILD, *(word for package in PROGRAMS for word in ("-p", package)), *sum(PROGRAMS.values(), [])]
+    print("$", *command, flush=True)
+    # What people read of it goes to standard error, and standard output tells where the programs lie.
+    told = subprocess.run(
+        [*command, "--message-format=json-render-diagnostics"],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
+    )
+    artifacts = [json.loads(line) for line in told.stdout.splitlines()]
+    return [pathlib.Path(artifact["executable"]) for artifact in artifacts if artifact.get("executable")]
+
+
+def glibc_minor(program):
+    """The newest 2.N whose symbols a program is linked to."""
+    return max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", program.read_bytes())), default=0)
+
+
+def origin():
+    def said(*command):
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+    return {
+        "commit": said("git", "rev-parse", "HEAD"),
+        "changed_since": bool(said("git", "status", "--porcelain", "--untracked-files=no")),
+        "rustc": said("rustc", "--version"),
+        "built_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

@@ -1,0 +1,151 @@
+//! A client process of the suite: one command a line on its input, one line of JSON for each on its output.
+//!
+//! It takes memory by way of the SDK, as programs do, and looks at it by way of the suite's own driver calls, in the
+//! same primary context. `e2e/actor.rs` is the other side.
+
+mod memory;
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, Error, Result, anyhow, bail};
+use serde_json::{Value, json};
+use vramd_client::Client;
+
+use crate::cuda::{self, Failed, Gpu};
+use memory::Memory;
+
+#[derive(Default)]
+struct Actor {
+    // Dropped before the session that it belongs to.
+    memory: Option<Memory>,
+    client: Option<Client>,
+    gpu: Option<Gpu>,
+    /// Plain memory of this process: its address.
+    hog: Option<u64>,
+}
+
+pub(crate) fn run() -> Result<()> {
+    let mut actor = Actor::default();
+    for line in io::stdin().lines() {
+        let line = line?;
+        let mut words = line.split_whitespace();
+        let command = words.next().unwrap_or_default();
+        let answer = actor.answer(command, &words.collect::<Vec<_>>());
+        writeln!(io::stdout(), "{}", answer.unwrap_or_else(|error| why(&error)))?;
+    }
+    Ok(())
+}
+
+impl Actor {
+    fn answer(&mut self, command: &str, words: &[&str]) -> Result<Value> {
+        Ok(match command {
+            "open" => {
+                let mut builder = Client::builder();
+                if !words.is_empty() {
+                    builder = builder.devices(words.iter().copied());
+                }
+                let client = self.client.insert(builder.connect()?);
+                json!({ "session": client.session_id().get(), "tenant": client.tenant() })
+            }
+            "allocate" | "attach" | "attach-fixed" => {
+                let client = self.client.as_ref().context("no session is open")?;
+                let memory = match command {
+                    "allocate" => Memory::allocate(client, words)?,
+                    "attach-fixed" => Memory::attach_fixed(client, words.first().context("a name")?)?,
+                    _ => Memory::attach(client, words.first().context("a name")?)?,
+                };
+                self.memory.insert(memory).told()
+            }
+            "seal" => {
+                let sealed = self.memory.take().context("no memory")?.seal()?;
+                self.memory.insert(sealed).told()
+            }
+            "free" => {
+                self.memory.take().context("no memory")?.free()?;
+                json!({})
+            }
+            "drop" => {
+                self.memory = None;
+                self.client.as_ref().context("no session is open")?.flush()?;
+                json!({})
+            }
+            "copies" => self.memory.as_mut().context("no memory")?.copies(number(words, 0)?)?,
+            // The context that the SDK has used must not be left current.
+            "current" => json!({ "nothing": cuda::nothing_is_current()? }),
+            "gpu" => {
+                self.gpu = Some(Gpu::open(words.first().copied())?);
+                json!({})
+            }
+            other => self.look(other, words)?,
+        })
+    }
+
+    /// What is done by the suite's own driver calls.
+    fn look(&mut self, command: &str, words: &[&str]) -> Result<Value> {
+        match command {
+            "hog" => return self.hog(number(words, 0)?),
+            "unhog" => {
+                let address = self.hog.take().context("there is no hog")?;
+                self.gpu()?.free(address)?;
+                return Ok(json!({}));
+            }
+            "fault" => {
+                // No memory of anybody lies so low.
+                self.gpu()?.poke(0x10, 1)?;
+                return Ok(json!({}));
+            }
+            _ => {}
+        }
+        let (gpu, memory) = (self.gpu()?, self.memory()?);
+        let (address, bytes) = (memory.address()?, memory.bytes());
+        match command {
+            "write" => memory::write(gpu, address, bytes, number(words, 0)?)?,
+            "fill" => gpu.fill(address, bytes, number(words, 0)?)?,
+            "digest" => return Ok(json!({ "digest": memory::digest(gpu, address, bytes)? })),
+            "sum" => return Ok(json!({ "sum": gpu.sum(address, bytes)? })),
+            "upload" => gpu.upload(address, &number(words, 0)?.to_le_bytes())?,
+            "poke" => gpu.poke(address, number(words, 0)?)?,
+            "spin" => gpu.spin(address, bytes, number(words, 0)? * 1_000_000)?,
+            other => bail!("`{other}` is no command"),
+        }
+        Ok(json!({}))
+    }
+
+    /// Takes plain memory until no more than `leave` bytes are free.
+    fn hog(&mut self, leave: u64) -> Result<Value> {
+        let gpu = self.gpu()?;
+        let (free, total) = gpu.memory()?;
+        let bytes = free.checked_sub(leave).context("less is free already")?;
+        let address = gpu.alloc(usize::try_from(bytes)?)?;
+        self.hog = Some(address);
+        Ok(json!({ "bytes": bytes, "total": total }))
+    }
+
+    fn gpu(&self) -> Result<&Gpu> {
+        self.gpu.as_ref().context("no GPU is open")
+    }
+
+    fn memory(&self) -> Result<&Memory> {
+        self.memory.as_ref().context("no memory")
+    }
+}
+
+fn why(error: &Error) -> Value {
+    if let Some(Failed { call, code, name }) = error.downcast_ref() {
+        return json!({ "failed": { "call": call, "code": code, "name": name } });
+    }
+    match error.downcast_ref::<vramd_client::Error>() {
+        Some(error) => json!({ "refused": {
+            "code": error.code().map(|code| code as i32),
+            "reason": error.reason().map(|reason| reason.name()),
+            "message": error.to_string(),
+            "facts": error.facts(),
+        }}),
+        None => json!({ "problem": format!("{error:#}") }),
+    }
+}
+
+fn number(words: &[&str], nth: usize) -> Result<u64> {
+    let word = words.get(nth).ok_or_else(|| anyhow!("word {nth} is missing"))?;
+    word.parse().with_context(|| format!("`{word}` is no number"))
+}

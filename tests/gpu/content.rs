@@ -1,0 +1,42 @@
+//! Content that looks like nothing else, the same on the processor as in `kernels/suite.cu`.
+
+/// One word of it.
+fn word(seed: u64, index: u64) -> u64 {
+    let z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// So many bytes of it; a multiple of 8.
+pub(crate) fn bytes(seed: u64, size: u64) -> Vec<u8> {
+    (0..size / 8).flat_map(|index| word(seed, index).to_le_bytes()).collect()
+}
+
+/// The sum of it, in which each word counts by its place.
+pub(crate) fn sum(seed: u64, size: u64) -> u64 {
+    (0..size / 8).fold(0_u64, |sum, index| {
+        sum.wrapping_add(word(seed, index).wrapping_mul(index.wrapping_mul(2).wrapping_add(1)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_is_that_of_the_bytes_and_sees_an_exchange() {
+        let mut words: Vec<u64> =
+            bytes(7, 4096).chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+        let sum_of = |words: &[u64]| {
+            words
+                .iter()
+                .zip(0_u64..)
+                .fold(0_u64, |sum, (word, index)| sum.wrapping_add(word.wrapping_mul(2 * index + 1)))
+        };
+        assert_eq!(sum_of(&words), sum(7, 4096));
+        words.swap(3, 300);
+        assert_ne!(sum_of(&words), sum(7, 4096));
+        assert_ne!(bytes(8, 64), bytes(7, 64));
+    }
+}

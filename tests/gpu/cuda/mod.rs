@@ -1,0 +1,110 @@
+//! A GPU as a plain program uses it: without the daemon, without the SDK. The bare side of every comparison, and the
+//! independent look at what the daemon handed out.
+//!
+//! One thread a process: the device's primary context is current there, as in PyTorch.
+
+mod kernels;
+mod table;
+mod vmm;
+
+use anyhow::{Context as _, Result};
+
+use kernels::Kernels;
+pub(crate) use table::Failed;
+use table::{Opaque, Table};
+pub(crate) use vmm::Extent;
+
+/// So that nothing here waits for what other streams do.
+const STREAM_NON_BLOCKING: u32 = 1;
+const RDMA_WITH_VMM: i32 = 110;
+
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    table: &'static Table,
+    device: i32,
+    uuid: String,
+    kernels: Kernels,
+    /// For what is waited for.
+    work: Opaque,
+    /// For kernels that run on their own.
+    aside: Opaque,
+    rdma_capable: bool,
+}
+
+/// UUIDs in the driver's order, printed as NVML prints them.
+pub(crate) fn uuids() -> Result<Vec<String>> {
+    let table = Table::get()?;
+    let mut count = 0;
+    table.device_count(&mut count)?;
+    (0..count).map(|ordinal| uuid_of(table, device(table, ordinal)?)).collect()
+}
+
+pub(crate) fn driver_version() -> Result<i32> {
+    let mut version = 0;
+    Table::get()?.driver_version(&mut version)?;
+    Ok(version)
+}
+
+/// Whether the thread has no context: what code that pushes one must leave behind.
+pub(crate) fn nothing_is_current() -> Result<bool> {
+    let mut context = Opaque::default();
+    Table::get()?.get_current(&mut context)?;
+    Ok(context == Opaque::default())
+}
+
+impl Gpu {
+    /// Makes the primary context of that device current, or of the first one.
+    pub(crate) fn open(uuid: Option<&str>) -> Result<Self> {
+        let table = Table::get()?;
+        let there = uuids()?;
+        let wanted = uuid.map_or_else(|| there.first().cloned(), |uuid| Some(uuid.to_owned()));
+        let uuid = wanted.context("this process sees no GPU")?;
+        let ordinal = there.iter().position(|there| *there == uuid);
+        let ordinal = ordinal.with_context(|| format!("no {uuid} among {there:?}"))?;
+        let device = device(table, i32::try_from(ordinal)?)?;
+        let mut context = Opaque::default();
+        table.primary_retain(&mut context, device)?;
+        table.set_current(context)?;
+        let (mut work, mut aside, mut rdma) = (Opaque::default(), Opaque::default(), 0);
+        table.stream_create(&mut work, STREAM_NON_BLOCKING)?;
+        table.stream_create(&mut aside, STREAM_NON_BLOCKING)?;
+        table.device_attribute(&mut rdma, RDMA_WITH_VMM, device)?;
+        let kernels = Kernels::load(table)?;
+        Ok(Self { table, device, uuid, kernels, work, aside, rdma_capable: rdma == 1 })
+    }
+
+    pub(crate) fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Free and total bytes of the device.
+    pub(crate) fn memory(&self) -> Result<(u64, u64), Failed> {
+        let (mut free, mut total) = (0, 0);
+        self.table.memory_info(&mut free, &mut total)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Plain memory of this process, as any program takes it.
+    pub(crate) fn alloc(&self, size: usize) -> Result<u64, Failed> {
+        let mut address = 0;
+        self.table.alloc(&mut address, size)?;
+        Ok(address)
+    }
+
+    pub(crate) fn free(&self, address: u64) -> Result<(), Failed> {
+        self.table.free(address)
+    }
+}
+
+fn device(table: &Table, ordinal: i32) -> Result<i32> {
+    let mut device = 0;
+    table.device(&mut device, ordinal)?;
+    Ok(device)
+}
+
+fn uuid_of(table: &Table, device: i32) -> Result<String> {
+    let mut bytes = [0; 16];
+    table.device_uuid(&mut bytes, device)?;
+    let hex = bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}

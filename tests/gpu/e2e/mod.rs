@@ -1,0 +1,116 @@
+//! The path on real GPUs, case by case: a daemon of its own for each, clients that are processes, and NVML as the
+//! witness from outside. What a case has seen is recorded, whether it passed or not.
+
+mod actor;
+mod faults;
+mod fixed;
+mod memory;
+mod restart;
+mod sharing;
+
+use std::{
+    any::Any,
+    env,
+    io::{self, Write as _},
+    panic::{self, AssertUnwindSafe},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::{cuda, machine, nvml::Witness};
+use actor::Actor;
+
+/// What every case may use. Panics fail a case.
+pub(crate) struct World {
+    pub(crate) witness: Witness,
+    /// By UUID, in CUDA's order: clients use the first unless told.
+    pub(crate) gpus: Vec<String>,
+}
+
+type Case = fn(&World) -> Value;
+
+const CASES: &[(&str, Case)] = &[
+    ("shared by three processes", sharing::three_processes),
+    ("read-only means read-only", faults::a_write_through_a_read_only_mapping),
+    ("a kernel that faults", faults::an_illegal_address),
+    ("killed with a kernel in flight", faults::killed_in_flight),
+    ("fixed memory inside a tenant", fixed::inside_a_tenant),
+    ("memory taken from outside", memory::taken_from_outside),
+    ("all that the daemon may hand out", memory::all_of_it),
+    ("the daemon is killed", restart::killed_and_started_again),
+    ("several GPUs", sharing::several_gpus),
+];
+
+impl World {
+    fn new() -> Result<Self> {
+        let witness = Witness::new()?;
+        let gpus = cuda::uuids()?;
+        gpus.first().context("this machine has no GPU that CUDA can use")?;
+        warm_up()?;
+        Ok(Self { witness, gpus })
+    }
+
+    pub(crate) fn gpu(&self) -> &str {
+        &self.gpus[0]
+    }
+
+    #[track_caller]
+    pub(crate) fn used(&self) -> u64 {
+        self.witness.used(self.gpu()).expect("NVML answers")
+    }
+
+    #[track_caller]
+    pub(crate) fn figures(&self) -> Value {
+        self.witness.figures(self.gpu()).expect("NVML answers")
+    }
+
+    /// Waits until the device holds no more than that again.
+    #[track_caller]
+    pub(crate) fn comes_down_to(&self, expected: u64) {
+        let used = self.witness.used_once_down_to(self.gpu(), expected).expect("NVML answers");
+        assert!(used <= expected, "{used} bytes are in use, and {expected} were");
+    }
+}
+
+/// Runs every case; true if all passed. The report is saved after each one, since a later one may hang.
+pub(crate) fn run(save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+    let world = World::new()?;
+    let mut report = json!({ "machine": machine::facts(&world.witness)?, "cases": {} });
+    let mut good = true;
+    for (name, case) in CASES {
+        let before = world.used();
+        let started = Instant::now();
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
+            let seen = case(&world);
+            world.comes_down_to(before);
+            seen
+        }));
+        let seconds = started.elapsed().as_secs_f64();
+        good &= outcome.is_ok();
+        let (word, seen) = match outcome {
+            Ok(seen) => ("ok", seen),
+            Err(panic) => ("FAILED", Value::String(text(&*panic))),
+        };
+        writeln!(io::stdout(), "{word:6} {name} ({seconds:.1} s)")?;
+        report["cases"][name] = json!({ "passed": word == "ok", "seconds": seconds, "seen": seen });
+        save(&report)?;
+    }
+    Ok(good)
+}
+
+/// Has a context come and go: what the driver keeps from then on was not left by the first case.
+fn warm_up() -> Result<()> {
+    let mut command = Command::new(env::current_exe()?);
+    let mut client = command.arg("client").stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+    client.stdin.take().context("its input is a pipe")?.write_all(b"gpu\n")?;
+    ensure!(client.wait()?.success(), "a process cannot use the GPU");
+    Ok(())
+}
+
+fn text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
+}

@@ -1,0 +1,100 @@
+//! What is tried and measured on real GPUs, as one program that needs no toolchain where it runs.
+//!
+//! `e2e`, `hand-off` and `leak` are stages: each prints a line a case or measure, writes what it has seen as JSON, and
+//! ends with status 1 if something is not as it should be. A benchmark that misses its target says so and is none of
+//! these. The other commands are the processes that stages start.
+//!
+//! The daemon and the tools are those that lie beside this program: `make gpu-bundle` puts them there.
+
+mod bench;
+mod client;
+mod content;
+mod cuda;
+mod e2e;
+mod machine;
+mod nvml;
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Parser, Subcommand};
+use serde_json::Value;
+
+#[derive(Parser)]
+#[command(about = "Tries and measures vramd on the GPUs of this machine")]
+struct Command {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The whole path, case by case.
+    E2e(Stage),
+    /// What the daemon costs over a bare program.
+    HandOff(Stage),
+    /// Whether killed sessions leave anything behind.
+    Leak(Stage),
+    /// A client of the cases.
+    #[command(hide = true)]
+    Client,
+    /// The other process of the bare program.
+    #[command(hide = true)]
+    BareOwner { uuid: String },
+    /// A client that is to be killed.
+    #[command(hide = true)]
+    Victim {
+        #[arg(long)]
+        steps: Option<usize>,
+    },
+}
+
+#[derive(Args)]
+struct Stage {
+    /// Where to write what was seen.
+    #[arg(long)]
+    json: PathBuf,
+    /// Fewer rounds.
+    #[arg(long)]
+    quick: bool,
+}
+
+impl Stage {
+    fn save(&self, report: &Value) -> Result<()> {
+        fs::write(&self.json, format!("{report:#}\n"))
+            .with_context(|| format!("{} cannot be written", self.json.display()))
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Command::parse().what) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            // Nobody is left to tell if even this fails.
+            let _ = writeln!(io::stderr(), "gpu-suite: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// True if all is as it should be.
+fn run(what: What) -> Result<bool> {
+    match what {
+        What::E2e(stage) => e2e::run(|report| stage.save(report)),
+        What::HandOff(stage) => bench::hand_off(stage.quick, |report| stage.save(report)),
+        What::Leak(stage) => {
+            let (good, report) = bench::leak(stage.quick)?;
+            stage.save(&report)?;
+            Ok(good)
+        }
+        What::Client => client::run().map(|()| true),
+        What::BareOwner { uuid } => bench::bare_owner(&uuid).map(|()| true),
+        What::Victim { steps } => bench::victim(steps).map(|()| true),
+    }
+}

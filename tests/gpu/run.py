@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Runs what this bundle holds on the GPUs of this machine: `run [--quick] FOLDER`.
+
+Needs an NVIDIA driver and Python's standard library. Stages run one after the other, each within its time; one that
+fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, leak.json and log.txt.
+The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+BUNDLE = pathlib.Path(__file__).resolve().parent
+BIN = BUNDLE / "bin"
+# All stages together: what is left of it bounds each one.
+SECONDS_MAX = 560
+# What a stage that is ended may take to end what it started.
+GRACE_SECONDS = 10
+# Of each stage's output: a daemon's whole log can be in it.
+LOG_BYTES_MAX = 2 << 20
+LINES_WHEN_FAILED = 25
+DEMO_BYTES = (600 << 20) + 13
+DRAW_BYTES = 8 << 20
+
+
+class Stage:
+    def __init__(self, name, seconds_max, *command):
+        self.name, self.seconds_max, self.command = name, seconds_max, [str(word) for word in command]
+        self.verdict, self.output = "not run", ""
+
+    @property
+    def failed(self):
+        return self.verdict not in ("ok", "not run")
+
+    def run(self, seconds_left):
+        started = time.monotonic()
+        seconds_max = max(1, min(self.seconds_max, int(seconds_left)))
+        with tempfile.TemporaryFile() as output:
+            # A session of its own, so that what it has started can be ended with it.
+            child = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = child.wait(timeout=seconds_max)
+                self.verdict = "ok" if status == 0 else f"FAILED, status {status}"
+            except subprocess.TimeoutExpired:
+                end(child)
+                self.verdict = f"FAILED, not done in {seconds_max} s"
+            self.output = read(output)
+        self.seconds = time.monotonic() - started
+        print(f"{self.name:9} {self.verdict} ({self.seconds:.1f} s)", flush=True)
+        if self.failed:
+            lines = self.output.splitlines()[-LINES_WHEN_FAILED:]
+            print("".join(f"    | {line}\n" for line in lines), end="", flush=True)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description="Runs the GPU suite of this bundle.")
+    arguments.add_argument("--quick", action="store_true", help="fewer rounds")
+    arguments.add_argument("--only", help="stages, separated by commas")
+    arguments.add_argument("folder", type=pathlib.Path, help="where the results go")
+    given = arguments.parse_args()
+    for program in BIN.iterdir():
+        # Not every way that a bundle travels keeps it.
+        if not os.access(program, os.X_OK):
+            program.chmod(0o755)
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="vramd-gpu-", dir="/tmp") as scratch:
+        stages = plan(folder, pathlib.Path(scratch), ["--quick"] if given.quick else [])
+        names = given.only.split(",") if given.only else [stage.name for stage in stages]
+        unknown = set(names) - {stage.name for stage in stages}
+        if unknown:
+            arguments.error(f"no stage {', '.join(sorted(unknown))}: {', '.join(stage.name for stage in stages)}")
+        chosen = [stage for stage in stages if stage.name in names]
+        if "demo" in names:
+            draw(pathlib.Path(scratch) / "file")
+        started = time.monotonic()
+        for stage in chosen:
+            stage.run(SECONDS_MAX - (time.monotonic() - started))
+    log(folder / "log.txt", chosen)
+    report(folder, given)
+    table(folder, chosen)
+    sys.exit(1 if any(stage.failed for stage in chosen) else 0)
+
+
+def plan(folder, scratch, quick):
+    suite = BIN / "gpu-suite"
+    return [
+        Stage("contract", 90, BIN / "contract-cuda", "--json", folder / "contract.json"),
+        Stage("e2e", 150, suite, "e2e", "--json", folder / "e2e.json", *quick),
+        Stage("demo", 60, sys.executable, BUNDLE / "demo" / "demo.py", "--driver", "cuda", "--programs", BIN,
+              "--file", scratch / "file"),
+        Stage("hand_off", 150, suite, "hand-off", "--json", folder / "hand_off.json", *quick),
+        Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
+    ]
+
+
+def draw(file):
+    """Random content for the demo to share, of a size that no page divides."""
+    with open(file, "wb") as out:
+        for start in range(0, DEMO_BYTES, DRAW_BYTES):
+            out.write(random.randbytes(min(DRAW_BYTES, DEMO_BYTES - start)))
+
+
+def end(child):
+    """Asks all of a stage's processes to end, then makes them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(timeout=GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            return
+
+
+def read(output):
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - LOG_BYTES_MAX))
+    return output.read().decode(errors="replace")
+
+
+def log(path, stages):
+    with open(path, "w", encoding="utf-8") as out:
+        for stage in stages:
+            print(f"== {stage.name}: {stage.verdict}\n$ {' '.join(stage.command)}\n{stage.output}", file=out)
+
+
+def report(folder, given):
+    """Makes of the benchmarks' results one report, in the form of docs/benchmarks/hand_off/latest.json."""
+    hand_off, leak = (load(folder / name) for name in ("hand_off.json", "leak.json"))
+    if hand_off is None:
+        return
+    ratios = {key: hand_off.pop(key) for key in ("allocate", "create", "attach") if key in hand_off}
+    leaked = {"leaked_bytes": leak["leaked_bytes"]} if leak else {}
+    run = {
+        "build": load(BUNDLE / "build.json"),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": "make gpu" + (" QUICK=1" if given.quick else ""),
+    }
+    whole = {**ratios, **leaked, **run, **hand_off, **({"leak": leak} if leak else {})}
+    (folder / "hand_off.json").write_text(json.dumps(whole, indent=2) + "\n")
+
+
+def table(folder, stages):
+    machine = (load(folder / "hand_off.json") or load(folder / "e2e.json") or {}).get("machine")
+    if machine:
+        print(f"\n{', '.join(machine['gpus'])}; driver {machine['driver']}; kernel {machine['kernel']}")
+    for stage in stages:
+        if stage.name in ("e2e", "hand_off", "leak"):
+            print(f"-- {stage.name}: {stage.verdict}")
+            told = ("ok ", "FAILED", "allocate ", "create ", "attach ", "leak ")
+            print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")
+        else:
+            print(f"-- {stage.name}: {stage.verdict}")
+
+
+def load(path):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+if __name__ == "__main__":
+    main()
