@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{context::Context, fault::Fault};
+use super::{api::RawMemory, context::Context, fault::Fault};
 
 /// A range of device addresses that nobody else uses.
 #[derive(Debug)]
@@ -35,20 +35,18 @@ impl Arena {
         &self.context
     }
 
-    /// Puts the memory of `fd` at `offset`; access is yet to be set. The mapping alone holds the memory then: the
-    /// imported handle is released and the descriptor closed.
-    pub(crate) fn map(&self, fd: OwnedFd, offset: usize, size: usize) -> Result<(), String> {
+    /// Puts the memory of `fd` at `offset`; access is yet to be set. The mapping alone holds the memory once what is
+    /// returned is dropped, which whoever waits for the memory need not wait for.
+    pub(crate) fn map(&self, fd: OwnedFd, offset: usize, size: usize) -> Result<Imported, String> {
         let place = self.place(offset, size)?;
-        let map = || -> Result<(), Fault> {
+        let map = || -> Result<Imported, Fault> {
             let current = self.context.enter()?;
             let memory = current.api().import(fd.as_fd())?;
-            let mapped = current.api().map(place, size, memory);
-            let released = current.api().release_memory(memory);
-            mapped.and(released)
+            let imported = Imported { context: Arc::clone(&self.context), memory, _fd: fd };
+            current.api().map(place, size, memory)?;
+            Ok(imported)
         };
-        let outcome = map();
-        drop(fd);
-        outcome.map_err(|fault| fault.to_string())
+        map().map_err(|fault| fault.to_string())
     }
 
     /// Opens a range of whole mapped parts to this process's kernels and copies.
@@ -72,6 +70,22 @@ impl Arena {
         let inside = size > 0 && offset.checked_add(size).is_some_and(|end| end <= self.span);
         let outside = || format!("{size} bytes at {offset} do not lie in a span of {} bytes", self.span);
         u64::try_from(offset).ok().filter(|_| inside).map(|offset| self.base + offset).ok_or_else(outside)
+    }
+}
+
+/// The handle and the descriptor that a part was mapped by. Dropped, they are released and closed.
+#[derive(Debug)]
+pub(crate) struct Imported {
+    context: Arc<Context>,
+    memory: RawMemory,
+    _fd: OwnedFd,
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        let release = || -> Result<(), Fault> { self.context.enter()?.api().release_memory(self.memory) };
+        // It fails where the context is lost, and the handle with it.
+        let _ = release();
     }
 }
 

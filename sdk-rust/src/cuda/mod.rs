@@ -32,7 +32,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use arena::Arena;
+pub(crate) use arena::{Arena, Imported};
 pub(crate) use context::Context;
 pub(crate) use driver::Driver;
 pub(crate) use gpus::Gpus;

@@ -9,7 +9,7 @@ use super::{
     copy::Window,
     space::{Base, Space},
 };
-use crate::cuda::{Gpus, HANDLE_BYTES};
+use crate::cuda::{Gpus, HANDLE_BYTES, Imported};
 
 /// What becomes of a part's handle when it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,14 +82,15 @@ impl Region {
         gpus: &Gpus,
         part: &MapPart,
         fd: Option<OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<Option<Imported>, String> {
         let index = part.part.as_ref().map_or(0, |part| part.part_index);
         let number =
             |bytes: u64| usize::try_from(bytes).map_err(|_| "it is larger than this process's addresses");
         let (offset, size) = (number(part.offset_bytes)?, number(part.size_bytes)?);
+        let mut imported = None;
         let place = match mode {
             Mode::Map => {
-                self.space(part, number(part.span_bytes)?, gpus)?.map(part, offset, size, fd)?;
+                imported = self.space(part, number(part.span_bytes)?, gpus)?.map(part, offset, size, fd)?;
                 Place::Placed
             }
             Mode::HandOver => Place::Waiting(RawPart {
@@ -106,7 +107,7 @@ impl Region {
         self.revoked = None;
         self.yielded = false;
         self.parts.insert(index, Part { offset, size, access: part.access(), place });
-        Ok(())
+        Ok(imported)
     }
 
     /// Opens what was mapped since the last time, by one call for each run of neighbours. Parts that cannot be opened

@@ -14,7 +14,7 @@ use super::{
     copy::{Place, Window},
     reservation::Reservation,
 };
-use crate::cuda::{Arena, Context, Gpus, HANDLE_BYTES, LegacyBlock};
+use crate::cuda::{Arena, Context, Gpus, HANDLE_BYTES, Imported, LegacyBlock};
 
 #[derive(Debug)]
 pub(super) enum Space {
@@ -61,23 +61,25 @@ impl Space {
         }
     }
 
-    /// Maps a part; the descriptor is closed either way. Device memory has no access yet.
+    /// Maps a part. Device memory has no access yet; what it was mapped by is returned, to be dropped when there is
+    /// time.
     pub(super) fn map(
         &mut self,
         part: &MapPart,
         offset: usize,
         size: usize,
         fd: Option<OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<Option<Imported>, String> {
         if matches!(part.access(), Access::Unspecified) {
             return Err(format!("access {} is not known to this build", part.access));
         }
         let fd = || fd.ok_or_else(|| "no descriptor came with the part".to_owned());
         match (self, part.handle_type()) {
             (Self::Host(reservation), HandleType::Memfd) => {
-                map_memfd(reservation, &fd()?, offset, size, part.access() == Access::ReadWrite)
+                map_memfd(reservation, &fd()?, offset, size, part.access() == Access::ReadWrite)?;
+                Ok(None)
             }
-            (Self::Device(arena), HandleType::VmmFd) => arena.map(fd()?, offset, size),
+            (Self::Device(arena), HandleType::VmmFd) => arena.map(fd()?, offset, size).map(Some),
             (Self::Fixed { context, span, block }, HandleType::CudaIpc) => {
                 if offset != 0 || size != *span || block.is_some() {
                     return Err("fixed memory comes as one part".to_owned());
@@ -90,7 +92,7 @@ impl Space {
                         )
                     })?;
                 *block = Some(LegacyBlock::open(Arc::clone(context), handle)?);
-                Ok(())
+                Ok(None)
             }
             _ => Err("its kind of handle changed".to_owned()),
         }

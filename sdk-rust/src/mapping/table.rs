@@ -20,7 +20,7 @@ use super::{
     space::{Base, has_descriptor, is_of_cuda},
 };
 use crate::{
-    cuda::Gpus,
+    cuda::{Gpus, Imported},
     error::{Error, Result},
 };
 
@@ -104,12 +104,13 @@ impl Table {
         };
         let mut fds = fds.into_iter();
         let mut outcomes = Vec::new();
+        let mut spent = Vec::new();
         for part in map.parts {
             let Some(part_ref) = part.part else { continue };
             let region = state.regions.entry(AllocationId::from_raw(part_ref.allocation_id)).or_default();
             let outcome = match &problem {
                 Some(problem) => Err(problem.clone()),
-                None => self.accept(region, &part, &mut fds),
+                None => self.accept(region, &part, &mut fds).map(|imported| spent.extend(imported)),
             };
             outcomes.push((part_ref, outcome));
         }
@@ -125,6 +126,9 @@ impl Table {
             }
         }
         self.changed.notify_all();
+        drop(state);
+        // Who waits for the memory is on its way; the handles that it was mapped by are released behind its back.
+        drop(spent);
         answer
     }
 
@@ -133,7 +137,7 @@ impl Table {
         region: &mut Region,
         part: &MapPart,
         fds: &mut impl Iterator<Item = OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<Option<Imported>, String> {
         let fd = if has_descriptor(part.handle_type()) { fds.next() } else { None };
         region.accept(self.mode, &self.gpus, part, fd)
     }

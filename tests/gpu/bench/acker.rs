@@ -34,7 +34,12 @@ impl Acker {
             let Packet::Frame(frame, fds) = self.session.channel.receive(PATIENCE) else {
                 bail!("the channel ended, or nothing came");
             };
-            let daemon_frame::Frame::Map(map) = frame else { bail!("not a map frame: {frame:?}") };
+            let map = match frame {
+                daemon_frame::Frame::Map(map) => map,
+                // Of what was freed in the round before, and said to be unmapped before it was asked.
+                daemon_frame::Frame::Revoke(_) => continue,
+                other => bail!("not a map frame: {other:?}"),
+            };
             ensure!(map.parts.len() == fds.len(), "each part has its descriptor");
             drop(fds);
             let parts = map.parts.into_iter().map(|part| part.part.context("a part has a name"));
