@@ -56,7 +56,9 @@ fn life(args: &Args) -> Result<(), Failure> {
             .map_err(|source| Failure::Io { what: "write to stdout", source });
     }
     logs::start(config.daemon.log_format, config.daemon.log_level);
+    // Everything that takes long has threads of its own; more of these would only be colder.
     let runtime = runtime::Builder::new_multi_thread()
+        .worker_threads(2)
         .enable_all()
         .thread_name("vramd-io")
         .build()

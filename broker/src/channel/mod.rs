@@ -65,10 +65,18 @@ struct Entry {
 }
 
 impl Channels {
-    /// Queues a frame. A channel that is gone or closing drops it; one whose outbox is full is ended.
+    /// Sends a frame, or queues it where that takes waiting. A channel that is gone or closing drops it; one whose outbox is full is ended.
     pub fn send(&self, channel: ChannelId, frame: OutFrame) {
         let Some(entry) = self.entry(channel) else { return };
-        if entry.outbox.push(frame).is_err() {
+        let at_once = |frame: &OutFrame| {
+            // Whatever hinders it, the channel's own task meets it again and deals with it.
+            let sent = entry.socket.try_send(frame).is_ok();
+            if sent {
+                tracing::debug!(channel = channel.0, fds = frame.handles.len(), "packet sent");
+            }
+            sent
+        };
+        if entry.outbox.push(frame, at_once).is_err() {
             tracing::warn!(channel = channel.0, "the client does not read: outbox full, channel ended");
         }
     }
