@@ -182,3 +182,18 @@ fn logs_are_json_where_it_is_asked_for() {
         said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.last().unwrap()["exit_status"], 5);
 }
+
+/// The daemon cannot go on when a context of its own is poisoned: it says so, and ends with a status of its own.
+#[test]
+fn a_lost_driver_ends_the_daemon_with_its_own_status() {
+    let place = Place::new();
+    let fake = fake_cuda::Fake::new().says("fail.cuStreamQuery = 700@4");
+    let library = fake.library();
+    let (status, said) = place.refused(&format!(
+        "[driver]\nkind = \"cuda\"\n[driver.cuda]\nlibrary = {library:?}\nnvml_library = {library:?}\n\
+         [limits]\nsurvey_interval_ms = 50\n"
+    ));
+    assert_eq!(status, 7, "{said}");
+    assert!(said.contains("the driver is lost") && said.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{said}");
+    assert_eq!(place.sockets(), [""; 0], "no trace is left");
+}
