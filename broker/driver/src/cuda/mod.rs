@@ -15,7 +15,7 @@
 //!
 //! The driver has no way to revoke: memory lives while any process maps it or holds its descriptor, and the card's own
 //! figures are all that tells whether it came back (`accounts`). An error that ends a context ends this driver:
-//! [`Completion::Lost`](crate::Completion::Lost) says so once, and nothing is answered any more.
+//! [`Completion::Lost`] says so once, and nothing is answered any more.
 
 mod accounts;
 mod api;
