@@ -148,13 +148,18 @@ impl Table {
     pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
         let mut state = self.lock();
         let mut answer = Answer::default();
-        for id in revoke.parts.iter().map(|part| AllocationId::from_raw(part.allocation_id)) {
-            while let Some(region) = state.regions.get_mut(&id)
-                && region.copies > 0
-            {
+        let ids: BTreeSet<_> =
+            revoke.parts.iter().map(|part| AllocationId::from_raw(part.allocation_id)).collect();
+        // All of them take no more copies from here on, before any is waited for.
+        for id in &ids {
+            if let Some(region) = state.regions.get_mut(id) {
                 region.revoking = true;
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
+        }
+        let copied =
+            |state: &State| ids.iter().any(|id| state.regions.get(id).is_some_and(|it| it.copies > 0));
+        while copied(&state) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         for part in &revoke.parts {
             let Some(region) = state.regions.get_mut(&AllocationId::from_raw(part.allocation_id)) else {

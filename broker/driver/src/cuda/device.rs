@@ -31,6 +31,8 @@ pub(super) struct Device {
     accounts: Mutex<Accounts>,
     /// What this process has there beside its extents, as of the latest look.
     overhead: Mutex<Bytes>,
+    /// Who had what at the latest look that NVML answered.
+    crowd: Mutex<Crowd>,
     /// While one descriptor of memory is open in a process, making another takes 20 us, else 570.
     _sentinel: (OwnedFd, Physical),
     /// After all that needs it.
@@ -89,6 +91,7 @@ impl Device {
             rdma,
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
+            crowd: Mutex::default(),
             _sentinel: sentinel,
             context,
         };
@@ -109,6 +112,11 @@ impl Device {
 
     pub(super) fn has_nvml(&self) -> bool {
         self.card.as_ref().and_then(Card::used).is_some()
+    }
+
+    /// Clients that had a context at the latest look.
+    pub(super) fn contexts(&self) -> u32 {
+        self.crowd.lock().unwrap_or_else(PoisonError::into_inner).contexts
     }
 
     pub(super) fn lists_processes(&self) -> bool {
@@ -165,8 +173,10 @@ impl Device {
 
     fn crowd(&self, clients: &[u32]) -> Crowd {
         let processes = self.card.as_ref().map_or_else(Vec::new, Card::processes);
-        // A list without this process, which has a context, is one of another pid namespace.
-        let Some(own) = own(&processes) else { return Crowd::default() };
+        // A list without this process, which has a context, is one of another pid namespace, or none at all. One that fails
+        // once must not make the contexts of clients look like memory that comes and goes.
+        let mut latest = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(own) = own(&processes) else { return *latest };
         let mut crowd = Crowd { own: Some(own), ..Crowd::default() };
         for (pid, used) in processes.into_iter().filter(|(pid, _)| *pid != process::id()) {
             // What a process has beyond a context is memory of its own.
@@ -178,6 +188,7 @@ impl Device {
                 crowd.strangers = crowd.strangers.saturating_add(context);
             }
         }
+        *latest = crowd;
         crowd
     }
 }

@@ -209,7 +209,7 @@ fn survey(state: &State, index: DeviceIndex, clients: &[u32]) {
     let sound = device.context().is_sound();
     let Ok((mut accounts, sight)) = sound.and_then(|()| device.sight(clients)) else {
         let unbrokered = device.accounts().outsiders();
-        state.tell(Completion::Surveyed { device: index, unbrokered, contexts: 0 });
+        state.tell(Completion::Surveyed { device: index, unbrokered, contexts: device.contexts() });
         return;
     };
     let returned = accounts.settle(sight.others);

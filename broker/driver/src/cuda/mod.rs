@@ -102,7 +102,11 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
 
 /// What is found out about a device once it is open.
 fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, DeviceFacts), CudaError> {
-    let scrub = scrub::look(&device, params)?;
+    // Outsiders may have left no room to look; that is their right, and no reason not to start.
+    let scrub = match scrub::look(&device, params) {
+        Err(error) if is_out_of_memory(&error) => Scrub::Zeroing("there was no room to look".to_owned()),
+        looked => looked?,
+    };
     let fixed = has_legacy_handles(&device)?;
     let facts = DeviceFacts {
         uuid: device.info().uuid.clone(),
@@ -121,9 +125,17 @@ fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, Dev
 }
 
 fn has_legacy_handles(device: &Device) -> Result<bool, CudaError> {
-    let block = Block::allocate(device.context(), GRANULARITY)?;
+    let block = match Block::allocate(device.context(), GRANULARITY) {
+        // Found out at the first fixed allocation.
+        Err(error) if is_out_of_memory(&error) => return Ok(true),
+        block => block?,
+    };
     // What it says where there are none differs; a context that came to harm is found out at the next call.
     Ok(block.share(GRANULARITY).is_ok())
+}
+
+fn is_out_of_memory(error: &CudaError) -> bool {
+    DriverError::from(error.clone()) == DriverError::OutOfMemory
 }
 
 fn start(

@@ -125,7 +125,9 @@ fn look_at(api: &Api, ordinal: Ordinal, instances: &[Instance]) -> Result<Found,
         total: api.total_memory(ordinal)?,
         context: Bytes::ZERO,
     };
-    Ok(Found { info, refused: refusal(api, ordinal)?, ordinal: Some(ordinal) })
+    // One device that does not answer keeps the others from nobody.
+    let refused = refusal(api, ordinal).unwrap_or_else(|error| Some(error.to_string()));
+    Ok(Found { info, refused, ordinal: Some(ordinal) })
 }
 
 /// Why a device that CUDA shows can't be used.

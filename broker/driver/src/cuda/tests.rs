@@ -178,3 +178,10 @@ fn a_failed_export_leaves_nothing() {
     driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
     assert!(matches!(next(&completions), Completion::Surveyed { unbrokered: Bytes::ZERO, .. }));
 }
+
+#[test]
+fn where_outsiders_left_no_room_to_look_it_starts_and_zeroes() {
+    let (driver, _completions) = opened(&Fake::new().says("fail.cuMemCreate = 2@3"));
+    let facts = format!("{:?}", driver.unwrap().facts());
+    assert!(facts.contains("no room to look"), "{facts}");
+}

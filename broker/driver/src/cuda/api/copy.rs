@@ -154,8 +154,13 @@ pub(crate) struct Transfer<K> {
 impl<K> Transfer<K> {
     fn begun(event: Event, on: &Stream, kept: K) -> Result<Self, CudaError> {
         if let Err(error) = event.record(on) {
-            // Work whose end can't be seen may go on for ever, so what it uses is never given up.
-            mem::forget(kept);
+            // Work whose end can't be seen may go on for ever, so what it uses is never given up. Where the context has
+            // ended nothing goes on, and whoever waits for the last holder must not wait for ever.
+            if error.ends_context() {
+                drop(kept);
+            } else {
+                mem::forget(kept);
+            }
             return Err(error);
         }
         Ok(Self { event, kept: Some(kept) })

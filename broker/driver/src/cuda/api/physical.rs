@@ -97,6 +97,10 @@ impl Physical {
             (self.api.functions.cuMemExportToShareableHandle)(target, self.raw, BY_DESCRIPTOR, 0)
         };
         self.api.check("cuMemExportToShareableHandle", code)?;
+        if fd < 0 {
+            let name = "it said success and gave no descriptor".to_owned();
+            return Err(CudaError::new("cuMemExportToShareableHandle", super::error::Code::new(0), name));
+        }
         // SAFETY: The driver has just made this descriptor for us alone.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // A child that inherited it would hold the memory. It can only fail on what is no descriptor.
