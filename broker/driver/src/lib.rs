@@ -15,6 +15,7 @@ mod digest;
 mod error;
 mod handle;
 pub mod sim;
+mod threads;
 
 use std::sync::Arc;
 

@@ -39,7 +39,6 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Sender, channel},
     },
-    thread::{self, JoinHandle},
 };
 
 use vramd_types::{DeviceIndex, GRANULARITY};
@@ -57,7 +56,7 @@ use self::{
     maker::{Make, Maker},
     state::{State, hand},
 };
-use crate::{Completion, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission};
+use crate::{Completion, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission, threads::Threads};
 
 /// Where the libraries are, if not where they usually are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,28 +144,23 @@ fn start(
     facts: CudaFacts,
 ) -> Result<CudaDriver, DriverError> {
     let fixed = makers.iter().all(|maker| maker.fixed);
-    let mut threads = Vec::new();
-    let mut start = |name: &str, run: Box<dyn FnOnce() + Send>| {
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-        threads.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
-        Ok::<(), DriverError>(())
-    };
+    let mut threads = Threads::default();
     let (mut makes, (looks, looks_end), (frees, frees_end), (digests, digests_end)) =
         (Vec::new(), channel(), channel(), channel());
     for maker in makers {
         let (order, orders) = channel();
         makes.push(order);
         let own = Arc::clone(&state);
-        start("cuda-maker", Box::new(move || maker.run(&own, &orders)))?;
+        threads.start("cuda-maker", Box::new(move || maker.run(&own, &orders)))?;
     }
     let own = Arc::clone(&state);
-    start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &frees)))?;
+    threads.start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &frees)))?;
     let own = Arc::clone(&state);
-    start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
+    threads.start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
     let digests_end = Arc::new(Mutex::new(digests_end));
     for _ in 0..digester::THREADS {
         let (own, orders) = (Arc::clone(&state), Arc::clone(&digests_end));
-        start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
+        threads.start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
     }
     let inlet = Mutex::new(Some(Inlet { makes, looks, digests }));
     Ok(CudaDriver { devices, facts, fixed, inlet, threads })
@@ -179,7 +173,7 @@ pub struct CudaDriver {
     fixed: bool,
     /// Taken away to end the threads.
     inlet: Mutex<Option<Inlet>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
 }
 
 /// Where submissions enter. The queues are as long as what the caller has outstanding.
@@ -242,18 +236,12 @@ fn nowhere<T>(device: DeviceIndex) -> Result<T, DriverError> {
     Err(DriverError::Failed(format!("there is no device {device}")))
 }
 
-/// What was submitted is still done. Dropped from inside its own sink it waits for none of its threads, since they
-/// wait for one another, and one of them for this.
+/// What was submitted is still done.
+/// Dropped from inside its own sink it waits for none of its threads.
 impl Drop for CudaDriver {
     fn drop(&mut self) {
         drop(self.inlet().take());
-        if self.threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
-            return;
-        }
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so; nothing is added here.
-            let _ = thread.join();
-        }
+        self.threads.join();
     }
 }
 

@@ -38,7 +38,6 @@ use std::{
     collections::HashSet,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread::{self, JoinHandle},
     time::Instant,
 };
 
@@ -52,7 +51,7 @@ use self::{
     state::State,
     timer::{Late, Routes},
 };
-use crate::{DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission};
+use crate::{DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission, threads::Threads};
 
 /// What a simulated node has, and what goes wrong on it.
 #[derive(Clone, Debug, Default)]
@@ -71,25 +70,20 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     let devices = config.devices.clone();
     let state = Arc::new(State::new(config.devices, sink)?);
 
-    let mut threads = Vec::new();
-    let mut start = |name: &str, run: Box<dyn FnOnce() + Send>| {
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-        threads.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
-        Ok::<(), DriverError>(())
-    };
+    let mut threads = Threads::default();
     let (routes, ends) = timer::routes();
     let (late, due) = std::sync::mpsc::channel();
     // In the order in which they end: each leaves when all who could still send to it have.
     let onward = routes.clone();
-    start("sim-timer", Box::new(move || timer::run(&due, &onward)))?;
+    threads.start("sim-timer", Box::new(move || timer::run(&due, &onward)))?;
     let (own, looks) = (Arc::clone(&state), routes.looks.clone());
-    start("sim-maker", Box::new(move || maker::run(&own, &ends.makes, &looks)))?;
+    threads.start("sim-maker", Box::new(move || maker::run(&own, &ends.makes, &looks)))?;
     let own = Arc::clone(&state);
-    start("sim-looker", Box::new(move || looker::run(&own, &ends.looks)))?;
+    threads.start("sim-looker", Box::new(move || looker::run(&own, &ends.looks)))?;
     let digests = Arc::new(Mutex::new(ends.digests));
     for _ in 0..digester::THREADS {
         let (own, digests) = (Arc::clone(&state), Arc::clone(&digests));
-        start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
+        threads.start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
     }
     let inlet = Some(Inlet { schedule, routes, late });
     Ok(SimDriver { devices, inlet: Mutex::new(inlet), threads })
@@ -100,7 +94,7 @@ pub struct SimDriver {
     devices: Vec<DeviceInfo>,
     /// Taken away to end the threads.
     inlet: Mutex<Option<Inlet>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
 }
 
 /// Where submissions enter.
@@ -148,18 +142,12 @@ impl Inlet {
     }
 }
 
-/// What was submitted is still done, delayed submissions at once. Dropped from inside its own sink it waits for none of
-/// its threads, since they wait for one another, and one of them for this.
+/// What was submitted is still done, delayed submissions at once.
+/// Dropped from inside its own sink it waits for none of its threads.
 impl Drop for SimDriver {
     fn drop(&mut self) {
         drop(self.inlet().take());
-        if self.threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
-            return;
-        }
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so; nothing is added here.
-            let _ = thread.join();
-        }
+        self.threads.join();
     }
 }
 
