@@ -14,6 +14,7 @@ use crate::{
     handler::{FdBudget, QuotaQueue, Surveys, Timer},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
+    observed::Transitions,
     pool::Pool,
     residency::AllocationTable,
     tenancy::{OpTable, RequestLog, SessionTable, Tenants},
@@ -41,6 +42,9 @@ pub struct Broker {
     pub(crate) surveys: Surveys,
     pub(crate) ids: Ids,
     pub(crate) violations: u64,
+    pub(crate) transitions: Transitions,
+    #[cfg(feature = "planted")]
+    pub(crate) planted: Option<crate::Bug>,
     outbox: VecDeque<Command>,
 }
 
@@ -87,6 +91,9 @@ impl Broker {
                 extents: IdSource::new(epoch),
             },
             violations: 0,
+            transitions: Transitions::default(),
+            #[cfg(feature = "planted")]
+            planted: None,
             outbox: VecDeque::new(),
             config,
         };
@@ -102,6 +109,8 @@ impl Broker {
 
     /// Takes one event. What it caused is to be fetched with [`Self::poll_command`].
     pub fn handle(&mut self, now: Time, event: Event) {
+        #[cfg(feature = "observed")]
+        self.forget_observed();
         self.now = self.now.max(now);
         self.run_timers();
         match event {

@@ -18,6 +18,9 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod planted;
+
 mod broker;
 mod command;
 mod config;
@@ -27,6 +30,7 @@ mod handler;
 pub mod invariants;
 mod ledger;
 pub mod limits;
+mod observed;
 mod pool;
 mod residency;
 mod tenancy;
@@ -42,6 +46,9 @@ pub use event::{
     Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey, Target, Tier, UnmappedPart,
 };
 pub use limits::Limits;
+pub use observed::Transition;
+#[cfg(feature = "planted")]
+pub use planted::Bug;
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;

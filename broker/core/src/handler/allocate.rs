@@ -11,6 +11,7 @@ use crate::{
     invariants,
     ledger::{Place, Shortage},
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
+    observed::Transition,
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
     tenancy::{OpId, OpKind, Outcome, TenantId},
@@ -33,7 +34,7 @@ impl Broker {
         tenant: TenantId,
         items: Vec<AllocationSpec>,
     ) -> Start {
-        if self.draining {
+        if self.draining && !planted!(self, DrainIgnored) {
             return Err(Refusal::Draining);
         }
         if items.is_empty() {
@@ -189,7 +190,8 @@ impl Broker {
     fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
         for device in self.device_indices() {
             let on_device = plans.iter().filter(|plan| plan.device == device);
-            let asked = Bytes::checked_sum(on_device.map(|plan| plan.span))
+            let spans = on_device.map(|plan| plan.span);
+            let asked = sum_of(spans, planted!(self, SumOverflows))
                 .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
             if !asked.is_zero() {
                 self.ledger
@@ -249,7 +251,11 @@ impl Broker {
             let extent =
                 self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or_else(|| exhausted.clone())?;
             let size = allocation.size_of(index);
-            let reserved = self.ledger.reserve(tenant, Place::device(device), size);
+            let payer = match planted!(self, WrongTenantCharged) {
+                true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
+                false => tenant,
+            };
+            let reserved = self.ledger.reserve(payer, Place::device(device), size);
             let reservation = reserved.map_err(|shortage| self.shortage(tenant, device, shortage, size))?;
             let part = PartRef { allocation: id, part: index };
             let state = ExtentState::Creating(reservation);
@@ -352,7 +358,8 @@ impl Broker {
         };
         let raced = ids.iter().find(|id| lost(id)).map(|id| Refusal::Raced { allocation: *id });
         if let Some(refusal) = failure.or(raced) {
-            for id in ids {
+            let undone = if planted!(self, HalfABatchKept) { 1 } else { ids.len() };
+            for id in ids.into_iter().take(undone) {
                 self.start_free(id);
                 self.remove_if_gone(id);
             }
@@ -372,12 +379,22 @@ impl Broker {
     /// Moves an allocation along its table.
     pub(crate) fn advance(&mut self, id: AllocationId, event: AllocationEvent) {
         let Some(allocation) = self.allocations.get_mut(id) else { return };
-        match allocation.state.on(event) {
+        let (from, next) = (allocation.state, allocation.state.on(event));
+        self.transitions.note(Transition::Allocation { from, event, legal: next.is_some() });
+        match next {
             Some(next) => allocation.state = next,
             None => {
                 let detail = format!("{id}: {event:?} in state {:?}", allocation.state);
                 self.broken(invariants::TRANSITIONS, detail);
             }
         }
+    }
+}
+
+/// The sum, unless it does not fit.
+fn sum_of(spans: impl Iterator<Item = Bytes>, wraps: bool) -> Option<Bytes> {
+    match wraps {
+        true => Some(spans.fold(Bytes::ZERO, |sum, span| Bytes::new(sum.get().wrapping_add(span.get())))),
+        false => Bytes::checked_sum(spans),
     }
 }

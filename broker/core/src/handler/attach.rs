@@ -20,6 +20,7 @@ impl Broker {
         let not_found = Refusal::AllocationNotFound { allocation: target.to_string() };
         match allocation.state {
             AllocationState::Sealed => {}
+            AllocationState::Open if planted!(self, UnsealedShared) => {}
             AllocationState::Open if allocation.owner == Some(session) || allocation.kind == Kind::Fixed => {}
             AllocationState::Freeing => return Err(not_found),
             _ => return Err(Refusal::NotSealed { allocation: id }),
@@ -50,7 +51,8 @@ impl Broker {
         found
             .filter(|(_, allocation)| {
                 let is_reader = allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
-                allocation.tenant == tenant || is_reader
+                let is_served = planted!(self, StrangerServed) && allocation.state == AllocationState::Sealed;
+                allocation.tenant == tenant || is_reader || is_served
             })
             .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
     }

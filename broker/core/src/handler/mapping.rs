@@ -13,6 +13,7 @@ use crate::{
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     invariants,
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
+    observed::Transition,
     residency::{AllocationState, MapEvent, MapState, MapStep},
     tenancy::{SessionEvent, TenantId},
 };
@@ -52,7 +53,7 @@ impl Broker {
         else {
             return;
         };
-        if !session.is_connected() {
+        if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
         for index in allocation.indices() {
@@ -69,7 +70,9 @@ impl Broker {
     pub(crate) fn pump(&mut self, id: SessionId) {
         let limits = &self.config.limits;
         let Some(session) = self.sessions.get(id) else { return };
-        if !session.channel_open || session.fds_in_flight > 0 || session.queue.is_empty() {
+        let answered = session.fds_in_flight == 0 || planted!(self, TwoPacketsInFlight);
+        let open = session.channel_open || planted!(self, MapToDeadSession);
+        if !open || !answered || session.queue.is_empty() {
             return;
         }
         let (channel, tenant) = (session.channel, session.tenant);
@@ -85,10 +88,15 @@ impl Broker {
         let deadline = self.now.after(limits.map_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
         let parts: Vec<_> = session.queue.drain(..count).collect();
-        session.fds_in_flight = parts.len();
+        session.fds_in_flight = match planted!(self, TwoPacketsInFlight) {
+            true => session.fds_in_flight.saturating_add(parts.len()),
+            false => parts.len(),
+        };
         session.map_deadline = Some(deadline);
         self.fds.spend(tenant, parts.len());
-        self.arm(deadline, super::Timer::Session(id));
+        if !planted!(self, TimerLost) {
+            self.arm(deadline, super::Timer::Session(id));
+        }
         let parts = parts.into_iter().filter_map(|part| self.offer(id, tenant, part)).collect();
         self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
     }
@@ -96,12 +104,25 @@ impl Broker {
     /// Makes the session a mapper of the part: its descriptor is about to leave.
     fn offer(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
         let allocation = self.allocations.get_mut(part.allocation)?;
-        let writable = allocation.is_writable_by(id);
+        let writable = allocation.is_writable_by(id)
+            || (planted!(self, SealedMappedWritable) && allocation.owner == Some(id));
         let (offset, size) = (allocation.offset_of(part.part), allocation.size_of(part.part));
         let (span, device) = (allocation.span, allocation.device);
         let entry = allocation.part(part.part)?;
+        #[cfg(not(feature = "planted"))]
         let extent = entry.extent;
-        match entry.map_state(id).and_then(|state| state.on(MapEvent::Send)) {
+        #[cfg(feature = "planted")]
+        let extent = match planted!(self, ExtentOfAnotherTenant) {
+            true => self.pool.stranger(tenant).unwrap_or(entry.extent),
+            false => entry.extent,
+        };
+        let from = entry.map_state(id);
+        let sent = from.and_then(|state| state.on(MapEvent::Send));
+        if let Some(from) = from {
+            let legal = sent.is_some();
+            self.transitions.note(Transition::Mapping { from, event: MapEvent::Send, legal });
+        }
+        match sent {
             Some(MapStep::To(next)) => allocation.set_map_state(part.part, id, Some(next)),
             other => self.broken(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}")),
         }
@@ -171,7 +192,9 @@ impl Broker {
         let session = self.sessions.get_mut(id).ok_or_else(unknown)?;
         let allocation = self.allocations.get_mut(part.allocation).ok_or_else(unknown)?;
         let old = allocation.part(part.part).and_then(|entry| entry.map_state(id)).ok_or_else(unknown)?;
-        let step = old.on(event).ok_or_else(|| {
+        let step = old.on(event);
+        self.transitions.note(Transition::Mapping { from: old, event, legal: step.is_some() });
+        let step = step.ok_or_else(|| {
             format!("{event:?} of part {} of {}, which is {old:?}", part.part, part.allocation)
         })?;
         let new = match step {
@@ -216,7 +239,9 @@ impl Broker {
             ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
             ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
         };
-        if let Err(problem) = taken {
+        if let Err(problem) = taken
+            && !planted!(self, LieBelieved)
+        {
             return self.quarantine(id, problem);
         }
         self.answered(id);

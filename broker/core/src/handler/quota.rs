@@ -232,6 +232,9 @@ impl Broker {
                 })
             }
             Err(problem) => {
+                if planted!(self, UnstoredQuotaHolds) {
+                    self.ledger.set_quota(change.tenant, change.device, change.tier, quota);
+                }
                 self.ledger.refresh(change.tenant);
                 Err(Refusal::StoreFailed { problem })
             }

@@ -202,7 +202,9 @@ impl Broker {
         if state == AllocationState::Freeing {
             return;
         }
-        self.allocations.release_name(id);
+        if !planted!(self, NameNotFreed) {
+            self.allocations.release_name(id);
+        }
         self.advance(id, AllocationEvent::Freed);
         let is_sealing = matches!(state, AllocationState::Unmapping | AllocationState::Digesting);
         let op = self.allocations.get_mut(id).and_then(|allocation| match is_sealing {
@@ -234,7 +236,9 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
-        if allocation.digesting || !entry.mappers.is_empty() {
+        let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
+        let mapped = !entry.mappers.is_empty() && !planted!(self, ReleasedWhileMapped);
+        if hashed || mapped {
             return;
         }
         if !matches!(self.pool.get(id), Some(Extent { state: ExtentState::Live(_), .. })) {
@@ -244,6 +248,9 @@ impl Broker {
         if let ExtentState::Live(charge) = extent.state {
             self.pool.insert(id, Extent { state: ExtentState::Releasing(charge), ..extent });
             self.command(Command::ReleaseExtent { extent: id });
+            if planted!(self, DoubleFree) {
+                self.command(Command::ReleaseExtent { extent: id });
+            }
         }
     }
 

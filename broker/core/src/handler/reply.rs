@@ -21,7 +21,16 @@ impl Broker {
     /// Ends an operation: all its calls are answered, and what it did is remembered.
     pub(crate) fn finish(&mut self, id: OpId, result: Result<Outcome, Refusal>) {
         let Some(op) = self.ops.remove(id) else { return };
-        for call in op.calls {
+        let mut calls = op.calls;
+        if planted!(self, AnswerLost) && calls.len() > 1 {
+            calls.pop();
+        }
+        if planted!(self, AnswerToAnother)
+            && let Some(other) = self.ops.iter().find_map(|(_, other)| other.calls.first().copied())
+        {
+            calls = vec![other];
+        }
+        for call in calls {
             match &result {
                 Ok(outcome) => self.answer(call, op.requester, outcome),
                 Err(refusal) => self.refuse(call, refusal.clone()),
@@ -37,6 +46,9 @@ impl Broker {
         key: Option<RequestKey>,
         outcome: Option<Outcome>,
     ) {
+        if planted!(self, RequestIdForgotten) {
+            return;
+        }
         if let Some(log) = self.log_of(requester) {
             log.finished(method, key, outcome);
         }

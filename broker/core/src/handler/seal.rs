@@ -37,7 +37,7 @@ impl Broker {
         self.revoke(session, id, RevokeReason::Sealing);
         let unmapped = self.sessions.get(session).is_none_or(|session| !session.maps.contains_key(&id));
         let waits = self.allocations.get(id).is_some_and(|entry| entry.state == AllocationState::Unmapping);
-        if unmapped && waits {
+        if (unmapped || planted!(self, HashedWhileMapped)) && waits {
             self.start_digest(id);
         }
         Ok(Started::Waiting(OpKind::Seal(id)))

@@ -8,6 +8,7 @@ use crate::{
     error::Refusal,
     event::{ChannelId, Hello, Lifetime},
     invariants,
+    observed::Transition,
     residency::{AllocationState, mappers_of},
     tenancy::{
         Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason,
@@ -151,7 +152,7 @@ impl Broker {
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.channel_open = false;
         session.revoke_deadline = None;
-        if session.maps.is_empty() {
+        if session.maps.is_empty() || planted!(self, SilentTakenForGone) {
             return self.session_gone(id, SessionEvent::UnmappedAll);
         }
         self.session_event(id, SessionEvent::ChannelEnded, Some(reason));
@@ -164,7 +165,9 @@ impl Broker {
     /// Moves a session along its table.
     pub(crate) fn session_event(&mut self, id: SessionId, event: SessionEvent, reason: Option<SilentReason>) {
         let Some(session) = self.sessions.get_mut(id) else { return };
-        let Some(next) = session.state.on(event) else {
+        let (from, next) = (session.state, session.state.on(event));
+        self.transitions.note(Transition::Session { from, event, legal: next.is_some() });
+        let Some(next) = next else {
             let detail = format!("{id}: {event:?} in state {:?}", session.state);
             return self.broken(invariants::TRANSITIONS, detail);
         };
@@ -180,12 +183,14 @@ impl Broker {
         self.session_event(id, event, None);
         self.drop_queue(id);
         let Some(session) = self.sessions.remove(id) else { return };
-        self.fds.give_back(session.tenant, session.fds_in_flight);
+        if !planted!(self, FdBudgetKept) {
+            self.fds.give_back(session.tenant, session.fds_in_flight);
+        }
         for allocation in session.owned.iter().copied() {
             let Some(entry) = self.allocations.get_mut(allocation) else { continue };
             let stays = entry.state == AllocationState::Sealed && entry.lifetime == Lifetime::Persistent;
             entry.owner = None;
-            if !stays {
+            if !stays && !planted!(self, MemoryOutlivesSession) {
                 self.start_free(allocation);
             }
         }

@@ -14,13 +14,13 @@ mod reservation;
 
 use std::collections::BTreeMap;
 
-use vramd_types::{Bytes, DeviceIndex};
+use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
 
 pub(crate) use account::Account;
 pub(crate) use quota::{Quota, QuotaBook, QuotaDevice};
 pub(crate) use reservation::{Charge, Debt, Reservation};
 
-use crate::{event::Tier, tenancy::TenantId};
+use crate::{event::Tier, observed::Touched, tenancy::TenantId};
 
 /// Where bytes are charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,6 +111,9 @@ pub(crate) struct Ledger {
     quotas: QuotaBook,
     /// What did not add up, to be counted and logged.
     broken: Vec<String>,
+    pub(crate) touched: Touched<(TenantId, Place)>,
+    #[cfg(feature = "planted")]
+    planted: Option<crate::Bug>,
 }
 
 impl Ledger {
@@ -124,7 +127,14 @@ impl Ledger {
             accounts: BTreeMap::new(),
         };
         let books = shares.into_iter().map(|(place, share)| (place, books(share))).collect();
-        let mut ledger = Self { books, quotas, broken: Vec::new() };
+        let mut ledger = Self {
+            books,
+            quotas,
+            broken: Vec::new(),
+            touched: Touched::default(),
+            #[cfg(feature = "planted")]
+            planted: None,
+        };
         for tenant in ledger.quotas.tenants() {
             ledger.refresh(tenant);
         }
@@ -156,13 +166,17 @@ impl Ledger {
         };
         let limit = Shortage::Limit { limit: old.limit, held: old.held() };
         let held = old.held().checked_add(asked).ok_or(limit)?;
-        if held > old.limit {
+        if held > old.limit
+            && !(planted!(self, LimitOffByOnePart) && held <= old.limit.saturating_add(GRANULARITY))
+        {
             return Err(limit);
         }
         let new = Account { reserved: old.reserved.saturating_add(asked), ..old };
         // An account that is not open yet has no guarantee: whoever was given one has an account.
         let would = books.committed_with(&old, &new).unwrap_or(Bytes::MAX);
-        if would <= books.capacity() || would <= books.committed {
+        let lends = planted!(self, GuaranteeIgnored) && books.held.saturating_add(asked) <= books.capacity();
+        let forgets = planted!(self, ShortfallIgnored) && would <= books.share;
+        if would <= books.capacity() || would <= books.committed || lends || forgets {
             return Ok(());
         }
         let spare = books.capacity().saturating_sub(books.committed);
@@ -186,6 +200,9 @@ impl Ledger {
     /// What was reserved has been made.
     pub(crate) fn settle(&mut self, reservation: Reservation) -> Charge {
         let (tenant, place, bytes) = reservation.redeem();
+        if planted!(self, SettleSkipped) {
+            return Charge::new(tenant, place, bytes);
+        }
         self.change(tenant, place, |account| {
             account.reserved = account.reserved.checked_sub(bytes)?;
             account.settled = account.settled.checked_add(bytes)?;
@@ -197,6 +214,9 @@ impl Ledger {
     /// What was reserved will not be made.
     pub(crate) fn cancel(&mut self, reservation: Reservation) {
         let (tenant, place, bytes) = reservation.redeem();
+        if planted!(self, ReservationKept) {
+            return;
+        }
         self.change(tenant, place, |account| {
             account.reserved.checked_sub(bytes).map(|b| account.reserved = b)
         });
@@ -213,7 +233,11 @@ impl Ledger {
     pub(crate) fn owe(&mut self, charge: Charge, debtors: &[TenantId]) -> Vec<Debt> {
         let (payer, place, bytes) = charge.redeem();
         self.change(payer, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
-        let debtors = if debtors.is_empty() { &[payer][..] } else { debtors };
+        if planted!(self, UnreturnedToNobody) {
+            return Vec::new();
+        }
+        let only_payer = debtors.is_empty() || planted!(self, DebtToOwnerOnly);
+        let debtors = if only_payer { &[payer][..] } else { debtors };
         let count = u64::try_from(debtors.len()).unwrap_or(u64::MAX);
         let share = Bytes::new(bytes.get() / count);
         let mut rest = Bytes::new(bytes.get() % count);
@@ -265,11 +289,17 @@ impl Ledger {
         quota: Option<Quota>,
     ) {
         self.quotas.set(tenant, device, tier, quota);
+        if planted!(self, DefaultQuotaForgotten) && quota.is_none() {
+            return;
+        }
         self.refresh(tenant);
     }
 
     /// Holds back a guarantee that is to be set once it is on disk.
     pub(crate) fn stage(&mut self, tenant: TenantId, place: Place, guarantee: Bytes) {
+        if planted!(self, StagedGuaranteeForgotten) {
+            return;
+        }
         self.change(tenant, place, |account| {
             account.guarantee = account.guarantee.max(guarantee);
             Some(())
@@ -288,6 +318,11 @@ impl Ledger {
         }
     }
 
+    #[cfg(feature = "planted")]
+    pub(crate) const fn plant(&mut self, bug: Option<crate::Bug>) {
+        self.planted = bug;
+    }
+
     pub(crate) fn take_broken(&mut self) -> Vec<String> {
         std::mem::take(&mut self.broken)
     }
@@ -295,6 +330,7 @@ impl Ledger {
     /// The one place where a balance changes, and the sums with it. A change that would not fit in 64 bits, or
     /// below zero, is not made, and is a bug.
     fn change(&mut self, tenant: TenantId, place: Place, change: impl FnOnce(&mut Account) -> Option<()>) {
+        self.touched.note((tenant, place));
         let Some(books) = self.books.get_mut(&place) else {
             self.broken.push(format!("no books for device {} tier {}", place.device, place.tier));
             return;

@@ -14,6 +14,7 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId};
 use crate::{
     event::PartRef,
     ledger::{Charge, Debt, Reservation},
+    observed::Touched,
     tenancy::TenantId,
 };
 
@@ -44,10 +45,12 @@ pub(crate) struct Pool {
     extents: BTreeMap<ExtentId, Extent>,
     /// How many extents of each device are unreturned.
     unreturned: BTreeMap<DeviceIndex, usize>,
+    pub(crate) touched: Touched<ExtentId>,
 }
 
 impl Pool {
     pub(crate) fn insert(&mut self, id: ExtentId, extent: Extent) {
+        self.touched.note(id);
         self.extents.insert(id, extent);
     }
 
@@ -56,11 +59,13 @@ impl Pool {
     }
 
     pub(crate) fn get_mut(&mut self, id: ExtentId) -> Option<&mut Extent> {
+        self.touched.note(id);
         self.extents.get_mut(&id)
     }
 
     /// Takes an extent out, to put it back in another state or not at all.
     pub(crate) fn take(&mut self, id: ExtentId) -> Option<Extent> {
+        self.touched.note(id);
         let extent = self.extents.remove(&id)?;
         if matches!(extent.state, ExtentState::Unreturned(_)) {
             self.count_unreturned(extent.device, |count| count.saturating_sub(1));
@@ -84,6 +89,16 @@ impl Pool {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.extents.iter().map(|(id, extent)| (*id, extent))
+    }
+
+    /// Some live extent that was sent to nobody of this tenant, for the bug of that name.
+    #[cfg(feature = "planted")]
+    pub(crate) fn stranger(&self, tenant: TenantId) -> Option<ExtentId> {
+        let strange = |extent: &Extent| match &extent.state {
+            ExtentState::Live(charge) => charge.tenant() != tenant,
+            _ => false,
+        };
+        self.extents.iter().find(|(_, extent)| strange(extent)).map(|(id, _)| *id)
     }
 
     fn count_unreturned(&mut self, device: DeviceIndex, change: impl FnOnce(usize) -> usize) {

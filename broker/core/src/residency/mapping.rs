@@ -65,6 +65,11 @@ impl MapState {
         })
     }
 
+    /// Whether the event fits.
+    pub const fn allows(self, event: MapEvent) -> bool {
+        self.on(event).is_some()
+    }
+
     /// Whether its descriptor is on the way.
     pub const fn in_flight(self) -> bool {
         matches!(self, Self::Offered | Self::OfferedRevoked)

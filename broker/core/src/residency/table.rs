@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use vramd_types::AllocationId;
 
 use super::{Allocation, allocation::Entry};
-use crate::tenancy::TenantId;
+use crate::{observed::Touched, tenancy::TenantId};
 
 #[derive(Debug, Default)]
 pub(crate) struct AllocationTable {
@@ -13,6 +13,7 @@ pub(crate) struct AllocationTable {
     names: BTreeMap<(TenantId, Box<str>), AllocationId>,
     /// Allocations and parts of each tenant.
     counts: BTreeMap<TenantId, (usize, usize)>,
+    pub(crate) touched: Touched<AllocationId>,
 }
 
 impl AllocationTable {
@@ -21,6 +22,7 @@ impl AllocationTable {
     }
 
     pub(crate) fn get_mut(&mut self, id: AllocationId) -> Option<&mut Allocation> {
+        self.touched.note(id);
         self.allocations.get_mut(&id)
     }
 
@@ -28,10 +30,12 @@ impl AllocationTable {
         let count = self.counts.entry(allocation.tenant).or_default();
         count.0 += 1;
         count.1 += allocation.parts.len();
+        self.touched.note(id);
         self.allocations.insert(id, allocation);
     }
 
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
+        self.touched.note(id);
         let allocation = self.allocations.remove(&id)?;
         self.unbind(id, &allocation);
         if let Some(count) = self.counts.get_mut(&allocation.tenant) {
@@ -62,6 +66,7 @@ impl AllocationTable {
     }
 
     pub(crate) fn bind(&mut self, tenant: TenantId, name: &str, id: AllocationId) {
+        self.touched.note(id);
         self.names.insert((tenant, Box::from(name)), id);
     }
 

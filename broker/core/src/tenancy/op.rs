@@ -10,6 +10,7 @@ use crate::{
     error::Refusal,
     event::{CallId, RequestKey},
     handler::QuotaChange,
+    observed::Touched,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +79,7 @@ pub(crate) struct OpTable {
     last: u64,
     calls: usize,
     by_tenant: BTreeMap<TenantId, usize>,
+    pub(crate) touched: Touched<OpId>,
 }
 
 impl OpTable {
@@ -89,6 +91,7 @@ impl OpTable {
 
     pub(crate) fn insert(&mut self, id: OpId, op: Op) {
         self.count(op.requester, |calls| calls.saturating_add(op.calls.len()));
+        self.touched.note(id);
         self.ops.insert(id, op);
     }
 
@@ -102,6 +105,7 @@ impl OpTable {
     }
 
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
+        self.touched.note(id);
         self.ops.get_mut(&id)
     }
 

@@ -74,6 +74,14 @@ impl RequestLog {
         }
     }
 
+    /// The key with the content that its id had first, for the bug of taking one for the other.
+    #[cfg(feature = "planted")]
+    pub(crate) fn as_first_asked(&self, method: Method, key: Option<RequestKey>) -> Option<RequestKey> {
+        let key = key?;
+        let fingerprint = self.entries.get(&(method, key.id)).map_or(key.fingerprint, |entry| entry.0);
+        Some(RequestKey { fingerprint, ..key })
+    }
+
     pub(crate) fn started(&mut self, method: Method, key: Option<RequestKey>, op: OpId) {
         self.put(method, key, Progress::Running(op));
     }

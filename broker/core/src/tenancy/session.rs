@@ -10,6 +10,7 @@ use vramd_types::{AllocationId, DeviceIndex, SessionId};
 use super::{RequestLog, SessionState, TenantId};
 use crate::{
     event::{ChannelId, PartRef},
+    observed::Touched,
     time::Time,
 };
 
@@ -74,16 +75,19 @@ pub(crate) struct SessionTable {
     sessions: BTreeMap<SessionId, Session>,
     channels: BTreeMap<ChannelId, SessionId>,
     by_tenant: BTreeMap<TenantId, usize>,
+    pub(crate) touched: Touched<SessionId>,
 }
 
 impl SessionTable {
     pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
+        self.touched.note(id);
         self.channels.insert(session.channel, id);
         *self.by_tenant.entry(session.tenant).or_default() += 1;
         self.sessions.insert(id, session);
     }
 
     pub(crate) fn remove(&mut self, id: SessionId) -> Option<Session> {
+        self.touched.note(id);
         let session = self.sessions.remove(&id)?;
         self.channels.remove(&session.channel);
         if let Some(count) = self.by_tenant.get_mut(&session.tenant) {
@@ -97,6 +101,7 @@ impl SessionTable {
     }
 
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.touched.note(id);
         self.sessions.get_mut(&id)
     }
 

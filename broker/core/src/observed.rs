@@ -1,0 +1,108 @@
+//! What an event touched and which transitions it took, for whoever watches every step of the core.
+//!
+//! Tables note the keys of what they give out for change, so that after an event the invariants of just these can be
+//! checked. Without the feature `observed` nothing is kept and every call here is empty.
+
+use crate::{
+    residency::{AllocationEvent, AllocationState, MapEvent, MapState},
+    tenancy::{SessionEvent, SessionState},
+};
+
+/// A step of one of the tables: from where, by what, and whether the table allowed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transition {
+    Allocation { from: AllocationState, event: AllocationEvent, legal: bool },
+    Session { from: SessionState, event: SessionEvent, legal: bool },
+    Mapping { from: MapState, event: MapEvent, legal: bool },
+}
+
+/// Keys of one table's rows that were changed, or given out for it, since the event began.
+#[derive(Debug)]
+pub(crate) struct Touched<K> {
+    #[cfg(feature = "observed")]
+    keys: Vec<K>,
+    #[cfg(not(feature = "observed"))]
+    keys: std::marker::PhantomData<K>,
+}
+
+/// The transitions of the event.
+#[derive(Debug, Default)]
+pub(crate) struct Transitions {
+    #[cfg(feature = "observed")]
+    steps: Vec<Transition>,
+}
+
+impl<K> Default for Touched<K> {
+    fn default() -> Self {
+        Self { keys: Default::default() }
+    }
+}
+
+#[cfg(feature = "observed")]
+impl<K: Copy + Ord> Touched<K> {
+    pub(crate) fn note(&mut self, key: K) {
+        if self.keys.last() != Some(&key) {
+            self.keys.push(key);
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.keys.clear();
+    }
+
+    /// Each once, in order.
+    pub(crate) fn keys(&self) -> Vec<K> {
+        let mut keys = self.keys.clone();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+}
+
+#[cfg(not(feature = "observed"))]
+impl<K> Touched<K> {
+    #[allow(
+        clippy::unused_self,
+        clippy::needless_pass_by_ref_mut,
+        reason = "empty by intent: see the module"
+    )]
+    pub(crate) fn note(&mut self, _: K) {}
+}
+
+impl Transitions {
+    #[cfg(feature = "observed")]
+    pub(crate) fn note(&mut self, transition: Transition) {
+        self.steps.push(transition);
+    }
+
+    #[cfg(not(feature = "observed"))]
+    #[allow(
+        clippy::unused_self,
+        clippy::needless_pass_by_ref_mut,
+        reason = "empty by intent: see the module"
+    )]
+    pub(crate) fn note(&mut self, _: Transition) {}
+}
+
+#[cfg(feature = "observed")]
+mod watched {
+    use super::Transition;
+    use crate::broker::Broker;
+
+    impl Broker {
+        /// The transitions that the last event took or was refused.
+        pub fn transitions(&self) -> &[Transition] {
+            &self.transitions.steps
+        }
+
+        /// Forgets what the last event touched.
+        pub(crate) fn forget_observed(&mut self) {
+            self.transitions.steps.clear();
+            self.allocations.touched.clear();
+            self.sessions.touched.clear();
+            self.pool.touched.clear();
+            self.ledger.touched.clear();
+            self.ops.touched.clear();
+        }
+    }
+}
