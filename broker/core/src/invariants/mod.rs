@@ -1,46 +1,25 @@
 //! What must always be so, by name. One registry for tests, the running daemon and the docs.
 //!
-//! [`Broker::check`] recomputes everything from the tables; tests call it after every event. In production each
-//! violation that a handler meets is counted, logged and survived.
+//! One invariant a file. [`Broker::check`] recomputes everything from the tables; with the feature `observed`
+//! `check_touched` does so for what the last event touched. In production each violation that a handler meets is
+//! counted, logged and survived.
 
-mod books;
-mod extents;
-mod mappings;
+mod descriptors;
+mod extent_backing;
+mod extent_released;
+mod ledger_books;
+mod ledger_sums;
+mod mapper_sets;
+mod names;
+mod registry;
+mod scope;
+mod unsealed;
+mod waits;
+
+pub use registry::*;
 
 use crate::broker::Broker;
-
-pub const LEDGER_BOOKS: &str = "INV-LEDGER-1";
-pub const LEDGER_SUMS: &str = "INV-LEDGER-2";
-pub const EXTENTS: &str = "INV-EXTENT-1";
-pub const EXTENT_RELEASED: &str = "INV-EXTENT-2";
-pub const MAPPERS: &str = "INV-MAP-1";
-pub const UNSEALED: &str = "INV-MAP-2";
-pub const FDS: &str = "INV-FDS-1";
-pub const NAMES: &str = "INV-NAME-1";
-pub const OPS: &str = "INV-OP-1";
-pub const TRANSITIONS: &str = "INV-STATE-1";
-pub const IDS: &str = "INV-ID-1";
-
-/// Every invariant with what it says.
-pub const REGISTRY: &[(&str, &str)] = &[
-    (
-        LEDGER_BOOKS,
-        "accounts equal the extents and reservations that are charged to them, per tenant, device and tier",
-    ),
-    (LEDGER_SUMS, "held and committed sums of a device equal the sums over its accounts"),
-    (
-        EXTENTS,
-        "every extent backs exactly one part of an allocation that is not gone, and every such part has one",
-    ),
-    (EXTENT_RELEASED, "an extent that is released is mapped by nobody and read by nobody"),
-    (MAPPERS, "mapper sets and what sessions map agree, and name only sessions that exist"),
-    (UNSEALED, "until it is sealed a movable allocation is mapped by its owner's session only"),
-    (FDS, "no descriptor is in flight but to a session that exists, and the budgets add up"),
-    (NAMES, "a name belongs to one allocation, which bears it and is not freed"),
-    (OPS, "everything that waits is waited for by something that will happen"),
-    (TRANSITIONS, "allocations, sessions and mappings move only along their tables"),
-    (IDS, "ids are never reused, over restarts too"),
-];
+use scope::Scope;
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,13 +28,38 @@ pub struct Violation {
     pub detail: String,
 }
 
+/// One file's check.
+type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
+
+const CHECKS: [Check; 9] = [
+    ledger_books::check,
+    ledger_sums::check,
+    extent_backing::check,
+    extent_released::check,
+    mapper_sets::check,
+    unsealed::check,
+    descriptors::check,
+    names::check,
+    waits::check,
+];
+
 impl Broker {
     /// Recomputes everything, and says what does not hold.
     pub fn check(&self) -> Vec<Violation> {
+        self.check_in(&Scope::All)
+    }
+
+    /// Recomputes what the last event touched.
+    #[cfg(feature = "observed")]
+    pub fn check_touched(&self) -> Vec<Violation> {
+        self.check_in(&Scope::touched_in(self))
+    }
+
+    fn check_in(&self, scope: &Scope) -> Vec<Violation> {
         let mut found = Vec::new();
-        books::check(self, &mut found);
-        extents::check(self, &mut found);
-        mappings::check(self, &mut found);
+        for check in CHECKS {
+            check(self, scope, &mut found);
+        }
         found
     }
 }

@@ -1,0 +1,37 @@
+//! Parts have extents, and extents have parts.
+
+use super::{EXTENTS, Violation, expect, expect_equal, scope::Scope};
+use crate::{
+    broker::Broker,
+    pool::ExtentState,
+    residency::{Allocation, AllocationState},
+};
+use vramd_types::AllocationId;
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    for (id, extent) in scope.extents(broker) {
+        let allocation = broker.allocations.get(extent.part.allocation);
+        let part = allocation.and_then(|allocation| allocation.part(extent.part.part));
+        expect(found, EXTENTS, part.is_some_and(|part| part.extent == id), || format!("{id} backs nothing"));
+        let Some(allocation) = allocation else { continue };
+        let size = allocation.size_of(extent.part.part);
+        expect_equal(found, EXTENTS, || format!("size of {id}"), &extent.size, &size);
+    }
+    for (id, allocation) in scope.allocations(broker) {
+        check_counts(broker, id, allocation, found);
+    }
+}
+
+fn check_counts(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
+    let (mut extents, mut unreturned) = (0, 0);
+    for extent in allocation.parts.iter().filter_map(|part| broker.pool.get(part.extent)) {
+        extents += 1;
+        unreturned += usize::from(matches!(extent.state, ExtentState::Unreturned(_)));
+    }
+    expect_equal(found, EXTENTS, || format!("extents of {id}"), &allocation.extents_left, &extents);
+    let is = &allocation.extents_unreturned;
+    expect_equal(found, EXTENTS, || format!("unreturned of {id}"), is, &unreturned);
+    let may_lack = matches!(allocation.state, AllocationState::Freeing | AllocationState::Creating);
+    let complete = may_lack || extents == allocation.parts.len();
+    expect(found, EXTENTS, complete, || format!("{id} lacks extents"));
+}

@@ -1,0 +1,59 @@
+//! Balances can be recomputed from the extents at any time, and must agree.
+
+use std::collections::BTreeMap;
+
+use vramd_types::Bytes;
+
+use super::{LEDGER_BOOKS, Violation, expect_equal, scope::Scope};
+use crate::{
+    broker::Broker,
+    ledger::{Account, Place},
+    pool::ExtentState,
+    tenancy::TenantId,
+};
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    if scope.has_no_account() {
+        return;
+    }
+    let charged = recompute(broker, scope);
+    for (place, books) in broker.ledger.places() {
+        for (tenant, account) in books.accounts().filter(|(tenant, _)| scope.has_account((*tenant, place))) {
+            let should = charged.get(&(tenant, place)).copied().unwrap_or_default();
+            let is = (account.settled, account.reserved, account.unreturned);
+            let name = || format!("{} on device {}", broker.tenants.name(tenant), place.device);
+            let should = (should.settled, should.reserved, should.unreturned);
+            expect_equal(found, LEDGER_BOOKS, name, &is, &should);
+        }
+    }
+    for ((tenant, place), account) in charged {
+        let known = broker.ledger.books(place).and_then(|books| books.account(tenant)).is_some();
+        let name = || format!("{} has an account on device {}", broker.tenants.name(tenant), place.device);
+        expect_equal(found, LEDGER_BOOKS, name, &known, &(known || !account.held().is_zero()));
+    }
+}
+
+/// What the accounts that are looked at should say.
+fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Account> {
+    let mut accounts: BTreeMap<(TenantId, Place), Account> = BTreeMap::new();
+    let mut add = |key, bytes: Bytes, field: fn(&mut Account) -> &mut Bytes| {
+        if scope.has_account(key) {
+            let balance = field(accounts.entry(key).or_default());
+            *balance = balance.saturating_add(bytes);
+        }
+    };
+    for (_, extent) in broker.pool.iter() {
+        match &extent.state {
+            ExtentState::Creating(it) => add((it.tenant(), it.place()), it.bytes(), |a| &mut a.reserved),
+            ExtentState::Live(it) | ExtentState::Releasing(it) => {
+                add((it.tenant(), it.place()), it.bytes(), |a| &mut a.settled);
+            }
+            ExtentState::Unreturned(debts) => {
+                for it in debts {
+                    add((it.tenant(), it.place()), it.bytes(), |a| &mut a.unreturned);
+                }
+            }
+        }
+    }
+    accounts
+}

@@ -1,0 +1,18 @@
+//! The sums that admission looks at are those of the accounts.
+
+use vramd_types::Bytes;
+
+use super::{LEDGER_SUMS, Violation, expect_equal, scope::Scope};
+use crate::broker::Broker;
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    for (place, books) in broker.ledger.places().filter(|(place, _)| scope.has_place(*place)) {
+        let mut sums = (Bytes::ZERO, Bytes::ZERO);
+        for (_, account) in books.accounts() {
+            sums.0 = sums.0.saturating_add(account.held());
+            sums.1 = sums.1.saturating_add(account.commitment());
+        }
+        let device = || format!("sums of device {}", place.device);
+        expect_equal(found, LEDGER_SUMS, device, &(books.held(), books.committed()), &sums);
+    }
+}

@@ -1,0 +1,110 @@
+//! The registry: every invariant by name, what it says, and where it is checked.
+//!
+//! `docs/INVARIANTS.md` is made of it. Code, tests and logs name an invariant by its id.
+
+/// One row of the registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Invariant {
+    pub id: &'static str,
+    pub says: &'static str,
+    pub checked: Checked,
+}
+
+/// Who would notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// Recomputed from the tables by [`crate::Broker::check`], in the file of that name in `invariants/`.
+    Recomputed { file: &'static str },
+    /// Met by a handler of the core, in production too.
+    Handler { file: &'static str },
+    /// Worked out by the simulator from events and commands alone, in that file of `tests/simulator/src/oracle/`.
+    Oracle { file: &'static str },
+}
+
+macro_rules! registry {
+    ($($name:ident = $id:literal, $checked:ident $file:literal, $says:literal;)*) => {
+        $(#[doc = $says] pub const $name: &str = $id;)*
+
+        /// Every invariant.
+        pub const REGISTRY: &[Invariant] = &[
+            $(Invariant { id: $id, says: $says, checked: Checked::$checked { file: $file } },)*
+        ];
+    };
+}
+
+registry! {
+    LEDGER_BOOKS = "INV-LEDGER-1", Recomputed "ledger_books.rs",
+        "accounts equal the extents and reservations that are charged to them, per tenant, device and tier";
+    LEDGER_SUMS = "INV-LEDGER-2", Recomputed "ledger_sums.rs",
+        "held and committed sums of a device equal the sums over its accounts";
+    LEDGER_ORACLE = "INV-LEDGER-3", Oracle "ledger.rs",
+        "every tenant is charged what the events say: from its reservation until the bytes are acknowledged or gone";
+    LIMIT = "INV-LEDGER-4", Oracle "admission.rs",
+        "no admission takes a tenant above its limit, and none is refused for a limit that is not reached";
+    ADMISSION = "INV-LEDGER-5", Oracle "admission.rs",
+        "no admission and no quota makes the sum of the larger of guarantee and held exceed the capacity";
+    EXTENTS = "INV-EXTENT-1", Recomputed "extent_backing.rs",
+        "every extent backs exactly one part of an allocation that is not gone, and every such part has one";
+    EXTENT_RELEASED = "INV-EXTENT-2", Recomputed "extent_released.rs",
+        "an extent that is released is mapped by nobody and read by nobody";
+    EXTENT_USE = "INV-EXTENT-3", Oracle "extents.rs",
+        "an extent is made once, released once, and neither while a session may map it nor while it is read";
+    EXTENT_TENANT = "INV-EXTENT-4", Oracle "extents.rs",
+        "an extent that was exported has one tenant for life, and backs one part for life";
+    MAPPERS = "INV-MAP-1", Recomputed "mapper_sets.rs",
+        "mapper sets and what sessions map agree, and name only sessions that exist";
+    UNSEALED = "INV-MAP-2", Recomputed "unsealed.rs",
+        "until it is sealed a movable allocation is mapped by its owner's session only";
+    MAP_SENT = "INV-MAP-3", Oracle "frames.rs",
+        "a part is sent to a session that may have it and does not map it, and for writing to nobody once it is sealed";
+    FDS = "INV-FDS-1", Recomputed "descriptors.rs",
+        "no descriptor is in flight but to a session that exists, and the budgets add up";
+    FDS_SENT = "INV-FDS-2", Oracle "packets.rs",
+        "descriptors go to open channels only, one unanswered packet a session, within the budgets";
+    SESSION_LIES = "INV-SESSION-1", Oracle "lies.rs",
+        "a session whose answer does not fit is quarantined at once";
+    SESSION_TIME = "INV-SESSION-2", Oracle "deadlines.rs",
+        "a session that does not answer a map in time loses its channel";
+    SEALED = "INV-SEAL-1", Oracle "sealing.rs",
+        "memory is hashed when nobody maps it, and its digest is of what was read";
+    NAMES = "INV-NAME-1", Recomputed "names.rs",
+        "a name belongs to one allocation, which bears it and is not freed";
+    VISIBLE = "INV-NAME-2", Oracle "visibility.rs",
+        "an allocation that a tenant may not know of does not exist for it";
+    OPS = "INV-OP-1", Recomputed "waits.rs",
+        "everything that waits is waited for by something that will happen";
+    CALLS = "INV-CALL-1", Oracle "calls.rs",
+        "every call is answered once, with what was asked for, or refused for a reason that it can have";
+    REPEATS = "INV-CALL-2", Oracle "repeats.rs",
+        "a repeated request does nothing and is answered as the first; its id with other content is refused";
+    CALLERS = "INV-CALL-3", Oracle "callers.rs",
+        "a call is served only for the process of its session, while that is connected";
+    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, session.rs",
+        "allocations, sessions and mappings move only along their tables";
+    IDS = "INV-ID-1", Oracle "ids.rs",
+        "ids are never reused, over restarts too";
+    DRAINS = "INV-DRAIN-1", Oracle "drained.rs",
+        "without faults everything drains: no charge, extent, session, allocation, descriptor or call is left";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn ids_stand_once_and_their_files_exist() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        for row in REGISTRY {
+            assert_eq!(REGISTRY.iter().filter(|other| other.id == row.id).count(), 1, "{}", row.id);
+            let (folder, files) = match row.checked {
+                Checked::Recomputed { file } => (root.join("src/invariants"), file),
+                Checked::Handler { file } => (root.join("src/handler"), file),
+                Checked::Oracle { file } => (root.join("../../tests/simulator/src/oracle"), file),
+            };
+            for file in files.split(", ") {
+                assert!(folder.join(file).is_file(), "{}: {file}", row.id);
+            }
+        }
+    }
+}

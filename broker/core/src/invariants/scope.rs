@@ -1,0 +1,138 @@
+//! Of which rows the invariants are checked: of all, or of those that the last event touched.
+
+use vramd_types::{AllocationId, ExtentId, SessionId};
+
+use crate::{
+    broker::Broker,
+    ledger::Place,
+    pool::Extent,
+    residency::Allocation,
+    tenancy::{Op, OpId, Session, TenantId},
+};
+
+type Rows<'a, K, V> = Box<dyn Iterator<Item = (K, &'a V)> + 'a>;
+
+#[derive(Debug)]
+pub(super) enum Scope {
+    All,
+    #[cfg(feature = "observed")]
+    Touched(Touched),
+}
+
+#[cfg(feature = "observed")]
+#[derive(Debug)]
+pub(super) struct Touched {
+    allocations: Vec<AllocationId>,
+    sessions: Vec<SessionId>,
+    extents: Vec<ExtentId>,
+    accounts: Vec<(TenantId, Place)>,
+    ops: Vec<OpId>,
+}
+
+#[cfg_attr(not(feature = "observed"), allow(unused_variables, reason = "all rows are looked at then"))]
+impl Scope {
+    #[cfg(feature = "observed")]
+    pub(super) fn touched_in(broker: &Broker) -> Self {
+        Self::Touched(Touched {
+            allocations: broker.allocations.touched.keys(),
+            sessions: broker.sessions.touched.keys(),
+            extents: broker.pool.touched.keys(),
+            accounts: broker.ledger.touched.keys(),
+            ops: broker.ops.touched.keys(),
+        })
+    }
+
+    /// Those that are there still.
+    pub(super) fn allocations<'a>(&'a self, broker: &'a Broker) -> Rows<'a, AllocationId, Allocation> {
+        match self {
+            Self::All => Box::new(broker.allocations.iter_after(None)),
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => Box::new(
+                touched.allocations.iter().filter_map(|id| Some((*id, broker.allocations.get(*id)?))),
+            ),
+        }
+    }
+
+    pub(super) fn sessions<'a>(&'a self, broker: &'a Broker) -> Rows<'a, SessionId, Session> {
+        match self {
+            Self::All => Box::new(broker.sessions.iter()),
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => {
+                Box::new(touched.sessions.iter().filter_map(|id| Some((*id, broker.sessions.get(*id)?))))
+            }
+        }
+    }
+
+    pub(super) fn extents<'a>(&'a self, broker: &'a Broker) -> Rows<'a, ExtentId, Extent> {
+        match self {
+            Self::All => Box::new(broker.pool.iter()),
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => {
+                Box::new(touched.extents.iter().filter_map(|id| Some((*id, broker.pool.get(*id)?))))
+            }
+        }
+    }
+
+    pub(super) fn ops<'a>(&'a self, broker: &'a Broker) -> Rows<'a, OpId, Op> {
+        match self {
+            Self::All => Box::new(broker.ops.iter()),
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => {
+                Box::new(broker.ops.iter().filter(|(id, op)| touched.concerns(*id, op)))
+            }
+        }
+    }
+
+    /// Whether the allocation is looked at, there or gone.
+    pub(super) fn has_allocation(&self, id: AllocationId) -> bool {
+        match self {
+            Self::All => true,
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => touched.allocations.binary_search(&id).is_ok(),
+        }
+    }
+
+    pub(super) fn has_account(&self, account: (TenantId, Place)) -> bool {
+        match self {
+            Self::All => true,
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => touched.accounts.binary_search(&account).is_ok(),
+        }
+    }
+
+    pub(super) fn has_place(&self, place: Place) -> bool {
+        match self {
+            Self::All => true,
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => touched.accounts.iter().any(|(_, of)| *of == place),
+        }
+    }
+
+    /// Whether no account is looked at.
+    pub(super) fn has_no_account(&self) -> bool {
+        match self {
+            Self::All => false,
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => touched.accounts.is_empty(),
+        }
+    }
+}
+
+#[cfg(feature = "observed")]
+impl Touched {
+    /// An operation is looked at with whatever it waits for.
+    fn concerns(&self, id: OpId, op: &Op) -> bool {
+        use crate::tenancy::OpKind;
+        let allocation = |id: &AllocationId| self.allocations.binary_search(id).is_ok();
+        let session = |id: &SessionId| self.sessions.binary_search(id).is_ok();
+        self.ops.binary_search(&id).is_ok()
+            || match &op.kind {
+                OpKind::Release { items, session: of } => {
+                    session(of) || items.iter().any(|item| allocation(&item.allocation))
+                }
+                OpKind::Free(id) | OpKind::Seal(id) => allocation(id),
+                OpKind::EndSession { session: id, .. } => session(id),
+                OpKind::Allocate { .. } | OpKind::Quota(_) => false,
+            }
+    }
+}

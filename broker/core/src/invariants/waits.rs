@@ -1,0 +1,43 @@
+//! An operation waits for the driver, or for a session that has a deadline.
+
+use vramd_types::{AllocationId, SessionId};
+
+use super::{OPS, Violation, expect, scope::Scope};
+use crate::{
+    broker::Broker,
+    tenancy::{OpId, OpKind, Session},
+};
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    for (id, op) in scope.ops(broker) {
+        let waits = match &op.kind {
+            OpKind::Release { items, session } => {
+                items.iter().filter(|item| item.result.is_none()).all(|item| {
+                    let maps = |entry: &Session| entry.maps.contains_key(&item.allocation);
+                    let mapped = broker.sessions.get(*session).is_some_and(maps);
+                    is_watched(broker, item.allocation, id) && (!mapped || has_deadline(broker, *session))
+                })
+            }
+            OpKind::Free(freed) => is_watched(broker, *freed, id),
+            OpKind::Seal(sealed) => broker.allocations.get(*sealed).is_some_and(|allocation| {
+                let answers = allocation.owner.is_some_and(|owner| has_deadline(broker, owner));
+                allocation.op == Some(id) && (allocation.digesting || answers)
+            }),
+            OpKind::EndSession { session, kill } => {
+                broker.sessions.get(*session).is_some() && (*kill || has_deadline(broker, *session))
+            }
+            OpKind::Allocate { extents_left, .. } => *extents_left > 0,
+            OpKind::Quota(_) => true,
+        };
+        expect(found, OPS, waits, || format!("{id:?} waits for nothing: {op:?}"));
+    }
+}
+
+fn is_watched(broker: &Broker, allocation: AllocationId, op: OpId) -> bool {
+    broker.allocations.get(allocation).is_some_and(|allocation| allocation.watchers.contains(&op))
+}
+
+fn has_deadline(broker: &Broker, session: SessionId) -> bool {
+    let due = |session: &Session| session.map_deadline.or(session.revoke_deadline).is_some();
+    broker.sessions.get(session).is_some_and(due)
+}
