@@ -65,6 +65,10 @@ registry! {
         "a session whose answer does not fit is quarantined at once";
     SESSION_TIME = "INV-SESSION-2", Oracle "deadlines.rs",
         "a session that does not answer a map in time loses its channel";
+    KILLS = "INV-SESSION-3", Oracle "kills.rs",
+        "no process is ended unless an operator asked for that";
+    LIFETIMES = "INV-SESSION-4", Oracle "lifetimes.rs",
+        "session memory ends with its session, and unsealed memory with its writer";
     SEALED = "INV-SEAL-1", Oracle "sealing.rs",
         "memory is hashed when nobody maps it, and its digest is of what was read";
     NAMES = "INV-NAME-1", Recomputed "names.rs",
@@ -83,6 +87,8 @@ registry! {
         "allocations, sessions and mappings move only along their tables";
     IDS = "INV-ID-1", Oracle "ids.rs",
         "ids are never reused, over restarts too";
+    DRAINING = "INV-DRAIN-2", Oracle "draining.rs",
+        "a node that is being taken out of service takes no session, no new memory and no attach";
     DRAINS = "INV-DRAIN-1", Oracle "drained.rs",
         "without faults everything drains: no charge, extent, session, allocation, descriptor or call is left";
 }

@@ -24,7 +24,7 @@ pub enum SessionEvent {
     ChannelEnded,
     /// It has not answered in time, and may yet.
     Overdue,
-    /// Everything that was asked of it has been answered.
+    /// Everything that was asked of it has been answered, after its time.
     Answered,
     ProcessEnded,
     /// It said so, by answering or through a new channel of the same process.
@@ -39,9 +39,9 @@ impl SessionState {
         use SessionEvent as E;
         Some(match (self, event) {
             (Self::Live | Self::Silent, E::ChannelEnded | E::Overdue) => Self::Silent,
-            (Self::Live | Self::Silent, E::Answered) => Self::Live,
+            (Self::Silent, E::Answered) => Self::Live,
             (Self::Live | Self::Silent, E::ProcessEnded | E::UnmappedAll) => Self::Gone,
-            (Self::Gone, _) => return None,
+            (Self::Live, E::Answered) | (Self::Gone, _) => return None,
         })
     }
 }
@@ -80,7 +80,6 @@ mod tests {
             legal,
             "Live + ChannelEnded = Silent\n\
              Live + Overdue = Silent\n\
-             Live + Answered = Live\n\
              Live + ProcessEnded = Gone\n\
              Live + UnmappedAll = Gone\n\
              Silent + ChannelEnded = Silent\n\

@@ -1,0 +1,103 @@
+//! Many seeds on a few threads, each run by itself.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
+use broker_core::Bug;
+
+use crate::{coverage::Coverage, failure::Failure, run::run, scenario::Plan, story::Story};
+
+/// What came of a range of seeds.
+#[derive(Debug, Default)]
+pub struct Campaign {
+    pub seeds: u64,
+    pub events: u64,
+    pub coverage: Coverage,
+    /// By seed, in order.
+    pub failures: Vec<(u64, Failure)>,
+}
+
+/// Runs every seed of `seeds`; `told` hears of each failure as it is found.
+pub fn run_all(
+    seeds: std::ops::Range<u64>,
+    events: u64,
+    jobs: usize,
+    told: impl Fn(u64, &Failure) + Sync,
+) -> Campaign {
+    let next = AtomicU64::new(seeds.start);
+    let parts = thread::scope(|scope| {
+        let worker = || {
+            let mut part = Campaign::default();
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= seeds.end {
+                    return part;
+                }
+                let ran = run(&Plan::new(seed, events), Story::Untold);
+                part.seeds += 1;
+                part.events += ran.events;
+                part.coverage.add(&ran.coverage);
+                if let Some(failure) = ran.failure {
+                    told(seed, &failure);
+                    part.failures.push((seed, failure));
+                }
+            }
+        };
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().map(|worker| worker.join().expect("a worker catches panics")).collect::<Vec<_>>()
+    });
+    let mut all = Campaign::default();
+    for part in parts {
+        all.seeds += part.seeds;
+        all.events += part.events;
+        all.coverage.add(&part.coverage);
+        all.failures.extend(part.failures);
+    }
+    all.failures.sort_by_key(|(seed, _)| *seed);
+    all
+}
+
+/// After how many seeds a planted bug was found, and how.
+#[derive(Debug)]
+pub struct Hunt {
+    pub bug: Bug,
+    pub found: Option<(u64, Failure)>,
+}
+
+/// Plants a bug and looks for it, seed after seed.
+pub fn hunt(bug: Bug, seeds_max: u64, events: u64) -> Hunt {
+    for seed in 0..seeds_max {
+        let plan = Plan { bug: Some(bug), ..Plan::new(seed, events) };
+        if let Some(failure) = run(&plan, Story::Untold).failure {
+            return Hunt { bug, found: Some((seed + 1, failure)) };
+        }
+    }
+    Hunt { bug, found: None }
+}
+
+/// All planted bugs, on a few threads.
+pub fn hunt_all(seeds_max: u64, events: u64, jobs: usize, told: impl Fn(&Hunt) + Sync) -> Vec<Hunt> {
+    let next = AtomicU64::new(0);
+    let mut hunts = thread::scope(|scope| {
+        let worker = || {
+            let mut hunts = Vec::new();
+            while let Ok(at) = usize::try_from(next.fetch_add(1, Ordering::Relaxed))
+                && let Some(bug) = Bug::ALL.get(at)
+            {
+                let hunt = hunt(*bug, seeds_max, events);
+                told(&hunt);
+                hunts.push(hunt);
+            }
+            hunts
+        };
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().expect("a worker catches panics"))
+            .collect::<Vec<_>>()
+    });
+    hunts.sort_by_key(|hunt| hunt.bug);
+    hunts
+}

@@ -1,0 +1,91 @@
+//! Which transitions of which table were taken, which illegal ones were tried and refused, and how often.
+
+use std::collections::BTreeMap;
+
+use broker_core::{
+    AllocationEvent, AllocationState, MapEvent, MapState, SessionEvent, SessionState, Transition,
+};
+
+/// One cell of a table: state and event.
+pub type Cell = (&'static str, String);
+
+/// Counts by cell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    counts: BTreeMap<(u8, u8, u8), u64>,
+}
+
+/// A cell with what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub table: &'static str,
+    /// `State + Event`.
+    pub cell: String,
+    pub legal: bool,
+    pub count: u64,
+}
+
+impl Coverage {
+    pub fn count(&mut self, transitions: &[Transition]) {
+        for transition in transitions {
+            *self.counts.entry(key(*transition)).or_default() += 1;
+        }
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        for (key, count) in &other.counts {
+            *self.counts.entry(*key).or_default() += count;
+        }
+    }
+
+    /// Every cell of every table, taken or not.
+    pub fn rows(&self) -> Vec<Row> {
+        cells().into_iter().map(|transition| self.row(transition)).collect()
+    }
+
+    fn row(&self, transition: Transition) -> Row {
+        let (table, cell, legal) = match transition {
+            Transition::Allocation { from, event, legal } => {
+                ("allocation", format!("{from:?} + {event:?}"), legal)
+            }
+            Transition::Session { from, event, legal } => ("session", format!("{from:?} + {event:?}"), legal),
+            Transition::Mapping { from, event, legal } => ("mapping", format!("{from:?} + {event:?}"), legal),
+        };
+        let count = self.counts.get(&key(transition)).copied().unwrap_or_default();
+        Row { table, cell, legal, count }
+    }
+
+    /// Legal transitions that never happened.
+    pub fn never_taken(&self) -> Vec<Row> {
+        self.rows().into_iter().filter(|row| row.legal && row.count == 0).collect()
+    }
+}
+
+/// Every cell, as its table answers: asking for an illegal one here is its being refused.
+fn cells() -> Vec<Transition> {
+    let mut all = Vec::new();
+    for from in AllocationState::ALL {
+        for event in AllocationEvent::ALL {
+            all.push(Transition::Allocation { from, event, legal: from.on(event).is_some() });
+        }
+    }
+    for from in SessionState::ALL {
+        for event in SessionEvent::ALL {
+            all.push(Transition::Session { from, event, legal: from.on(event).is_some() });
+        }
+    }
+    for from in MapState::ALL {
+        for event in MapEvent::ALL {
+            all.push(Transition::Mapping { from, event, legal: from.allows(event) });
+        }
+    }
+    all
+}
+
+const fn key(transition: Transition) -> (u8, u8, u8) {
+    match transition {
+        Transition::Allocation { from, event, .. } => (0, from as u8, event as u8),
+        Transition::Session { from, event, .. } => (1, from as u8, event as u8),
+        Transition::Mapping { from, event, .. } => (2, from as u8, event as u8),
+    }
+}

@@ -1,0 +1,201 @@
+//! `simulator`: runs seeds, replays one, shrinks it, and looks for planted bugs.
+#![allow(clippy::print_stdout, reason = "a tool of developers, which talks to them")]
+
+mod report;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, bail};
+use broker_core::Bug;
+use clap::{Args, Parser, Subcommand};
+use simulator::{
+    campaign::{self, Hunt},
+    failure::Failure,
+    run::run,
+    scenario::{Fault, Plan},
+    shrink::shrink,
+    story::Story,
+};
+
+/// The real core in virtual time, in worlds drawn from seeds.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Run a range of seeds, and fail on the first thing that is not as it must be.
+    Run(Range),
+    /// Run one seed and print the story before its failure, or the end of it.
+    Replay {
+        #[command(flatten)]
+        one: One,
+        /// How many lines of the story.
+        #[arg(long, default_value_t = 60)]
+        lines: usize,
+    },
+    /// Print the whole trace of one seed.
+    Trace(One),
+    /// Look for a shorter run that fails in the same way, and print its story.
+    Shrink(One),
+    /// Plant each bug, and look for it.
+    Bugs {
+        #[arg(long, default_value_t = 200)]
+        seeds_max: u64,
+        #[arg(long, default_value_t = 10_000)]
+        events: u64,
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
+    /// A long run with the planted bugs, written as JSON.
+    Report {
+        out: PathBuf,
+        #[command(flatten)]
+        range: Range,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+struct Range {
+    /// `A..B`, without B.
+    #[arg(long, default_value = "0..200", value_parser = parse_seeds)]
+    seeds: std::ops::Range<u64>,
+    #[arg(long, default_value_t = 10_000)]
+    events: u64,
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+}
+
+#[derive(Clone, Debug, Args)]
+struct One {
+    seed: u64,
+    #[arg(long, default_value_t = 10_000)]
+    events: u64,
+    /// Plant this bug.
+    #[arg(long, value_parser = parse_bug)]
+    bug: Option<Bug>,
+    /// Faults that do not happen.
+    #[arg(long, value_delimiter = ',', value_parser = parse_fault)]
+    without: Vec<Fault>,
+    /// Seats whose processes do nothing; 100 is the operators'.
+    #[arg(long, value_delimiter = ',')]
+    idle: Vec<usize>,
+    /// Acts that are not done.
+    #[arg(long, value_delimiter = ',')]
+    skip: Vec<u64>,
+}
+
+impl One {
+    fn plan(self) -> Plan {
+        Plan {
+            bug: self.bug,
+            without: self.without.into_iter().collect(),
+            idle: self.idle.into_iter().collect(),
+            skip: self.skip.into_iter().collect(),
+            ..Plan::new(self.seed, self.events)
+        }
+    }
+}
+
+fn parse_seeds(text: &str) -> anyhow::Result<std::ops::Range<u64>> {
+    let (from, to) = text.split_once("..").context("seeds are `A..B`")?;
+    Ok(from.parse()?..to.parse()?)
+}
+
+fn parse_bug(text: &str) -> anyhow::Result<Bug> {
+    let named = Bug::ALL.iter().find(|bug| bug.name() == text).copied();
+    named
+        .with_context(|| format!("no bug {text}; there are {}", names(Bug::ALL.iter().map(|bug| bug.name()))))
+}
+
+fn parse_fault(text: &str) -> anyhow::Result<Fault> {
+    let named = Fault::ALL.iter().find(|fault| fault.name() == text).copied();
+    named.with_context(|| {
+        format!("no fault {text}; there are {}", names(Fault::ALL.iter().map(|it| it.name())))
+    })
+}
+
+fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    // A panic of the core is a failure of the run like others: it is told as one.
+    std::panic::set_hook(Box::new(|_| {}));
+    let fine = match Cli::parse().command {
+        Task::Run(range) => run_seeds(&range)?,
+        Task::Replay { one, lines } => replay(&one.plan(), lines),
+        Task::Trace(one) => {
+            let ran = run(&one.plan(), Story::Whole(Vec::new()));
+            ran.story.lines().iter().for_each(|line| println!("{line}"));
+            ran.failure.is_none()
+        }
+        Task::Shrink(one) => shrink_one(&one.plan())?,
+        Task::Bugs { seeds_max, events, jobs } => {
+            let hunts = campaign::hunt_all(seeds_max, events, jobs, tell_hunt);
+            hunts.iter().all(|hunt| hunt.found.is_some())
+        }
+        Task::Report { out, range } => report::write(&out, range.seeds, range.events, range.jobs)?,
+    };
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn tell_failure(seed: u64, failure: &Failure) {
+    println!("seed {seed}: {failure}");
+}
+
+fn tell_hunt(hunt: &Hunt) {
+    let name = hunt.bug.name();
+    match &hunt.found {
+        Some((seeds, failure)) => println!("{name}: found after {seeds} seeds by {failure}"),
+        None => println!("{name}: NOT FOUND"),
+    }
+}
+
+fn run_seeds(range: &Range) -> anyhow::Result<bool> {
+    if range.seeds.is_empty() {
+        bail!("no seeds in {:?}", range.seeds);
+    }
+    let all = campaign::run_all(range.seeds.clone(), range.events, range.jobs, tell_failure);
+    println!("{} seeds, {} events, {} failures", all.seeds, all.events, all.failures.len());
+    let never = all.coverage.never_taken();
+    for row in &never {
+        println!("never taken: {} {}", row.table, row.cell);
+    }
+    Ok(all.failures.is_empty() && never.is_empty())
+}
+
+fn replay(plan: &Plan, lines: usize) -> bool {
+    let ran = run(plan, Story::last(lines));
+    ran.story.lines().iter().for_each(|line| println!("{line}"));
+    match &ran.failure {
+        Some(failure) => println!("\n{failure}"),
+        None => println!("\nseed {}: {} events, nothing found", plan.seed, ran.events),
+    }
+    ran.failure.is_none()
+}
+
+fn shrink_one(plan: &Plan) -> anyhow::Result<bool> {
+    let shrunk = shrink(plan).context("the run does not fail: there is nothing to shrink")?;
+    replay(&shrunk.plan, usize::MAX);
+    println!("\nafter {} tries, {} acts of {}; again with:", shrunk.tries, shrunk.acts.1, shrunk.acts.0);
+    println!("{}", command_of(&shrunk.plan));
+    Ok(false)
+}
+
+fn command_of(plan: &Plan) -> String {
+    let mut command =
+        format!("cargo run -p simulator -- replay {} --events {} --lines 10000", plan.seed, plan.events);
+    let mut add = |name: &str, values: Vec<String>| {
+        if !values.is_empty() {
+            command += &format!(" --{name} {}", values.join(","));
+        }
+    };
+    add("bug", plan.bug.iter().map(|bug| bug.name().to_owned()).collect());
+    add("without", plan.without.iter().map(|fault| fault.name().to_owned()).collect());
+    add("idle", plan.idle.iter().map(ToString::to_string).collect());
+    add("skip", plan.skip.iter().map(ToString::to_string).collect());
+    command
+}

@@ -1,0 +1,334 @@
+//! Every call is answered once, with what was asked for, or refused for a reason that it can have.
+
+use broker_core::{
+    AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
+    OperatorRequest, Refusal, Reply, Target, invariants::CALLS,
+};
+use vramd_types::{GRANULARITY, Reason, SessionId};
+
+use super::{
+    Oracle, Outcome,
+    facts::{AllocationFacts, Asked, Call},
+};
+
+impl Oracle {
+    pub(super) fn called(&mut self, id: CallId, call: Call) {
+        self.step.by_client = matches!(call.asked, Asked::Client { .. });
+        self.step.expected = self.refusal_of_caller(&call);
+        if self.step.expected.is_none() {
+            self.step.expected = self.recall(&call);
+        }
+        self.step.call = Some((id, call.clone()));
+        let new = self.facts.calls.insert(id, call).is_none();
+        self.expect(CALLS, new, || format!("{id:?} is made twice: the world is broken"));
+    }
+
+    pub(super) fn replied(&mut self, id: CallId, outcome: &Outcome, broker: &Broker) {
+        let Some(call) = self.facts.calls.remove(&id) else {
+            return self.expect(CALLS, false, || format!("{id:?} is answered twice, or was never made"));
+        };
+        if self.step.call.as_ref().is_some_and(|(current, _)| *current == id) {
+            self.step.answer = Some(outcome.clone());
+        }
+        self.remember(id, &call, outcome);
+        match (&call.asked, outcome) {
+            (_, Err(refusal)) => self.refused(id, &call, refusal, broker),
+            (Asked::Client { session, request, .. }, Ok(reply)) => {
+                self.served(id, *session, request, reply, broker);
+            }
+            (Asked::Operator { request, .. }, Ok(reply)) => self.obeyed(id, request, reply),
+        }
+    }
+
+    fn served(&mut self, id: CallId, by: SessionId, asked: &ClientRequest, reply: &Reply, broker: &Broker) {
+        let tenant = self.facts.sessions.get(&by).map(|session| session.tenant);
+        let name = tenant.map(|tenant| self.facts.tenants[tenant].clone()).unwrap_or_default();
+        let fits = match (asked, reply) {
+            (ClientRequest::AllocateBatch(specs), Reply::Allocated(views)) => {
+                let fits = specs.len() == views.len()
+                    && specs.iter().zip(views).all(|(spec, view)| as_asked(spec, view, &name));
+                views.iter().for_each(|view| self.allocated(by, view));
+                fits
+            }
+            (ClientRequest::FreeBatch(ids), Reply::Released(items)) => {
+                for (allocation, result) in items {
+                    if let (Ok(_), Some(facts)) = (result, self.facts.allocations.get_mut(allocation)) {
+                        let owned = facts.owner == by || Some(facts.tenant) == tenant;
+                        facts.freed = true;
+                        self.expect(CALLS, owned, || format!("{by} frees {allocation}, another's"));
+                    }
+                }
+                ids.iter().eq(items.iter().map(|(id, _)| id))
+            }
+            (ClientRequest::Detach(ids), Reply::Released(items)) => {
+                ids.iter().eq(items.iter().map(|(id, _)| id))
+            }
+            (ClientRequest::Attach(target), Reply::Attached(view)) => {
+                self.is_shown(&name, view);
+                if self.step.repeat.is_new() {
+                    self.attached(by, view);
+                }
+                match target {
+                    Target::Id(id) => *id == view.id,
+                    Target::Name(text) => !self.step.repeat.is_new() || view.name.ends_with(text.as_str()),
+                }
+            }
+            (ClientRequest::Seal(id), Reply::Sealed(view)) => {
+                let over = view.state == AllocationState::Freeing;
+                *id == view.id && view.digest.is_some() && (over || view.state == AllocationState::Sealed)
+            }
+            _ => false,
+        };
+        self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+        let _ = broker;
+    }
+
+    /// Memory that a session was given.
+    fn allocated(&mut self, by: SessionId, view: &AllocationView) {
+        if self.facts.allocations.get(&view.id).is_some_and(|known| known.owner == by) {
+            return;
+        }
+        self.is_new_allocation(view.id);
+        let tenant = self.facts.tenant(&view.tenant);
+        let allocation = AllocationFacts {
+            tenant,
+            owner: by,
+            kind: view.kind,
+            lifetime: view.lifetime,
+            readers: view.readers.clone(),
+            size: view.size.get(),
+            part_count: view.parts.len(),
+            sealed: false,
+            freed: false,
+            parts: Default::default(),
+        };
+        self.facts.allocations.insert(view.id, allocation);
+    }
+
+    fn attached(&mut self, by: SessionId, view: &AllocationView) {
+        self.takes_new(format_args!("{by} attaches"));
+        let Some(facts) = self.facts.allocations.get(&view.id) else {
+            return self
+                .expect(CALLS, false, || format!("{by} attaches {}, of which nobody was told", view.id));
+        };
+        let open = facts.sealed || facts.kind == broker_core::Kind::Fixed || facts.owner == by;
+        let freed = facts.freed;
+        self.expect(CALLS, open, || format!("{by} attaches {}, which is another's and not sealed", view.id));
+        self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
+    }
+
+    fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply) {
+        let first = self.step.repeat.is_new();
+        let fits = match (asked, reply) {
+            (OperatorRequest::SetQuota { tenant, guarantee, limit, .. }, Reply::QuotaSet(view)) => {
+                let same = guarantee.is_none_or(|it| it == view.guarantee)
+                    && limit.is_none_or(|it| it == view.limit);
+                *tenant == view.tenant && (same || !first)
+            }
+            (OperatorRequest::DeleteQuota { .. }, Reply::QuotaDeleted) => true,
+            (OperatorRequest::EndSession { session, .. }, Reply::SessionEnded { gone, .. }) => {
+                let facts = self.facts.sessions.get(session);
+                !gone || facts.is_none_or(|session| session.gone || session.holds.is_empty())
+            }
+            (OperatorRequest::FreeAllocation(target), Reply::AllocationFreed { allocation, .. }) => {
+                if let Some(facts) = self.facts.allocations.get_mut(allocation) {
+                    facts.freed = true;
+                }
+                match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                }
+            }
+            (OperatorRequest::Drain { draining }, Reply::Drained { draining: is, .. }) => {
+                draining == is || !first
+            }
+            _ => false,
+        };
+        self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+    }
+
+    fn refused(&mut self, id: CallId, call: &Call, refusal: &Refusal, broker: &Broker) {
+        let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
+        let tenant = match &call.asked {
+            Asked::Client { session, .. } => self.facts.sessions.get(session).map(|session| session.tenant),
+            Asked::Operator { .. } => None,
+        };
+        let possible = reasons(&call.asked).contains(&refusal.reason());
+        self.expect(CALLS, possible, || format!("{id:?} cannot be refused with {refusal:?}: {call:?}"));
+        let so = match refusal {
+            Refusal::Draining => self.facts.draining,
+            Refusal::QueueFull { .. } => self.queue_is_full(tenant),
+            Refusal::DriverFailed { .. } => self.step.failure_told || !at_once,
+            Refusal::StoreFailed { .. } => self.step.failure_told,
+            Refusal::NameTaken { .. } => self.name_is_taken(call, tenant, broker),
+            Refusal::AllocationNotFound { .. } if at_once => !self.is_there(call, tenant, broker),
+            Refusal::InvariantBroken { .. } => false,
+            _ => true,
+        };
+        self.expect(CALLS, so, || format!("{id:?} is refused with {refusal:?}, which is not so"));
+        if let (true, Some(tenant)) = (at_once, tenant) {
+            self.refused_for_room(tenant, refusal);
+        }
+        self.refused_guarantee(refusal);
+    }
+
+    /// What waits besides the call that was just refused.
+    fn queue_is_full(&self, tenant: Option<usize>) -> bool {
+        let own = self.facts.calls.values().filter(|call| match &call.asked {
+            Asked::Client { session, .. } => {
+                tenant.is_some() && self.facts.sessions.get(session).map(|it| it.tenant) == tenant
+            }
+            Asked::Operator { .. } => false,
+        });
+        self.facts.calls.len() >= self.limits.pending_requests_max
+            || own.count() >= self.limits.pending_requests_per_tenant_max
+    }
+
+    fn name_is_taken(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
+        let Some(tenant) = tenant.map(|tenant| self.facts.tenants[tenant].as_str()) else { return false };
+        let borne = |name: &str| broker.show(&Target::Name(format!("{tenant}/{name}"))).is_ok();
+        match Self::request_of(call) {
+            Some(ClientRequest::AllocateBatch(specs)) => {
+                let names: Vec<_> = specs.iter().filter_map(|spec| spec.name.as_deref()).collect();
+                let twice = |name: &str| names.iter().filter(|other| **other == name).count() > 1;
+                names.iter().any(|name| borne(name) || twice(name))
+            }
+            Some(ClientRequest::Seal(id)) => {
+                let name = broker.show(&Target::Id(*id)).map(|view| view.name).unwrap_or_default();
+                broker.show(&Target::Name(name)).is_ok_and(|view| view.id != *id)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether what an attach or a seal did not find is there, and may be known to the caller.
+    fn is_there(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
+        let id = match Self::request_of(call) {
+            Some(ClientRequest::Attach(Target::Id(id)) | ClientRequest::Seal(id)) => *id,
+            _ => return false,
+        };
+        let (Some(facts), Some(tenant)) = (self.facts.allocations.get(&id), tenant) else { return false };
+        let there = broker.show(&Target::Id(id)).is_ok_and(|view| view.state != AllocationState::Freeing);
+        self.may_know(tenant, facts) && there
+    }
+
+    /// After the event: no more wait than may.
+    pub(super) fn queue_is_bounded(&mut self) {
+        let (waiting, most) = (self.facts.calls.len(), self.limits.pending_requests_max);
+        self.expect(CALLS, waiting <= most, || format!("{waiting} calls wait, at most {most}"));
+    }
+}
+
+/// Whether a view is of what was asked for, and its caller's.
+fn as_asked(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -> bool {
+    let name = spec.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default();
+    let rounded = spec.size.checked_round_up(GRANULARITY);
+    let parts = view.parts.iter().map(|part| part.size);
+    view.tenant == tenant
+        && view.size == spec.size
+        && view.name == name
+        && (view.kind, view.lifetime) == (spec.kind, spec.lifetime)
+        && (view.lifetime == Lifetime::Session || !name.is_empty())
+        && vramd_types::Bytes::checked_sum(parts) == rounded
+}
+
+/// For what a request can be refused.
+fn reasons(asked: &Asked) -> &'static [Reason] {
+    use Reason as R;
+    match asked {
+        Asked::Client { request, .. } => match request {
+            ClientRequest::AllocateBatch(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::Draining,
+                R::RequestInvalid,
+                R::BatchTooLarge,
+                R::SizeInvalid,
+                R::PartSizeInvalid,
+                R::NameInvalid,
+                R::NameTaken,
+                R::DeviceUnknown,
+                R::DeviceNotVisible,
+                R::KindUnsupported,
+                R::QuotaLimit,
+                R::DeviceFull,
+                R::AllocationsTooMany,
+                R::DriverFailed,
+                R::Raced,
+                R::AllocationNotFound,
+            ],
+            ClientRequest::FreeBatch(_) | ClientRequest::Detach(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::RequestInvalid,
+                R::BatchTooLarge,
+            ],
+            ClientRequest::Attach(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::Draining,
+                R::AllocationNotFound,
+                R::NameInvalid,
+                R::NotSealed,
+                R::DeviceNotVisible,
+                R::StillMapped,
+            ],
+            ClientRequest::Seal(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::AllocationNotFound,
+                R::NotOwner,
+                R::Raced,
+                R::AlreadySealed,
+                R::KindUnsupported,
+                R::NameTaken,
+                R::StillMapped,
+                R::DriverFailed,
+            ],
+        },
+        Asked::Operator { request, .. } => match request {
+            OperatorRequest::SetQuota { .. } => &[
+                R::RequestIdReused,
+                R::QueueFull,
+                R::RequestInvalid,
+                R::DeviceUnknown,
+                R::NameInvalid,
+                R::TierUnsupported,
+                R::QuantityInvalid,
+                R::GuaranteeUnbacked,
+                R::StoreFailed,
+            ],
+            OperatorRequest::DeleteQuota { .. } => &[
+                R::RequestIdReused,
+                R::QueueFull,
+                R::NameInvalid,
+                R::TierUnsupported,
+                R::QuantityInvalid,
+                R::GuaranteeUnbacked,
+                R::StoreFailed,
+                R::QuotaNotFound,
+            ],
+            OperatorRequest::EndSession { .. } => &[R::RequestIdReused, R::QueueFull, R::SessionNotFound],
+            OperatorRequest::FreeAllocation(_) => {
+                &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]
+            }
+            OperatorRequest::Drain { .. } => &[R::RequestIdReused, R::QueueFull],
+        },
+    }
+}

@@ -1,0 +1,95 @@
+//! Extents are made once and released once, by nobody mapped and by nobody read, and belong to one part for life.
+
+use broker_core::{
+    ClientRequest, DigestSpan, MapPart,
+    invariants::{EXTENT_TENANT, EXTENT_USE},
+};
+use vramd_types::{AllocationId, ExtentId, SessionId};
+
+use super::{
+    Oracle,
+    facts::{Asked, ExtentFacts, ExtentPhase},
+};
+
+impl Oracle {
+    /// Only a batch of a session has memory made: it is the session's tenant that pays.
+    pub(super) fn extent_ordered(&mut self, id: ExtentId, device: usize, size: u64) {
+        self.is_new_extent(id);
+        self.takes_new(id);
+        self.step.created += 1;
+        let session = match &self.step.call {
+            Some((_, call)) => match &call.asked {
+                Asked::Client { session, request: ClientRequest::AllocateBatch(_), .. } => Some(*session),
+                _ => None,
+            },
+            None => None,
+        };
+        let owner = session.and_then(|session| self.facts.sessions.get(&session)).map(|it| it.tenant);
+        let Some(owner) = owner else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody"));
+        };
+        self.facts.balance(owner, device).reserved += size;
+        self.step.touched.push((owner, device));
+        let extent = ExtentFacts {
+            device,
+            size,
+            owner,
+            phase: ExtentPhase::Creating,
+            part: None,
+            sent_to: Vec::new(),
+            mappers: Default::default(),
+            being_read: false,
+            debts: Vec::new(),
+        };
+        self.facts.extents.insert(id, extent);
+    }
+
+    pub(super) fn extent_sent(&mut self, session: SessionId, tenant: usize, sent: &MapPart) {
+        let (id, part) = (sent.extent, sent.part);
+        let owner = self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant);
+        let Some(extent) = self.facts.extents.get_mut(&id) else {
+            return self
+                .expect(EXTENT_USE, false, || format!("{id} is sent to {session} and does not exist"));
+        };
+        extent.mappers.insert(session);
+        if !extent.sent_to.contains(&tenant) {
+            extent.sent_to.push(tenant);
+        }
+        let first = *extent.part.get_or_insert(part);
+        let (live, same) = (extent.phase == ExtentPhase::Live, first == part);
+        let (its, fits) = (extent.owner, extent.size == sent.size.get());
+        self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not there"));
+        self.expect(EXTENT_USE, fits, || format!("{id} is sent with a size that it has not"));
+        self.expect(EXTENT_TENANT, same, || format!("{id} backs {first:?} and is sent as {part:?}"));
+        self.expect(EXTENT_TENANT, owner == Some(its), || format!("{id} is of another tenant than {part:?}"));
+        if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) {
+            let known = *allocation.parts.entry(part.part.0).or_insert(id);
+            self.expect(EXTENT_TENANT, known == id, || format!("{part:?} was {known} and is {id}"));
+        }
+    }
+
+    pub(super) fn extent_released(&mut self, id: ExtentId) {
+        let Some(extent) = self.facts.extents.get_mut(&id) else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is released and does not exist"));
+        };
+        let live = extent.phase == ExtentPhase::Live;
+        extent.phase = ExtentPhase::Releasing;
+        let (mapper, read) = (extent.mappers.first().copied(), extent.being_read);
+        self.expect(EXTENT_USE, live, || format!("{id} is released and was not there"));
+        self.expect(EXTENT_USE, mapper.is_none(), || format!("{id} is released and mapped by {mapper:?}"));
+        self.expect(EXTENT_USE, !read, || format!("{id} is released and being read"));
+    }
+
+    pub(super) fn extents_read(&mut self, allocation: AllocationId, spans: &[DigestSpan]) {
+        let ids: Vec<_> = spans.iter().map(|span| span.extent).collect();
+        for id in &ids {
+            let extent = self.facts.extents.get_mut(id);
+            let live = extent.is_some_and(|extent| {
+                extent.being_read = true;
+                extent.phase == ExtentPhase::Live
+            });
+            self.expect(EXTENT_USE, live, || format!("{id} is read and is not there"));
+        }
+        self.facts.digesting.insert(allocation, ids);
+    }
+}

@@ -1,0 +1,194 @@
+//! What an observer of events and commands knows. It shares no code with the core: balances are plain integers, added
+//! and taken away as things happen.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use broker_core::{
+    CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
+    StoredQuotas, Time,
+};
+use vramd_types::{AllocationId, ExtentId, Quantity, SessionId};
+
+/// A tenant, by its place in [`Facts::tenants`].
+pub(super) type Tenant = usize;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Balance {
+    pub(super) reserved: u64,
+    pub(super) settled: u64,
+    pub(super) unreturned: u64,
+}
+
+impl Balance {
+    pub(super) const fn held(self) -> u64 {
+        self.reserved + self.settled + self.unreturned
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct DeviceFacts {
+    pub(super) uuid: String,
+    pub(super) share: u64,
+    pub(super) context: u64,
+    pub(super) unbrokered: u64,
+    pub(super) contexts: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// Sent, and not answered.
+    Offered,
+    Mapped,
+    /// Told to unmap.
+    Revoking,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct SessionFacts {
+    pub(super) tenant: Tenant,
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) channel: ChannelId,
+    pub(super) gone: bool,
+    /// An operator has ended it.
+    pub(super) ending: bool,
+    pub(super) kill_asked: bool,
+    pub(super) holds: BTreeMap<PartRef, (Hold, ExtentId)>,
+    /// Since when it owes the answer to a packet.
+    pub(super) owes_since: Option<Time>,
+    /// Descriptors that lie in its socket.
+    pub(super) in_flight: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtentPhase {
+    Creating,
+    Live,
+    Releasing,
+    Unreturned,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct ExtentFacts {
+    pub(super) device: usize,
+    pub(super) size: u64,
+    /// Whose session asked for it.
+    pub(super) owner: Tenant,
+    pub(super) phase: ExtentPhase,
+    /// What it was first sent as.
+    pub(super) part: Option<PartRef>,
+    /// Tenants whose sessions were sent it, in that order.
+    pub(super) sent_to: Vec<Tenant>,
+    pub(super) mappers: BTreeSet<SessionId>,
+    pub(super) being_read: bool,
+    pub(super) debts: Vec<(Tenant, u64)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct AllocationFacts {
+    pub(super) tenant: Tenant,
+    pub(super) owner: SessionId,
+    pub(super) kind: Kind,
+    pub(super) lifetime: Lifetime,
+    pub(super) readers: Vec<String>,
+    pub(super) size: u64,
+    pub(super) part_count: usize,
+    pub(super) sealed: bool,
+    /// Its owner or an operator was told that it is freed.
+    pub(super) freed: bool,
+    pub(super) parts: BTreeMap<u32, ExtentId>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Asked {
+    Client { session: SessionId, peer: Peer, request: ClientRequest },
+    Operator { uid: u32, request: OperatorRequest },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) asked: Asked,
+    pub(super) key: Option<RequestKey>,
+}
+
+/// Guarantee and limit, by tenant and device: UUID or `*`.
+pub(super) type Book = BTreeMap<(String, String), (Quantity, Quantity)>;
+
+pub(super) fn book_of(stored: &StoredQuotas) -> Book {
+    let row = |row: &broker_core::StoredQuota| {
+        ((row.tenant.clone(), row.device.clone()), (row.guarantee, row.limit))
+    };
+    stored.quotas.iter().map(row).collect()
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    pub(super) now: Time,
+    pub(super) tenants: Vec<String>,
+    pub(super) devices: Vec<DeviceFacts>,
+    pub(super) book: Book,
+    /// What holds of these now, worked out when it is first asked for.
+    pub(super) quotas: BTreeMap<(Tenant, usize), (u64, u64)>,
+    /// What is being written.
+    pub(super) staged: Option<Book>,
+    pub(super) draining: bool,
+    pub(super) hellos: BTreeMap<ChannelId, Hello>,
+    pub(super) open_channels: BTreeSet<ChannelId>,
+    pub(super) on_channel: BTreeMap<ChannelId, SessionId>,
+    pub(super) sessions: BTreeMap<SessionId, SessionFacts>,
+    pub(super) allocations: BTreeMap<AllocationId, AllocationFacts>,
+    pub(super) extents: BTreeMap<ExtentId, ExtentFacts>,
+    pub(super) balances: BTreeMap<(Tenant, usize), Balance>,
+    pub(super) calls: BTreeMap<CallId, Call>,
+    pub(super) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
+    /// What was read of each allocation that was ever hashed.
+    pub(super) digests: BTreeMap<AllocationId, [u8; 32]>,
+}
+
+impl Facts {
+    pub(super) fn tenant(&mut self, name: &str) -> Tenant {
+        match self.tenants.iter().position(|known| known == name) {
+            Some(at) => at,
+            None => {
+                self.tenants.push(name.to_owned());
+                self.tenants.len() - 1
+            }
+        }
+    }
+
+    pub(super) fn balance(&mut self, tenant: Tenant, device: usize) -> &mut Balance {
+        self.balances.entry((tenant, device)).or_default()
+    }
+
+    pub(super) fn held(&self, tenant: Tenant, device: usize) -> u64 {
+        self.balances.get(&(tenant, device)).copied().unwrap_or_default().held()
+    }
+
+    pub(super) fn is_open(&self, session: &SessionFacts) -> bool {
+        self.open_channels.contains(&session.channel)
+    }
+
+    /// A session lets go of a part.
+    pub(super) fn drop_hold(&mut self, id: SessionId, part: PartRef) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if let Some((hold, extent)) = session.holds.remove(&part) {
+            if hold == Hold::Offered {
+                session.in_flight -= 1;
+                if session.in_flight == 0 {
+                    session.owes_since = None;
+                }
+            }
+            if let Some(extent) = self.extents.get_mut(&extent) {
+                extent.mappers.remove(&id);
+            }
+        }
+    }
+
+    /// The session maps nothing any more, for certain.
+    pub(super) fn session_gone(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.gone = true;
+        let parts: Vec<_> = session.holds.keys().copied().collect();
+        parts.into_iter().for_each(|part| self.drop_hold(id, part));
+    }
+}

@@ -1,0 +1,169 @@
+//! An observer that knows only what goes in and what comes out, and says what must be so.
+//!
+//! [`facts`] is what it has seen. One invariant a file beside it: each looks at an event, a command, or what the core
+//! shows, and compares. Nothing here calls the core's ledger or tables; getters of [`Broker`] are what is judged.
+
+mod admission;
+mod callers;
+mod calls;
+mod deadlines;
+mod drained;
+mod draining;
+mod extents;
+mod facts;
+mod frames;
+mod ids;
+mod kills;
+mod ledger;
+mod lies;
+mod lifetimes;
+mod observe;
+mod packets;
+mod repeats;
+mod sealing;
+mod visibility;
+
+use broker_core::{
+    Broker, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Time,
+    invariants::Violation,
+};
+use vramd_types::Quantity;
+
+use facts::{Call, DeviceFacts, Facts, book_of};
+use ids::Ids;
+use repeats::Repeats;
+
+#[derive(Debug)]
+pub struct Oracle {
+    facts: Facts,
+    ids: Ids,
+    repeats: Repeats,
+    limits: Limits,
+    default_limit: Quantity,
+    sessions_reserved: u64,
+    step: Step,
+    broken: Vec<Violation>,
+}
+
+/// The event that is being handled, and what came of it so far.
+#[derive(Debug, Default)]
+struct Step {
+    call: Option<(broker_core::CallId, Call)>,
+    expected: Option<Refusal>,
+    repeat: repeats::Expected,
+    /// A session whose answer did not fit.
+    liar: Option<vramd_types::SessionId>,
+    by_client: bool,
+    answer: Option<Outcome>,
+    created: usize,
+    touched: Vec<(facts::Tenant, usize)>,
+    committed: Vec<u128>,
+    gone: Vec<vramd_types::SessionId>,
+    pending: usize,
+    /// An allocation that the driver has read.
+    digested: Option<vramd_types::AllocationId>,
+    /// The driver or the disk has just said that it failed.
+    failure_told: bool,
+}
+
+impl Oracle {
+    pub fn new(config: &Config, stored: &StoredQuotas) -> Self {
+        let mut oracle = Self {
+            facts: Facts::default(),
+            ids: Ids::default(),
+            repeats: Repeats::default(),
+            limits: config.limits.clone(),
+            default_limit: config.default_limit,
+            sessions_reserved: u64::from(config.sessions_reserved),
+            step: Step::default(),
+            broken: Vec::new(),
+        };
+        oracle.restart(config, stored);
+        oracle
+    }
+
+    /// A new life of the daemon: all is forgotten but what is on disk, and which ids were given out.
+    pub fn restart(&mut self, config: &Config, stored: &StoredQuotas) {
+        let device = |device: &broker_core::DeviceConfig| DeviceFacts {
+            uuid: device.uuid.clone(),
+            share: device.share.get(),
+            context: device.context_bytes.get(),
+            unbrokered: 0,
+            contexts: 0,
+        };
+        self.facts = Facts {
+            now: self.facts.now,
+            devices: config.devices.iter().map(device).collect(),
+            book: book_of(stored),
+            ..Facts::default()
+        };
+        self.repeats.restart(stored);
+        self.learn_tenants();
+        self.step = Step::default();
+    }
+
+    /// Before the broker hears of it.
+    pub fn event(&mut self, now: Time, event: &Event, broker: &Broker) {
+        self.facts.now = now;
+        self.step = Step { committed: self.committed_all(), ..Step::default() };
+        self.step.pending = self.facts.calls.len();
+        self.observe_event(event, broker);
+    }
+
+    pub fn command(&mut self, command: &Command, broker: &Broker) {
+        self.learn_sealed(broker);
+        match command {
+            Command::Reply { call, outcome } => self.replied(*call, outcome, broker),
+            Command::Send { channel, frame } => match frame {
+                DaemonFrame::Welcome { session, .. } => self.welcomed(*channel, *session),
+                DaemonFrame::Map(parts) => {
+                    self.packet_sent(*channel, parts);
+                    self.parts_sent(*channel, parts);
+                }
+                DaemonFrame::Revoke { parts, .. } => self.revoked(*channel, parts),
+                DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
+            },
+            Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
+            Command::ForgetProcess { channel } => self.process_forgotten(*channel),
+            Command::KillProcess { channel } => self.killed(*channel),
+            Command::CreateExtent { extent, device, size, .. } => {
+                self.extent_ordered(*extent, usize::from(device.0), size.get());
+            }
+            Command::ReleaseExtent { extent } => self.extent_released(*extent),
+            Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),
+            Command::StoreQuotas(stored) => self.quotas_staged(stored),
+            Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
+                self.broken.push(Violation { invariant, detail: detail.clone() });
+            }
+            Command::Survey { .. } | Command::Notice(_) => {}
+        }
+    }
+
+    /// After the broker has done all that the event caused.
+    pub fn after(&mut self, broker: &Broker) {
+        self.learn_sealed(broker);
+        self.liar_is_quarantined();
+        self.answers_are_in_time();
+        self.admitted();
+        self.repeated_without_effect();
+        self.queue_is_bounded();
+        self.refused_as_expected();
+        self.what_lived_by_sessions_ends(broker);
+        for (tenant, device) in std::mem::take(&mut self.step.touched) {
+            self.compare_account(tenant, device, broker);
+        }
+    }
+
+    pub fn take_broken(&mut self) -> Vec<Violation> {
+        std::mem::take(&mut self.broken)
+    }
+
+    fn expect(&mut self, invariant: &'static str, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.broken.push(Violation { invariant, detail: what() });
+        }
+    }
+}
+
+/// What came of a call.
+type Outcome = Result<Reply, Refusal>;

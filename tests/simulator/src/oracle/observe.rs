@@ -1,0 +1,202 @@
+//! Learning from events and commands; judging is elsewhere.
+
+use broker_core::{
+    Broker, ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, StoredQuotas,
+};
+use vramd_types::SessionId;
+
+use super::{
+    Oracle,
+    facts::{Asked, Call, ExtentPhase, Hold, SessionFacts, book_of},
+};
+
+impl Oracle {
+    pub(super) fn observe_event(&mut self, event: &Event, broker: &Broker) {
+        match event {
+            Event::Hello { channel, hello } => {
+                for old in &hello.unmapped_sessions {
+                    let same = |session: &SessionFacts| (session.pid, session.uid) == (hello.pid, hello.uid);
+                    if self.facts.sessions.get(old).is_some_and(|session| same(session) && !session.gone) {
+                        self.lost(*old);
+                    }
+                }
+                self.facts.open_channels.insert(*channel);
+                self.facts.hellos.insert(*channel, hello.clone());
+            }
+            Event::Frame { channel, frame } => self.observe_frame(*channel, frame),
+            Event::Malformed { channel, .. } => {
+                let session = self.facts.on_channel.get(channel).copied();
+                let open = self.facts.open_channels.contains(channel);
+                self.step.liar = session.filter(|_| open);
+            }
+            Event::ChannelEnded { channel } => _ = self.facts.open_channels.remove(channel),
+            Event::ProcessEnded { channel } => {
+                self.facts.open_channels.remove(channel);
+                if let Some(session) = self.facts.on_channel.get(channel).copied() {
+                    self.lost(session);
+                }
+            }
+            Event::Client { call, session, peer, key, request } => {
+                let asked = Asked::Client { session: *session, peer: *peer, request: request.clone() };
+                self.called(*call, Call { asked, key: *key });
+            }
+            Event::Operator { call, uid, key, request } => {
+                let asked = Asked::Operator { uid: *uid, request: request.clone() };
+                self.called(*call, Call { asked, key: *key });
+                self.observe_operator(request);
+            }
+            Event::Completion(completion) => self.observe_completion(completion, broker),
+            Event::QuotasStored { result } => {
+                self.step.failure_told = result.is_err();
+                let staged = self.facts.staged.take();
+                self.facts.quotas.clear();
+                if let (Ok(()), Some(book)) = (result, staged) {
+                    self.facts.book = book;
+                }
+            }
+            Event::Tick => {}
+        }
+    }
+
+    fn lost(&mut self, session: SessionId) {
+        if self.facts.sessions.get(&session).is_some_and(|session| !session.gone) {
+            self.step.gone.push(session);
+            self.facts.session_gone(session);
+        }
+    }
+
+    fn observe_operator(&mut self, request: &OperatorRequest) {
+        if let OperatorRequest::EndSession { session, kill } = request
+            && self.step.repeat.is_new()
+            && self.step.pending < self.limits.pending_requests_max
+            && let Some(session) = self.facts.sessions.get_mut(session)
+        {
+            session.ending = true;
+            session.kill_asked |= kill;
+        }
+        if let OperatorRequest::Drain { draining } = request
+            && self.step.repeat.is_new()
+            && self.step.pending < self.limits.pending_requests_max
+        {
+            self.facts.draining = *draining;
+        }
+    }
+
+    fn observe_frame(&mut self, channel: ChannelId, frame: &ClientFrame) {
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
+        if !self.facts.open_channels.contains(&channel) {
+            return;
+        }
+        let fits = match frame {
+            ClientFrame::Mapped(parts) => parts.iter().all(|part| {
+                let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
+                match session.holds.get_mut(part) {
+                    Some((hold @ Hold::Offered, _)) => {
+                        *hold = Hold::Mapped;
+                        session.in_flight -= 1;
+                        if session.in_flight == 0 {
+                            session.owes_since = None;
+                        }
+                        true
+                    }
+                    _ => false,
+                }
+            }),
+            ClientFrame::Unmapped(parts) => parts.iter().all(|unmapped| {
+                let session = self.facts.sessions.get(&id);
+                let holds = session.is_some_and(|session| session.holds.contains_key(&unmapped.part));
+                self.facts.drop_hold(id, unmapped.part);
+                holds
+            }),
+        };
+        self.step.liar = (!fits).then_some(id);
+    }
+
+    fn observe_completion(&mut self, completion: &Completion, broker: &Broker) {
+        match completion {
+            Completion::Created { extent, result } => {
+                self.step.failure_told = result.is_err();
+                let Some(facts) = self.facts.extents.get_mut(extent) else { return };
+                let (owner, device, size) = (facts.owner, facts.device, facts.size);
+                facts.phase = ExtentPhase::Live;
+                let balance = self.facts.balance(owner, device);
+                balance.reserved -= size;
+                match result {
+                    Ok(()) => balance.settled += size,
+                    Err(_) => _ = self.facts.extents.remove(extent),
+                }
+                self.step.touched.push((owner, device));
+            }
+            Completion::Released { extent, returned } => self.observe_release(*extent, *returned),
+            Completion::Returned { extent } => {
+                let Some(facts) = self.facts.extents.remove(extent) else { return };
+                for (tenant, bytes) in facts.debts {
+                    self.facts.balance(tenant, facts.device).unreturned -= bytes;
+                    self.step.touched.push((tenant, facts.device));
+                }
+            }
+            Completion::Digested { allocation, result } => {
+                self.step.failure_told = result.is_err();
+                self.digest_done(*allocation);
+            }
+            Completion::Surveyed { device, unbrokered, contexts } => {
+                let device = &mut self.facts.devices[usize::from(device.0)];
+                device.unbrokered = unbrokered.get();
+                device.contexts = u64::from(*contexts);
+            }
+        }
+        let _ = broker;
+    }
+
+    /// What did not come back is owed in equal shares by those who were sent it, the first one taking the rest.
+    fn observe_release(&mut self, extent: vramd_types::ExtentId, returned: bool) {
+        let Some(facts) = self.facts.extents.get_mut(&extent) else { return };
+        let (owner, device, size) = (facts.owner, facts.device, facts.size);
+        let mut debts = Vec::new();
+        if !returned {
+            facts.phase = ExtentPhase::Unreturned;
+            let debtors = if facts.sent_to.is_empty() { vec![owner] } else { facts.sent_to.clone() };
+            let count = u64::try_from(debtors.len()).unwrap_or(1);
+            let share = size / count;
+            debts = debtors.into_iter().map(|debtor| (debtor, share)).collect();
+            debts[0].1 += size - share * count;
+            facts.debts.clone_from(&debts);
+        }
+        self.facts.balance(owner, device).settled -= size;
+        self.step.touched.push((owner, device));
+        for (tenant, bytes) in debts {
+            self.facts.balance(tenant, device).unreturned += bytes;
+            self.step.touched.push((tenant, device));
+        }
+        if returned {
+            self.facts.extents.remove(&extent);
+        }
+    }
+
+    pub(super) fn process_forgotten(&mut self, channel: ChannelId) {
+        self.facts.open_channels.remove(&channel);
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
+        // Only who holds nothing may be taken for gone: what it holds stays held until it is said to be otherwise.
+        if let Some(session) = self.facts.sessions.get_mut(&id)
+            && session.holds.is_empty()
+            && !session.gone
+        {
+            session.gone = true;
+            self.step.gone.push(id);
+        }
+    }
+
+    pub(super) fn quotas_staged(&mut self, stored: &StoredQuotas) {
+        let staged = book_of(stored);
+        self.quota_is_backed(&staged);
+        self.facts.staged = Some(staged);
+        self.facts.quotas.clear();
+    }
+
+    pub(super) fn request_of(call: &Call) -> Option<&ClientRequest> {
+        match &call.asked {
+            Asked::Client { request, .. } => Some(request),
+            Asked::Operator { .. } => None,
+        }
+    }
+}

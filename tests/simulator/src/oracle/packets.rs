@@ -1,0 +1,54 @@
+//! Descriptors go to open channels only, one unanswered packet a session, within the budgets.
+
+use broker_core::{ChannelId, MapPart, invariants::FDS_SENT};
+use vramd_types::SessionId;
+
+use super::Oracle;
+
+impl Oracle {
+    pub(super) fn welcomed(&mut self, channel: ChannelId, id: SessionId) {
+        self.is_new_session(id);
+        self.takes_new(id);
+        let Some(hello) = self.facts.hellos.remove(&channel) else {
+            return self.expect(FDS_SENT, false, || format!("{id} is welcomed, and nobody said hello"));
+        };
+        let tenant = self.facts.tenant(&hello.tenant);
+        self.facts.on_channel.insert(channel, id);
+        let session = super::facts::SessionFacts {
+            tenant,
+            pid: hello.pid,
+            uid: hello.uid,
+            channel,
+            gone: false,
+            ending: false,
+            kill_asked: false,
+            holds: Default::default(),
+            owes_since: None,
+            in_flight: 0,
+        };
+        self.facts.sessions.insert(id, session);
+    }
+
+    pub(super) fn packet_sent(&mut self, channel: ChannelId, parts: &[MapPart]) {
+        let open = self.facts.open_channels.contains(&channel);
+        self.expect(FDS_SENT, open, || format!("descriptors are sent on {channel:?}, which has ended"));
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else {
+            return self
+                .expect(FDS_SENT, false, || format!("descriptors are sent on {channel:?}, no session's"));
+        };
+        let Some(session) = self.facts.sessions.get(&id) else { return };
+        let (alive, unanswered, tenant) = (!session.gone, session.in_flight, session.tenant);
+        self.expect(FDS_SENT, alive, || format!("descriptors are sent to {id}, which is gone"));
+        self.expect(FDS_SENT, unanswered == 0, || format!("{id} has {unanswered} unanswered and gets more"));
+        let flying = |of: Option<usize>| -> usize {
+            let sessions = self.facts.sessions.values();
+            sessions.filter(|it| of.is_none_or(|of| of == it.tenant)).map(|it| it.in_flight).sum()
+        };
+        let (total, own) = (flying(None) + parts.len(), flying(Some(tenant)) + parts.len());
+        let (most, most_own) = (self.limits.fds_in_flight_max, self.limits.fds_in_flight_per_tenant_max);
+        self.expect(FDS_SENT, total <= most, || format!("{total} descriptors in flight, at most {most}"));
+        self.expect(FDS_SENT, own <= most_own, || {
+            format!("{own} in flight of one tenant, at most {most_own}")
+        });
+    }
+}

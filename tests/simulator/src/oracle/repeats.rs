@@ -1,0 +1,170 @@
+//! A repeated request does nothing and is answered as the first; its id with other content is refused.
+
+use std::collections::BTreeMap;
+
+use broker_core::{
+    CallId, ClientRequest, OperatorRequest, Refusal, Reply, StoredQuotas, invariants::REPEATS,
+};
+use vramd_types::SessionId;
+
+use super::{
+    Oracle, Outcome,
+    facts::{Asked, Call},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Requester {
+    Session(SessionId),
+    Operator(u32),
+}
+
+/// Who, which method, which id.
+type Name = (Requester, u8, [u8; 16]);
+
+#[derive(Debug)]
+struct Entry {
+    fingerprint: [u8; 16],
+    /// What was answered; `None` while it is under way.
+    done: Option<String>,
+}
+
+/// What was asked under an id.
+#[derive(Debug, Default)]
+pub(super) struct Repeats(BTreeMap<Name, Entry>);
+
+/// What the call that is being handled is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Expected {
+    #[default]
+    New,
+    Running,
+    Done,
+    Reused,
+}
+
+impl Expected {
+    pub(super) const fn is_new(self) -> bool {
+        matches!(self, Self::New)
+    }
+}
+
+impl Repeats {
+    /// Only what was stored with the quotas is remembered.
+    pub(super) fn restart(&mut self, stored: &StoredQuotas) {
+        self.0.clear();
+        for row in &stored.requests {
+            let (method, done) = match row.deleted {
+                true => (SET_QUOTA + 1, "QuotaDeleted".to_owned()),
+                false => (SET_QUOTA, format!("QuotaSet {} {}", row.tenant, row.device)),
+            };
+            let entry = Entry { fingerprint: row.fingerprint, done: Some(done) };
+            self.0.insert((Requester::Operator(row.uid), method, row.id), entry);
+        }
+    }
+}
+
+const SET_QUOTA: u8 = 5;
+
+fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
+    let key = call.key?;
+    let (requester, method) = match &call.asked {
+        Asked::Client { session, request, .. } => {
+            let method = match request {
+                ClientRequest::AllocateBatch(_) => 0,
+                ClientRequest::FreeBatch(_) => 1,
+                ClientRequest::Attach(_) => 2,
+                ClientRequest::Detach(_) => 3,
+                ClientRequest::Seal(_) => 4,
+            };
+            (Requester::Session(*session), method)
+        }
+        Asked::Operator { uid, request } => {
+            let method = match request {
+                OperatorRequest::SetQuota { .. } => SET_QUOTA,
+                OperatorRequest::DeleteQuota { .. } => SET_QUOTA + 1,
+                OperatorRequest::EndSession { .. } => SET_QUOTA + 2,
+                OperatorRequest::FreeAllocation(_) => SET_QUOTA + 3,
+                OperatorRequest::Drain { .. } => SET_QUOTA + 4,
+            };
+            (Requester::Operator(*uid), method)
+        }
+    };
+    Some(((requester, method, key.id), key.fingerprint))
+}
+
+/// What must be the same each time.
+fn summary(reply: &Reply) -> String {
+    match reply {
+        Reply::Allocated(views) => format!("{:?}", views.iter().map(|view| view.id).collect::<Vec<_>>()),
+        Reply::Attached(view) | Reply::Sealed(view) => view.id.to_string(),
+        Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
+        Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
+        Reply::Drained { .. } => "Drained".to_owned(),
+        Reply::Released(_) | Reply::SessionEnded { .. } | Reply::AllocationFreed { .. } => {
+            format!("{reply:?}")
+        }
+    }
+}
+
+impl Oracle {
+    /// What the call is, and, if its id stands for something else, how it must be refused.
+    pub(super) fn recall(&mut self, call: &Call) -> Option<Refusal> {
+        let (name, fingerprint) = name_of(call)?;
+        self.step.repeat = match self.repeats.0.get(&name) {
+            None => {
+                self.repeats.0.insert(name, Entry { fingerprint, done: None });
+                Expected::New
+            }
+            Some(entry) if entry.fingerprint != fingerprint => Expected::Reused,
+            Some(Entry { done: None, .. }) => Expected::Running,
+            Some(_) => Expected::Done,
+        };
+        (self.step.repeat == Expected::Reused).then_some(Refusal::RequestIdReused { request_id: name.2 })
+    }
+
+    /// An answer to a call with an id.
+    pub(super) fn remember(&mut self, id: CallId, call: &Call, outcome: &Outcome) {
+        let Some((name, fingerprint)) = name_of(call) else { return };
+        let is_current = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
+        let repeat = if is_current { self.step.repeat } else { Expected::Running };
+        if repeat == Expected::Reused || (is_current && self.step.expected.is_some()) {
+            return;
+        }
+        let Some(entry) = self.repeats.0.get_mut(&name).filter(|entry| entry.fingerprint == fingerprint)
+        else {
+            return;
+        };
+        match (outcome, &entry.done) {
+            (Ok(reply), None) => entry.done = Some(summary(reply)),
+            (Ok(reply), Some(first)) => {
+                let (first, again) = (first.clone(), summary(reply));
+                self.expect(REPEATS, first == again, || format!("{id:?}: {again} after {first}"));
+            }
+            // The first one, and all that joined it, are refused together; one more may find the queue full.
+            (Err(_), None) if !is_current || repeat == Expected::New => _ = self.repeats.0.remove(&name),
+            (Err(Refusal::QueueFull { .. }), None) => {}
+            (Err(refusal), None) => {
+                let detail = format!("{id:?} repeats what is under way, and is refused: {refusal:?}");
+                self.expect(REPEATS, false, || detail);
+            }
+            (Err(Refusal::AllocationNotFound { .. }), Some(_)) => {}
+            (Err(refusal), Some(first)) => {
+                let detail = format!("{id:?} is refused with {refusal:?} after {first}");
+                // Those who joined the first are answered with it: what is done is so only for later ones.
+                self.expect(REPEATS, !is_current, || detail);
+            }
+        }
+    }
+
+    /// After the event: a repetition made nothing, and what is done is answered at once.
+    pub(super) fn repeated_without_effect(&mut self) {
+        let (created, repeat) = (self.step.created, self.step.repeat);
+        self.expect(REPEATS, repeat.is_new() || created == 0, || {
+            format!("a repeated request made {created} extents")
+        });
+        let answered = self.step.answer.is_some();
+        self.expect(REPEATS, repeat != Expected::Done || answered, || {
+            "a repeated request that is done is not answered".to_owned()
+        });
+    }
+}

@@ -1,0 +1,78 @@
+//! What goes wrong, and how often in this world.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::dice::Dice;
+
+macro_rules! faults {
+    ($($fault:ident = $name:literal, $usual:literal;)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Fault {
+            $($fault,)*
+        }
+
+        impl Fault {
+            pub const ALL: &'static [Self] = &[$(Self::$fault),*];
+
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$fault => $name,)*
+                }
+            }
+
+            /// How often, of a thousand chances, where it happens at all.
+            const fn usual(self) -> u64 {
+                match self {
+                    $(Self::$fault => $usual,)*
+                }
+            }
+        }
+    };
+}
+
+faults! {
+    OutOfMemory = "out-of-memory", 30;
+    CreateFails = "create-fails", 20;
+    DigestFails = "digest-fails", 80;
+    StoreFails = "store-fails", 150;
+    Delayed = "delayed", 50;
+    LostCompletion = "lost-completion", 4;
+    Clung = "clung", 60;
+    Outsiders = "outsiders", 500;
+    MapFails = "map-fails", 30;
+    Crash = "crash", 4;
+    Stop = "stop", 10;
+    ChannelCut = "channel-cut", 4;
+    Malformed = "malformed", 2;
+    Lies = "lies", 60;
+    DriverLost = "driver-lost", 1;
+    SlowAnswers = "slow-answers", 30;
+}
+
+/// The rates of one world. A third of all kinds does not happen at all in it, so that worlds differ.
+#[derive(Clone, Debug)]
+pub struct Faults(BTreeMap<Fault, u64>);
+
+impl Faults {
+    pub(super) fn draw(dice: &mut Dice, without: &BTreeSet<Fault>) -> Self {
+        let calm = dice.chance(100);
+        let drawn = Fault::ALL.iter().map(|fault| {
+            let rate = match dice.roll(3) {
+                0 => 0,
+                1 => fault.usual(),
+                _ => fault.usual().div_ceil(3),
+            };
+            (*fault, if calm || without.contains(fault) { 0 } else { rate })
+        });
+        Self(drawn.collect())
+    }
+
+    pub fn rate(&self, fault: Fault) -> u64 {
+        self.0.get(&fault).copied().unwrap_or_default()
+    }
+
+    /// From here on nothing goes wrong.
+    pub fn stop(&mut self) {
+        self.0.clear();
+    }
+}

@@ -1,0 +1,82 @@
+//! What a seed says of its world: devices, limits, tenants with their ways, and how often what goes wrong.
+
+mod fault;
+mod node;
+mod script;
+
+pub use fault::{Fault, Faults};
+pub use script::Script;
+
+use std::collections::BTreeSet;
+
+use broker_core::{Bug, Config, StoredQuotas};
+
+use crate::dice::Dice;
+
+/// A run: the seed, and what is left out of what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub seed: u64,
+    pub events: u64,
+    pub bug: Option<Bug>,
+    pub without: BTreeSet<Fault>,
+    /// Seats whose processes do nothing, and [`OPERATORS`].
+    pub idle: BTreeSet<usize>,
+    /// Actions, by number, that are not done.
+    pub skip: BTreeSet<u64>,
+}
+
+/// The seat of the operators.
+pub const OPERATORS: usize = 100;
+
+impl Plan {
+    pub fn new(seed: u64, events: u64) -> Self {
+        Self {
+            seed,
+            events,
+            bug: None,
+            without: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            skip: BTreeSet::new(),
+        }
+    }
+}
+
+/// Where client processes sit, one after the other.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    pub tenant: &'static str,
+    pub script: Script,
+    /// UUIDs that its processes see; `None` is all.
+    pub devices: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub config: Config,
+    pub stored: StoredQuotas,
+    pub seats: Vec<Seat>,
+    pub faults: Faults,
+    /// Mean microseconds between two acts of one process.
+    pub think_micros: u64,
+}
+
+pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
+
+impl Scenario {
+    pub fn of(plan: &Plan) -> Self {
+        let mut dice = Dice::new(plan.seed, 0);
+        let config = node::config(&mut dice);
+        let stored = node::stored(&mut dice, &config);
+        let tenants = usize::try_from(dice.between(2, 5)).unwrap_or(2);
+        let uuids: Vec<_> = config.devices.iter().map(|device| device.uuid.clone()).collect();
+        let seats = (0..dice.between(3, 9))
+            .map(|_| {
+                let some = dice.chance(150).then(|| vec![uuids[dice.index(uuids.len())].clone()]);
+                Seat { tenant: TENANTS[dice.index(tenants)], script: dice.one(&Script::ALL), devices: some }
+            })
+            .collect();
+        let faults = Faults::draw(&mut dice, &plan.without);
+        Self { config, stored, seats, faults, think_micros: dice.one(&[300, 1_000, 4_000]) }
+    }
+}

@@ -1,0 +1,86 @@
+//! The node of a world: small devices and narrow bounds, so that everything that can be full is full sometimes.
+
+use std::time::Duration;
+
+use broker_core::{Config, DeviceConfig, Limits, StoredQuota, StoredQuotas, Tier};
+use vramd_types::{Bytes, Quantity};
+
+use super::TENANTS;
+use crate::dice::Dice;
+
+pub(super) fn config(dice: &mut Dice) -> Config {
+    let devices = (0..dice.between(1, 2))
+        .map(|index| {
+            let total = Bytes::mib(32 + dice.small(12) * 16);
+            let share = match dice.chance(300) {
+                true => Bytes::new(total.get() / 10 * 9),
+                false => total,
+            };
+            DeviceConfig {
+                uuid: format!("GPU-{index}"),
+                name: "sim".to_owned(),
+                total,
+                share,
+                context_bytes: if dice.chance(250) { Bytes::mib(2) } else { Bytes::ZERO },
+                makes_fixed: dice.chance(600),
+            }
+        })
+        .collect();
+    Config {
+        boot_epoch: 1,
+        devices,
+        part_size: Bytes::mib(dice.one(&[2, 4, 8])),
+        default_limit: dice.one(&[
+            Quantity::Percent(100),
+            Quantity::Percent(100),
+            Quantity::Percent(60),
+            Quantity::Bytes(Bytes::mib(24)),
+        ]),
+        sessions_reserved: dice.small(3),
+        limits: limits(dice),
+    }
+}
+
+fn limits(dice: &mut Dice) -> Limits {
+    let mut one = |usual: usize, tight: usize| if dice.chance(200) { tight } else { usual };
+    Limits {
+        sessions_max: one(32, 4),
+        sessions_per_tenant_max: one(16, 3),
+        allocations_per_tenant_max: one(200, 12),
+        parts_per_tenant_max: one(1000, 24),
+        extents_max: one(2000, 40),
+        batch_items_max: one(16, 3),
+        readers_max: one(8, 2),
+        pending_requests_max: one(64, 8),
+        pending_requests_per_tenant_max: one(32, 5),
+        fds_in_flight_max: one(64, 6),
+        fds_in_flight_per_tenant_max: one(32, 4),
+        map_answer_timeout: Duration::from_millis(dice.one(&[5, 20, 60])),
+        revoke_answer_timeout: Duration::from_millis(dice.one(&[5, 15, 40])),
+        survey_interval: Duration::from_millis(dice.one(&[20, 50, 200])),
+    }
+}
+
+/// Quotas from an earlier life, small enough to be backed.
+pub(super) fn stored(dice: &mut Dice, config: &Config) -> StoredQuotas {
+    let mut quotas = Vec::new();
+    for tenant in TENANTS {
+        if dice.chance(400) {
+            let device = match dice.roll(4) {
+                0 | 1 => "*".to_owned(),
+                2 => config.devices[0].uuid.clone(),
+                _ => "GPU-absent".to_owned(),
+            };
+            let guarantee = Quantity::Bytes(Bytes::mib(dice.small(4) * 2));
+            let limit = Quantity::Bytes(Bytes::mib(8 + dice.small(40)));
+            quotas.push(StoredQuota {
+                tenant: tenant.to_owned(),
+                device,
+                tier: Tier::Device,
+                guarantee,
+                limit,
+            });
+        }
+    }
+    StoredQuotas { quotas, requests: Vec::new() }
+}

@@ -1,0 +1,76 @@
+//! The ways of client processes.
+
+/// What a process is like. All of them do everything now and then; the weights differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Script {
+    /// Allocates, seals, attaches and frees.
+    Steady,
+    /// Takes until it is refused, and frees late.
+    Greedy,
+    /// Sleeps long, then calls many times at once.
+    Bursty,
+    /// Ends in the middle of things.
+    Crashing,
+    /// Frees nothing, and keeps descriptors of what it unmapped.
+    Leaking,
+    /// Answers nothing for a while.
+    Stopped,
+    /// Says what is not so.
+    Lying,
+}
+
+/// How often, relative to each other, a process does what.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights {
+    pub allocate: u64,
+    pub free: u64,
+    pub detach: u64,
+    pub seal: u64,
+    pub attach: u64,
+    pub repeat: u64,
+    pub ask: u64,
+    pub unmap: u64,
+    pub reopen: u64,
+    pub leave: u64,
+}
+
+impl Script {
+    pub const ALL: [Self; 7] =
+        [Self::Steady, Self::Greedy, Self::Bursty, Self::Crashing, Self::Leaking, Self::Stopped, Self::Lying];
+
+    pub const fn weights(self) -> Weights {
+        let usual = Weights {
+            allocate: 24,
+            free: 16,
+            detach: 8,
+            seal: 14,
+            attach: 14,
+            repeat: 8,
+            ask: 6,
+            unmap: 3,
+            reopen: 1,
+            leave: 1,
+        };
+        match self {
+            Self::Steady | Self::Bursty | Self::Stopped | Self::Lying => usual,
+            Self::Greedy => Weights { allocate: 50, free: 10, ..usual },
+            Self::Crashing => Weights { leave: 4, ..usual },
+            Self::Leaking => Weights { free: 2, detach: 12, ..usual },
+        }
+    }
+
+    /// How many times the usual rate a process of this kind makes trouble of its own kind.
+    pub const fn factor(self, of: Self) -> u64 {
+        if matches!(
+            (self, of),
+            (Self::Crashing, Self::Crashing)
+                | (Self::Leaking, Self::Leaking)
+                | (Self::Stopped, Self::Stopped)
+                | (Self::Lying, Self::Lying)
+        ) {
+            6
+        } else {
+            1
+        }
+    }
+}

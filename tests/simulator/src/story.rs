@@ -1,0 +1,58 @@
+//! The trace of a run, for people and for comparing two runs byte by byte.
+//!
+//! Writing costs more than simulating, so most runs tell nothing: what they did can be told again from the seed.
+
+use std::collections::VecDeque;
+
+use broker_core::{Command, Event, Time};
+
+#[derive(Debug)]
+pub enum Story {
+    Untold,
+    /// The last lines.
+    Last {
+        lines: VecDeque<String>,
+        most: usize,
+    },
+    /// Every line.
+    Whole(Vec<String>),
+}
+
+impl Story {
+    pub const fn last(most: usize) -> Self {
+        Self::Last { lines: VecDeque::new(), most }
+    }
+
+    pub fn say(&mut self, now: Time, what: impl FnOnce() -> String) {
+        match self {
+            Self::Untold => {}
+            Self::Last { lines, most } => {
+                if lines.len() == *most {
+                    lines.pop_front();
+                }
+                lines.push_back(line(now, &what()));
+            }
+            Self::Whole(lines) => lines.push(line(now, &what())),
+        }
+    }
+
+    pub fn event(&mut self, now: Time, number: u64, event: &Event) {
+        self.say(now, || format!("#{number} ► {event:?}"));
+    }
+
+    pub fn command(&mut self, now: Time, command: &Command) {
+        self.say(now, || format!("        ◄ {command:?}"));
+    }
+
+    pub fn lines(&self) -> Vec<&str> {
+        match self {
+            Self::Untold => Vec::new(),
+            Self::Last { lines, .. } => lines.iter().map(String::as_str).collect(),
+            Self::Whole(lines) => lines.iter().map(String::as_str).collect(),
+        }
+    }
+}
+
+fn line(now: Time, what: &str) -> String {
+    format!("{:>10} µs {what}", now.as_micros())
+}

@@ -1,0 +1,181 @@
+//! Connections: opening, sending in order, and the ways in which they end.
+
+use broker_core::{CallId, ChannelId, DaemonFrame, Event, Hello, Refusal, Reply};
+use vramd_types::SessionId;
+
+use super::{
+    World,
+    driver::soon,
+    process::{Channel, Known, Process, UID},
+    queue::Happening,
+};
+
+/// How many recent allocations are remembered for those who guess.
+const RECENT_MAX: usize = 48;
+
+impl World {
+    /// A new process sits down.
+    pub(super) fn spawn(&mut self, seat: usize) {
+        self.last_pid += 1;
+        let pid = self.last_pid;
+        self.processes.insert(pid, Process::new(pid, seat));
+        self.seats[seat] = Some(pid);
+        self.open_channel(pid, Vec::new());
+    }
+
+    /// Says hello on a new channel; `unmapped` are its earlier sessions of which it says that it unmapped all.
+    pub(super) fn open_channel(&mut self, pid: u32, unmapped: Vec<SessionId>) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        self.last_channel += 1;
+        let channel = ChannelId(self.last_channel);
+        process.channel = Some(channel);
+        let seat = &self.scenario.seats[process.seat];
+        let hello = Hello {
+            tenant: seat.tenant.to_owned(),
+            pid,
+            uid: UID,
+            client_name: format!("{:?}", seat.script),
+            devices: seat.devices.clone(),
+            unmapped_sessions: unmapped,
+        };
+        self.channels.insert(channel, Channel::new(pid));
+        self.send_up(channel, Event::Hello { channel, hello });
+    }
+
+    /// Queues what a client sends on its channel: it arrives in order.
+    pub(super) fn send_up(&mut self, id: ChannelId, event: Event) {
+        let usual = soon(&mut self.links, self.now, 5, 120);
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        let when = usual.max(channel.last_arrival.after(std::time::Duration::from_micros(1)));
+        channel.last_arrival = when;
+        self.queue.at(when, self.life, Happening::Arrive(event));
+    }
+
+    /// Something reaches the shell: of a process that is of no interest its end is not reported.
+    pub(super) fn arrive(&mut self, event: Event) {
+        if let Event::ProcessEnded { channel } = &event
+            && self.channels.get(channel).is_none_or(|channel| !channel.watched)
+        {
+            return;
+        }
+        self.tell(event);
+    }
+
+    pub(super) fn deliver(&mut self, id: ChannelId, frame: DaemonFrame) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        if !channel.client_open || !channel.broker_open {
+            return;
+        }
+        if let DaemonFrame::Map(parts) = &frame
+            && let Some(process) = self.processes.get_mut(&channel.pid)
+        {
+            // In the socket already: whoever holds that holds these.
+            parts.iter().for_each(|part| process.hold(part.extent));
+        }
+        channel.inbox.push_back(frame);
+        self.wake_worker(id);
+    }
+
+    pub(super) fn wake_worker(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        if !channel.working && !channel.inbox.is_empty() {
+            channel.working = true;
+            let when = soon(&mut self.links, self.now, 5, 150);
+            self.queue.at(when, 0, Happening::Work(id));
+        }
+    }
+
+    pub(super) fn close_by_broker(&mut self, id: ChannelId) {
+        if let Some(channel) = self.channels.get_mut(&id) {
+            channel.broker_open = false;
+            self.send_up(id, Event::ChannelEnded { channel: id });
+        }
+    }
+
+    /// The client closes: what lies in its socket is lost with it.
+    pub(super) fn close_by_client(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        if !std::mem::take(&mut channel.client_open) {
+            return;
+        }
+        let unread: Vec<_> = channel.inbox.drain(..).collect();
+        if let Some(process) = self.processes.get_mut(&channel.pid) {
+            for part in unread.iter().flat_map(|frame| match frame {
+                DaemonFrame::Map(parts) => &**parts,
+                _ => &[],
+            }) {
+                process.drop_hold(part.extent);
+            }
+        }
+        self.send_up(id, Event::ChannelEnded { channel: id });
+    }
+
+    /// The process is no more, and with it all that it held.
+    pub(super) fn die(&mut self, pid: u32) {
+        let Some(process) = self.processes.remove(&pid) else { return };
+        self.seats.iter_mut().filter(|seat| **seat == Some(pid)).for_each(|seat| *seat = None);
+        self.story.say(self.now, || format!("process {pid} of seat {} ends", process.seat));
+        let of_process = self.channels.iter().filter(|(_, channel)| channel.pid == pid);
+        let ids: Vec<_> = of_process.map(|(id, _)| *id).collect();
+        for id in ids {
+            // The end of the channel and that of the process are heard of in either order, or the one alone.
+            let end = Event::ProcessEnded { channel: id };
+            match self.links.roll(3) {
+                0 => {
+                    self.close_by_client(id);
+                    self.send_up(id, end);
+                }
+                1 => {
+                    self.send_up(id, end);
+                    self.close_by_client(id);
+                }
+                _ => self.send_up(id, end),
+            }
+            if let Some(channel) = self.channels.get_mut(&id) {
+                channel.client_open = false;
+                channel.inbox.clear();
+                channel.mapped.clear();
+            }
+        }
+    }
+
+    pub(super) fn resume(&mut self, pid: u32) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.stopped = false;
+            let of_process = self.channels.iter().filter(|(_, channel)| channel.pid == pid);
+            let ids: Vec<_> = of_process.map(|(id, _)| *id).collect();
+            ids.into_iter().for_each(|id| self.wake_worker(id));
+        }
+    }
+
+    /// What the answer teaches its caller.
+    pub(super) fn answered(&mut self, call: CallId, outcome: Result<Reply, Refusal>) {
+        let caller = self.calls.remove(&call).flatten();
+        if let Ok(Reply::Allocated(views)) = &outcome {
+            self.recent.extend(views.iter().map(|view| view.id));
+            while self.recent.len() > RECENT_MAX {
+                self.recent.pop_front();
+            }
+        }
+        let Some(process) = caller.and_then(|pid| self.processes.get_mut(&pid)) else { return };
+        match outcome {
+            Ok(Reply::Allocated(views)) => {
+                for view in views.iter().filter(|view| view.owner == process.session) {
+                    if process.known.iter().all(|known| known.id != view.id) {
+                        process.known.push(Known { id: view.id, own: true });
+                    }
+                }
+            }
+            Ok(Reply::Attached(view)) if process.known.iter().all(|known| known.id != view.id) => {
+                process.known.push(Known { id: view.id, own: false });
+            }
+            Ok(Reply::Released(items)) => {
+                process.known.retain(|known| items.iter().all(|(id, _)| *id != known.id || known.own));
+            }
+            Err(Refusal::SessionLost { session }) if process.session == Some(session) => {
+                process.lose_session();
+            }
+            _ => {}
+        }
+    }
+}

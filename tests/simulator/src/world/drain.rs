@@ -1,0 +1,69 @@
+//! Peace: no more faults, nobody begins anything. Then every call is answered, every process leaves, operators free
+//! what was meant to stay, and nothing may be left.
+
+use std::time::Duration;
+
+use broker_core::{OperatorRequest, Target, Time};
+use vramd_types::Bytes;
+
+use super::{DRAIN_EVENTS_MAX, World, queue::Happening};
+use crate::failure::Failure;
+
+impl World {
+    pub(super) fn drain(&mut self) -> Result<(), Failure> {
+        self.story.say(self.now, || "the faults stop".to_owned());
+        self.calm = true;
+        self.scenario.faults.stop();
+        self.driver.outside.fill(Bytes::ZERO);
+        let stopped: Vec<_> = self.processes.values().map(|process| process.pid).collect();
+        stopped.into_iter().for_each(|pid| self.resume(pid));
+        self.settle()?;
+        self.oracle.all_answered();
+
+        self.story.say(self.now, || "the processes leave".to_owned());
+        let pids: Vec<_> = self.processes.keys().copied().collect();
+        pids.into_iter().for_each(|pid| self.die(pid));
+        self.settle()?;
+        self.oracle.processes_left(&self.broker);
+        self.check();
+        self.fails()?;
+
+        self.story.say(self.now, || "operators free the rest".to_owned());
+        let (rest, _) = self.broker.list_allocations(None, None, usize::MAX);
+        for view in rest {
+            self.operator_call(None, OperatorRequest::FreeAllocation(Target::Id(view.id)));
+        }
+        self.settle()?;
+        self.oracle.all_answered();
+        self.oracle.drained(&self.broker);
+        self.oracle.compare_all(&self.broker);
+        let found = self.broker.check();
+        self.check();
+        if let Some(first) = found.into_iter().next() {
+            self.fail(first.invariant, first.detail);
+        }
+        self.fails()
+    }
+
+    /// Runs until nothing is under way, and every grace time and two surveys have passed.
+    fn settle(&mut self) -> Result<(), Failure> {
+        let limits = &self.scenario.config.limits;
+        let grace = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.survey_interval * 2;
+        let mut quiet_since: Option<Time> = None;
+        let last = self.events + DRAIN_EVENTS_MAX;
+        while self.events < last {
+            let only_timers = self.queue.is_empty();
+            match quiet_since {
+                Some(since) if only_timers && self.now > since.after(grace) => return Ok(()),
+                None if only_timers => quiet_since = Some(self.now),
+                _ => {}
+            }
+            if self.queue.is_empty() && self.broker.next_deadline().is_none() {
+                self.queue.at(self.now.after(Duration::from_millis(1)), 0, Happening::Outsiders);
+            }
+            self.step()?;
+        }
+        self.fail(broker_core::invariants::DRAINS, "it never comes to rest".to_owned());
+        self.fails()
+    }
+}

@@ -1,0 +1,207 @@
+//! A simulated driver: message-shaped, in virtual time, with a capacity, and with the truth about who holds what.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use broker_core::{Completion, CreateError, DigestSpan, Event, StoredQuotas, Time};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
+
+use super::{World, queue::Happening};
+use crate::{dice::Dice, scenario::Fault};
+
+#[derive(Clone, Debug)]
+pub(super) enum Job {
+    Create { extent: ExtentId, device: DeviceIndex, size: Bytes },
+    Release { extent: ExtentId },
+    Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
+    Survey { device: DeviceIndex, clients: usize },
+}
+
+/// One piece of physical memory, there as long as anybody holds it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) device: DeviceIndex,
+    pub(super) size: Bytes,
+    /// Held by the daemon.
+    pub(super) ours: bool,
+    /// Made by an earlier life of the daemon: nobody's by the books.
+    pub(super) orphan: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct SimDriver {
+    pub(super) dice: Dice,
+    pub(super) pieces: BTreeMap<ExtentId, Piece>,
+    /// Released, reported as not returned, and not reported back yet.
+    pub(super) awaited: BTreeSet<ExtentId>,
+    /// What processes hold that the broker does not know, by device.
+    pub(super) outside: Vec<Bytes>,
+}
+
+impl World {
+    pub(super) fn submit(&mut self, job: Job) {
+        let micros = match job {
+            Job::Create { .. } => self.driver.dice.between(10, 300),
+            Job::Release { .. } => self.driver.dice.between(10, 200),
+            Job::Digest { .. } => self.driver.dice.between(100, 2_000),
+            Job::Survey { .. } => self.driver.dice.between(50, 800),
+        };
+        let delay = Duration::from_micros(self.mishap(micros));
+        self.queue.at(self.now.after(delay), self.life, Happening::Done(job));
+    }
+
+    /// Some completions come late, and some are lost until somebody asks again.
+    fn mishap(&mut self, micros: u64) -> u64 {
+        if self.driver.dice.chance(self.scenario.faults.rate(Fault::LostCompletion)) {
+            return 300_000;
+        }
+        match self.driver.dice.chance(self.scenario.faults.rate(Fault::Delayed)) {
+            true => micros * 40,
+            false => micros,
+        }
+    }
+
+    pub(super) fn done(&mut self, job: Job) {
+        match job {
+            Job::Create { extent, device, size } => self.created(extent, device, size),
+            Job::Release { extent } => {
+                let held = self.is_held(extent);
+                if let Some(piece) = self.driver.pieces.get_mut(&extent) {
+                    piece.ours = false;
+                }
+                match held {
+                    true => _ = self.driver.awaited.insert(extent),
+                    false => _ = self.driver.pieces.remove(&extent),
+                }
+                self.tell(Event::Completion(Completion::Released { extent, returned: !held }));
+            }
+            Job::Digest { allocation, spans } => {
+                let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::DigestFails));
+                let result = match fails {
+                    true => Err("the device does not answer".to_owned()),
+                    false => Ok(digest_of(&spans)),
+                };
+                self.tell(Event::Completion(Completion::Digested { allocation, result }));
+            }
+            Job::Survey { device, clients } => self.surveyed(device, clients),
+        }
+    }
+
+    fn created(&mut self, extent: ExtentId, device: DeviceIndex, size: Bytes) {
+        let faults = &self.scenario.faults;
+        let (full, fails) = (faults.rate(Fault::OutOfMemory), faults.rate(Fault::CreateFails));
+        let on_device = self.driver.pieces.values().filter(|piece| piece.device == device);
+        let used: u128 = on_device.map(|piece| u128::from(piece.size.get())).sum();
+        let at = usize::from(device.0);
+        let (total, outside) = (self.scenario.config.devices[at].total, self.driver.outside[at]);
+        let fits = used + u128::from(outside.get()) + u128::from(size.get()) <= u128::from(total.get());
+        let result = if !fits || self.driver.dice.chance(full) {
+            Err(CreateError::OutOfMemory)
+        } else if self.driver.dice.chance(fails) {
+            Err(CreateError::Failed("the driver does not feel like it".to_owned()))
+        } else {
+            self.driver.pieces.insert(extent, Piece { device, size, ours: true, orphan: false });
+            Ok(())
+        };
+        self.tell(Event::Completion(Completion::Created { extent, result }));
+    }
+
+    /// Looks who holds what, as a driver does: independent of all books.
+    fn surveyed(&mut self, device: DeviceIndex, clients: usize) {
+        let awaited = self.driver.awaited.iter().copied();
+        let back: Vec<_> = awaited
+            .filter(|id| self.driver.pieces.get(id).is_some_and(|piece| piece.device == device))
+            .filter(|id| !self.is_held(*id))
+            .collect();
+        for extent in back {
+            self.driver.awaited.remove(&extent);
+            self.driver.pieces.remove(&extent);
+            self.tell(Event::Completion(Completion::Returned { extent }));
+        }
+        let orphans = self.driver.pieces.iter().filter(|(_, piece)| piece.orphan);
+        let gone: Vec<_> = orphans.map(|(id, _)| *id).filter(|id| !self.is_held(*id)).collect();
+        gone.iter().for_each(|id| _ = self.driver.pieces.remove(id));
+        let orphans = self.driver.pieces.values().filter(|piece| piece.orphan && piece.device == device);
+        let held = Bytes::checked_sum(orphans.map(|piece| piece.size)).unwrap_or(Bytes::MAX);
+        let unbrokered = held.saturating_add(self.driver.outside[usize::from(device.0)]);
+        let contexts = self.driver.dice.index(clients + 1);
+        let contexts = u32::try_from(contexts).unwrap_or(u32::MAX);
+        self.tell(Event::Completion(Completion::Surveyed { device, unbrokered, contexts }));
+    }
+
+    fn is_held(&self, extent: ExtentId) -> bool {
+        self.processes.values().any(|process| process.holds.contains_key(&extent))
+    }
+
+    pub(super) fn outsiders(&mut self) {
+        let rate = self.scenario.faults.rate(Fault::Outsiders);
+        for (at, device) in self.scenario.config.devices.iter().enumerate() {
+            let most = device.total.get() >> 20;
+            self.driver.outside[at] = match self.driver.dice.chance(rate) {
+                true => Bytes::mib(u32::try_from(self.driver.dice.roll(most / 2)).unwrap_or(0)),
+                false => Bytes::ZERO,
+            };
+        }
+        if !self.calm {
+            let again = Duration::from_micros(self.driver.dice.between(5_000, 100_000));
+            self.queue.at(self.now.after(again), 0, Happening::Outsiders);
+        }
+    }
+
+    pub(super) fn store(&mut self, content: StoredQuotas) {
+        let micros = self.driver.dice.between(100, 3_000);
+        let delay = Duration::from_micros(self.mishap(micros));
+        self.queue.at(self.now.after(delay), self.life, Happening::Stored(content));
+    }
+
+    pub(super) fn stored(&mut self, content: StoredQuotas) {
+        let result = match self.driver.dice.chance(self.scenario.faults.rate(Fault::StoreFails)) {
+            true => Err("no space left on device".to_owned()),
+            false => Ok(()),
+        };
+        if result.is_ok() {
+            self.disk = content;
+        }
+        self.tell(Event::QuotasStored { result });
+    }
+
+    /// The driver cannot go on, and the daemon with it. The next one begins with what is on disk; clients keep what
+    /// they map.
+    pub(super) fn restart(&mut self) {
+        self.life += 1;
+        self.scenario.config.boot_epoch += 1;
+        for channel in self.channels.values_mut() {
+            channel.broker_open = false;
+            channel.watched = false;
+        }
+        let held: BTreeSet<_> = self.processes.values().flat_map(|process| process.holds.keys()).collect();
+        self.driver.pieces.retain(|id, piece| {
+            (piece.ours, piece.orphan) = (false, true);
+            held.contains(id)
+        });
+        self.driver.awaited.clear();
+        for process in self.processes.values_mut() {
+            process.lose_session();
+        }
+        self.calls.clear();
+        self.boot();
+    }
+}
+
+/// What was read, so that a digest of something else is noticed.
+pub(crate) fn digest_of(spans: &[DigestSpan]) -> [u8; 32] {
+    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    for word in spans.iter().flat_map(|span| [span.extent.get(), span.bytes.get()]) {
+        sum = (sum ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
+    }
+    let mut digest = [0; 32];
+    digest[..8].copy_from_slice(&sum.to_be_bytes());
+    digest
+}
+
+/// A little after `now`.
+pub(super) fn soon(dice: &mut Dice, now: Time, low: u64, high: u64) -> Time {
+    now.after(Duration::from_micros(dice.between(low, high)))
+}

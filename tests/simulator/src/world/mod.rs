@@ -1,0 +1,262 @@
+//! The world around one broker: virtual time, a driver, a disk, client processes and operators.
+//!
+//! ```text
+//!   queue ──► an actor acts ──► event ──► oracle ──► broker ──► commands ──► oracle ──► driver, disk, inboxes ──► queue
+//!                                                       └─► invariants of what it touched; every 256 events all
+//! ```
+//! One thread, one seed: a run is a function of its [`Plan`].
+
+mod act;
+mod channel;
+mod drain;
+mod driver;
+mod lie;
+mod operator;
+mod process;
+mod queue;
+mod request;
+mod worker;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use broker_core::{Broker, CallId, ChannelId, Command, Event, StoredQuotas, Time};
+use vramd_types::{AllocationId, Bytes};
+
+use crate::{
+    coverage::Coverage,
+    dice::Dice,
+    failure::Failure,
+    oracle::Oracle,
+    scenario::{Plan, Scenario},
+    story::Story,
+};
+pub(crate) use driver::digest_of;
+use driver::{Job, SimDriver};
+use process::{Channel, Process};
+use queue::{Happening, Queue};
+
+/// All invariants, and the whole ledger against the oracle's, once in so many events.
+const CHECK_ALL_EVERY: u64 = 256;
+
+/// A run that cannot come to its end is stopped by this many events beyond its plan.
+const DRAIN_EVENTS_MAX: u64 = 200_000;
+
+#[derive(Debug)]
+pub struct World {
+    plan: Plan,
+    scenario: Scenario,
+    broker: Broker,
+    oracle: Oracle,
+    pub coverage: Coverage,
+    pub story: Story,
+    now: Time,
+    /// How many events the broker has taken.
+    pub events: u64,
+    /// How many acts, of whoever, were done: what shrinking leaves out.
+    pub acts: Vec<u64>,
+    failure: Option<Failure>,
+    /// The faults have stopped, and nobody begins anything.
+    calm: bool,
+    /// How often the daemon has started.
+    life: u64,
+    queue: Queue,
+    driver: SimDriver,
+    disk: StoredQuotas,
+    links: Dice,
+    processes: BTreeMap<u32, Process>,
+    seats: Vec<Option<u32>>,
+    channels: BTreeMap<ChannelId, Channel>,
+    /// Whose each unanswered call is; `None` for operators.
+    calls: BTreeMap<CallId, Option<u32>>,
+    operator_acts: u64,
+    operator_asked: Vec<(broker_core::RequestKey, broker_core::OperatorRequest)>,
+    /// Allocations that were made of late, for those who guess.
+    recent: VecDeque<AllocationId>,
+    /// How many turns each seat has had.
+    turns: Vec<u64>,
+    last_key: u64,
+    last_call: u64,
+    last_channel: u64,
+    last_pid: u32,
+}
+
+impl World {
+    pub fn new(plan: Plan, story: Story) -> Self {
+        let scenario = Scenario::of(&plan);
+        let disk = scenario.stored.clone();
+        let broker = Broker::new(scenario.config.clone(), disk.clone(), Time::START);
+        let driver = SimDriver {
+            dice: Dice::new(plan.seed, 1),
+            pieces: BTreeMap::new(),
+            awaited: Default::default(),
+            outside: vec![Bytes::ZERO; scenario.config.devices.len()],
+        };
+        let mut world = Self {
+            oracle: Oracle::new(&scenario.config, &disk),
+            broker,
+            coverage: Coverage::default(),
+            story,
+            now: Time::START,
+            events: 0,
+            acts: Vec::new(),
+            failure: None,
+            calm: false,
+            life: 0,
+            queue: Queue::default(),
+            driver,
+            disk,
+            links: Dice::new(plan.seed, 2),
+            processes: BTreeMap::new(),
+            seats: vec![None; scenario.seats.len()],
+            channels: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            operator_acts: 0,
+            operator_asked: Vec::new(),
+            recent: VecDeque::new(),
+            turns: vec![0; scenario.seats.len()],
+            last_key: 0,
+            last_call: 0,
+            last_channel: 0,
+            last_pid: 100,
+            scenario,
+            plan,
+        };
+        world.boot();
+        for seat in 0..world.seats.len() {
+            world.queue.at(Time::from_micros(u64::try_from(seat).unwrap_or(0)), 0, Happening::Act(seat));
+        }
+        world.queue.at(Time::from_micros(500), 0, Happening::Operate);
+        world.queue.at(Time::from_micros(900), 0, Happening::Outsiders);
+        world
+    }
+
+    /// A daemon starts, with what is on disk.
+    fn boot(&mut self) {
+        let config = self.scenario.config.clone();
+        self.story.say(self.now, || format!("the daemon starts, epoch {}", config.boot_epoch));
+        self.broker = Broker::new(config.clone(), self.disk.clone(), self.now);
+        self.broker.plant(self.plan.bug);
+        self.oracle.restart(&config, &self.disk);
+        self.take_commands();
+    }
+
+    /// The whole run: trouble for as many events as planned, then peace until nothing is left.
+    pub fn run(&mut self) -> Result<(), Failure> {
+        while self.events < self.plan.events {
+            self.step()?;
+        }
+        self.drain()
+    }
+
+    fn fails(&mut self) -> Result<(), Failure> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// The next thing that happens, or the broker's own deadline.
+    fn step(&mut self) -> Result<(), Failure> {
+        let (next, deadline) = (self.queue.next_time(), self.broker.next_deadline());
+        if let Some(deadline) = deadline
+            && next.is_none_or(|next| deadline < next)
+        {
+            self.now = self.now.max(deadline);
+            self.tell(Event::Tick);
+            return self.fails();
+        }
+        if let Some((time, life, happening)) = self.queue.pop() {
+            self.now = self.now.max(time);
+            self.happen(life, happening);
+        }
+        self.fails()
+    }
+
+    fn happen(&mut self, life: u64, happening: Happening) {
+        let of_this_life = life == self.life;
+        match happening {
+            Happening::Act(seat) => self.act(seat),
+            Happening::Operate => self.operate(),
+            Happening::Work(channel) => self.work(channel),
+            Happening::Outsiders => self.outsiders(),
+            Happening::Resume(pid) => self.resume(pid),
+            Happening::Die(pid) => self.die(pid),
+            Happening::Arrive(event) if of_this_life => self.arrive(event),
+            Happening::Done(job) if of_this_life => self.done(job),
+            Happening::Stored(content) if of_this_life => self.stored(content),
+            Happening::Arrive(_) | Happening::Done(_) | Happening::Stored(_) => {}
+        }
+    }
+
+    /// Gives the broker one event, and checks all that it did.
+    fn tell(&mut self, event: Event) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.events += 1;
+        self.now = self.now.after(Duration::from_micros(1));
+        self.story.event(self.now, self.events, &event);
+        self.oracle.event(self.now, &event, &self.broker);
+        self.broker.handle(self.now, event);
+        self.coverage.count(self.broker.transitions());
+        self.take_commands();
+        self.oracle.after(&self.broker);
+        self.check();
+    }
+
+    fn take_commands(&mut self) {
+        while let Some(command) = self.broker.poll_command() {
+            self.story.command(self.now, &command);
+            self.oracle.command(&command, &self.broker);
+            self.execute(command);
+        }
+    }
+
+    fn check(&mut self) {
+        let mut found = self.broker.check_touched();
+        if self.events.is_multiple_of(CHECK_ALL_EVERY) {
+            found.extend(self.broker.check());
+            self.oracle.compare_all(&self.broker);
+        }
+        found.extend(self.oracle.take_broken());
+        if let Some(first) = found.into_iter().next() {
+            self.fail(first.invariant, first.detail);
+        }
+    }
+
+    fn fail(&mut self, invariant: &str, detail: String) {
+        if self.failure.is_none() {
+            self.story.say(self.now, || format!("*** {invariant} does not hold: {detail}"));
+            self.failure = Some(Failure { event: self.events, invariant: invariant.to_owned(), detail });
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Reply { call, outcome } => self.answered(call, outcome),
+            Command::Send { channel, frame } => self.deliver(channel, frame),
+            Command::CloseChannel { channel } => self.close_by_broker(channel),
+            Command::ForgetProcess { channel } => {
+                if let Some(channel) = self.channels.get_mut(&channel) {
+                    channel.watched = false;
+                }
+            }
+            Command::KillProcess { channel } => {
+                if let Some(pid) = self.channels.get(&channel).map(|channel| channel.pid) {
+                    let when = driver::soon(&mut self.links, self.now, 50, 2_000);
+                    self.queue.at(when, 0, Happening::Die(pid));
+                }
+            }
+            Command::CreateExtent { extent, device, size, .. } => {
+                self.submit(Job::Create { extent, device, size });
+            }
+            Command::ReleaseExtent { extent } => self.submit(Job::Release { extent }),
+            Command::Digest { allocation, spans } => self.submit(Job::Digest { allocation, spans }),
+            Command::Survey { device, clients } => {
+                self.submit(Job::Survey { device, clients: clients.len() });
+            }
+            Command::StoreQuotas(content) => self.store(content),
+            Command::Notice(_) => {}
+        }
+    }
+}

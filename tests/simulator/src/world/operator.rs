@@ -1,0 +1,119 @@
+//! Operators: quotas in mid-flight, sessions ended, memory freed, nodes drained.
+
+use std::time::Duration;
+
+use broker_core::{DeviceSelector, Event, OperatorRequest, RequestKey, Target, Tier};
+use vramd_types::{Bytes, Quantity, SessionId};
+
+use super::{World, driver::soon, queue::Happening};
+use crate::{
+    dice::Dice,
+    scenario::{Fault, OPERATORS, TENANTS},
+};
+
+/// How many requests operators remember to repeat.
+const REPEATABLE: usize = 8;
+
+impl World {
+    pub(super) fn operate(&mut self) {
+        if self.calm {
+            return;
+        }
+        self.operator_acts += 1;
+        let number = u64::MAX / 2 + self.operator_acts;
+        let mut dice = Dice::new(self.plan.seed, number);
+        let pause = dice.between(1, self.scenario.think_micros * 6);
+        self.queue.at(self.now.after(Duration::from_micros(pause)), 0, Happening::Operate);
+        if self.plan.idle.contains(&OPERATORS) || self.plan.skip.contains(&number) {
+            return;
+        }
+        self.acts.push(number);
+        if dice.chance(self.scenario.faults.rate(Fault::DriverLost) * 4) {
+            self.story.say(self.now, || "the driver is lost".to_owned());
+            return self.restart();
+        }
+        self.look(&mut dice);
+        if dice.chance(200)
+            && let Some((key, request)) = dice.pick(&self.operator_asked).cloned()
+        {
+            let fingerprint = if dice.chance(200) { [0xee; 16] } else { key.fingerprint };
+            return self.operator_call(Some(RequestKey { fingerprint, ..key }), request);
+        }
+        let Some(request) = self.some_request(&mut dice) else { return };
+        let key = dice.chance(600).then(|| self.new_key());
+        if let Some(key) = key {
+            self.operator_asked.push((key, request.clone()));
+            if self.operator_asked.len() > REPEATABLE {
+                self.operator_asked.remove(0);
+            }
+        }
+        self.operator_call(key, request);
+    }
+
+    pub(super) fn operator_call(&mut self, key: Option<RequestKey>, request: OperatorRequest) {
+        let call = self.new_call(None);
+        let when = soon(&mut self.links, self.now, 5, 250);
+        self.queue.at(when, self.life, Happening::Arrive(Event::Operator { call, uid: 0, key, request }));
+    }
+
+    fn some_request(&mut self, dice: &mut Dice) -> Option<OperatorRequest> {
+        let tenant = match dice.chance(30) {
+            true => "no tenant!".to_owned(),
+            false => dice.one(&TENANTS).to_owned(),
+        };
+        let devices = &self.scenario.config.devices;
+        let device = match dice.roll(8) {
+            0..4 => DeviceSelector::All,
+            4 => DeviceSelector::One("GPU-absent".to_owned()),
+            _ => DeviceSelector::One(dice.index(devices.len()).to_string()),
+        };
+        let tier = if dice.chance(30) { Tier::Host } else { Tier::Device };
+        Some(match dice.roll(20) {
+            0..9 => {
+                let mib = u32::try_from(devices[0].share.get() >> 20).unwrap_or(64);
+                let low = dice.small(mib / 2);
+                let guarantee = dice.chance(700).then(|| quantity(dice, low));
+                let limit = dice.chance(700).then(|| {
+                    let more = low + dice.small(mib);
+                    quantity(dice, more)
+                });
+                OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit }
+            }
+            9..13 => OperatorRequest::DeleteQuota { tenant, device, tier },
+            13..16 => {
+                let sessions: Vec<_> =
+                    self.processes.values().filter_map(|process| process.session).collect();
+                let session = dice.pick(&sessions).copied().unwrap_or(SessionId::from_raw(77));
+                OperatorRequest::EndSession { session, kill: dice.chance(500) }
+            }
+            16..18 => OperatorRequest::FreeAllocation(match dice.chance(400) {
+                true => Target::Name(super::request::some_name(dice, true)),
+                false => Target::Id(self.guess(dice)),
+            }),
+            18 => {
+                let draining = !self.broker.node().draining && dice.chance(300);
+                OperatorRequest::Drain { draining }
+            }
+            _ if self.broker.node().draining => OperatorRequest::Drain { draining: false },
+            _ => return None,
+        })
+    }
+
+    /// Lists and tables, which must say what the oracle says.
+    fn look(&mut self, dice: &mut Dice) {
+        if dice.chance(200) {
+            let rows = self.broker.list_quotas(None);
+            self.oracle.quotas_listed(&rows);
+            let (sessions, _) = self.broker.list_sessions(None, None, usize::MAX);
+            self.oracle.sessions_listed(&sessions);
+            self.check();
+        }
+    }
+}
+
+fn quantity(dice: &mut Dice, mib: u32) -> Quantity {
+    match dice.roll(6) {
+        0 => Quantity::Percent(u8::try_from(dice.roll(101)).unwrap_or(0)),
+        _ => Quantity::Bytes(Bytes::mib(mib)),
+    }
+}

@@ -1,0 +1,106 @@
+//! Client processes and their channels, as they are in truth: the broker knows only what it is told.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use broker_core::{ChannelId, ClientRequest, DaemonFrame, PartRef, Peer, RequestKey, Time};
+use vramd_types::{AllocationId, ExtentId, SessionId};
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) seat: usize,
+    pub(super) stopped: bool,
+    pub(super) channel: Option<ChannelId>,
+    pub(super) session: Option<SessionId>,
+    /// Earlier sessions of this process.
+    pub(super) past: Vec<SessionId>,
+    pub(super) known: Vec<Known>,
+    pub(super) asked: Vec<(RequestKey, ClientRequest)>,
+    /// Descriptors and mappings of each extent: as long as there is one, its memory is not free.
+    pub(super) holds: BTreeMap<ExtentId, u32>,
+    pub(super) burst: u64,
+}
+
+/// An allocation that the process was told of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) id: AllocationId,
+    pub(super) own: bool,
+}
+
+pub(super) const UID: u32 = 1000;
+
+impl Process {
+    pub(super) fn new(pid: u32, seat: usize) -> Self {
+        Self {
+            pid,
+            seat,
+            stopped: false,
+            channel: None,
+            session: None,
+            past: Vec::new(),
+            known: Vec::new(),
+            asked: Vec::new(),
+            holds: BTreeMap::new(),
+            burst: 0,
+        }
+    }
+
+    pub(super) const fn peer(&self) -> Peer {
+        Peer { pid: self.pid, uid: UID }
+    }
+
+    pub(super) fn hold(&mut self, extent: ExtentId) {
+        *self.holds.entry(extent).or_default() += 1;
+    }
+
+    pub(super) fn drop_hold(&mut self, extent: ExtentId) {
+        if let Some(count) = self.holds.get_mut(&extent) {
+            *count -= 1;
+            if *count == 0 {
+                self.holds.remove(&extent);
+            }
+        }
+    }
+
+    /// The session is no use any more; its handles and requests go with it.
+    pub(super) fn lose_session(&mut self) {
+        self.channel = None;
+        self.past.extend(self.session.take());
+        self.known.clear();
+        self.asked.clear();
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) pid: u32,
+    /// Sent by the broker, not yet received.
+    pub(super) inbox: VecDeque<DaemonFrame>,
+    /// What the process maps by it.
+    pub(super) mapped: BTreeMap<PartRef, ExtentId>,
+    /// The client has not closed it.
+    pub(super) client_open: bool,
+    /// The broker has not closed it.
+    pub(super) broker_open: bool,
+    /// The broker wants to hear of the process's end.
+    pub(super) watched: bool,
+    /// When the last thing that the client sent arrives.
+    pub(super) last_arrival: Time,
+    pub(super) working: bool,
+}
+
+impl Channel {
+    pub(super) fn new(pid: u32) -> Self {
+        Self {
+            pid,
+            inbox: VecDeque::new(),
+            mapped: BTreeMap::new(),
+            client_open: true,
+            broker_open: true,
+            watched: true,
+            last_arrival: Time::START,
+            working: false,
+        }
+    }
+}

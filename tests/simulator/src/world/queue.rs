@@ -1,0 +1,53 @@
+//! Virtual time: what is to happen, by when, and in the order in which it was decided where the time is the same.
+
+use std::collections::BTreeMap;
+
+use broker_core::{ChannelId, Event, StoredQuotas, Time};
+
+use super::driver::Job;
+
+#[derive(Debug)]
+pub(super) enum Happening {
+    /// A process of this seat does its next thing.
+    Act(usize),
+    /// Operators do their next thing.
+    Operate,
+    /// The worker of a client takes its next frame.
+    Work(ChannelId),
+    /// An event reaches the broker.
+    Arrive(Event),
+    /// The driver has done something.
+    Done(Job),
+    /// The disk has written, or not.
+    Stored(StoredQuotas),
+    /// Processes that the broker does not know take or give back memory.
+    Outsiders,
+    Resume(u32),
+    Die(u32),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    items: BTreeMap<(Time, u64), (u64, Happening)>,
+    last: u64,
+}
+
+impl Queue {
+    /// `life` is the daemon's: what a daemon that is gone had under way never comes.
+    pub(super) fn at(&mut self, time: Time, life: u64, what: Happening) {
+        self.last += 1;
+        self.items.insert((time, self.last), (life, what));
+    }
+
+    pub(super) fn next_time(&self) -> Option<Time> {
+        self.items.first_key_value().map(|((time, _), _)| *time)
+    }
+
+    pub(super) fn pop(&mut self) -> Option<(Time, u64, Happening)> {
+        self.items.pop_first().map(|((time, _), (life, what))| (time, life, what))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+}

@@ -1,0 +1,186 @@
+//! The requests of clients: good ones, edges, and nonsense.
+
+use broker_core::{AllocationSpec, CallId, ClientRequest, Event, Kind, Lifetime, RequestKey, Target};
+use vramd_types::{AllocationId, Bytes};
+
+use super::{World, act::Choice, driver::soon, process::Known, queue::Happening};
+use crate::{dice::Dice, scenario::TENANTS};
+
+const NAMES: [&str; 4] = ["llama", "gpt", "cache", "x"];
+
+/// How many requests a process remembers to repeat.
+const REPEATABLE: usize = 12;
+
+/// A name, sometimes with a tenant before it, sometimes nonsense.
+pub(super) fn some_name(dice: &mut Dice, anybody: bool) -> String {
+    let name = dice.one(&NAMES);
+    match dice.roll(20) {
+        0 => "no name!".to_owned(),
+        1..10 if anybody => format!("{}/{name}", dice.one(&TENANTS)),
+        _ => name.to_owned(),
+    }
+}
+
+impl World {
+    pub(super) fn request(&mut self, pid: u32, choice: Choice, dice: &mut Dice) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        if choice == Choice::Repeat {
+            return self.repeat(pid, dice);
+        }
+        let own: Vec<_> = process.known.iter().filter(|known| known.own).map(|known| known.id).collect();
+        let any: Vec<_> = process.known.iter().map(|known: &Known| known.id).collect();
+        let one_of = |ids: &[AllocationId], dice: &mut Dice| match dice.chance(60) {
+            true => self.guess(dice),
+            false => dice.pick(ids).copied().unwrap_or_else(|| self.guess(dice)),
+        };
+        let some_of = |ids: &[AllocationId], dice: &mut Dice| -> Vec<AllocationId> {
+            let count = if dice.chance(20) { 0 } else { dice.between(1, 3) };
+            (0..count).map(|_| one_of(ids, dice)).collect()
+        };
+        let request = match choice {
+            Choice::Free => ClientRequest::FreeBatch(some_of(&own, dice)),
+            Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
+            Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),
+            Choice::Attach if dice.chance(600) => ClientRequest::Attach(Target::Name(some_name(dice, true))),
+            Choice::Attach => ClientRequest::Attach(Target::Id(match dice.chance(400) {
+                true => one_of(&any, dice),
+                false => self.guess(dice),
+            })),
+            _ => ClientRequest::AllocateBatch(self.some_specs(dice)),
+        };
+        let key = dice.chance(700).then(|| self.new_key());
+        if let (Some(key), Some(process)) = (key, self.processes.get_mut(&pid)) {
+            process.asked.push((key, request.clone()));
+            if process.asked.len() > REPEATABLE {
+                process.asked.remove(0);
+            }
+        }
+        self.call(pid, key, request);
+    }
+
+    /// Asks again what was asked before; now and then something else under the same id.
+    fn repeat(&mut self, pid: u32, dice: &mut Dice) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let last_ones = process.asked.len().min(if dice.chance(600) { 2 } else { REPEATABLE });
+        let from = process.asked.len() - last_ones;
+        let Some((key, request)) = dice.pick(&process.asked[from..]).cloned() else { return };
+        if dice.chance(150) {
+            let other = RequestKey { fingerprint: [0xff; 16], ..key };
+            return self.call(pid, Some(other), request);
+        }
+        self.call(pid, Some(key), request);
+    }
+
+    pub(super) fn new_key(&mut self) -> RequestKey {
+        self.last_key += 1;
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&self.last_key.to_be_bytes());
+        RequestKey { id, fingerprint: id }
+    }
+
+    pub(super) fn call(&mut self, pid: u32, key: Option<RequestKey>, request: ClientRequest) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let session = process.session.unwrap_or(vramd_types::SessionId::from_raw(0));
+        let peer = process.peer();
+        let call = self.new_call(Some(pid));
+        let when = soon(&mut self.links, self.now, 5, 250);
+        let event = Event::Client { call, session, peer, key, request };
+        self.queue.at(when, self.life, Happening::Arrive(event));
+    }
+
+    pub(super) fn new_call(&mut self, pid: Option<u32>) -> CallId {
+        self.last_call += 1;
+        let call = CallId(self.last_call);
+        self.calls.insert(call, pid);
+        call
+    }
+
+    /// An allocation that somebody has or had, or nobody.
+    pub(super) fn guess(&self, dice: &mut Dice) -> AllocationId {
+        let at = dice.index(self.recent.len() + 1);
+        self.recent.get(at).copied().unwrap_or(AllocationId::from_raw(3))
+    }
+
+    fn some_specs(&self, dice: &mut Dice) -> Vec<AllocationSpec> {
+        if dice.chance(15) {
+            return overflowing(dice);
+        }
+        let count = match dice.roll(20) {
+            0 => 0,
+            1 => 6,
+            2..6 => 3,
+            6..10 => 2,
+            _ => 1,
+        };
+        (0..count).map(|_| self.some_spec(dice)).collect()
+    }
+
+    fn some_spec(&self, dice: &mut Dice) -> AllocationSpec {
+        let size = match dice.roll(40) {
+            0 => Bytes::ZERO,
+            1 => Bytes::MAX,
+            2 => Bytes::mib(64),
+            3..8 => Bytes::new(dice.between(1, 3 << 20)),
+            8..14 => Bytes::mib(dice.small(24) + 1),
+            _ => Bytes::mib(dice.small(8) + 1),
+        };
+        let devices = &self.scenario.config.devices;
+        let device = match dice.roll(12) {
+            0 => Some("GPU-9".to_owned()),
+            1..5 => Some(dice.index(devices.len()).to_string()),
+            5 => Some(devices[0].uuid.clone()),
+            _ => None,
+        };
+        let kind = match dice.roll(24) {
+            0 => Kind::Managed,
+            1..4 => Kind::Fixed,
+            _ => Kind::Movable,
+        };
+        let named = dice.chance(450);
+        let persistent = if named { dice.chance(500) } else { dice.chance(20) };
+        let readers = match (kind, dice.roll(8)) {
+            (Kind::Fixed, 1..8) => Vec::new(),
+            (_, 0) => vec!["*".to_owned()],
+            (_, 1 | 2) => vec![dice.one(&TENANTS).to_owned()],
+            (_, 3) => vec![dice.one(&TENANTS).to_owned(), "not a name".to_owned()],
+            _ => Vec::new(),
+        };
+        let part_size = match (kind, dice.roll(16)) {
+            (_, 0) => Some(Bytes::new(5)),
+            (Kind::Movable, 1 | 2) => Some(Bytes::mib(2)),
+            (Kind::Movable, 3) => Some(Bytes::mib(6)),
+            _ => None,
+        };
+        AllocationSpec {
+            size,
+            device,
+            kind,
+            lifetime: if persistent && kind == Kind::Movable {
+                Lifetime::Persistent
+            } else {
+                Lifetime::Session
+            },
+            name: named.then(|| some_name(dice, false)),
+            readers,
+            part_size,
+            replace: named && kind != Kind::Fixed && dice.chance(400),
+        }
+    }
+}
+
+/// Sizes whose sum does not fit in 64 bits, behind one that would be admitted.
+fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
+    let spec = |size, kind| AllocationSpec {
+        size,
+        device: None,
+        kind,
+        lifetime: Lifetime::Session,
+        name: None,
+        readers: Vec::new(),
+        part_size: None,
+        replace: false,
+    };
+    let half = Bytes::new(1 << 63);
+    let kind = if dice.chance(800) { Kind::Fixed } else { Kind::Movable };
+    vec![spec(Bytes::mib(2), Kind::Movable), spec(half, kind), spec(half, kind)]
+}

@@ -1,0 +1,96 @@
+//! What a client's worker thread does with the frames it is sent.
+
+use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, MapPart, PartRef, UnmappedPart};
+
+use super::{World, queue::Happening};
+use crate::scenario::{Fault, Script};
+
+impl World {
+    pub(super) fn work(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        channel.working = false;
+        let pid = channel.pid;
+        let Some(process) = self.processes.get(&pid) else { return };
+        if process.stopped || !channel.client_open {
+            return;
+        }
+        let script = self.scenario.seats[process.seat].script;
+        if !self.calm && self.links.chance(self.scenario.faults.rate(Fault::SlowAnswers)) {
+            channel.working = true;
+            let when = super::driver::soon(&mut self.links, self.now, 2_000, 30_000);
+            return self.queue.at(when, 0, Happening::Work(id));
+        }
+        let Some(frame) = channel.inbox.pop_front() else { return };
+        match frame {
+            DaemonFrame::Welcome { session, .. } => {
+                if let Some(process) = self.processes.get_mut(&pid)
+                    && process.channel == Some(id)
+                {
+                    process.session = Some(session);
+                }
+            }
+            DaemonFrame::Refused(_) => {
+                if let Some(process) = self.processes.get_mut(&pid)
+                    && process.channel == Some(id)
+                {
+                    process.lose_session();
+                }
+            }
+            DaemonFrame::Map(parts) => self.map(id, pid, parts),
+            DaemonFrame::Revoke { parts, .. } => self.unmap(id, pid, script, &parts),
+            DaemonFrame::Drain { .. } => {}
+        }
+        self.wake_worker(id);
+    }
+
+    /// Maps what it was sent and says so, sometimes in several frames; sometimes it cannot.
+    fn map(&mut self, id: ChannelId, pid: u32, parts: Vec<MapPart>) {
+        let rate = self.scenario.faults.rate(Fault::MapFails);
+        let (mut mapped, mut failed) = (Vec::new(), Vec::new());
+        for part in parts {
+            if self.links.chance(rate) {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.drop_hold(part.extent);
+                }
+                failed.push(UnmappedPart { part: part.part, failure: Some("no room".to_owned()) });
+                continue;
+            }
+            if let Some(channel) = self.channels.get_mut(&id) {
+                channel.mapped.insert(part.part, part.extent);
+            }
+            mapped.push(part.part);
+        }
+        let pieces = if self.links.chance(300) { 1 } else { mapped.len().max(1) };
+        for piece in mapped.chunks(pieces) {
+            let frame = ClientFrame::Mapped(piece.to_vec());
+            self.send_up(id, Event::Frame { channel: id, frame });
+        }
+        if !failed.is_empty() {
+            let frame = ClientFrame::Unmapped(failed);
+            self.send_up(id, Event::Frame { channel: id, frame });
+        }
+    }
+
+    /// Unmaps what it maps of these, and says so. A process that leaks keeps a descriptor.
+    pub(super) fn unmap(&mut self, id: ChannelId, pid: u32, script: Script, parts: &[PartRef]) {
+        let rate = self.scenario.faults.rate(Fault::Clung) * script.factor(Script::Leaking);
+        let mut unmapped = Vec::new();
+        for part in parts {
+            let Some(extent) = self.channels.get_mut(&id).and_then(|channel| channel.mapped.remove(part))
+            else {
+                continue;
+            };
+            let leaks = self.links.chance(rate);
+            if let Some(process) = self.processes.get_mut(&pid)
+                && !leaks
+            {
+                process.drop_hold(extent);
+            }
+            unmapped.push(UnmappedPart { part: *part, failure: None });
+        }
+        if !unmapped.is_empty() {
+            let frame = ClientFrame::Unmapped(unmapped);
+            self.send_up(id, Event::Frame { channel: id, frame });
+        }
+    }
+}
