@@ -520,6 +520,28 @@ fn a_tenant_that_lets_requests_hang_keeps_nobody_from_being_heard() {
     world.call(c, allocate()).expect("there is room again");
 }
 
+/// Found by the simulator: what waited to be sent was sent after it was freed, and stayed mapped and charged.
+#[test]
+fn what_was_freed_before_it_was_sent_is_never_sent() {
+    let mut base = config(&[Bytes::mib(100)]);
+    base.limits.fds_in_flight_max = 1;
+    let mut world = World::with(base, StoredQuotas::default());
+    let (owner, reader) = (world.open("a"), world.open("a"));
+    let id = world.sealed(owner, persistent(4, "x"));
+    world.call(owner, ClientRequest::Detach(vec![id])).expect("detached");
+    world.stopped.extend([owner.channel, reader.channel]);
+    world.start(owner, None, ClientRequest::AllocateBatch(vec![spec(4)]));
+    world.settle();
+    world.start(reader, None, ClientRequest::Attach(by_name("a/x")));
+    let freed = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect("freed");
+    let Reply::AllocationFreed { still_charged, mappers, .. } = freed else { panic!("{freed:?}") };
+    assert_eq!((still_charged, mappers), (Bytes::ZERO, vec![]));
+    world.stopped.clear();
+    world.settle();
+    assert_eq!(world.mapped.get(&reader.channel), None, "nothing was sent to the reader");
+    assert_eq!(world.held(), Bytes::mib(4));
+}
+
 /// Found by a walk: parts that were only queued were forgotten at the session's end, and never given back.
 #[test]
 fn what_was_freed_before_it_was_sent_is_given_back_when_its_session_ends() {

@@ -336,6 +336,25 @@ impl Broker {
         }
     }
 
+    /// What was to be sent of an allocation is not: it was freed, and nobody is to map it anew.
+    pub(crate) fn forget_queued(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id).filter(|entry| entry.map_entries > 0) else { return };
+        let mut queued = Vec::new();
+        for index in allocation.indices() {
+            let mappers = allocation.part(index).map(|part| &*part.mappers).unwrap_or_default();
+            let waiting = mappers.iter().filter(|(_, state)| *state == MapState::Queued);
+            queued.extend(waiting.map(|(session, _)| (*session, PartRef { allocation: id, part: index })));
+        }
+        for (session, part) in queued {
+            if let Some(session) = self.sessions.get_mut(session) {
+                session.queue.retain(|waiting| *waiting != part);
+            }
+            if let Err(problem) = self.step(session, part, MapEvent::Revoke) {
+                self.broken(invariants::TRANSITIONS, problem);
+            }
+        }
+    }
+
     /// Takes a session out of the mapper sets: it maps nothing any more, whatever its state was.
     pub(crate) fn forget_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
         let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
