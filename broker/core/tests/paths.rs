@@ -9,7 +9,7 @@ use broker_core::{
     OperatorRequest, PartRef, Refusal, Reply, SessionState, StoredQuotas, Target, Tier, UnmappedPart,
 };
 use vramd_types::{AllocationId, Bytes, PartIndex, Quantity, Reason, SessionId};
-use world::{World, config, key, named, persistent, spec};
+use world::{Client, World, config, key, named, persistent, spec};
 
 fn by_name(name: &str) -> Target {
     Target::Name(name.to_owned())
@@ -518,6 +518,31 @@ fn a_tenant_that_lets_requests_hang_keeps_nobody_from_being_heard() {
     assert_eq!(full, [None, None, Some(Reason::QueueFull), None, Some(Reason::QueueFull)]);
     world.settle();
     world.call(c, allocate()).expect("there is room again");
+}
+
+/// Found by the simulator: the room that the end of one session made went to the next one that was about to end, and
+/// what it was sent was released in the same moment.
+#[test]
+fn sessions_that_are_said_to_be_over_are_sent_nothing_more() {
+    let mut base = config(&[Bytes::mib(100)]);
+    base.limits.fds_in_flight_max = 1;
+    let mut world = World::with(base, StoredQuotas::default());
+    let first = world.open("a");
+    let (channel, answer) = world.hello("a", first.pid, None);
+    let DaemonFrame::Welcome { session, .. } = answer else { panic!("no welcome: {answer:?}") };
+    let second = Client { channel, session, ..first };
+    world.stopped.extend([first.channel, second.channel]);
+    world.start(first, None, ClientRequest::AllocateBatch(vec![spec(4)]));
+    world.settle();
+    world.start(second, None, ClientRequest::AllocateBatch(vec![spec(4)]));
+    world.settle();
+    world.hello_after("a", first.pid, None, vec![first.session, second.session]);
+    let sent = world.inboxes.get(&second.channel).into_iter().flatten();
+    assert!(
+        sent.clone().all(|frame| !matches!(frame, DaemonFrame::Map(_))),
+        "{:?}",
+        sent.collect::<Vec<_>>()
+    );
 }
 
 /// Found by the simulator: what waited to be sent was sent after it was freed, and stayed mapped and charged.

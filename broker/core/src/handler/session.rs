@@ -17,9 +17,7 @@ use crate::{
 
 impl Broker {
     pub(crate) fn on_hello(&mut self, channel: ChannelId, hello: Hello) {
-        for old in &hello.unmapped_sessions {
-            self.unmapped_by_same_process(*old, &hello);
-        }
+        self.unmapped_by_same_process(&hello);
         match self.open(channel, hello) {
             Ok(id) => self.welcome(id),
             Err(refusal) => {
@@ -91,12 +89,19 @@ impl Broker {
         self.command(Command::Send { channel, frame });
     }
 
-    /// The process has opened a new channel and says that it unmapped all of an earlier session, whose own end may
-    /// not have been heard of yet.
-    fn unmapped_by_same_process(&mut self, old: SessionId, hello: &Hello) {
+    /// The process has opened a new channel and says that it unmapped all of earlier sessions, whose own ends may not
+    /// have been heard of yet. What the end of one makes room for is not sent to the next.
+    fn unmapped_by_same_process(&mut self, hello: &Hello) {
         let same = |session: &Session| session.pid == hello.pid && session.uid == hello.uid;
-        if self.sessions.get(old).is_some_and(same) {
-            self.session_gone(old, SessionEvent::UnmappedAll);
+        let its = |id: &SessionId| self.sessions.get(*id).is_some_and(same);
+        let over: Vec<_> = hello.unmapped_sessions.iter().copied().filter(its).collect();
+        for id in &over {
+            self.drop_queue(*id);
+        }
+        for id in over {
+            if self.sessions.get(id).is_some() {
+                self.session_gone(id, SessionEvent::UnmappedAll);
+            }
         }
     }
 
