@@ -81,6 +81,7 @@ mod bugs {
         ReleasedWhileHashed: "an extent is released while the driver reads it",
         HashedWhileMapped: "sealed memory is hashed while its writer maps it",
         HalfABatchKept: "a failed batch leaves its later allocations behind",
+        FreedIsSent: "what waits to be sent of an allocation is sent though it was freed",
         MapToDeadSession: "a descriptor is sent to a session whose channel has ended",
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered",
         FdBudgetKept: "descriptors in flight to a session that is gone stay in the budget",

@@ -217,7 +217,9 @@ impl Broker {
         if let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner)) {
             session.owned.remove(&id);
         }
-        self.forget_queued(id);
+        if !planted!(self, FreedIsSent) {
+            self.forget_queued(id);
+        }
         self.give_back(id);
     }
 

@@ -1,6 +1,5 @@
 //! A small world around the broker: clients that answer, a driver that obeys, all checked after every event.
-#![allow(dead_code, reason = "each test binary uses its part of this")]
-#![allow(unreachable_pub, missing_debug_implementations, reason = "shared by test binaries")]
+#![allow(unreachable_pub, missing_debug_implementations, reason = "a module of a test binary")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -289,11 +288,6 @@ impl World {
     pub fn end_process(&mut self, client: Client) {
         self.event(Event::ProcessEnded { channel: client.channel });
         self.settle();
-    }
-
-    /// Whether every call that was ever made has its answer.
-    pub fn calls_answered(&self) -> bool {
-        (1..=self.calls).all(|call| self.replies.contains_key(&CallId(call)))
     }
 
     pub fn held(&self) -> Bytes {

@@ -27,12 +27,11 @@ impl Oracle {
         if self.step.created == 0 {
             return;
         }
-        let after = self.committed_all();
-        for device in 0..self.facts.devices.len() {
+        for (device, after) in self.committed_all().into_iter().enumerate() {
             let (before, capacity) = (self.step.committed[device], u128::from(self.capacity(device)));
-            let fits = after[device] <= capacity || after[device] <= before;
+            let fits = after <= capacity || after <= before;
             self.expect(ADMISSION, fits, || {
-                format!("device {device}: {} committed after {before}, of {capacity}", after[device])
+                format!("device {device}: {after} committed after {before}, of {capacity}")
             });
         }
         for (tenant, device) in self.step.touched.clone() {

@@ -23,7 +23,7 @@ impl Oracle {
             Some(facts) if (facts.pid, facts.uid) != (peer.pid, peer.uid) => {
                 Some(Refusal::SessionForeign { session, pid })
             }
-            Some(facts) if facts.ending || !self.facts.is_open(facts) => {
+            Some(facts) if facts.ending || !self.facts.is_heard(facts) => {
                 Some(Refusal::SessionLost { session })
             }
             Some(_) => None,

@@ -4,11 +4,12 @@ use broker_core::{
     AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
     OperatorRequest, Refusal, Reply, Target, invariants::CALLS,
 };
-use vramd_types::{GRANULARITY, Reason, SessionId};
+use vramd_types::{GRANULARITY, SessionId};
 
 use super::{
     Oracle, Outcome,
     facts::{AllocationFacts, Asked, Call},
+    reasons::reasons,
 };
 
 impl Oracle {
@@ -34,13 +35,13 @@ impl Oracle {
         match (&call.asked, outcome) {
             (_, Err(refusal)) => self.refused(id, &call, refusal, broker),
             (Asked::Client { session, request, .. }, Ok(reply)) => {
-                self.served(id, *session, request, reply, broker);
+                self.served(id, *session, request, reply);
             }
             (Asked::Operator { request, .. }, Ok(reply)) => self.obeyed(id, request, reply),
         }
     }
 
-    fn served(&mut self, id: CallId, by: SessionId, asked: &ClientRequest, reply: &Reply, broker: &Broker) {
+    fn served(&mut self, id: CallId, by: SessionId, asked: &ClientRequest, reply: &Reply) {
         let tenant = self.facts.sessions.get(&by).map(|session| session.tenant);
         let name = tenant.map(|tenant| self.facts.tenants[tenant].clone()).unwrap_or_default();
         let fits = match (asked, reply) {
@@ -80,7 +81,6 @@ impl Oracle {
             _ => false,
         };
         self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
-        let _ = broker;
     }
 
     /// Memory that a session was given.
@@ -230,105 +230,4 @@ fn as_asked(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -> bool 
         && (view.kind, view.lifetime) == (spec.kind, spec.lifetime)
         && (view.lifetime == Lifetime::Session || !name.is_empty())
         && vramd_types::Bytes::checked_sum(parts) == rounded
-}
-
-/// For what a request can be refused.
-fn reasons(asked: &Asked) -> &'static [Reason] {
-    use Reason as R;
-    match asked {
-        Asked::Client { request, .. } => match request {
-            ClientRequest::AllocateBatch(_) => &[
-                R::SessionMissing,
-                R::SessionNotFound,
-                R::SessionLost,
-                R::SessionForeign,
-                R::RequestIdReused,
-                R::QueueFull,
-                R::Draining,
-                R::RequestInvalid,
-                R::BatchTooLarge,
-                R::SizeInvalid,
-                R::PartSizeInvalid,
-                R::NameInvalid,
-                R::NameTaken,
-                R::DeviceUnknown,
-                R::DeviceNotVisible,
-                R::KindUnsupported,
-                R::QuotaLimit,
-                R::DeviceFull,
-                R::AllocationsTooMany,
-                R::DriverFailed,
-                R::Raced,
-                R::AllocationNotFound,
-            ],
-            ClientRequest::FreeBatch(_) | ClientRequest::Detach(_) => &[
-                R::SessionMissing,
-                R::SessionNotFound,
-                R::SessionLost,
-                R::SessionForeign,
-                R::RequestIdReused,
-                R::QueueFull,
-                R::RequestInvalid,
-                R::BatchTooLarge,
-            ],
-            ClientRequest::Attach(_) => &[
-                R::SessionMissing,
-                R::SessionNotFound,
-                R::SessionLost,
-                R::SessionForeign,
-                R::RequestIdReused,
-                R::QueueFull,
-                R::Draining,
-                R::AllocationNotFound,
-                R::NameInvalid,
-                R::NotSealed,
-                R::DeviceNotVisible,
-                R::StillMapped,
-            ],
-            ClientRequest::Seal(_) => &[
-                R::SessionMissing,
-                R::SessionNotFound,
-                R::SessionLost,
-                R::SessionForeign,
-                R::RequestIdReused,
-                R::QueueFull,
-                R::AllocationNotFound,
-                R::NotOwner,
-                R::Raced,
-                R::AlreadySealed,
-                R::KindUnsupported,
-                R::NameTaken,
-                R::StillMapped,
-                R::DriverFailed,
-            ],
-        },
-        Asked::Operator { request, .. } => match request {
-            OperatorRequest::SetQuota { .. } => &[
-                R::RequestIdReused,
-                R::QueueFull,
-                R::RequestInvalid,
-                R::DeviceUnknown,
-                R::NameInvalid,
-                R::TierUnsupported,
-                R::QuantityInvalid,
-                R::GuaranteeUnbacked,
-                R::StoreFailed,
-            ],
-            OperatorRequest::DeleteQuota { .. } => &[
-                R::RequestIdReused,
-                R::QueueFull,
-                R::NameInvalid,
-                R::TierUnsupported,
-                R::QuantityInvalid,
-                R::GuaranteeUnbacked,
-                R::StoreFailed,
-                R::QuotaNotFound,
-            ],
-            OperatorRequest::EndSession { .. } => &[R::RequestIdReused, R::QueueFull, R::SessionNotFound],
-            OperatorRequest::FreeAllocation(_) => {
-                &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]
-            }
-            OperatorRequest::Drain { .. } => &[R::RequestIdReused, R::QueueFull],
-        },
-    }
 }

@@ -1,7 +1,10 @@
 //! What an observer of events and commands knows. It shares no code with the core: balances are plain integers, added
 //! and taken away as things happen.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use broker_core::{
     CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
@@ -124,6 +127,8 @@ pub(super) fn book_of(stored: &StoredQuotas) -> Book {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) now: Time,
+    /// How long the answer to a packet may take.
+    pub(super) answer_timeout: Duration,
     pub(super) tenants: Vec<String>,
     pub(super) devices: Vec<DeviceFacts>,
     pub(super) book: Book,
@@ -164,8 +169,10 @@ impl Facts {
         self.balances.get(&(tenant, device)).copied().unwrap_or_default().held()
     }
 
-    pub(super) fn is_open(&self, session: &SessionFacts) -> bool {
-        self.open_channels.contains(&session.channel)
+    /// Whether the session's channel can be heard: its time may be up in this very moment, which goes first.
+    pub(super) fn is_heard(&self, session: &SessionFacts) -> bool {
+        let late = session.owes_since.is_some_and(|since| since.after(self.answer_timeout) <= self.now);
+        self.open_channels.contains(&session.channel) && !late
     }
 
     /// A session lets go of a part.

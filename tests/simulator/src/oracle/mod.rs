@@ -1,6 +1,6 @@
 //! An observer that knows only what goes in and what comes out, and says what must be so.
 //!
-//! [`facts`] is what it has seen. One invariant a file beside it: each looks at an event, a command, or what the core
+//! `facts.rs` is what it has seen. One invariant a file beside it: each looks at an event, a command, or what the core
 //! shows, and compares. Nothing here calls the core's ledger or tables; getters of [`Broker`] are what is judged.
 
 mod admission;
@@ -19,6 +19,7 @@ mod lies;
 mod lifetimes;
 mod observe;
 mod packets;
+mod reasons;
 mod repeats;
 mod sealing;
 mod visibility;
@@ -93,6 +94,7 @@ impl Oracle {
         };
         self.facts = Facts {
             now: self.facts.now,
+            answer_timeout: config.limits.map_answer_timeout,
             devices: config.devices.iter().map(device).collect(),
             book: book_of(stored),
             ..Facts::default()
@@ -103,11 +105,11 @@ impl Oracle {
     }
 
     /// Before the broker hears of it.
-    pub fn event(&mut self, now: Time, event: &Event, broker: &Broker) {
+    pub fn event(&mut self, now: Time, event: &Event) {
         self.facts.now = now;
         self.step = Step { committed: self.committed_all(), ..Step::default() };
         self.step.pending = self.facts.calls.len();
-        self.observe_event(event, broker);
+        self.observe_event(event);
     }
 
     pub fn command(&mut self, command: &Command, broker: &Broker) {

@@ -1,8 +1,6 @@
 //! Learning from events and commands; judging is elsewhere.
 
-use broker_core::{
-    Broker, ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, StoredQuotas,
-};
+use broker_core::{ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, StoredQuotas};
 use vramd_types::SessionId;
 
 use super::{
@@ -11,7 +9,7 @@ use super::{
 };
 
 impl Oracle {
-    pub(super) fn observe_event(&mut self, event: &Event, broker: &Broker) {
+    pub(super) fn observe_event(&mut self, event: &Event) {
         match event {
             Event::Hello { channel, hello } => {
                 for old in &hello.unmapped_sessions {
@@ -45,7 +43,7 @@ impl Oracle {
                 self.called(*call, Call { asked, key: *key });
                 self.observe_operator(request);
             }
-            Event::Completion(completion) => self.observe_completion(completion, broker),
+            Event::Completion(completion) => self.observe_completion(completion),
             Event::QuotasStored { result } => {
                 self.step.failure_told = result.is_err();
                 let staged = self.facts.staged.take();
@@ -84,7 +82,7 @@ impl Oracle {
 
     fn observe_frame(&mut self, channel: ChannelId, frame: &ClientFrame) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
-        if !self.facts.open_channels.contains(&channel) {
+        if self.facts.sessions.get(&id).is_none_or(|session| !self.facts.is_heard(session)) {
             return;
         }
         let fits = match frame {
@@ -112,7 +110,7 @@ impl Oracle {
         self.step.liar = (!fits).then_some(id);
     }
 
-    fn observe_completion(&mut self, completion: &Completion, broker: &Broker) {
+    fn observe_completion(&mut self, completion: &Completion) {
         match completion {
             Completion::Created { extent, result } => {
                 self.step.failure_told = result.is_err();
@@ -145,7 +143,6 @@ impl Oracle {
                 device.contexts = u64::from(*contexts);
             }
         }
-        let _ = broker;
     }
 
     /// What did not come back is owed in equal shares by those who were sent it, the first one taking the rest.

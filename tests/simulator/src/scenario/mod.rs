@@ -56,6 +56,8 @@ pub struct Scenario {
     pub config: Config,
     pub stored: StoredQuotas,
     pub seats: Vec<Seat>,
+    /// Those who sit there.
+    pub tenants: Vec<&'static str>,
     pub faults: Faults,
     /// Mean microseconds between two acts of one process.
     pub think_micros: u64,
@@ -68,15 +70,15 @@ impl Scenario {
         let mut dice = Dice::new(plan.seed, 0);
         let config = node::config(&mut dice);
         let stored = node::stored(&mut dice, &config);
-        let tenants = usize::try_from(dice.between(2, 5)).unwrap_or(2);
+        let tenants = TENANTS[..usize::try_from(dice.between(2, 5)).unwrap_or(2)].to_vec();
         let uuids: Vec<_> = config.devices.iter().map(|device| device.uuid.clone()).collect();
         let seats = (0..dice.between(3, 9))
             .map(|_| {
                 let some = dice.chance(150).then(|| vec![uuids[dice.index(uuids.len())].clone()]);
-                Seat { tenant: TENANTS[dice.index(tenants)], script: dice.one(&Script::ALL), devices: some }
+                Seat { tenant: dice.one(&tenants), script: dice.one(&Script::ALL), devices: some }
             })
             .collect();
         let faults = Faults::draw(&mut dice, &plan.without);
-        Self { config, stored, seats, faults, think_micros: dice.one(&[300, 1_000, 4_000]) }
+        Self { config, stored, seats, tenants, faults, think_micros: dice.one(&[300, 1_000, 4_000]) }
     }
 }

@@ -195,13 +195,13 @@ impl World {
         let tenant = self.scenario.seats[process.seat].tenant;
         if dice.chance(500) {
             let target = match dice.chance(500) {
-                true => Target::Name(super::request::some_name(dice, true)),
+                true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
                 false => Target::Id(self.guess(dice)),
             };
             let shown = self.broker.describe(session, peer, &target);
             self.oracle.described(tenant, &target, shown.as_ref());
         } else {
-            let prefix = super::request::some_name(dice, true);
+            let prefix = super::request::some_name(dice, Some(&self.scenario.tenants));
             let prefix = if dice.chance(300) { "" } else { &prefix };
             let listed = self.broker.list_visible(session, peer, prefix, None, dice.index(20));
             self.oracle.listed(tenant, listed.as_ref().map(|(views, _)| &**views));

@@ -196,7 +196,7 @@ impl World {
         self.events += 1;
         self.now = self.now.after(Duration::from_micros(1));
         self.story.event(self.now, self.events, &event);
-        self.oracle.event(self.now, &event, &self.broker);
+        self.oracle.event(self.now, &event);
         self.broker.handle(self.now, event);
         self.coverage.count(self.broker.transitions());
         self.take_commands();

@@ -87,7 +87,7 @@ impl World {
                 OperatorRequest::EndSession { session, kill: dice.chance(500) }
             }
             16..18 => OperatorRequest::FreeAllocation(match dice.chance(400) {
-                true => Target::Name(super::request::some_name(dice, true)),
+                true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
                 false => Target::Id(self.guess(dice)),
             }),
             18 => {

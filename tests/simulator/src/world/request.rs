@@ -11,12 +11,12 @@ const NAMES: [&str; 4] = ["llama", "gpt", "cache", "x"];
 /// How many requests a process remembers to repeat.
 const REPEATABLE: usize = 12;
 
-/// A name, sometimes with a tenant before it, sometimes nonsense.
-pub(super) fn some_name(dice: &mut Dice, anybody: bool) -> String {
+/// A name, sometimes with one of these tenants before it, sometimes nonsense.
+pub(super) fn some_name(dice: &mut Dice, anybody: Option<&[&'static str]>) -> String {
     let name = dice.one(&NAMES);
-    match dice.roll(20) {
-        0 => "no name!".to_owned(),
-        1..10 if anybody => format!("{}/{name}", dice.one(&TENANTS)),
+    match (dice.roll(50), anybody) {
+        (0, _) => "no name!".to_owned(),
+        (1..30, Some(tenants)) => format!("{}/{name}", dice.one(tenants)),
         _ => name.to_owned(),
     }
 }
@@ -29,6 +29,11 @@ impl World {
         }
         let own: Vec<_> = process.known.iter().filter(|known| known.own).map(|known| known.id).collect();
         let any: Vec<_> = process.known.iter().map(|known: &Known| known.id).collect();
+        let choice = match choice {
+            Choice::Free | Choice::Seal if own.is_empty() => Choice::Allocate,
+            Choice::Detach if any.is_empty() => Choice::Attach,
+            _ => choice,
+        };
         let one_of = |ids: &[AllocationId], dice: &mut Dice| match dice.chance(60) {
             true => self.guess(dice),
             false => dice.pick(ids).copied().unwrap_or_else(|| self.guess(dice)),
@@ -41,7 +46,9 @@ impl World {
             Choice::Free => ClientRequest::FreeBatch(some_of(&own, dice)),
             Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),
-            Choice::Attach if dice.chance(600) => ClientRequest::Attach(Target::Name(some_name(dice, true))),
+            Choice::Attach if dice.chance(600) => {
+                ClientRequest::Attach(Target::Name(some_name(dice, Some(&self.scenario.tenants))))
+            }
             Choice::Attach => ClientRequest::Attach(Target::Id(match dice.chance(400) {
                 true => one_of(&any, dice),
                 false => self.guess(dice),
@@ -125,10 +132,10 @@ impl World {
             _ => Bytes::mib(dice.small(8) + 1),
         };
         let devices = &self.scenario.config.devices;
-        let device = match dice.roll(12) {
+        let device = match dice.roll(24) {
             0 => Some("GPU-9".to_owned()),
-            1..5 => Some(dice.index(devices.len()).to_string()),
-            5 => Some(devices[0].uuid.clone()),
+            1..9 => Some(dice.index(devices.len()).to_string()),
+            9 => Some(devices[0].uuid.clone()),
             _ => None,
         };
         let kind = match dice.roll(24) {
@@ -138,14 +145,14 @@ impl World {
         };
         let named = dice.chance(450);
         let persistent = if named { dice.chance(500) } else { dice.chance(20) };
-        let readers = match (kind, dice.roll(8)) {
-            (Kind::Fixed, 1..8) => Vec::new(),
+        let readers = match (kind, dice.roll(16)) {
+            (Kind::Fixed, 1..16) => Vec::new(),
             (_, 0) => vec!["*".to_owned()],
-            (_, 1 | 2) => vec![dice.one(&TENANTS).to_owned()],
-            (_, 3) => vec![dice.one(&TENANTS).to_owned(), "not a name".to_owned()],
+            (_, 1..4) => vec![dice.one(&self.scenario.tenants).to_owned()],
+            (_, 4) => vec![dice.one(&TENANTS).to_owned(), "not a name".to_owned()],
             _ => Vec::new(),
         };
-        let part_size = match (kind, dice.roll(16)) {
+        let part_size = match (kind, dice.roll(24)) {
             (_, 0) => Some(Bytes::new(5)),
             (Kind::Movable, 1 | 2) => Some(Bytes::mib(2)),
             (Kind::Movable, 3) => Some(Bytes::mib(6)),
@@ -160,7 +167,7 @@ impl World {
             } else {
                 Lifetime::Session
             },
-            name: named.then(|| some_name(dice, false)),
+            name: named.then(|| some_name(dice, None)),
             readers,
             part_size,
             replace: named && kind != Kind::Fixed && dice.chance(400),

@@ -1,0 +1,107 @@
+//! For what each request can be refused: a reason that is not listed is a mistake, in the core or here.
+
+use broker_core::{ClientRequest, OperatorRequest};
+use vramd_types::Reason;
+
+use super::facts::Asked;
+
+/// For what a request can be refused.
+pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
+    use Reason as R;
+    match asked {
+        Asked::Client { request, .. } => match request {
+            ClientRequest::AllocateBatch(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::Draining,
+                R::RequestInvalid,
+                R::BatchTooLarge,
+                R::SizeInvalid,
+                R::PartSizeInvalid,
+                R::NameInvalid,
+                R::NameTaken,
+                R::DeviceUnknown,
+                R::DeviceNotVisible,
+                R::KindUnsupported,
+                R::QuotaLimit,
+                R::DeviceFull,
+                R::AllocationsTooMany,
+                R::DriverFailed,
+                R::Raced,
+                R::AllocationNotFound,
+            ],
+            ClientRequest::FreeBatch(_) | ClientRequest::Detach(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::RequestInvalid,
+                R::BatchTooLarge,
+            ],
+            ClientRequest::Attach(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::Draining,
+                R::AllocationNotFound,
+                R::NameInvalid,
+                R::NotSealed,
+                R::DeviceNotVisible,
+                R::StillMapped,
+            ],
+            ClientRequest::Seal(_) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::AllocationNotFound,
+                R::NotOwner,
+                R::Raced,
+                R::AlreadySealed,
+                R::KindUnsupported,
+                R::NameTaken,
+                R::StillMapped,
+                R::DriverFailed,
+            ],
+        },
+        Asked::Operator { request, .. } => match request {
+            OperatorRequest::SetQuota { .. } => &[
+                R::RequestIdReused,
+                R::QueueFull,
+                R::RequestInvalid,
+                R::DeviceUnknown,
+                R::NameInvalid,
+                R::TierUnsupported,
+                R::QuantityInvalid,
+                R::GuaranteeUnbacked,
+                R::StoreFailed,
+            ],
+            OperatorRequest::DeleteQuota { .. } => &[
+                R::RequestIdReused,
+                R::QueueFull,
+                R::NameInvalid,
+                R::TierUnsupported,
+                R::QuantityInvalid,
+                R::GuaranteeUnbacked,
+                R::StoreFailed,
+                R::QuotaNotFound,
+            ],
+            OperatorRequest::EndSession { .. } => &[R::RequestIdReused, R::QueueFull, R::SessionNotFound],
+            OperatorRequest::FreeAllocation(_) => {
+                &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]
+            }
+            OperatorRequest::Drain { .. } => &[R::RequestIdReused, R::QueueFull],
+        },
+    }
+}

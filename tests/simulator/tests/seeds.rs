@@ -1,0 +1,36 @@
+//! The seeds that every change runs, and those that found something once.
+
+use std::thread;
+
+use simulator::{campaign::run_all, run::run, scenario::Plan, story::Story};
+
+const SEEDS: std::ops::Range<u64> = 0..200;
+const EVENTS: u64 = 10_000;
+
+/// `SEED EVENTS  # what it found`, line by line.
+const KEPT: &str = include_str!("../seeds.txt");
+
+/// A tenth of what CI runs.
+#[test]
+fn nothing_is_found_and_every_legal_transition_is_taken() {
+    let jobs = thread::available_parallelism().map_or(2, usize::from);
+    let all = run_all(SEEDS, EVENTS, jobs, |seed, failure| eprintln!("seed {seed}: {failure}"));
+    assert!(all.failures.is_empty(), "replay with `cargo run -p simulator -- replay {}`", all.failures[0].0);
+    assert_eq!(all.coverage.never_taken(), []);
+    assert!(all.events >= (SEEDS.end - SEEDS.start) * EVENTS, "{} events only", all.events);
+}
+
+#[test]
+fn what_was_found_once_is_not_found_again() {
+    let lines = KEPT.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let mut kept = 0;
+    for line in lines {
+        let mut words = line.split_whitespace().map_while(|word| word.parse::<u64>().ok());
+        let (seed, events) = (words.next().expect("a seed"), words.next().expect("events"));
+        assert!(line.contains('#'), "why is seed {seed} kept?");
+        let ran = run(&Plan::new(seed, events), Story::Untold);
+        assert_eq!(ran.failure, None, "{line}");
+        kept += 1;
+    }
+    assert!(kept > 0, "no seed is kept");
+}
