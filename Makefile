@@ -1,5 +1,5 @@
 # One door to everything. Needs Rust and Python 3.9 or later; all else is fetched into .tools/ and .demo/.
-.PHONY: help demo test gpu gpu-bundle verify fix errors-md proto-baseline
+.PHONY: help demo test gpu gpu-bundle verify fix errors-md invariants-md proto-baseline
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -10,7 +10,8 @@ demo: ## the whole path with a real model, start to end; FILE=/path/to/any/file 
 test: ## all tests, with all their set-up
 	tests/dev/install-tools
 	cargo build -p vramd -p vramctl
-	cargo test --workspace --no-fail-fast
+	cargo test --workspace --exclude simulator --no-fail-fast
+	cargo test -p simulator
 
 gpu: gpu-bundle ## the GPU suite on this machine, results in target/gpu-results; QUICK=1 for fewer rounds
 	target/gpu-bundle/run $(if $(QUICK),--quick) target/gpu-results
@@ -27,6 +28,9 @@ fix: ## formats, and applies what clippy can
 
 errors-md: ## writes docs/ERRORS.md from the registry of reasons
 	cargo run --quiet -p vramd-tests --bin errors-md
+
+invariants-md: ## writes docs/INVARIANTS.md from the registry of invariants
+	cargo run --quiet -p simulator --bin invariants-md
 
 proto-baseline: ## makes the protocol as it is now the one that later changes must not break
 	tests/dev/install-tools
