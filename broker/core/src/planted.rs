@@ -94,6 +94,7 @@ mod bugs {
         MemoryOutlivesSession: "what a session did not free stays when it is gone",
         NameNotFreed: "a freed allocation keeps its name",
         TimerLost: "nobody looks whether a map is answered in time",
+        RevokeTimerLost: "nobody looks whether a revocation is answered in time",
         DrainIgnored: "a draining node takes new memory",
         EpochForgotten: "after a restart ids begin where they began before",
     }

@@ -168,7 +168,9 @@ impl Broker {
         let Some(session) = self.sessions.get_mut(id) else { return };
         if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
             session.revoke_deadline = Some(deadline);
-            self.arm(deadline, super::Timer::Session(id));
+            if !planted!(self, RevokeTimerLost) {
+                self.arm(deadline, super::Timer::Session(id));
+            }
         }
     }
 

@@ -13,6 +13,7 @@ mod mapper_sets;
 mod names;
 mod registry;
 mod scope;
+mod timers;
 mod unsealed;
 mod waits;
 
@@ -31,7 +32,7 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
@@ -41,6 +42,7 @@ const CHECKS: [Check; 9] = [
     descriptors::check,
     names::check,
     waits::check,
+    timers::check,
 ];
 
 impl Broker {

@@ -77,6 +77,8 @@ registry! {
         "an allocation that a tenant may not know of does not exist for it";
     OPS = "INV-OP-1", Recomputed "waits.rs",
         "everything that waits is waited for by something that will happen";
+    TIMERS = "INV-OP-2", Recomputed "timers.rs",
+        "whatever has a deadline has a timer for it";
     CALLS = "INV-CALL-1", Oracle "calls.rs",
         "every call is answered once, with what was asked for, or refused for a reason that it can have";
     REPEATS = "INV-CALL-2", Oracle "repeats.rs",
