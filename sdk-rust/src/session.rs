@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     path::Path,
-    sync::{Arc, mpsc::Sender},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     info::AllocationInfo,
     mapping::{Ending, Mode, Table},
     past, paths,
-    release::{self, Job},
+    release::Releases,
     request::Target,
     request_id::RequestId,
     rpc::Rpc,
@@ -43,7 +43,7 @@ pub(crate) struct Session {
     link: Arc<Link>,
     table: Arc<Table>,
     rpc: Rpc,
-    releases: Sender<Job>,
+    releases: Releases,
 }
 
 /// What became of memory that was freed or detached.
@@ -90,7 +90,7 @@ impl Session {
         let id = SessionId::from_raw(welcome.session_id);
         let (link, table) = (Arc::new(link), Arc::new(Table::new(mode, Gpus::new(&welcome.devices))));
         let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
-        let releases = release::spawn().map_err(local)?;
+        let releases = Releases::start().map_err(local)?;
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(local)?;
         past::remember(socket_dir, id, &table);
         Ok(ProcessBound::new(Self {
@@ -130,10 +130,8 @@ impl Session {
         Instant::now() + self.request_timeout
     }
 
-    /// Queues work for the thread that parts from what was dropped.
-    pub(crate) fn queue(&self, job: Job) {
-        // That thread ends after the session alone.
-        let _ = self.releases.send(job);
+    pub(crate) fn releases(&self) -> &Releases {
+        &self.releases
     }
 
     /// Calls the daemon. Once the session has ended only to hear who is there, and within a second.
