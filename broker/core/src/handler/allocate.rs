@@ -1,10 +1,13 @@
 //! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
 
+use std::sync::Arc;
+
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex, SessionId, name};
 
 use super::{Start, Started};
 use crate::{
     broker::Broker,
+    collections::Few,
     command::{Command, Notice},
     error::Refusal,
     event::{AllocationSpec, CreateError, Kind, Lifetime, PartRef},
@@ -229,13 +232,13 @@ impl Broker {
             device,
             kind: spec.kind,
             lifetime: spec.lifetime,
-            name: spec.name.map(String::into_boxed_str),
+            name: spec.name.map(Arc::from),
             replace: spec.replace,
             readers: Readers::new(spec.readers),
             size: spec.size,
             span,
             part_size,
-            parts: Vec::with_capacity(part_count),
+            parts: Few::default(),
             state: AllocationState::Creating,
             digest: None,
             digesting: false,
@@ -243,8 +246,9 @@ impl Broker {
             map_entries: 0,
             extents_unreturned: 0,
             op: Some(op),
-            watchers: Vec::new(),
+            watchers: Few::default(),
         };
+        let mut parts = Vec::with_capacity(part_count);
         for index in (0..).map(PartIndex).take(part_count) {
             let extent =
                 self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or_else(|| exhausted.clone())?;
@@ -253,10 +257,11 @@ impl Broker {
             let reservation = reserved.map_err(|shortage| self.shortage(tenant, device, shortage, size))?;
             let part = PartRef { allocation: id, part: index };
             let state = ExtentState::Creating(reservation);
-            self.pool.insert(extent, Extent { device, size, part, state, sent_to: Vec::new() });
-            allocation.parts.push(Part { extent, mappers: Vec::new() });
+            self.pool.insert(extent, Extent { device, size, part, state, sent_to: Few::default() });
+            parts.push(Part { extent, mappers: Few::default() });
             self.command(Command::CreateExtent { extent, device, size, kind: allocation.kind });
         }
+        allocation.parts = parts.into_iter().collect();
         allocation.extents_left = part_count;
         if let Some(name) = allocation.name.clone()
             && self.allocations.bearer(tenant, &name).is_none()

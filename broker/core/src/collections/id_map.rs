@@ -1,0 +1,161 @@
+//! What is known by ids that only grow, in their order.
+//!
+//! A tree with an entry for each id costs as much for its half-empty nodes as for what is in them, since keys that
+//! only grow split every node in the middle; and a step from node to node is a miss of the cache. So the tree leads to
+//! pages instead. A page has a bit for each of 64 ids in a row and the values of those that are there, side by side:
+//!
+//! ```text
+//!   tree ──► page 17: ids 1088 to 1151   bits 1 0 1 1 0 0 …
+//!                                             │   │ └────────────────┐
+//!                                      values [ of 1088, of 1090, of 1091 ]
+//! ```
+//!
+//! The price: to insert or remove moves the values behind it in the page. What is left of a page after most of its ids
+//! are gone takes little more than those that are still there.
+
+use std::{collections::BTreeMap, ops::Bound};
+
+/// Ids in a page: as many as there are bits.
+const PAGE: u64 = 64;
+
+#[derive(Debug)]
+pub(crate) struct IdMap<V> {
+    pages: BTreeMap<u64, Page<V>>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Page<V> {
+    bits: u64,
+    values: Vec<V>,
+}
+
+impl<V> Default for IdMap<V> {
+    fn default() -> Self {
+        Self { pages: BTreeMap::new(), len: 0 }
+    }
+}
+
+impl<V> IdMap<V> {
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<&V> {
+        let page = self.pages.get(&(id / PAGE))?;
+        page.values.get(page.find(id)?)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut V> {
+        let page = self.pages.get_mut(&(id / PAGE))?;
+        let at = page.find(id)?;
+        page.values.get_mut(at)
+    }
+
+    /// Puts a value in, and returns the one that was there.
+    pub(crate) fn insert(&mut self, id: u64, value: V) -> Option<V> {
+        let page = self.pages.entry(id / PAGE).or_insert_with(|| Page { bits: 0, values: Vec::new() });
+        if let Some(old) = page.find(id).and_then(|at| page.values.get_mut(at)) {
+            return Some(std::mem::replace(old, value));
+        }
+        page.values.insert(page.rank(id), value);
+        page.bits |= bit(id);
+        self.len = self.len.saturating_add(1);
+        None
+    }
+
+    pub(crate) fn remove(&mut self, id: u64) -> Option<V> {
+        let page = self.pages.get_mut(&(id / PAGE))?;
+        let at = page.find(id)?;
+        let value = page.values.remove(at);
+        page.bits &= !bit(id);
+        self.len = self.len.saturating_sub(1);
+        if page.bits == 0 {
+            self.pages.remove(&(id / PAGE));
+        } else if page.values.len() <= page.values.capacity() / 4 {
+            page.values.shrink_to(page.values.len().saturating_mul(2));
+        }
+        Some(value)
+    }
+
+    /// In the order of their ids, those after `after`.
+    pub(crate) fn iter_after(&self, after: Option<u64>) -> impl Iterator<Item = (u64, &V)> {
+        let first = after.map_or(0, |after| after / PAGE);
+        let pages = self.pages.range((Bound::Included(first), Bound::Unbounded));
+        pages
+            .flat_map(|(number, page)| page.iter(number.saturating_mul(PAGE)))
+            .skip_while(move |(id, _)| after.is_some_and(|after| *id <= after))
+    }
+}
+
+impl<V> Page<V> {
+    /// Where the value of the id is.
+    const fn find(&self, id: u64) -> Option<usize> {
+        if self.bits & bit(id) == 0 { None } else { Some(self.rank(id)) }
+    }
+
+    /// How many ids before this one are there.
+    #[allow(clippy::cast_possible_truncation, reason = "at most 64")]
+    const fn rank(&self, id: u64) -> usize {
+        (self.bits & bit(id).wrapping_sub(1)).count_ones() as usize
+    }
+
+    fn iter(&self, base: u64) -> impl Iterator<Item = (u64, &V)> {
+        let bits = self.bits;
+        let ids = (base..=base.saturating_add(PAGE - 1)).filter(move |id| bits & bit(*id) != 0);
+        ids.zip(&self.values)
+    }
+}
+
+const fn bit(id: u64) -> u64 {
+    1 << (id % PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against the standard library's, over ids that are near each other, far from each other, and the last one.
+    #[test]
+    fn it_is_a_map() {
+        let (mut map, mut model) = (IdMap::default(), BTreeMap::new());
+        let mut seed = 1u64;
+        for step in 0..20_000u64 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let near = seed >> 33;
+            let id = match near % 7 {
+                0 => u64::MAX - near % 70,
+                1 => near << 20,
+                _ => near % 500,
+            };
+            match seed >> 13 & 3 {
+                0 | 1 => assert_eq!(map.insert(id, step), model.insert(id, step)),
+                2 => assert_eq!(map.remove(id), model.remove(&id)),
+                _ => assert_eq!(map.get_mut(id), model.get_mut(&id)),
+            }
+            assert_eq!((map.len(), map.get(id)), (model.len(), model.get(&id)));
+            if step % 500 == 0 {
+                assert!(map.iter_after(None).eq(model.iter().map(|(id, value)| (*id, value))));
+                let after = model.range((Bound::Excluded(id), Bound::Unbounded));
+                assert!(map.iter_after(Some(id)).eq(after.map(|(id, value)| (*id, value))));
+            }
+        }
+        for id in model.into_keys() {
+            map.remove(id);
+        }
+        assert!(map.pages.is_empty(), "pages go with their last id");
+    }
+
+    #[test]
+    fn what_survives_alone_takes_little() {
+        let mut map = IdMap::default();
+        for id in 0..PAGE {
+            map.insert(id, id);
+        }
+        for id in 1..PAGE {
+            map.remove(id);
+        }
+        let room: usize = map.pages.values().map(|page| page.values.capacity()).sum();
+        assert!(room <= 8, "{room}");
+    }
+}
