@@ -363,14 +363,14 @@ impl Broker {
             }
             return self.finish(op, Err(refusal));
         }
+        // All were made by the same session, which lives: else they would be lost.
+        let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
         for id in &ids {
             self.advance(*id, AllocationEvent::Created);
         }
         self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
-        for id in ids {
-            if let Some(owner) = self.allocations.get(id).and_then(|allocation| allocation.owner) {
-                self.queue_maps(owner, id);
-            }
+        if let Some(owner) = owner {
+            self.queue_all_maps(owner, &ids);
         }
     }
 

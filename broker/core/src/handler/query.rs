@@ -223,7 +223,7 @@ impl Broker {
         }
         AllocationView {
             id,
-            name: allocation.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default(),
+            name: allocation.name.as_ref().map(|name| [&tenant, "/", name].concat()).unwrap_or_default(),
             tenant,
             device: self.uuid(allocation.device).to_owned(),
             kind: allocation.kind,
@@ -261,7 +261,7 @@ impl Broker {
             uid: session.uid,
             client_name: session.client_name.clone(),
             allocations: session.owned.len(),
-            mapped: self.mapped_bytes(id, session),
+            mapped: session.mapped,
             fds_in_flight: session.fds_in_flight,
             opened: session.opened,
         }

@@ -14,7 +14,7 @@ use crate::{
     invariants,
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationEvent, AllocationState},
-    tenancy::{OpId, OpKind, Outcome, TenantId, Watched},
+    tenancy::{OpId, OpKind, Outcome, Releases, TenantId, Watched},
 };
 
 impl Broker {
@@ -81,7 +81,7 @@ impl Broker {
             }
             items.push(Watched { allocation: id, result });
         }
-        Ok(Started::Waiting(OpKind::Release { items, session }))
+        Ok(Started::Waiting(OpKind::Release { items: Releases::new(items), session }))
     }
 
     fn check_owner(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
@@ -161,9 +161,7 @@ impl Broker {
             allocation.watchers.retain(|watcher| *watcher != op);
         }
         if let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
-            for item in items.iter_mut().filter(|item| item.allocation == id && item.result.is_none()) {
-                item.result = Some(Ok(released));
-            }
+            items.resolve(id, released);
         }
         self.check_op(op);
     }
@@ -175,10 +173,11 @@ impl Broker {
                 let open = items.iter().filter(|item| item.result.is_none());
                 open.map(|item| item.allocation).collect()
             }
-            _ => Vec::new(),
+            _ => Vec::<AllocationId>::new(),
         };
-        let waiting: Vec<_> = self.ops.iter().map(|(op, entry)| (op, of_session(&entry.kind))).collect();
-        for (op, ids) in waiting {
+        let ops = self.ops.of_session(session);
+        let waiting = ops.into_iter().filter_map(|op| Some((op, of_session(&self.ops.get(op)?.kind))));
+        for (op, ids) in waiting.collect::<Vec<_>>() {
             for id in ids {
                 let Some(allocation) = self.allocations.get(id) else { continue };
                 let left = self.what_is_left(allocation, allocation.mappers().len());
@@ -191,8 +190,7 @@ impl Broker {
     pub(crate) fn released(&mut self, op: OpId) {
         let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
         let items = std::mem::take(items);
-        let results = items.into_iter().filter_map(|item| Some((item.allocation, item.result?))).collect();
-        self.finish(op, Ok(Outcome::Released(results)));
+        self.finish(op, Ok(Outcome::Released(items.into_results())));
     }
 
     /// Frees an allocation: no name, no new attach, and its memory goes back as soon as nobody maps it.

@@ -55,7 +55,7 @@ impl Broker {
     pub(crate) fn check_op(&mut self, id: OpId) {
         match self.ops.get_mut(id).map(|op| &op.kind) {
             Some(OpKind::Allocate { extents_left: 0, .. }) => self.allocated(id),
-            Some(OpKind::Release { items, .. }) if items.iter().all(|item| item.result.is_some()) => {
+            Some(OpKind::Release { items, .. }) if items.is_complete() => {
                 self.released(id);
             }
             _ => {}

@@ -6,10 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use vramd_types::AllocationId;
+use vramd_types::{AllocationId, SessionId};
 
-use super::{Allocation, allocation::Entry};
-use crate::{collections::IdMap, tenancy::TenantId};
+use super::{Allocation, MapState, allocation::Entry};
+use crate::{collections::IdMap, event::PartRef, tenancy::TenantId};
 
 #[derive(Debug, Default)]
 pub(crate) struct AllocationTable {
@@ -36,6 +36,12 @@ impl AllocationTable {
 
     pub(crate) fn get_mut(&mut self, id: AllocationId) -> Option<&mut Allocation> {
         self.allocations.get_mut(id.get())
+    }
+
+    /// Whether the session is to be sent the part.
+    pub(crate) fn is_queued(&self, session: SessionId, part: PartRef) -> bool {
+        let entry = self.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.and_then(|entry| entry.map_state(session)) == Some(MapState::Queued)
     }
 
     pub(crate) fn insert(&mut self, id: AllocationId, allocation: Allocation) {

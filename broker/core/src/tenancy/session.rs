@@ -1,17 +1,14 @@
 //! One connected client process, and the table of them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
-use vramd_types::{AllocationId, DeviceIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
-use super::{RequestLog, SessionState, TenantId};
-use crate::{
-    event::{ChannelId, PartRef},
-    time::Time,
-};
+use super::{MapQueue, RequestLog, SessionState, TenantId};
+use crate::{event::ChannelId, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SilentReason {
@@ -48,7 +45,9 @@ pub(crate) struct Session {
     /// How many parts of each allocation it maps, was offered or is about to be.
     pub(crate) maps: BTreeMap<AllocationId, usize>,
     /// Parts to be sent.
-    pub(crate) queue: VecDeque<PartRef>,
+    pub(crate) queue: MapQueue,
+    /// How much it maps or was offered.
+    pub(crate) mapped: Bytes,
     /// Descriptors sent and not answered; what lies in the socket of a channel that has ended counts until the session
     /// is gone.
     pub(crate) fds_in_flight: usize,
@@ -57,6 +56,8 @@ pub(crate) struct Session {
     /// Parts it was told to unmap, and has not.
     pub(crate) revoking: usize,
     pub(crate) revoke_deadline: Option<Time>,
+    /// When its deadlines are looked at next: the one entry it has among the timers.
+    pub(crate) alarm: Option<Time>,
     /// An operator ended it: once it maps nothing its channel is closed and it is gone.
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
