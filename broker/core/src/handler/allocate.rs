@@ -263,11 +263,6 @@ impl Broker {
         }
         allocation.parts = parts.into_iter().collect();
         allocation.extents_left = part_count;
-        if let Some(name) = allocation.name.clone()
-            && self.allocations.bearer(tenant, &name).is_none()
-        {
-            self.allocations.bind(tenant, &name, id);
-        }
         self.allocations.insert(id, allocation);
         if let Some(session) = self.sessions.get_mut(session) {
             session.owned.insert(id);
@@ -276,20 +271,20 @@ impl Broker {
     }
 
     pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
-        let Some(Extent { device, size, part, state, sent_to }) = self.pool.take(id) else {
+        let Some(extent) = self.pool.get_mut(id) else {
             return self.broken(invariants::EXTENTS, format!("{id} was created and is not known"));
         };
-        let ExtentState::Creating(reservation) = state else {
-            self.pool.insert(id, Extent { device, size, part, state, sent_to });
+        let Some(reservation) = extent.take_reservation() else {
             return self.broken(invariants::EXTENTS, format!("{id} was created twice"));
         };
+        let (device, size, part) = (extent.device, extent.size, extent.part);
         let failure = match result {
             Ok(()) => {
-                let state = ExtentState::Live(self.ledger.settle(reservation));
-                self.pool.insert(id, Extent { device, size, part, state, sent_to });
+                extent.state = ExtentState::Live(self.ledger.settle(reservation));
                 None
             }
             Err(error) => {
+                self.pool.take(id);
                 self.ledger.cancel(reservation);
                 Some(self.creation_failed(id, device, size, error))
             }

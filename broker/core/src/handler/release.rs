@@ -235,12 +235,7 @@ impl Broker {
         if allocation.digesting || !entry.mappers.is_empty() {
             return;
         }
-        if !matches!(self.pool.get(id), Some(Extent { state: ExtentState::Live(_), .. })) {
-            return;
-        }
-        let Some(extent) = self.pool.take(id) else { return };
-        if let ExtentState::Live(charge) = extent.state {
-            self.pool.insert(id, Extent { state: ExtentState::Releasing(charge), ..extent });
+        if self.pool.get_mut(id).is_some_and(Extent::start_release) {
             self.command(Command::ReleaseExtent { extent: id });
         }
     }
@@ -264,8 +259,9 @@ impl Broker {
             }
             self.notice(Notice::Unreturned { extent: id, bytes: size });
         }
-        self.notify(part.allocation);
-        self.remove_if_gone(part.allocation);
+        if !self.remove_if_gone(part.allocation) {
+            self.notify(part.allocation);
+        }
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {
@@ -292,18 +288,19 @@ impl Broker {
         }
     }
 
-    /// Forgets a freed allocation whose last extent is gone.
-    pub(crate) fn remove_if_gone(&mut self, id: AllocationId) {
+    /// Forgets a freed allocation whose last extent is gone, and tells those who waited for that.
+    pub(crate) fn remove_if_gone(&mut self, id: AllocationId) -> bool {
         let gone = |allocation: &Allocation| {
             allocation.state == AllocationState::Freeing
                 && allocation.extents_left == 0
                 && !allocation.digesting
         };
-        if self.allocations.get(id).is_some_and(gone)
-            && let Some(allocation) = self.allocations.remove(id)
-        {
-            self.notify_ops(id, &allocation.watchers);
+        if !self.allocations.get(id).is_some_and(gone) {
+            return false;
         }
+        let removed = self.allocations.remove(id);
+        self.notify_ops(id, &removed.map(|allocation| allocation.watchers).unwrap_or_default());
+        true
     }
 }
 

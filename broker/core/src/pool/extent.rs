@@ -40,6 +40,33 @@ pub(crate) struct Extent {
     pub(crate) sent_to: Few<TenantId>,
 }
 
+/// The state of an extent between two others, inside one method.
+const NOBODY_PAYS: ExtentState = ExtentState::Unreturned(Vec::new());
+
+impl Extent {
+    /// Takes out what was reserved for it while it was made, so that it can be settled or cancelled.
+    pub(crate) fn take_reservation(&mut self) -> Option<Reservation> {
+        match std::mem::replace(&mut self.state, NOBODY_PAYS) {
+            ExtentState::Creating(reservation) => Some(reservation),
+            other => {
+                self.state = other;
+                None
+            }
+        }
+    }
+
+    /// Whether it was live: from now on it is being released.
+    pub(crate) fn start_release(&mut self) -> bool {
+        let state = std::mem::replace(&mut self.state, NOBODY_PAYS);
+        let is_live = matches!(state, ExtentState::Live(_));
+        self.state = match state {
+            ExtentState::Live(charge) => ExtentState::Releasing(charge),
+            other => other,
+        };
+        is_live
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     extents: IdMap<Extent>,
@@ -63,7 +90,7 @@ impl Pool {
     /// Takes an extent out, to put it back in another state or not at all.
     pub(crate) fn take(&mut self, id: ExtentId) -> Option<Extent> {
         let extent = self.extents.remove(id.get())?;
-        if matches!(extent.state, ExtentState::Unreturned(_)) {
+        if matches!(&extent.state, ExtentState::Unreturned(debts) if !debts.is_empty()) {
             self.count_unreturned(extent.device, |count| count.saturating_sub(1));
         }
         Some(extent)
@@ -84,7 +111,7 @@ impl Pool {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
-        self.extents.iter_after(None).map(|(id, extent)| (ExtentId::from_raw(id), extent))
+        self.extents.iter().map(|(id, extent)| (ExtentId::from_raw(id), extent))
     }
 
     fn count_unreturned(&mut self, device: DeviceIndex, change: impl FnOnce(usize) -> usize) {

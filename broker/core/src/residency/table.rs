@@ -1,7 +1,7 @@
 //! All allocations, by id, by tenant, and by the names that some of them bear.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry as Bearer},
     ops::Bound,
     sync::Arc,
 };
@@ -44,6 +44,7 @@ impl AllocationTable {
         entry.and_then(|entry| entry.map_state(session)) == Some(MapState::Queued)
     }
 
+    /// Adds an allocation. It bears its name unless another one does.
     pub(crate) fn insert(&mut self, id: AllocationId, allocation: Allocation) {
         let of = self.by_tenant.entry(allocation.tenant).or_default();
         of.ids.insert(id);
@@ -51,14 +52,15 @@ impl AllocationTable {
         if !allocation.readers.is_empty() {
             of.shared.insert(id);
         }
-        if allocation.name.as_ref().is_some_and(|name| of.bearers.get(name) != Some(&id)) {
+        if let Some(name) = &allocation.name
+            && *of.bearers.entry(name.clone()).or_insert(id) != id
+        {
             of.not_bearing.insert(id);
         }
         self.allocations.insert(id.get(), allocation);
     }
 
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
-        self.release_name(id);
         let allocation = self.allocations.remove(id.get())?;
         if let Some(of) = self.by_tenant.get_mut(&allocation.tenant) {
             of.ids.remove(&id);
@@ -66,8 +68,10 @@ impl AllocationTable {
             if !allocation.readers.is_empty() {
                 of.shared.remove(&id);
             }
-            if allocation.name.is_some() {
-                of.not_bearing.remove(&id);
+            if let Some(name) = &allocation.name
+                && !of.not_bearing.remove(&id)
+            {
+                of.bearers.remove(name);
             }
         }
         Some(allocation)
@@ -132,10 +136,13 @@ impl AllocationTable {
         self.by_tenant.get(&tenant)?.bearers.get(name).copied()
     }
 
+    /// Gives the name to the allocation, whoever bore it.
     pub(crate) fn bind(&mut self, tenant: TenantId, name: &Arc<str>, id: AllocationId) {
         let of = self.by_tenant.entry(tenant).or_default();
         of.not_bearing.remove(&id);
-        of.bearers.insert(name.clone(), id);
+        if let Some(before) = of.bearers.insert(name.clone(), id) {
+            of.not_bearing.insert(before);
+        }
     }
 
     /// Takes the name away from the allocation, if it bears it.
@@ -143,9 +150,10 @@ impl AllocationTable {
         if let Some(allocation) = self.allocations.get(id.get())
             && let Some(name) = &allocation.name
             && let Some(of) = self.by_tenant.get_mut(&allocation.tenant)
-            && of.bearers.get(name) == Some(&id)
+            && let Bearer::Occupied(bearer) = of.bearers.entry(name.clone())
+            && *bearer.get() == id
         {
-            of.bearers.remove(name);
+            bearer.remove();
             of.not_bearing.insert(id);
         }
     }

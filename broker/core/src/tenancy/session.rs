@@ -8,7 +8,7 @@ use std::{
 use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
 use super::{MapQueue, RequestLog, SessionState, TenantId};
-use crate::{event::ChannelId, time::Time};
+use crate::{collections::IdMap, event::ChannelId, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SilentReason {
@@ -72,21 +72,21 @@ impl Session {
 
 #[derive(Debug, Default)]
 pub(crate) struct SessionTable {
-    sessions: BTreeMap<SessionId, Session>,
-    channels: BTreeMap<ChannelId, SessionId>,
+    sessions: IdMap<Session>,
+    channels: IdMap<SessionId>,
     by_tenant: BTreeMap<TenantId, usize>,
 }
 
 impl SessionTable {
     pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
-        self.channels.insert(session.channel, id);
+        self.channels.insert(session.channel.0, id);
         *self.by_tenant.entry(session.tenant).or_default() += 1;
-        self.sessions.insert(id, session);
+        self.sessions.insert(id.get(), session);
     }
 
     pub(crate) fn remove(&mut self, id: SessionId) -> Option<Session> {
-        let session = self.sessions.remove(&id)?;
-        self.channels.remove(&session.channel);
+        let session = self.sessions.remove(id.get())?;
+        self.channels.remove(session.channel.0);
         if let Some(count) = self.by_tenant.get_mut(&session.tenant) {
             *count = count.saturating_sub(1);
         }
@@ -94,15 +94,15 @@ impl SessionTable {
     }
 
     pub(crate) fn get(&self, id: SessionId) -> Option<&Session> {
-        self.sessions.get(&id)
+        self.sessions.get(id.get())
     }
 
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
-        self.sessions.get_mut(&id)
+        self.sessions.get_mut(id.get())
     }
 
     pub(crate) fn on_channel(&self, channel: ChannelId) -> Option<SessionId> {
-        self.channels.get(&channel).copied()
+        self.channels.get(channel.0).copied()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -114,11 +114,11 @@ impl SessionTable {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
-        self.sessions.iter().map(|(id, session)| (*id, session))
+        self.iter_after(None)
     }
 
     pub(crate) fn iter_after(&self, after: Option<SessionId>) -> impl Iterator<Item = (SessionId, &Session)> {
-        let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-        self.sessions.range((from, std::ops::Bound::Unbounded)).map(|(id, session)| (*id, session))
+        let found = self.sessions.iter_after(after.map(SessionId::get));
+        found.map(|(id, session)| (SessionId::from_raw(id), session))
     }
 }
