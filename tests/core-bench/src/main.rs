@@ -29,11 +29,11 @@ struct Plan {
 
 const FULL: Plan = Plan {
     memory: 1_000_000,
-    throughput: &[100_000, 1_000, 1_000_000],
-    slices: 21,
-    slice_events: 500_000,
+    throughput: &[10_000, 1_000, 100_000, 1_000_000],
+    slices: 15,
+    slice_events: 300_000,
     curve: &[1_000, 10_000, 100_000, 1_000_000],
-    rounds: 40_000,
+    rounds: 20_000,
 };
 const QUICK: Plan = Plan {
     memory: 100_000,

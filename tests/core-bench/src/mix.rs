@@ -28,6 +28,8 @@ const LIBRARY: usize = 64;
 const REQUESTS: usize = 8;
 /// Most allocations in one batch of the mix.
 const BATCH_MAX: usize = 15;
+/// What is asked for, one as often as another. A part is 256 MiB.
+const SIZES_MIB: [u32; 8] = [2, 2, 20, 64, 256, 512, 1024, 2048];
 /// Virtual time between two rounds: about what a round takes in reality.
 const ROUND_MICROS: u64 = 150;
 const UID: u32 = 1000;
@@ -114,7 +116,7 @@ impl Mix {
             }
             self.request(client);
         }
-        if self.round % 256 == 0 {
+        if self.round.is_multiple_of(256) {
             self.operate();
         }
         self.drain();
@@ -151,13 +153,14 @@ impl Mix {
         }
     }
 
-    /// A batch of one-part allocations, half of them named, half of them on the second device.
+    /// A batch of which most have one part and some up to eight; half of them are named, half on the second device.
     fn allocate(&mut self, client: usize, count: usize) {
         let specs = (0..count).map(|_| {
             let chance = self.dice.below(4);
+            let size = SIZES_MIB[self.dice.below(SIZES_MIB.len())];
             self.last += 1;
             AllocationSpec {
-                size: Bytes::mib(2),
+                size: Bytes::mib(size),
                 device: (chance & 1 == 1).then(|| UUIDS[1].to_owned()),
                 kind: AllocationKind::Movable,
                 lifetime: Lifetime::Session,

@@ -17,9 +17,9 @@
 use std::{collections::BTreeMap, ops::Bound};
 
 /// Ids in a page: as many as there are bits.
-const PAGE: u64 = 16;
+const PAGE: usize = 16;
 const PAGES: usize = 64;
-const BLOCK: u64 = PAGE * PAGES as u64;
+const BLOCK: u64 = (PAGE * PAGES) as u64;
 
 #[derive(Debug)]
 pub(crate) struct IdMap<V> {
@@ -68,6 +68,10 @@ impl<V> IdMap<V> {
         if let Some(old) = page.find(id).and_then(|at| page.values.get_mut(at)) {
             return Some(std::mem::replace(old, value));
         }
+        if page.bits == 0 {
+            // Ids grow: the rest of the page is next.
+            page.values.reserve_exact(PAGE);
+        }
         page.values.insert(page.rank(id), value);
         page.bits |= bit(id);
         block.len = block.len.saturating_add(1);
@@ -82,7 +86,7 @@ impl<V> IdMap<V> {
         let value = page.values.remove(at);
         page.bits &= !bit(id);
         if page.values.len() <= page.values.capacity() / 4 {
-            page.values.shrink_to(page.values.len().saturating_mul(2));
+            page.values.shrink_to_fit();
         }
         block.len = block.len.saturating_sub(1);
         if block.len == 0 {
@@ -105,7 +109,9 @@ impl<V> IdMap<V> {
             .flat_map(|(number, block)| {
                 let base = number.saturating_mul(BLOCK);
                 let pages = block.pages.iter().zip(0u64..);
-                pages.flat_map(move |(page, at)| page.iter(base.saturating_add(at.saturating_mul(PAGE))))
+                pages.flat_map(move |(page, at)| {
+                    page.iter(base.saturating_add(at.saturating_mul(PAGE as u64)))
+                })
             })
             .skip_while(move |(id, _)| after.is_some_and(|after| *id <= after))
     }
@@ -130,7 +136,7 @@ impl<V> Page<V> {
 
     fn iter(&self, base: u64) -> impl Iterator<Item = (u64, &V)> {
         let bits = self.bits;
-        let ids = (base..=base.saturating_add(PAGE - 1)).filter(move |id| bits & bit(*id) != 0);
+        let ids = (base..=base.saturating_add(PAGE as u64 - 1)).filter(move |id| bits & bit(*id) != 0);
         ids.zip(&self.values)
     }
 }
@@ -138,11 +144,11 @@ impl<V> Page<V> {
 /// Which page of its block the id is in.
 #[allow(clippy::cast_possible_truncation, reason = "below the number of pages")]
 const fn page_of(id: u64) -> usize {
-    (id % BLOCK / PAGE) as usize
+    (id % BLOCK) as usize / PAGE
 }
 
 const fn bit(id: u64) -> u16 {
-    1 << (id % PAGE)
+    1 << (id % PAGE as u64)
 }
 
 #[cfg(test)]
@@ -190,6 +196,6 @@ mod tests {
             map.remove(id);
         }
         let pages = map.blocks.values().flat_map(|block| &block.pages);
-        assert_eq!(pages.map(|page| page.values.capacity()).sum::<usize>(), 2);
+        assert_eq!(pages.map(|page| page.values.capacity()).sum::<usize>(), 1);
     }
 }

@@ -105,20 +105,21 @@ impl Broker {
     /// Tells the session to unmap all it maps of an allocation. What is only queued is forgotten.
     pub(crate) fn revoke(&mut self, id: SessionId, allocation_id: AllocationId, reason: RevokeReason) {
         let Some(allocation) = self.allocations.get(allocation_id) else { return };
-        let mapped: Vec<_> = allocation
+        let mut to_tell: Vec<_> = allocation
             .indices()
             .filter(|index| allocation.part(*index).is_some_and(|part| part.map_state(id).is_some()))
             .map(|part| PartRef { allocation: allocation_id, part })
             .collect();
-        let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
-        for part in mapped {
-            match self.step(id, part, MapEvent::Revoke) {
-                Ok(MapStep::SendRevoke) => to_tell.push(part),
-                Ok(MapStep::Gone) => gone.push(part),
+        let mut gone = Vec::new();
+        to_tell.retain(|part| {
+            match self.step(id, *part, MapEvent::Revoke) {
+                Ok(MapStep::SendRevoke) => return true,
+                Ok(MapStep::Gone) => gone.push(*part),
                 Ok(MapStep::To(_)) => {}
                 Err(problem) => self.broken(invariants::TRANSITIONS, problem),
             }
-        }
+            false
+        });
         self.send_revoke(id, to_tell, reason);
         self.expect_answer(id);
         for part in gone {
@@ -137,15 +138,17 @@ impl Broker {
         }
     }
 
-    fn send_revoke(&mut self, id: SessionId, parts: Vec<PartRef>, reason: RevokeReason) {
+    fn send_revoke(&mut self, id: SessionId, mut parts: Vec<PartRef>, reason: RevokeReason) {
         let Some(session) = self.sessions.get(id) else { return };
         if !session.channel_open {
             return;
         }
         let channel = session.channel;
-        for parts in parts.chunks(PARTS_PER_FRAME_MAX) {
-            let frame = DaemonFrame::Revoke { parts: parts.to_vec(), reason };
+        while !parts.is_empty() {
+            let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
+            let frame = DaemonFrame::Revoke { parts, reason };
             self.command(Command::Send { channel, frame });
+            parts = rest;
         }
     }
 
