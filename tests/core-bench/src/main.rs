@@ -30,8 +30,8 @@ struct Plan {
 const FULL: Plan = Plan {
     memory: 1_000_000,
     throughput: &[10_000, 1_000, 100_000, 1_000_000],
-    slices: 15,
-    slice_events: 300_000,
+    slices: 11,
+    slice_events: 200_000,
     curve: &[1_000, 10_000, 100_000, 1_000_000],
     rounds: 20_000,
 };

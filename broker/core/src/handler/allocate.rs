@@ -46,8 +46,10 @@ impl Broker {
         if items.len() > items_max {
             return Err(Refusal::BatchTooLarge { items_max, items: items.len() });
         }
-        let plans =
-            items.into_iter().map(|spec| self.plan(session, tenant, spec)).collect::<Result<Vec<_>, _>>()?;
+        let mut plans = Vec::with_capacity(items.len());
+        for spec in items {
+            plans.push(self.plan(session, tenant, spec)?);
+        }
         self.check_names(&plans)?;
         self.check_room(tenant, &plans)?;
         self.check_counts(tenant, &plans)?;

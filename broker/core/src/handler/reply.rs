@@ -70,7 +70,11 @@ impl Broker {
         };
         Ok(match outcome {
             Outcome::Allocated(ids) => {
-                Reply::Allocated(ids.iter().copied().map(view).collect::<Result<_, _>>()?)
+                let mut views = Vec::with_capacity(ids.len());
+                for id in ids.iter().copied() {
+                    views.push(view(id)?);
+                }
+                Reply::Allocated(views)
             }
             Outcome::Released(items) => Reply::Released(items.to_vec()),
             Outcome::Attached(id) => Reply::Attached(view(*id)?),

@@ -52,7 +52,9 @@ impl Releases {
 
     /// The results, in the order of the request.
     pub(crate) fn into_results(self) -> Box<[(AllocationId, Result<Released, Refusal>)]> {
-        self.items.into_iter().filter_map(|item| Some((item.allocation, item.result?))).collect()
+        let mut results = Vec::with_capacity(self.items.len());
+        results.extend(self.items.into_iter().filter_map(|item| Some((item.allocation, item.result?))));
+        results.into_boxed_slice()
     }
 }
 
