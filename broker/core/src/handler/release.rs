@@ -72,7 +72,7 @@ impl Broker {
                     self.give_back(id);
                     self.released_of(id, session).map(Ok)
                 }
-                Err(refusal) => Some(Err(refusal)),
+                Err(refusal) => Some(Err(Box::new(refusal))),
             };
             if result.is_none()
                 && let Some(allocation) = self.allocations.get_mut(id)

@@ -5,7 +5,7 @@ use crate::{
     command::{Command, Reply},
     error::Refusal,
     event::{CallId, RequestKey},
-    tenancy::{Method, OpId, OpKind, Outcome, RequestLog, Requester},
+    tenancy::{ItemResult, Method, OpId, OpKind, Outcome, RequestLog, Requester},
 };
 
 impl Broker {
@@ -76,7 +76,10 @@ impl Broker {
                 }
                 Reply::Allocated(views)
             }
-            Outcome::Released(items) => Reply::Released(items.to_vec()),
+            Outcome::Released(items) => {
+                let result = |result: &ItemResult| result.clone().map_err(|refusal| *refusal);
+                Reply::Released(items.iter().map(|(id, of)| (*id, result(of))).collect())
+            }
             Outcome::Attached(id) => Reply::Attached(view(*id)?),
             Outcome::Sealed(id) => Reply::Sealed(view(*id)?),
             Outcome::QuotaSet { tenant, device, tier } => {

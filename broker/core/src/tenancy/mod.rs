@@ -10,7 +10,7 @@ mod tenant;
 
 pub(crate) use map_queue::MapQueue;
 pub(crate) use op::{Op, OpId, OpKind, OpTable, Requester};
-pub(crate) use releases::{Releases, Watched};
+pub(crate) use releases::{ItemResult, Releases, Watched};
 pub(crate) use requests::{Method, Outcome, Recall, RequestLog};
 pub(crate) use session::{Session, SessionTable, SilentReason};
 pub use state::{SessionEvent, SessionState};

@@ -6,12 +6,15 @@ use vramd_types::AllocationId;
 
 use crate::{command::Released, error::Refusal};
 
+/// What came of one item. Of the last batches all are remembered, and refusals are large and rare: hence the box.
+pub(crate) type ItemResult = Result<Released, Box<Refusal>>;
+
 /// One allocation of a `FreeBatch` or `Detach`.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) allocation: AllocationId,
     /// Known once it is.
-    pub(crate) result: Option<Result<Released, Refusal>>,
+    pub(crate) result: Option<ItemResult>,
 }
 
 /// The items in the order of the request. A result finds its item without looking at the others.
@@ -51,7 +54,7 @@ impl Releases {
     }
 
     /// The results, in the order of the request.
-    pub(crate) fn into_results(self) -> Box<[(AllocationId, Result<Released, Refusal>)]> {
+    pub(crate) fn into_results(self) -> Box<[(AllocationId, ItemResult)]> {
         let mut results = Vec::with_capacity(self.items.len());
         results.extend(self.items.into_iter().filter_map(|item| Some((item.allocation, item.result?))));
         results.into_boxed_slice()
@@ -75,7 +78,7 @@ mod tests {
     #[test]
     fn each_item_is_found_also_where_it_is_named_twice() {
         let ids = [5, 3, 9, 3].map(AllocationId::from_raw);
-        let refused = Some(Err(Refusal::NotOwner { allocation: ids[2] }));
+        let refused = Some(Err(Box::new(Refusal::NotOwner { allocation: ids[2] })));
         let item = |at: usize| Watched { allocation: ids[at], result: refused.clone().filter(|_| at == 2) };
         let mut releases = Releases::new((0..4).map(item).collect());
         let gone = Released { still_charged: Bytes::ZERO, mappers: 0 };
