@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod broker;
+mod collections;
 mod command;
 mod config;
 mod error;

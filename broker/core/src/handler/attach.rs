@@ -49,8 +49,9 @@ impl Broker {
         };
         found
             .filter(|(_, allocation)| {
-                let is_reader = allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
-                allocation.tenant == tenant || is_reader
+                let is_reader =
+                    || allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
+                allocation.tenant == tenant || is_reader()
             })
             .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
     }

@@ -6,6 +6,7 @@
 mod books;
 mod extents;
 mod mappings;
+mod sums;
 
 use crate::broker::Broker;
 
@@ -56,6 +57,7 @@ impl Broker {
         books::check(self, &mut found);
         extents::check(self, &mut found);
         mappings::check(self, &mut found);
+        sums::check(self, &mut found);
         found
     }
 }
