@@ -154,10 +154,12 @@ impl Session {
             None => deadline,
         };
         let ended = ending.is_none().then(|| self.table.ended());
+        fault_point!(CallBegins);
         let answer = self.rpc.call(deadline, ended, request, move |connection, request| {
             let client = MemoryServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX);
             method(client, request)
         });
+        fault_point!(Answered);
         answer.map_err(|error| match (error.reason(), self.table.ending()) {
             // Another life of the daemon never knew it; for the caller that is the same.
             (Some(Reason::SessionNotFound), _) => Error::SessionLost { session: self.id.to_string() },
@@ -170,10 +172,10 @@ impl Session {
     /// Unmaps an allocation and tells the daemon. With `forget` its address is given up as well.
     pub(crate) fn let_go(&self, id: AllocationId, forget: bool) {
         let turn = self.link.turn();
-        let told = self
-            .table
-            .let_go(id, forget)
-            .is_ok_and(|answer| self.table.ending().is_some() || turn.tell(answer).is_ok());
+        let answer = self.table.let_go(id, forget);
+        fault_point!(LetGo);
+        let told = answer.is_ok_and(|answer| self.table.ending().is_some() || turn.tell(answer).is_ok());
+        fault_point!(UnmapAnswered);
         if !told {
             // What the daemon believes to be mapped and what is have parted: only an end is true.
             self.link.end();
