@@ -3,7 +3,6 @@
 use std::{
     env,
     path::PathBuf,
-    sync::mpsc::sync_channel,
     time::{Duration, Instant},
 };
 
@@ -19,7 +18,6 @@ use crate::{
     mapping::Mode,
     paths,
     raw::RawClient,
-    release::Job,
     request::{AllocationRequest, Target},
     request_id::RequestId,
     session::{Parting, Released, Session, check_home, missing},
@@ -147,10 +145,7 @@ impl Client {
     }
 
     fn flush_until(&self, deadline: Instant) -> Result<()> {
-        let (done, flushed) = sync_channel(1);
-        self.session.queue(Job::Flush(done));
-        let patience = deadline.saturating_duration_since(Instant::now());
-        flushed.recv_timeout(patience).map_err(|_| Error::Deadline)
+        if self.session.releases().flush(deadline) { Ok(()) } else { Err(Error::Deadline) }
     }
 
     /// Allocates and waits for all parts. What was dropped before makes room first.

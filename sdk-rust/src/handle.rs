@@ -15,7 +15,7 @@ use crate::{
     fork::ProcessBound,
     info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
     mapping::{Base, COPY_CHUNK_BYTES},
-    release::Job,
+    release::Part,
     request_id::RequestId,
     session::{Parting, Released, Session, check_home, missing},
 };
@@ -252,8 +252,8 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // In a forked child there is nothing to part from.
         if let Some(parting) = self.parting.take().filter(|_| self.session.is_home()) {
-            let job = Job::Part { session: self.session.clone(), id: self.info.id, parting };
-            self.session.queue(job);
+            let part = Part { session: self.session.clone(), id: self.info.id, parting };
+            self.session.releases().queue(part);
         }
     }
 }

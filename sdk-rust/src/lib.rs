@@ -44,6 +44,9 @@
 //! **Descriptors** are closed as soon as a part is mapped; at most 128 are open at a time, so `RLIMIT_NOFILE` should
 //! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing behind.
 
+#[macro_use]
+mod fault;
+
 pub mod admin;
 mod allocation;
 mod channel;
@@ -66,9 +69,15 @@ mod session;
 mod status;
 mod visible;
 
+/// What the worker reads packets with. Only for the fuzz targets of this repository, which are another crate.
+#[doc(hidden)]
+pub use channel::frame::decode as decode_daemon_frame;
+
 pub use allocation::{Allocation, SealFailed, Sealed};
 pub use client::{Client, ClientBuilder};
 pub use error::{Error, Refusal, Result};
+#[cfg(feature = "fault-points")]
+pub use fault::{FaultPoint, on_fault_point};
 pub use info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier};
 pub use mapping::RawPart;
 pub use paths::socket_dir;

@@ -1,16 +1,20 @@
 //! Blocking calls over an asynchronous gRPC client.
 //!
-//! One runtime with one thread drives the connection. Callers do not enter it but wait for its answer on a
-//! channel, so that a blocking call is possible on any thread, those of another runtime included.
+//! Who calls drives the connection: a runtime without threads, entered by whoever waits for an answer, so that a call
+//! costs no change of threads. Of several who wait at once one drives for all. Between calls nobody does, and a
+//! connection that ended meanwhile is found out, and made anew, by the next call.
 
 use std::{
     future::Future,
     path::{Path, PathBuf},
-    sync::mpsc::{RecvTimeoutError, sync_channel},
+    thread,
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Runtime, sync::watch};
+use tokio::{
+    runtime::{self, Runtime},
+    sync::watch,
+};
 use tonic::{
     Request, Response, Status,
     transport::{Channel, Endpoint},
@@ -38,12 +42,8 @@ impl Rpc {
     /// Connects at the first call, and again whenever it must.
     pub(crate) fn open(socket: &Path) -> Result<Self> {
         let local = |error: &dyn std::fmt::Display| Error::BrokerGone { problem: error.to_string() };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("vramd-rpc")
-            .enable_all()
-            .build()
-            .map_err(|error| local(&error))?;
+        let runtime =
+            runtime::Builder::new_current_thread().enable_all().build().map_err(|error| local(&error))?;
         let path = socket.to_str().ok_or_else(|| local(&"the socket's path is not UTF-8"))?;
         let endpoint = Endpoint::from_shared(format!("unix://{path}")).map_err(|error| local(&error))?;
         let connection = {
@@ -67,32 +67,32 @@ impl Rpc {
         Method: Fn(Channel, Request<Q>) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
-        let runtime = self.runtime.as_ref().expect("only Drop takes the runtime");
-        let connection = self.connection.clone();
-        let (answered, answer) = sync_channel(1);
-        let task = runtime.spawn(async move {
-            let attempts = with_retries(deadline, || {
-                let mut request = Request::new(request.clone());
-                request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-                method(connection.clone(), request)
-            });
-            let outcome = unless_ended(attempts, ended).await;
-            // The caller may have stopped waiting.
-            let _ = answered.send(outcome);
+        let attempts = with_retries(deadline, || {
+            let mut request = Request::new(request.clone());
+            request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+            method(self.connection.clone(), request)
         });
-        let patience = deadline.saturating_duration_since(Instant::now()) + DEADLINE_GRACE;
-        match answer.recv_timeout(patience) {
+        let patience = tokio::time::Instant::from_std(deadline + DEADLINE_GRACE);
+        match self.wait(async { tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await }) {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(match Error::from(status) {
                 Error::BrokerGone { problem } => self.gone(&problem),
                 error => error,
             }),
-            Err(RecvTimeoutError::Timeout) => {
-                task.abort();
-                Err(Error::Deadline)
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(self.gone("the call was abandoned")),
+            Err(_elapsed) => Err(Error::Deadline),
         }
+    }
+
+    fn wait<T: Send>(&self, call: impl Future<Output = T> + Send) -> T {
+        let runtime = self.runtime.as_ref().expect("only Drop takes the runtime");
+        if runtime::Handle::try_current().is_err() {
+            return runtime.block_on(call);
+        }
+        // A thread inside one runtime may not enter another: somebody else does.
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| runtime.block_on(call));
+            waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     fn gone(&self, problem: &str) -> Error {

@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     path::Path,
-    sync::{Arc, mpsc::Sender},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     info::AllocationInfo,
     mapping::{Ending, Mode, Table},
     past, paths,
-    release::{self, Job},
+    release::Releases,
     request::Target,
     request_id::RequestId,
     rpc::Rpc,
@@ -43,7 +43,7 @@ pub(crate) struct Session {
     link: Arc<Link>,
     table: Arc<Table>,
     rpc: Rpc,
-    releases: Sender<Job>,
+    releases: Releases,
 }
 
 /// What became of memory that was freed or detached.
@@ -90,7 +90,7 @@ impl Session {
         let id = SessionId::from_raw(welcome.session_id);
         let (link, table) = (Arc::new(link), Arc::new(Table::new(mode, Gpus::new(&welcome.devices))));
         let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
-        let releases = release::spawn().map_err(local)?;
+        let releases = Releases::start().map_err(local)?;
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(local)?;
         past::remember(socket_dir, id, &table);
         Ok(ProcessBound::new(Self {
@@ -130,10 +130,8 @@ impl Session {
         Instant::now() + self.request_timeout
     }
 
-    /// Queues work for the thread that parts from what was dropped.
-    pub(crate) fn queue(&self, job: Job) {
-        // That thread ends after the session alone.
-        let _ = self.releases.send(job);
+    pub(crate) fn releases(&self) -> &Releases {
+        &self.releases
     }
 
     /// Calls the daemon. Once the session has ended only to hear who is there, and within a second.
@@ -156,10 +154,12 @@ impl Session {
             None => deadline,
         };
         let ended = ending.is_none().then(|| self.table.ended());
+        fault_point!(CallBegins);
         let answer = self.rpc.call(deadline, ended, request, move |connection, request| {
             let client = MemoryServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX);
             method(client, request)
         });
+        fault_point!(Answered);
         answer.map_err(|error| match (error.reason(), self.table.ending()) {
             // Another life of the daemon never knew it; for the caller that is the same.
             (Some(Reason::SessionNotFound), _) => Error::SessionLost { session: self.id.to_string() },
@@ -172,10 +172,10 @@ impl Session {
     /// Unmaps an allocation and tells the daemon. With `forget` its address is given up as well.
     pub(crate) fn let_go(&self, id: AllocationId, forget: bool) {
         let turn = self.link.turn();
-        let told = self
-            .table
-            .let_go(id, forget)
-            .is_ok_and(|answer| self.table.ending().is_some() || turn.tell(answer).is_ok());
+        let answer = self.table.let_go(id, forget);
+        fault_point!(LetGo);
+        let told = answer.is_ok_and(|answer| self.table.ending().is_some() || turn.tell(answer).is_ok());
+        fault_point!(UnmapAnswered);
         if !told {
             // What the daemon believes to be mapped and what is have parted: only an end is true.
             self.link.end();

@@ -22,24 +22,27 @@ PROGRAMS = {
     "vramctl": ["--bin", "vramctl"],
     "broker-driver": ["--bin", "contract-cuda"],
     "vramd-tests": ["--bin", "gpu-suite"],
-    "vramd-client": ["--example", "scratch", "--example", "compute"],
+    "vramd-client": ["--example", "scratch", "--example", "compute", "--example", "torch_share"],
 }
+# What of it is no program, and what uses it there.
+LIBRARY = "libtorch_share.so"
 
 
 def main():
     programs = build()
     shutil.rmtree(BUNDLE, ignore_errors=True)
-    for folder in ("bin", "kernels", "demo"):
+    for folder in ("bin", "kernels", "demo", "torch"):
         (BUNDLE / folder).mkdir(parents=True)
     for program in programs:
         needs = glibc_minor(program)
         if needs > GLIBC_MINOR_MAX:
             sys.exit(f"{program.name} needs glibc 2.{needs}, and Debian 12 has 2.{GLIBC_MINOR_MAX}: build it there")
-        shutil.copy(program, BUNDLE / "bin")
+        shutil.copy(program, BUNDLE / ("torch" if program.name == LIBRARY else "bin"))
     for kernel in [*ROOT.glob("sdk-rust/examples/kernels/*"), *ROOT.glob("tests/gpu/kernels/*")]:
         shutil.copy(kernel, BUNDLE / "kernels")
     for module in ROOT.glob("tests/demo/*.py"):
         shutil.copy(module, BUNDLE / "demo")
+    shutil.copy(ROOT / "tests/gpu/torch_share.py", BUNDLE / "torch")
     shutil.copy(ROOT / "tests/gpu/run.py", BUNDLE / "run")
     (BUNDLE / "build.json").write_text(json.dumps(origin(), indent=2) + "\n")
     size = sum(file.stat().st_size for file in BUNDLE.rglob("*") if file.is_file())
@@ -55,7 +58,9 @@ def build():
         cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
     )
     artifacts = [json.loads(line) for line in told.stdout.splitlines()]
-    return [pathlib.Path(artifact["executable"]) for artifact in artifacts if artifact.get("executable")]
+    files = [pathlib.Path(file) for artifact in artifacts for file in artifact.get("filenames", [])]
+    programs = [pathlib.Path(artifact["executable"]) for artifact in artifacts if artifact.get("executable")]
+    return [*programs, *(file for file in files if file.name == LIBRARY)]
 
 
 def glibc_minor(program):

@@ -96,7 +96,7 @@ def plan(folder, scratch, quick):
     suite = BIN / "gpu-suite"
     return [
         Stage("contract", 90, BIN / "contract-cuda", "--json", folder / "contract.json"),
-        Stage("e2e", 150, suite, "e2e", "--json", folder / "e2e.json", *quick),
+        Stage("e2e", 190, suite, "e2e", "--json", folder / "e2e.json", *quick),
         Stage("demo", 60, sys.executable, BUNDLE / "demo" / "demo.py", "--driver", "cuda", "--programs", BIN,
               "--file", scratch / "file"),
         Stage("hand_off", 150, suite, "hand-off", "--json", folder / "hand_off.json", *quick),
@@ -158,7 +158,7 @@ def table(folder, stages):
     for stage in stages:
         if stage.name in ("e2e", "hand_off", "leak"):
             print(f"-- {stage.name}: {stage.verdict}")
-            told = ("ok ", "FAILED", "allocate ", "create ", "attach ", "leak ")
+            told = ("ok ", "absent", "FAILED", "allocate ", "create ", "attach ", "leak ")
             print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")
         else:
             print(f"-- {stage.name}: {stage.verdict}")

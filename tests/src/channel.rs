@@ -14,8 +14,8 @@ use rustix::{
     io::Result,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-        connect, recvmsg, sendmsg, socket_with,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+        SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
     },
 };
 use vramd_proto::{
@@ -31,6 +31,8 @@ pub struct RawChannel(OwnedFd);
 #[derive(Debug)]
 pub enum Packet {
     Frame(daemon_frame::Frame, Vec<OwnedFd>),
+    /// The same, but not all of its descriptors could be received; those that came are closed.
+    Cut(daemon_frame::Frame),
     /// The daemon has ended the channel.
     Ended,
     /// Nothing came in time.
@@ -64,9 +66,7 @@ impl RawChannel {
     /// The next packet, or what else became of the channel within `patience`.
     #[track_caller]
     pub fn receive(&self, patience: Duration) -> Packet {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        let patience = Timespec::try_from(patience).expect("a test's patience is short");
-        if poll(&mut fds, Some(&patience)).expect("a socket can be polled") == 0 {
+        if !self.waits(patience) {
             return Packet::Silence;
         }
         let mut bytes = vec![0; FRAME_BYTES_MAX];
@@ -83,14 +83,34 @@ impl RawChannel {
                 handed.extend(rights);
             }
         }
-        assert!(!message.flags.contains(ReturnFlags::CTRUNC), "descriptors were lost on the way");
         assert!(!message.flags.contains(ReturnFlags::TRUNC), "a frame is longer than the protocol allows");
         if message.bytes == 0 {
             return Packet::Ended;
         }
         let frame =
             DaemonFrame::decode(&bytes[..message.bytes]).expect("the daemon sends what the protocol has");
-        Packet::Frame(frame.frame.expect("the daemon sends only frames that this test knows"), handed)
+        let frame = frame.frame.expect("the daemon sends only frames that this test knows");
+        if message.flags.contains(ReturnFlags::CTRUNC) {
+            return Packet::Cut(frame);
+        }
+        Packet::Frame(frame, handed)
+    }
+
+    /// Waits until something can be received, the end included, and leaves it where it is. Whether it came in time.
+    pub fn waits(&self, patience: Duration) -> bool {
+        let patience = Timespec::try_from(patience).expect("a test's patience is short");
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&patience)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Closes the socket, and what lies in it unread is gone.
+    pub fn close(&mut self) -> Result<()> {
+        self.0 = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok(())
+    }
+
+    /// Ends the connection, and keeps the socket with what lies in it unread.
+    pub fn shut_down(&self) -> Result<()> {
+        shutdown(&self.0, Shutdown::Both)
     }
 }
 

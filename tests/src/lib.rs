@@ -17,6 +17,7 @@ pub mod rpc;
 pub mod session;
 pub mod stubborn;
 pub mod tools;
+pub mod victim;
 pub mod wait;
 
 pub use self::{

@@ -1,10 +1,29 @@
 //! What the kernel says of processes, as an independent witness.
 
-use std::{fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
 
 /// How many file descriptors a process has open.
 pub fn fd_count(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
+/// The same by what they are: `socket`, `anon_inode:[pidfd]`, a path, ….
+pub fn fds_by_kind(pid: u32) -> BTreeMap<String, usize> {
+    let mut kinds = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+        // One that was closed meanwhile is none.
+        let Ok(link) = fs::read_link(entry.path()) else { continue };
+        let link = link.to_string_lossy();
+        let kind =
+            link.split_once(":[").filter(|(kind, _)| *kind != "anon_inode").map_or(&*link, |(kind, _)| kind);
+        *kinds.entry(kind.to_owned()).or_default() += 1;
+    }
+    kinds
 }
 
 /// How many of its file descriptors are simulated device memory.
@@ -21,6 +40,39 @@ pub fn memory_fd_count(pid: u32) -> usize {
 pub fn memory_mapping_count(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter(|line| line.contains("/memfd:vramd-sim:")).count()
+}
+
+/// The memory of a simulated device that any process of this node has open or maps: names, each with its inode.
+pub fn memory_of(uuid: &str) -> BTreeSet<String> {
+    let mut seen = BTreeSet::new();
+    let wanted = format!("/memfd:vramd-sim:{uuid}:");
+    for process in fs::read_dir("/proc").expect("/proc can be listed").flatten() {
+        // Processes end while they are looked at, and then hold nothing.
+        let mut note = |name: &str, inode: &str| {
+            if name.starts_with(&wanted) {
+                seen.insert(format!("{} {inode}", name.trim_end_matches(" (deleted)")));
+            }
+        };
+        for entry in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+            if let (Ok(link), Ok(file)) = (fs::read_link(entry.path()), fs::metadata(entry.path())) {
+                note(&link.to_string_lossy(), &file.ino().to_string());
+            }
+        }
+        for line in fs::read_to_string(process.path().join("maps")).unwrap_or_default().lines() {
+            if let Some(at) = line.find("/memfd:") {
+                note(&line[at..], line[..at].split_ascii_whitespace().last().unwrap_or_default());
+            }
+        }
+    }
+    seen
+}
+
+/// Resident memory of a process that no file or memfd backs, in bytes.
+pub fn anonymous_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kibibytes << 10)
 }
 
 /// Whether the process is there and not a zombie.

@@ -13,7 +13,7 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a folder of the repository")
 }
 
-/// A program of the workspace: `vramd`, `vramctl` or `probe`.
+/// A program of the workspace: `vramd`, `vramctl`, `probe` or `victim`.
 pub fn program(name: &str) -> PathBuf {
     let folder = folder();
     let path = folder.join(name);
@@ -42,7 +42,18 @@ fn build(folder: &Path) -> Result<(), String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(repository()).args(["build", "--quiet", "-p", "vramd", "-p", "vramctl"]);
-    command.args(["-p", "vramd-tests", "--bin", "vramd", "--bin", "vramctl", "--bin", "probe"]);
+    command.args([
+        "-p",
+        "vramd-tests",
+        "--bin",
+        "vramd",
+        "--bin",
+        "vramctl",
+        "--bin",
+        "probe",
+        "--bin",
+        "victim",
+    ]);
     command.arg("--target-dir").arg(folder.parent().expect("a profile's folder lies in the target folder"));
     if folder.ends_with("release") {
         command.arg("--release");

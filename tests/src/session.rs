@@ -70,16 +70,18 @@ impl RawSession {
         let channel = RawChannel::connect(socket_dir).expect("the channel's socket is there");
         channel.send(client_frame::Frame::Hello(hello)).expect("a hello can be sent");
         match channel.receive(PATIENCE) {
-            Packet::Frame(daemon_frame::Frame::Welcome(welcome), _) => Ok(Self {
-                channel,
-                welcome,
-                memory: Memory::new(socket_dir),
-                mapped: BTreeMap::new(),
-                spans: BTreeMap::new(),
-            }),
+            Packet::Frame(daemon_frame::Frame::Welcome(welcome), _) => {
+                Ok(Self::welcomed(socket_dir, channel, welcome))
+            }
             Packet::Frame(daemon_frame::Frame::Refused(refused), _) => Err(Refused::from_frame(refused)),
             other => panic!("neither welcome nor refused: {other:?}"),
         }
+    }
+
+    /// One whose hello was said, and answered, on that channel.
+    pub fn welcomed(socket_dir: &Path, channel: RawChannel, welcome: Welcome) -> Self {
+        let memory = Memory::new(socket_dir);
+        Self { channel, welcome, memory, mapped: BTreeMap::new(), spans: BTreeMap::new() }
     }
 
     pub fn id(&self) -> u64 {
@@ -133,6 +135,7 @@ impl RawSession {
                     return map.parts.into_iter().zip(fds).collect();
                 }
                 Packet::Frame(daemon_frame::Frame::Revoke(revoke), _) if self.is_answered(&revoke) => {}
+                Packet::Frame(daemon_frame::Frame::Drain(_), _) => {}
                 other => panic!("not a map frame: {other:?}"),
             }
         }
@@ -144,6 +147,7 @@ impl RawSession {
             match self.channel.receive(PATIENCE) {
                 Packet::Frame(daemon_frame::Frame::Revoke(revoke), _) if self.is_answered(&revoke) => {}
                 Packet::Frame(daemon_frame::Frame::Revoke(revoke), _) => return revoke,
+                Packet::Frame(daemon_frame::Frame::Drain(_), _) => {}
                 other => panic!("not a revoke frame: {other:?}"),
             }
         }
@@ -266,9 +270,19 @@ impl RawSession {
 
     #[track_caller]
     pub fn unmap_parts(&mut self, parts: Vec<PartRef>) {
-        for part in &parts {
+        self.unmap_untold(&parts);
+        self.tell_unmapped(&parts);
+    }
+
+    /// Unmaps parts and says nothing yet.
+    pub fn unmap_untold(&mut self, parts: &[PartRef]) {
+        for part in parts {
             self.mapped.remove(&(part.allocation_id, part.part_index));
         }
+    }
+
+    #[track_caller]
+    pub fn tell_unmapped(&self, parts: &[PartRef]) {
         for parts in parts.chunks(PARTS_PER_FRAME_MAX) {
             let done = UnmapReason::Done.into();
             let parts = parts.iter().map(|&part| UnmappedPart {

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Result, ensure};
+
 /// How long a machine under load may take for anything that takes milliseconds otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -25,6 +27,16 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 #[track_caller]
 pub fn until(what: &str, mut look: impl FnMut() -> bool) {
     eventually(what, || look().then_some(()));
+}
+
+/// Polls until it is so, and says `what` was waited for when patience ends: for threads, which must not panic.
+pub fn soon(what: &str, mut look: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !look() {
+        ensure!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// Looks again and again for as long as `span`, and fails the test as soon as it is not so.

@@ -164,7 +164,7 @@ impl Broker {
     /// The device of that UUID or index.
     pub(crate) fn find_device(&self, text: &str) -> Option<DeviceIndex> {
         devices_of(&self.config)
-            .find(|(index, device)| device.uuid == text || index.to_string() == text)
+            .find(|(index, device)| device.uuid == text || index_of(text) == Some(*index))
             .map(|(index, _)| index)
     }
 
@@ -180,6 +180,12 @@ impl Broker {
 
 fn devices_of(config: &Config) -> impl Iterator<Item = (DeviceIndex, &crate::config::DeviceConfig)> {
     (0..=u16::MAX).map(DeviceIndex).zip(&config.devices)
+}
+
+/// The index that the text is, written as an index is.
+fn index_of(text: &str) -> Option<DeviceIndex> {
+    let canonical = text == "0" || !text.starts_with(['0', '+']);
+    text.parse().ok().filter(|_| canonical).map(DeviceIndex)
 }
 
 /// Which device a stored row means.

@@ -22,6 +22,7 @@
 mod planted;
 
 mod broker;
+mod collections;
 mod command;
 mod config;
 mod error;

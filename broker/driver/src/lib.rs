@@ -9,6 +9,7 @@
 //! the real driver. `cuda` owns memory of GPUs, through a driver library that is found at run time. Both pass the suite
 //! in [`contract`].
 
+mod batch;
 pub mod contract;
 pub mod cuda;
 mod digest;

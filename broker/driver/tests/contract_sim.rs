@@ -1,23 +1,16 @@
-//! The simulated driver keeps the contract: with every case, on real memory mapped by real other processes.
+//! The simulated driver keeps the contract: with every case, on real memory mapped by real other processes. The program
+//! `contract-sim` runs the same and writes it down.
 
+#[path = "../contract-sim/harness.rs"]
+mod harness;
 mod importer;
 
-use std::{
-    process::id,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-        mpsc::{Receiver, channel},
-    },
-};
+use std::{fs, process::Command};
 
-use broker_driver::{
-    Completion, DeviceInfo, Driver,
-    contract::{self, Facts, Harness, Verdict},
-    contract_tests,
-    sim::{self, Fault, SimConfig},
-};
-use vramd_types::Bytes;
+use broker_driver::{contract::Verdict, contract_tests};
+use serde_json::Value;
+
+use self::harness::SimHarness;
 
 contract_tests!(SimHarness::new(), judge);
 
@@ -31,44 +24,19 @@ fn judge(verdict: Verdict) {
     assert!(verdict == Verdict::Passed || NOT_SIMULATED.contains(&verdict), "{verdict:?}");
 }
 
-/// A node with two small devices, whose UUIDs no other test has.
-struct SimHarness {
-    devices: Vec<DeviceInfo>,
-}
-
-impl SimHarness {
-    fn new() -> Self {
-        static LAST: AtomicU32 = AtomicU32::new(0);
-        let node = LAST.fetch_add(1, Ordering::Relaxed);
-        let device = |index: u32| DeviceInfo {
-            uuid: format!("GPU-contract-{}-{node}-{index}", id()),
-            name: "Simulated".to_owned(),
-            total: Bytes::mib(64),
-            context: Bytes::ZERO,
-        };
-        Self { devices: vec![device(0), device(1)] }
-    }
-}
-
-impl Harness for SimHarness {
-    fn facts(&self) -> Facts {
-        Facts { exact_capacity: true, several_devices: true, scheduled_faults: true, outsiders: false }
-    }
-
-    fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
-        let (sink, completions) = channel();
-        let config = SimConfig { devices: self.devices.clone(), faults };
-        // A case that has ended early no longer listens.
-        let sink = Arc::new(move |completion| drop(sink.send(completion)));
-        let driver = sim::open(config, sink).expect("the simulated driver opens");
-        (Arc::new(driver), completions)
-    }
-
-    fn importer(&self) -> Box<dyn contract::Importer> {
-        Box::new(importer::Process::start())
-    }
-
-    fn quiet(&self) {
-        importer::wait_for_starts();
-    }
+#[test]
+fn the_program_runs_every_case_and_writes_it_down() {
+    let file = std::env::temp_dir().join(format!("vramd-contract-sim-{}.json", std::process::id()));
+    let output = Command::new(env!("CARGO_BIN_EXE_contract-sim"))
+        .args(["--json".as_ref(), file.as_os_str()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let report: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    fs::remove_file(file).unwrap();
+    assert_eq!((&report["driver"]["name"], &report["failed"]), (&Value::from("sim"), &Value::from(0)));
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), broker_driver::contract::cases().len());
+    let refused = Command::new(env!("CARGO_BIN_EXE_contract-sim")).arg("--bogus").output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
 }

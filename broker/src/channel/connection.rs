@@ -185,7 +185,7 @@ async fn read(socket: &Socket, channel: ChannelId, pid: u32, inbox: &Inbox, outb
             Ok(Received::Hello(_)) => Event::Malformed { channel, problem: "a second hello".to_owned() },
             Err(problem) => Event::Malformed { channel, problem },
         });
-        if inbox.read(|_| ()).await.is_none() {
+        if inbox.handled().await.is_none() {
             break;
         }
     }

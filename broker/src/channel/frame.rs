@@ -104,13 +104,13 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
 
 /// What a client sent.
 #[derive(Debug)]
-pub(super) enum Received {
+pub enum Received {
     Hello(v1::Hello),
     Frame(core::ClientFrame),
 }
 
 /// Reads one packet, or says why it is no frame.
-pub(super) fn decode(packet: &[u8]) -> Result<Received, String> {
+pub fn decode(packet: &[u8]) -> Result<Received, String> {
     use v1::client_frame::Frame;
     let frame = v1::ClientFrame::decode(packet).map_err(|error| format!("not a frame: {error}"))?;
     match frame.frame {

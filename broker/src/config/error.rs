@@ -1,6 +1,6 @@
 //! Where in the configuration something is wrong.
 
-use std::{fmt, io, path::PathBuf};
+use std::{fmt, io, path::PathBuf, str::Utf8Error};
 
 use thiserror::Error;
 
@@ -26,15 +26,22 @@ pub struct Place {
 impl Place {
     pub(super) fn of(error: &toml::de::Error, path: String, text: &str) -> Self {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
-        let before = text.get(..start).unwrap_or_default();
+        // What serde_path_to_error says of the whole text.
+        let field = if path == "." { String::new() } else { path };
+        let problem = error.message().trim_end().replace('\n', " ");
+        Self::after(text.get(..start).unwrap_or_default(), field, problem)
+    }
+
+    /// Where bytes stop being text.
+    pub(super) fn of_bytes(error: &Utf8Error, bytes: &[u8]) -> Self {
+        let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+        Self::after(&before, String::new(), "this byte is not UTF-8".to_owned())
+    }
+
+    fn after(before: &str, field: String, problem: String) -> Self {
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        Self {
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-            // What serde_path_to_error says of the whole text.
-            field: if path == "." { String::new() } else { path },
-            problem: error.message().trim_end().replace('\n', " "),
-        }
+        let line = before.matches('\n').count() + 1;
+        Self { line, column: before[line_start..].chars().count() + 1, field, problem }
     }
 }
 

@@ -13,7 +13,7 @@ mod tenants;
 use std::{fs, path::Path};
 
 pub use devices::{DeviceNotThere, SimDevices, choose, core_devices};
-pub use error::ConfigError;
+pub use error::{ConfigError, Place};
 pub use file::{
     Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
     SimDevice, SimEffect, SimFault, SimOperation,
@@ -24,19 +24,26 @@ pub use tenants::Tenant;
 
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
-    let text = fs::read_to_string(path)
-        .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
-    parse(&text).map_err(|place| ConfigError::Wrong { path: path.to_owned(), place })
+    let bytes = fs::read(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+    parse_bytes(&bytes).map_err(|place| ConfigError::Wrong { path: path.to_owned(), place })
+}
+
+/// Reads what a configuration file holds.
+pub fn parse_bytes(bytes: &[u8]) -> Result<Config, Place> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => parse(text),
+        Err(error) => Err(Place::of_bytes(&error, bytes)),
+    }
 }
 
 /// Reads a configuration's text.
-pub fn parse(text: &str) -> Result<Config, error::Place> {
+pub fn parse(text: &str) -> Result<Config, Place> {
     let deserializer = match toml::Deserializer::parse(text) {
         Ok(deserializer) => deserializer,
-        Err(error) => return Err(error::Place::of(&error, String::new(), text)),
+        Err(error) => return Err(Place::of(&error, String::new(), text)),
     };
     serde_path_to_error::deserialize(deserializer)
-        .map_err(|error| error::Place::of(error.inner(), error.path().to_string(), text))
+        .map_err(|error| Place::of(error.inner(), error.path().to_string(), text))
 }
 
 #[cfg(test)]

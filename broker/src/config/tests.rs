@@ -175,3 +175,9 @@ fn a_complaint_reads_like_a_compiler_s() {
     );
     assert!(matches!(load(&dir.path().join("none")), Err(ConfigError::Unreadable { .. })));
 }
+
+#[test]
+fn bytes_that_are_no_text_have_a_place() {
+    let place = parse_bytes(b"[daemon]\n# gr\xc3\xb6\xff\n").unwrap_err();
+    assert_eq!((place.line, place.column, place.problem.as_str()), (2, 6, "this byte is not UTF-8"));
+}

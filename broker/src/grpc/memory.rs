@@ -3,6 +3,8 @@
 //! A method here reads the caller from the socket, turns its request into the core's words, and waits for the
 //! answer. Whether the session is the caller's, and everything else, the core decides.
 
+use std::time::Instant;
+
 use broker_core::{Broker, ClientRequest, Event, Refusal, Reply, RequestKey};
 use tonic::{Request, Response, Status, async_trait};
 use vramd_proto::v1::{self, memory_service_server::MemoryService};
@@ -67,14 +69,17 @@ impl MemoryService for Memory {
         &self,
         request: Request<v1::AllocateBatchRequest>,
     ) -> Result<Response<v1::AllocateBatchResponse>, Status> {
-        // Where the time of a batch begins, as `packet sent` is where it ends: benchmarks read both.
-        tracing::debug!(items = request.get_ref().items.len(), "batch decoded");
+        // Benchmarks read where the time of a batch begins, and where it ends: here, or with the last `packet sent`.
+        let (decoded, items) = (Instant::now(), request.get_ref().items.len());
+        tracing::debug!(items, "batch decoded");
         let (caller, message, session, key) = opened!(request);
         let specs = convert::specs(message.items).map_err(|refusal| refused(&refusal))?;
         match self.submit(caller, session, key, ClientRequest::AllocateBatch(specs)).await? {
             Reply::Allocated(views) => {
                 let allocations =
                     views.into_iter().map(|view| view::allocation(view, For::Clients)).collect();
+                let took_us = u64::try_from(decoded.elapsed().as_micros()).unwrap_or(u64::MAX);
+                tracing::debug!(items, took_us, "batch answered");
                 Ok(Response::new(v1::AllocateBatchResponse { allocations }))
             }
             other => Err(status::wrong_reply("AllocateBatch", &other)),

@@ -15,6 +15,8 @@ use std::{
 use broker_core::{Broker, CallId, Event, Refusal, Reply};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+use super::open_book::{Book, Window};
+
 /// What a call is answered with.
 pub type Outcome = Result<Reply, Refusal>;
 
@@ -44,8 +46,10 @@ pub fn inbox(limits: InboxLimits) -> (Inbox, Queue) {
         clients: Lane::new(limits.client_requests_max),
         operators: Lane::new(limits.operator_requests_max),
         reads: Lane::new(limits.reads_max),
+        window: Window::default(),
     };
-    (Inbox { shared: Arc::new(shared) }, Queue { receiver })
+    let window = shared.window.clone();
+    (Inbox { shared: Arc::new(shared) }, Queue { receiver, window })
 }
 
 /// The way into the reactor, for everybody. Clones are the same inbox.
@@ -61,6 +65,7 @@ struct Shared {
     clients: Lane,
     operators: Lane,
     reads: Lane,
+    window: Window,
 }
 
 /// Permits of one kind.
@@ -94,9 +99,28 @@ impl Inbox {
         self.submit(&self.shared.operators, make)
     }
 
-    /// Looks at the broker's state between two batches. `None` when the reactor has gone. What the closure returns
-    /// must be small or paged: the whole node waits while it runs.
+    /// Looks at the broker's state between two batches: at once, or where the reactor is at work, once what is in the
+    /// queue before has been handled. `None` when the reactor has gone. What the closure returns must be small or
+    /// paged: the whole node waits while it runs.
     pub async fn read<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Broker) -> T + Send + 'static,
+    ) -> Option<T> {
+        if self.shared.sender.is_closed() {
+            return None;
+        }
+        match self.shared.window.look(look) {
+            Ok(seen) => Some(seen),
+            Err(look) => self.read_in_turn(look).await,
+        }
+    }
+
+    /// Returns once everything that was sent here before has been handled. `None` when the reactor has gone.
+    pub async fn handled(&self) -> Option<()> {
+        self.read_in_turn(|_| ()).await
+    }
+
+    async fn read_in_turn<T: Send + 'static>(
         &self,
         look: impl FnOnce(&Broker) -> T + Send + 'static,
     ) -> Option<T> {
@@ -190,9 +214,15 @@ impl fmt::Debug for Message {
 #[derive(Debug)]
 pub struct Queue {
     receiver: mpsc::UnboundedReceiver<Message>,
+    window: Window,
 }
 
 impl Queue {
+    /// From now on the inbox can look at this broker.
+    pub(super) fn show(&self, book: &Book) {
+        self.window.open(book);
+    }
+
     pub(crate) async fn next(&mut self) -> Option<Message> {
         self.receiver.recv().await
     }
@@ -247,8 +277,8 @@ mod tests {
     #[tokio::test]
     async fn reads_wait_while_too_many_do() {
         let (inbox, mut queue) = small();
-        let mut first = std::pin::pin!(inbox.read(|_| ()));
-        let mut second = std::pin::pin!(inbox.read(|_| ()));
+        let mut first = std::pin::pin!(inbox.handled());
+        let mut second = std::pin::pin!(inbox.handled());
         std::future::poll_fn(|context| {
             assert!(first.as_mut().poll(context).is_pending());
             assert!(second.as_mut().poll(context).is_pending());

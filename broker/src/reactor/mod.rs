@@ -7,11 +7,11 @@
 //!                               ▲ replies go back to the callers through the executor's table of calls
 //! ```
 //!
-//! Nobody else touches the broker's state, so there is nothing to lock and no order to argue about: what is ready
-//! is handled as one batch at one reading of the clock, then its commands run in the order in which the broker gave
-//! them. Nothing here blocks. The price is that every decision of the node goes through one core; the broker does
-//! bookkeeping only, and what takes time (making memory, hashing, writing to disk) is done elsewhere and comes back
-//! as an event.
+//! Nobody else changes the broker's state, so there is no order to argue about; others look at it between two batches
+//! (`open_book`). What is ready is handled as one batch at one reading of the clock, then its commands run in the order
+//! in which the broker gave them. Nothing here blocks. The price is that every decision of the node goes through one
+//! core; the broker does bookkeeping only, and what takes time (making memory, hashing, writing to disk) is done
+//! elsewhere and comes back as an event.
 
 mod calls;
 mod clock;
@@ -19,16 +19,18 @@ mod executor;
 mod extents;
 mod inbox;
 mod notice;
+mod open_book;
 
 use std::ops::ControlFlow;
 
-use broker_core::{Broker, Event, Time};
+use broker_core::{Broker, Command, Event, Time};
 
 use calls::Calls;
 pub use clock::Clock;
 pub use executor::{DriverLost, Executor, QuotaWriter};
 pub(crate) use inbox::Message;
 pub use inbox::{Inbox, InboxLimits, Outcome, Queue, inbox};
+use open_book::Book;
 
 /// Most messages handled at one reading of the clock: commands must not wait for ever behind a full queue.
 const BATCH_MAX: usize = 1024;
@@ -36,7 +38,7 @@ const BATCH_MAX: usize = 1024;
 /// The broker with all it needs to run.
 #[derive(Debug)]
 pub struct Reactor {
-    broker: Broker,
+    book: Book,
     queue: Queue,
     executor: Executor,
     calls: Calls,
@@ -46,7 +48,9 @@ pub struct Reactor {
 impl Reactor {
     /// `clock` is the one that read the `now` which the broker was made with.
     pub fn new(broker: Broker, queue: Queue, executor: Executor, clock: Clock) -> Self {
-        Self { broker, queue, executor, calls: Calls::default(), clock }
+        let book = Book::new(broker);
+        queue.show(&book);
+        Self { book, queue, executor, calls: Calls::default(), clock }
     }
 
     /// Runs until [`Inbox::stop`], or the driver's end. Must run inside a tokio runtime.
@@ -54,12 +58,13 @@ impl Reactor {
         // A new broker has commands already: it asks who else holds memory.
         self.start_commands();
         loop {
+            let deadline = self.book.lock().next_deadline();
             let first = tokio::select! {
                 message = self.queue.next() => match message {
                     Some(message) => Some(message),
                     None => return Ok(()),
                 },
-                () = self.clock.sleep_until(self.broker.next_deadline()) => None,
+                () = self.clock.sleep_until(deadline) => None,
             };
             if let ControlFlow::Break(end) = self.turn(first) {
                 return end;
@@ -70,28 +75,52 @@ impl Reactor {
     /// Handles what is ready, then runs the commands that came of it.
     fn turn(&mut self, first: Option<Message>) -> ControlFlow<Result<(), DriverLost>> {
         let now = self.clock.now();
-        let mut end = first.map_or(ControlFlow::Continue(()), |message| self.handle(now, message));
-        for _ in 1..BATCH_MAX {
-            if end.is_break() {
-                break;
-            }
-            let Some(message) = self.queue.ready() else { break };
-            end = self.handle(now, message);
-        }
-        if self.broker.next_deadline().is_some_and(|deadline| deadline <= now) {
-            self.broker.handle(now, Event::Tick);
-        }
+        let end = self.handle_ready(now, first);
         self.start_commands();
         end
     }
 
+    /// One batch, during which nobody looks.
+    fn handle_ready(&mut self, now: Time, first: Option<Message>) -> ControlFlow<Result<(), DriverLost>> {
+        let Self { book, queue, executor, calls, .. } = self;
+        let mut turn = Turn { broker: &mut book.lock(), executor, calls, now };
+        let mut end = first.map_or(ControlFlow::Continue(()), |message| turn.handle(message));
+        for _ in 1..BATCH_MAX {
+            if end.is_break() {
+                break;
+            }
+            let Some(message) = queue.ready() else { break };
+            end = turn.handle(message);
+        }
+        if turn.broker.next_deadline().is_some_and(|deadline| deadline <= now) {
+            turn.broker.handle(now, Event::Tick);
+        }
+        end
+    }
+
+    /// One by one, so that nobody who looks waits for what they do.
     fn start_commands(&mut self) {
-        while let Some(command) = self.broker.poll_command() {
+        while let Some(command) = self.next_command() {
             self.executor.start(command, &mut self.calls);
         }
     }
 
-    fn handle(&mut self, now: Time, message: Message) -> ControlFlow<Result<(), DriverLost>> {
+    fn next_command(&self) -> Option<Command> {
+        self.book.lock().poll_command()
+    }
+}
+
+/// One batch at one reading of the clock.
+struct Turn<'a> {
+    broker: &'a mut Broker,
+    executor: &'a mut Executor,
+    calls: &'a mut Calls,
+    now: Time,
+}
+
+impl Turn<'_> {
+    fn handle(&mut self, message: Message) -> ControlFlow<Result<(), DriverLost>> {
+        let now = self.now;
         match message {
             Message::Event(event) => self.broker.handle(now, event),
             Message::Driver(completion) => match self.executor.completed(completion) {
@@ -102,7 +131,7 @@ impl Reactor {
                 self.calls.open(call, caller);
                 self.broker.handle(now, event);
             }
-            Message::Read(read) => read(&self.broker),
+            Message::Read(read) => read(self.broker),
             Message::Stop => return ControlFlow::Break(Ok(())),
         }
         ControlFlow::Continue(())

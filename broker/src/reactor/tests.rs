@@ -99,6 +99,12 @@ fn config() -> Config {
 type Written = Arc<Mutex<Vec<StoredQuotas>>>;
 
 fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) {
+    let (inbox, written, reactor) = made();
+    (inbox, written, tokio::spawn(reactor.run()))
+}
+
+/// Nothing runs it yet.
+fn made() -> (Inbox, Written, Reactor) {
     let (inbox, queue) = inbox(InboxLimits { client_requests_max: 3 * BATCH_MAX, ..InboxLimits::default() });
     let total = Bytes::gib(1);
     let info =
@@ -116,8 +122,7 @@ fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) 
     let clock = Clock::start();
     let broker = Broker::new(config, StoredQuotas::default(), clock.now());
     let executor = Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), writer);
-    let reactor = Reactor::new(broker, queue, executor, clock);
-    (inbox, written, tokio::spawn(reactor.run()))
+    (inbox, written, Reactor::new(broker, queue, executor, clock))
 }
 
 async fn session(inbox: &Inbox) -> SessionId {
@@ -130,6 +135,7 @@ async fn session(inbox: &Inbox) -> SessionId {
         unmapped_sessions: vec![],
     };
     inbox.event(Event::Hello { channel: ChannelId(1), hello });
+    inbox.handled().await.unwrap();
     let (sessions, _) = inbox.read(|broker| broker.list_sessions(None, None, 10)).await.unwrap();
     sessions[0].id
 }
@@ -180,6 +186,7 @@ async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
         unbrokered: Bytes::mib(6),
         contexts: 0,
     });
+    inbox.handled().await.unwrap();
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(true));
 }
 
@@ -224,4 +231,33 @@ async fn the_reactor_stops_and_says_so() {
     reactor.await.unwrap().unwrap();
     assert_eq!(inbox.read(|_| ()).await, None);
     assert!(inbox.request(|_| Event::Tick).unwrap().await.is_err());
+}
+
+#[tokio::test]
+async fn who_looks_waits_only_while_the_reactor_is_at_work() {
+    let (inbox, _, reactor) = made();
+    assert_eq!(
+        inbox.read(Broker::is_surveyed).await,
+        Some(false),
+        "nobody runs the reactor, and none is needed"
+    );
+    let mut look = std::pin::pin!(inbox.read(Broker::is_surveyed));
+    {
+        let _at_work = reactor.book.lock();
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(look.as_mut().poll(&mut context).is_pending());
+    }
+    inbox.stop();
+    reactor.run().await.unwrap();
+    assert!(look.await.is_some(), "it was in the queue before the stop");
+}
+
+#[tokio::test]
+async fn a_look_that_panics_harms_nobody_else() {
+    let (inbox, _, reactor) = start();
+    let other = inbox.clone();
+    tokio::spawn(async move { other.read(|_| panic!("on purpose")).await }).await.unwrap_err();
+    assert_eq!(inbox.read(|broker| broker.devices()[0].held).await, Some(Bytes::ZERO));
+    inbox.stop();
+    reactor.await.unwrap().unwrap();
 }

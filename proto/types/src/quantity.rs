@@ -125,14 +125,14 @@ fn unit_factor(unit: &str) -> Option<u128> {
 }
 
 /// `0.fraction` of `factor`, if that is a whole number.
+///
+/// From the last digit to the first, so that no power of ten is needed, however many digits there are: where the whole
+/// fraction gives a whole number, so does each end of it, since the digits before that end give one too.
 fn fraction_of(fraction: &str, factor: u128) -> Option<u128> {
-    let digits = fraction.trim_end_matches('0');
-    if digits.is_empty() {
-        return Some(0);
-    }
-    let denominator = 10u128.checked_pow(u32::try_from(digits.len()).ok()?)?;
-    let numerator = digits.parse::<u128>().ok()?.checked_mul(factor)?;
-    numerator.is_multiple_of(denominator).then(|| numerator / denominator)
+    fraction.bytes().rev().try_fold(0, |end, digit| {
+        let tenfold = end + u128::from(digit - b'0') * factor;
+        tenfold.is_multiple_of(10).then_some(tenfold / 10)
+    })
 }
 
 /// As it is parsed again: bytes as a bare integer or in the largest binary unit that is exact, shares with `%`.
@@ -170,9 +170,19 @@ mod tests {
         assert_eq!(bytes("4096"), Ok(4096));
         assert_eq!(bytes("1.5GiB"), Ok(3 << 29));
         assert_eq!(bytes("0.1GB"), Ok(100_000_000));
+        assert_eq!(bytes("7.00"), Ok(7));
         assert_eq!(bytes("0"), Ok(0));
         assert_eq!(bytes("18446744073709551615"), Ok(u64::MAX));
         assert_eq!("90%".parse(), Ok(Quantity::Percent(90)));
+    }
+
+    /// One byte of a unit has a digit for each power of two in it.
+    #[test]
+    fn a_fraction_may_have_as_many_digits_as_it_needs() {
+        assert_eq!(bytes("0.0000000000009094947017729282379150390625TiB"), Ok(1));
+        assert_eq!(bytes("0.9999999999990905052982270717620849609375TiB"), Ok((1 << 40) - 1));
+        assert_eq!(bytes("0.999999999068677425384521484375GiB"), Ok((1 << 30) - 1));
+        assert_eq!(bytes(&format!("1.5{}GiB", "0".repeat(100))), Ok(3 << 29));
     }
 
     #[test]

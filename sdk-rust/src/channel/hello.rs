@@ -28,14 +28,17 @@ pub(crate) struct Greeting {
 pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result<(Link, Welcome)> {
     let gone = |error: Errno| Error::BrokerGone { problem: format!("{}: {error}", path.display()) };
     let socket = Socket::connect(path).map_err(gone)?;
+    fault_point!(Connected);
     let hello = client_frame::Frame::Hello(hello(greeting));
     // A daemon that refuses before it reads may have closed already; its refusal is still there to be read.
     let sent = socket.send(hello);
+    fault_point!(HelloSent);
     let welcome = match answer(&socket, deadline) {
         Ok(welcome) => welcome,
         Err(error @ Error::BrokerGone { .. }) => return Err(sent.map_err(gone).err().unwrap_or(error)),
         Err(error) => return Err(error),
     };
+    fault_point!(Welcomed);
     if welcome.features & feature_bit(Feature::StandingMappings) == 0 {
         let problem = "the daemon does not speak standing mappings, the only ones this build knows";
         return Err(Error::refused(Reason::ProtocolBroken, &[("problem", &problem)]));

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 pub(crate) mod fake;
+pub(crate) mod frame;
 mod hello;
 mod link;
 mod socket;

@@ -24,6 +24,8 @@ use vramd_proto::{
     v1::{self, daemon_frame::Frame},
 };
 
+use super::frame;
+
 /// A daemon that takes no frame for this long is as good as gone.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -105,7 +107,7 @@ impl Socket {
     pub(crate) fn peek(&self) -> Option<Frame> {
         let mut bytes = vec![0; FRAME_BYTES_MAX];
         let (count, _) = recv(&self.fd, bytes.as_mut_slice(), RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
-        v1::DaemonFrame::decode(bytes.get(..count)?).ok()?.frame
+        frame::decode(bytes.get(..count)?).ok()
     }
 
     /// The packet that is there. `None` if there is none after all.
@@ -134,10 +136,9 @@ impl Socket {
         if message.flags.contains(ReturnFlags::TRUNC) {
             return Ok(Some(Received::Unknown("a frame is larger than 64 KiB".to_owned())));
         }
-        let frame = match v1::DaemonFrame::decode(&bytes[..message.bytes]) {
-            Ok(v1::DaemonFrame { frame: Some(frame) }) => frame,
-            Ok(_) => return Ok(Some(Received::Unknown("a frame of an unknown kind".to_owned()))),
-            Err(error) => return Ok(Some(Received::Unknown(error.to_string()))),
+        let frame = match frame::decode(&bytes[..message.bytes]) {
+            Ok(frame) => frame,
+            Err(problem) => return Ok(Some(Received::Unknown(problem))),
         };
         let fds_lost = message.flags.contains(ReturnFlags::CTRUNC);
         Ok(Some(Received::Packet(Packet { frame, fds, fds_lost })))

@@ -24,6 +24,7 @@ use crate::{
 pub(crate) fn spawn(link: Arc<Link>, table: Arc<Table>) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name("vramd-channel".to_owned()).spawn(move || {
         let ending = serve(&link, &table);
+        fault_point!(EndHeard);
         // Both sides are to know: a channel that this side gave up must not look alive to the daemon.
         link.end();
         table.end(ending);
@@ -33,6 +34,7 @@ pub(crate) fn spawn(link: Arc<Link>, table: Arc<Table>) -> io::Result<JoinHandle
 fn serve(link: &Link, table: &Table) -> Ending {
     loop {
         let step = link.socket.wait_readable(None).and_then(|_| {
+            fault_point!(PacketWaits);
             prepare(link, table);
             step(link, table)
         });
@@ -71,19 +73,29 @@ fn step(link: &Link, table: &Table) -> Result<Option<Ending>, Errno> {
 fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<Option<Ending>, Errno> {
     match packet.frame {
         Frame::Map(map) => {
+            fault_point!(MapReceived);
             let answer = table.map(map, packet.fds, packet.fds_lost);
             drop(gate);
+            fault_point!(Mapped);
             turn.tell(answer)?;
+            fault_point!(MapAnswered);
         }
         Frame::Revoke(revoke) => {
             drop(gate);
-            match table.revoke(&revoke) {
-                Ok(answer) => turn.tell(answer)?,
-                // Something is mapped that should not be: the daemon must not be told otherwise.
+            fault_point!(RevokeReceived);
+            // After an error something is mapped that should not be: the daemon must not be told otherwise.
+            let answer = match table.revoke(&revoke) {
+                Ok(answer) => answer,
                 Err(problem) => return Ok(Some(broken(&problem))),
-            }
+            };
+            fault_point!(Unmapped);
+            turn.tell(answer)?;
+            fault_point!(UnmapAnswered);
         }
-        Frame::Drain(drain) => table.set_draining(drain.draining),
+        Frame::Drain(drain) => {
+            fault_point!(DrainReceived);
+            table.set_draining(drain.draining);
+        }
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("a second welcome"))),
     }

@@ -1,6 +1,6 @@
 //! The driver's functions, found by name in a library that is opened at run time.
 //!
-//! All of them must be there: one that is missing is named, and means a driver older than CUDA 10.2's. The exception
+//! All of them must be there: one that is missing is named, and means a driver older than CUDA 11.0's. The exception
 //! is `cuDeviceGetUuid_v2` of CUDA 11.4, which has an elder that does the same outside of MIG.
 
 #![allow(unsafe_code, reason = "a C library has no safe interface")]

@@ -11,3 +11,6 @@ pub(crate) use region::Mode;
 pub use region::RawPart;
 pub(crate) use space::Base;
 pub(crate) use table::{Answer, Ending, Table};
+
+#[cfg(test)]
+mod tests;

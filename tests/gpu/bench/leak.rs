@@ -1,7 +1,9 @@
 //! Whether anything is left behind by sessions that are killed at a random point.
 //!
-//! Three sorts of victims: those with a context, a mapping and a kernel in flight; those with a context, killed at any
-//! time; and those without, killed at a chosen step or at any time. The plan comes from a seed.
+//! Three sorts of victims: those with a context, a mapping and a kernel in flight; those on their way there, killed
+//! while they get a context, map or launch; and those without, killed at a chosen step or at any time. The plan comes
+//! from a seed. How long a step takes depends on how many processes do it at once, a context some seconds: so who is
+//! to die in the middle of one is killed a moment after the step before it.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +18,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use serde_json::{Value, json};
 use vramd_tests::{Config, Daemon, proc::fd_count, wait::until};
 
-use super::victim::{IN_FLIGHT, SIZE, STEPS};
+use super::victim::{IN_FLIGHT, SIZE, STEPS, STEPS_WITH_CONTEXT};
 use crate::{cuda, machine, nvml::Witness};
 
 const SEED: u64 = 0x5eed;
@@ -29,21 +31,28 @@ const BUDGET: Duration = Duration::from_secs(210);
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     in_flight: usize,
-    with_context: usize,
+    on_the_way: usize,
     without: usize,
 }
 
-const WARM_UP: Plan = Plan { in_flight: 8, with_context: 0, without: 32 };
-const FULL: Plan = Plan { in_flight: 310, with_context: 30, without: 1660 };
-const QUICK: Plan = Plan { in_flight: 32, with_context: 8, without: 160 };
+const WARM_UP: Plan = Plan { in_flight: 8, on_the_way: 0, without: 32 };
+const FULL: Plan = Plan { in_flight: 310, on_the_way: 30, without: 1660 };
+const QUICK: Plan = Plan { in_flight: 32, on_the_way: 9, without: 160 };
 
 #[derive(Clone, Copy, Debug)]
 struct Victim {
     /// `None` is one with a context.
     steps: Option<usize>,
-    /// After its last step; else it is counted from its start, and its steps are not waited for.
-    after_last: bool,
+    /// It is killed so long after this step; after its start, whatever it has come to, where there is none.
+    after: Option<&'static str>,
     delay: Duration,
+}
+
+/// How many had come to which step.
+#[derive(Debug, Default)]
+struct Reached {
+    without: BTreeMap<String, usize>,
+    with_context: BTreeMap<String, usize>,
 }
 
 /// What can be left behind.
@@ -67,10 +76,10 @@ pub(crate) fn run(quick: bool) -> Result<(bool, Value)> {
     let planned = victims.len();
     let started = Instant::now();
     let reached = kill_all(&daemon, victims)?;
-    let (killed_in, count) = (started.elapsed(), reached.values().sum::<usize>());
+    let (killed_in, count) = (started.elapsed(), reached.count());
     let after = settle(&daemon, &witness, &gpu, Some(before))?;
 
-    let in_flight = reached.get(IN_FLIGHT).copied().unwrap_or(0);
+    let in_flight = reached.with_context.get(IN_FLIGHT).copied().unwrap_or(0);
     let device = after.device_used.saturating_sub(before.device_used);
     let leaked = after.charged + device;
     let leaked_fds = after.daemon_fds.saturating_sub(before.daemon_fds);
@@ -93,7 +102,8 @@ pub(crate) fn run(quick: bool) -> Result<(bool, Value)> {
             "machine": machine::facts(&witness)?,
             "leaked_bytes": leaked, "leaked_fds": leaked_fds,
             "sessions": count, "sessions_planned": planned, "with_a_kernel_in_flight": in_flight, "bytes_each": SIZE, "seed": SEED,
-            "seconds": killed_in.as_secs_f64(), "killed_after_step": reached,
+            "seconds": killed_in.as_secs_f64(),
+            "killed_after_step": reached.without, "killed_after_step_with_context": reached.with_context,
             "before": trace(before), "after": trace(after),
         }),
     ))
@@ -103,30 +113,30 @@ fn plan(sorts: Plan, seed: u64) -> Vec<Victim> {
     let mut random = Random(seed);
     let mut victims = Vec::new();
     for _ in 0..sorts.in_flight {
-        victims.push(Victim { steps: None, after_last: true, delay: random.below_ms(40) });
+        victims.push(Victim { steps: None, after: Some(IN_FLIGHT), delay: random.below_ms(40) });
     }
-    for _ in 0..sorts.with_context {
-        victims.push(Victim { steps: None, after_last: false, delay: random.below_ms(1500) });
+    // Each step but the last, and far less than the next one takes.
+    for (after, within_ms) in STEPS_WITH_CONTEXT.into_iter().zip([300, 3, 10]).cycle().take(sorts.on_the_way)
+    {
+        victims.push(Victim { steps: None, after: Some(after), delay: random.below_ms(within_ms) });
     }
     for index in 0..sorts.without {
         // One in four at any time, the others after a step, most of which have asked for memory.
-        let after_last = index % 4 != 0;
-        let steps = if after_last { 1 + random.below(STEPS.len() as u64) } else { STEPS.len() as u64 };
-        let delay = random.below_ms(if after_last { 10 } else { 30 });
-        victims.push(Victim { steps: usize::try_from(steps).ok(), after_last, delay });
+        let steps = if index % 4 == 0 { STEPS.len() } else { 1 + random.below_index(STEPS.len()) };
+        let (after, within_ms) = if index % 4 == 0 { (None, 30) } else { (Some(STEPS[steps - 1]), 10) };
+        victims.push(Victim { steps: Some(steps), after, delay: random.below_ms(within_ms) });
     }
     // Mixed, so that all sorts run beside each other.
     for last in (1..victims.len()).rev() {
-        let other = usize::try_from(random.below(last as u64 + 1)).unwrap_or(0);
-        victims.swap(last, other);
+        victims.swap(last, random.below_index(last + 1));
     }
     victims
 }
 
 /// Starts and kills them, several at a time; how many had come to which step.
-fn kill_all(daemon: &Daemon, victims: Vec<Victim>) -> Result<BTreeMap<String, usize>> {
+fn kill_all(daemon: &Daemon, victims: Vec<Victim>) -> Result<Reached> {
     let started = Instant::now();
-    let (left, reached) = (Mutex::new(victims), Mutex::new(BTreeMap::new()));
+    let (left, reached) = (Mutex::new(victims), Mutex::new(Reached::default()));
     thread::scope(|scope| {
         let work = || -> Result<()> {
             loop {
@@ -137,7 +147,7 @@ fn kill_all(daemon: &Daemon, victims: Vec<Victim>) -> Result<BTreeMap<String, us
                 let Some(victim) = next else { return Ok(()) };
                 let step = kill(daemon, victim)?;
                 let mut reached = reached.lock().map_err(|_| anyhow!("another worker panicked"))?;
-                *reached.entry(step).or_insert(0) += 1;
+                reached.note(victim, step);
             }
         };
         let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
@@ -154,9 +164,8 @@ fn kill(daemon: &Daemon, victim: Victim) -> Result<String> {
     let mut child = command.spawn()?;
     let mut lines = BufReader::new(child.stdout.take().context("its output is a pipe")?).lines();
     let mut step = "started".to_owned();
-    if victim.after_last {
-        let last = victim.steps.map_or(IN_FLIGHT, |steps| STEPS[steps - 1]);
-        while step != last {
+    if let Some(after) = victim.after {
+        while step != after {
             let Some(line) = lines.next() else { bail!("a victim ended by itself after `{step}`") };
             step = line?;
         }
@@ -168,6 +177,17 @@ fn kill(daemon: &Daemon, victim: Victim) -> Result<String> {
     }
     child.wait()?;
     Ok(step)
+}
+
+impl Reached {
+    fn note(&mut self, victim: Victim, step: String) {
+        let sort = if victim.steps.is_some() { &mut self.without } else { &mut self.with_context };
+        *sort.entry(step).or_insert(0) += 1;
+    }
+
+    fn count(&self) -> usize {
+        self.without.values().chain(self.with_context.values()).sum()
+    }
 }
 
 /// What is there once nothing more goes away: the books empty, the device down to what it was.
@@ -217,6 +237,10 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % bound
     }
 
+    fn below_index(&mut self, bound: usize) -> usize {
+        usize::try_from(self.below(bound as u64)).unwrap_or(0)
+    }
+
     fn below_ms(&mut self, bound: u64) -> Duration {
         Duration::from_millis(self.below(bound))
     }
@@ -232,7 +256,11 @@ mod tests {
             |victims: &[Victim], wanted: fn(&Victim) -> bool| victims.iter().filter(|v| wanted(v)).count();
         let victims = plan(FULL, SEED);
         assert_eq!(victims.len(), 2000);
-        assert_eq!(count(&victims, |victim| victim.steps.is_none() && victim.after_last), FULL.in_flight);
+        assert_eq!(count(&victims, |victim| victim.after == Some(IN_FLIGHT)), FULL.in_flight);
+        for step in &STEPS_WITH_CONTEXT[..3] {
+            let dies_there = |victim: &&Victim| victim.steps.is_none() && victim.after == Some(step);
+            assert_eq!(victims.iter().filter(dies_there).count(), FULL.on_the_way / 3, "after {step}");
+        }
         assert_eq!(format!("{victims:?}"), format!("{:?}", plan(FULL, SEED)));
         for steps in 1..=STEPS.len() {
             assert!(victims.iter().any(|victim| victim.steps == Some(steps)), "{steps} steps");

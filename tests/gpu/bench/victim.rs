@@ -19,7 +19,8 @@ use crate::cuda::Gpu;
 pub(super) const SIZE: u64 = 64 << 20;
 /// The steps of one without a context.
 pub(super) const STEPS: [&str; 5] = ["open", "asked", "answered", "received", "acknowledged"];
-/// The last step of one with a context.
+/// The steps of one with a context.
+pub(super) const STEPS_WITH_CONTEXT: [&str; 4] = ["open", "context", "mapped", IN_FLIGHT];
 pub(super) const IN_FLIGHT: &str = "in flight";
 
 /// Longer than anything may take, and bounded: whoever is to kill it may be gone.
@@ -70,14 +71,15 @@ fn by_protocol(steps: usize) -> Result<()> {
 }
 
 fn by_sdk() -> Result<()> {
+    let [open, context, mapped, in_flight] = STEPS_WITH_CONTEXT;
     let client = Client::connect()?;
-    say("open")?;
+    say(open)?;
     let gpu = Gpu::open(None)?;
-    say("context")?;
+    say(context)?;
     let allocation = client.allocate(AllocationRequest::new(Bytes::new(SIZE)))?;
-    say("mapped")?;
+    say(mapped)?;
     gpu.spin(allocation.as_device_ptr(), SIZE, KERNEL_NANOSECONDS)?;
-    say(IN_FLIGHT)?;
+    say(in_flight)?;
     wait()
 }
 

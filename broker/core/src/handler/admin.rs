@@ -63,10 +63,7 @@ impl Broker {
                 self.revoke(id, allocation, RevokeReason::SessionEnded);
             }
         }
-        let still_mapped = match self.sessions.get(id) {
-            Some(session) => self.mapped_bytes(id, session),
-            None => Bytes::ZERO,
-        };
+        let still_mapped = self.sessions.get(id).map_or(Bytes::ZERO, |session| session.mapped);
         if still_mapped.is_zero() {
             self.session_gone(id, SessionEvent::UnmappedAll);
             return Ok(Started::Done(Outcome::SessionEnded { gone: true, still_mapped }));

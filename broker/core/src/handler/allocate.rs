@@ -1,10 +1,13 @@
 //! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
 
+use std::sync::Arc;
+
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex, SessionId, name};
 
 use super::{Start, Started};
 use crate::{
     broker::Broker,
+    collections::Few,
     command::{Command, Notice},
     error::Refusal,
     event::{AllocationSpec, CreateError, Kind, Lifetime, PartRef},
@@ -44,8 +47,10 @@ impl Broker {
         if items.len() > items_max {
             return Err(Refusal::BatchTooLarge { items_max, items: items.len() });
         }
-        let plans =
-            items.into_iter().map(|spec| self.plan(session, tenant, spec)).collect::<Result<Vec<_>, _>>()?;
+        let mut plans = Vec::with_capacity(items.len());
+        for spec in items {
+            plans.push(self.plan(session, tenant, spec)?);
+        }
         self.check_names(&plans)?;
         self.check_room(tenant, &plans)?;
         self.check_counts(tenant, &plans)?;
@@ -231,13 +236,13 @@ impl Broker {
             device,
             kind: spec.kind,
             lifetime: spec.lifetime,
-            name: spec.name.map(String::into_boxed_str),
+            name: spec.name.map(Arc::from),
             replace: spec.replace,
             readers: Readers::new(spec.readers),
             size: spec.size,
             span,
             part_size,
-            parts: Vec::with_capacity(part_count),
+            parts: Few::default(),
             state: AllocationState::Creating,
             digest: None,
             digesting: false,
@@ -245,8 +250,9 @@ impl Broker {
             map_entries: 0,
             extents_unreturned: 0,
             op: Some(op),
-            watchers: Vec::new(),
+            watchers: Few::default(),
         };
+        let mut parts = Vec::with_capacity(part_count);
         for index in (0..).map(PartIndex).take(part_count) {
             let extent =
                 self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or_else(|| exhausted.clone())?;
@@ -259,16 +265,12 @@ impl Broker {
             let reservation = reserved.map_err(|shortage| self.shortage(tenant, device, shortage, size))?;
             let part = PartRef { allocation: id, part: index };
             let state = ExtentState::Creating(reservation);
-            self.pool.insert(extent, Extent { device, size, part, state, sent_to: Vec::new() });
-            allocation.parts.push(Part { extent, mappers: Vec::new() });
+            self.pool.insert(extent, Extent { device, size, part, state, sent_to: Few::default() });
+            parts.push(Part { extent, mappers: Few::default() });
             self.command(Command::CreateExtent { extent, device, size, kind: allocation.kind });
         }
+        allocation.parts = parts.into_iter().collect();
         allocation.extents_left = part_count;
-        if let Some(name) = allocation.name.clone()
-            && self.allocations.bearer(tenant, &name).is_none()
-        {
-            self.allocations.bind(tenant, &name, id);
-        }
         self.allocations.insert(id, allocation);
         if let Some(session) = self.sessions.get_mut(session) {
             session.owned.insert(id);
@@ -277,20 +279,20 @@ impl Broker {
     }
 
     pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
-        let Some(Extent { device, size, part, state, sent_to }) = self.pool.take(id) else {
+        let Some(extent) = self.pool.get_mut(id) else {
             return self.broken(invariants::EXTENTS, format!("{id} was created and is not known"));
         };
-        let ExtentState::Creating(reservation) = state else {
-            self.pool.insert(id, Extent { device, size, part, state, sent_to });
+        let Some(reservation) = extent.take_reservation() else {
             return self.broken(invariants::EXTENTS, format!("{id} was created twice"));
         };
+        let (device, size, part) = (extent.device, extent.size, extent.part);
         let failure = match result {
             Ok(()) => {
-                let state = ExtentState::Live(self.ledger.settle(reservation));
-                self.pool.insert(id, Extent { device, size, part, state, sent_to });
+                extent.state = ExtentState::Live(self.ledger.settle(reservation));
                 None
             }
             Err(error) => {
+                self.pool.take(id);
                 self.ledger.cancel(reservation);
                 Some(self.creation_failed(id, device, size, error))
             }
@@ -365,14 +367,14 @@ impl Broker {
             }
             return self.finish(op, Err(refusal));
         }
+        // All were made by the same session, which lives: else they would be lost.
+        let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
         for id in &ids {
             self.advance(*id, AllocationEvent::Created);
         }
         self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
-        for id in ids {
-            if let Some(owner) = self.allocations.get(id).and_then(|allocation| allocation.owner) {
-                self.queue_maps(owner, id);
-            }
+        if let Some(owner) = owner {
+            self.queue_all_maps(owner, &ids);
         }
     }
 

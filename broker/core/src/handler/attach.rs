@@ -50,9 +50,10 @@ impl Broker {
         };
         found
             .filter(|(_, allocation)| {
-                let is_reader = allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
+                let is_reader =
+                    || allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
                 let is_served = planted!(self, StrangerServed) && allocation.state == AllocationState::Sealed;
-                allocation.tenant == tenant || is_reader || is_served
+                allocation.tenant == tenant || is_reader() || is_served
             })
             .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
     }

@@ -1,9 +1,6 @@
 //! Who maps what: sending parts, revoking them, and taking the answers.
 //!
-//! A session has at most one unanswered packet of descriptors, and a tenant and the node have budgets of them, since
-//! the kernel counts what is in flight. Sessions that wait for budget are served in the order in which they came.
-
-use std::collections::{BTreeMap, VecDeque};
+//! A session has at most one unanswered packet of descriptors, and a tenant and the node have budgets of them.
 
 use vramd_types::{AllocationId, SessionId};
 
@@ -18,36 +15,22 @@ use crate::{
     tenancy::{SessionEvent, TenantId},
 };
 
-/// Descriptors sent and not answered.
-#[derive(Debug, Default)]
-pub(crate) struct FdBudget {
-    pub(crate) total: usize,
-    pub(crate) by_tenant: BTreeMap<TenantId, usize>,
-    /// Sessions that found the budget spent, in order, at most once each.
-    starved: VecDeque<SessionId>,
-}
-
-impl FdBudget {
-    pub(crate) fn of(&self, tenant: TenantId) -> usize {
-        self.by_tenant.get(&tenant).copied().unwrap_or_default()
-    }
-
-    fn spend(&mut self, tenant: TenantId, fds: usize) {
-        self.total = self.total.saturating_add(fds);
-        let spent = self.by_tenant.entry(tenant).or_default();
-        *spent = spent.saturating_add(fds);
-    }
-
-    pub(crate) fn give_back(&mut self, tenant: TenantId, fds: usize) {
-        self.total = self.total.saturating_sub(fds);
-        let spent = self.by_tenant.entry(tenant).or_default();
-        *spent = spent.saturating_sub(fds);
-    }
-}
-
 impl Broker {
     /// Queues every part of an allocation that the session does not map yet.
     pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
+        self.queue_parts(id, allocation_id);
+        self.pump(id);
+    }
+
+    /// The same for all of a batch, so that they share packets.
+    pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
+        for allocation in allocations.iter().copied() {
+            self.queue_parts(id, allocation);
+        }
+        self.pump(id);
+    }
+
+    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId) {
         let (Some(session), Some(allocation)) =
             (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
         else {
@@ -59,11 +42,10 @@ impl Broker {
         for index in allocation.indices() {
             if allocation.part(index).is_some_and(|part| part.map_state(id).is_none()) {
                 allocation.set_map_state(index, id, Some(MapState::Queued));
-                session.queue.push_back(PartRef { allocation: allocation_id, part: index });
+                session.queue.push(PartRef { allocation: allocation_id, part: index });
                 *session.maps.entry(allocation_id).or_default() += 1;
             }
         }
-        self.pump(id);
     }
 
     /// Sends the session's next packet, if it has answered the last one and the budgets allow.
@@ -80,24 +62,28 @@ impl Broker {
         let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.fds.of(tenant));
         let count = session.queue.len().min(room).min(own).min(FDS_PER_PACKET_MAX);
         if count == 0 {
-            if !self.fds.starved.contains(&id) {
-                self.fds.starved.push_back(id);
-            }
-            return;
+            return self.fds.starve(tenant, id);
         }
         let deadline = self.now.after(limits.map_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
-        let parts: Vec<_> = session.queue.drain(..count).collect();
         session.fds_in_flight = match planted!(self, TwoPacketsInFlight) {
-            true => session.fds_in_flight.saturating_add(parts.len()),
-            false => parts.len(),
+            true => session.fds_in_flight.saturating_add(count),
+            false => count,
         };
         session.map_deadline = Some(deadline);
-        self.fds.spend(tenant, parts.len());
+        self.fds.spend(tenant, count);
         if !planted!(self, TimerLost) {
-            self.arm(deadline, super::Timer::Session(id));
+            self.arm_session(deadline, id);
         }
-        let parts = parts.into_iter().filter_map(|part| self.offer(id, tenant, part)).collect();
+        let mut parts = Vec::with_capacity(count);
+        while parts.len() < count {
+            let Self { sessions, allocations, .. } = self;
+            let next = sessions
+                .get_mut(id)
+                .and_then(|session| session.queue.pop(|part| allocations.is_queued(id, part)));
+            let Some(part) = next else { break };
+            parts.extend(self.offer(id, tenant, part));
+        }
         self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
     }
 
@@ -108,6 +94,9 @@ impl Broker {
             || (planted!(self, SealedMappedWritable) && allocation.owner == Some(id));
         let (offset, size) = (allocation.offset_of(part.part), allocation.size_of(part.part));
         let (span, device) = (allocation.span, allocation.device);
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.mapped = session.mapped.saturating_add(size);
+        }
         let entry = allocation.part(part.part)?;
         #[cfg(not(feature = "planted"))]
         let extent = entry.extent;
@@ -137,23 +126,21 @@ impl Broker {
     /// Tells the session to unmap all it maps of an allocation. What is only queued is forgotten.
     pub(crate) fn revoke(&mut self, id: SessionId, allocation_id: AllocationId, reason: RevokeReason) {
         let Some(allocation) = self.allocations.get(allocation_id) else { return };
-        let mapped: Vec<_> = allocation
+        let mut to_tell: Vec<_> = allocation
             .indices()
             .filter(|index| allocation.part(*index).is_some_and(|part| part.map_state(id).is_some()))
             .map(|part| PartRef { allocation: allocation_id, part })
             .collect();
-        let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
-        for part in mapped {
-            match self.step(id, part, MapEvent::Revoke) {
-                Ok(MapStep::SendRevoke) => to_tell.push(part),
-                Ok(MapStep::Gone) => gone.push(part),
+        let mut gone = Vec::new();
+        to_tell.retain(|part| {
+            match self.step(id, *part, MapEvent::Revoke) {
+                Ok(MapStep::SendRevoke) => return true,
+                Ok(MapStep::Gone) => gone.push(*part),
                 Ok(MapStep::To(_)) => {}
                 Err(problem) => self.broken(invariants::TRANSITIONS, problem),
             }
-        }
-        if let Some(session) = self.sessions.get_mut(id) {
-            session.queue.retain(|part| part.allocation != allocation_id);
-        }
+            false
+        });
         self.send_revoke(id, to_tell, reason);
         self.expect_answer(id);
         for part in gone {
@@ -169,20 +156,22 @@ impl Broker {
         if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
             session.revoke_deadline = Some(deadline);
             if !planted!(self, RevokeTimerLost) {
-                self.arm(deadline, super::Timer::Session(id));
+                self.arm_session(deadline, id);
             }
         }
     }
 
-    fn send_revoke(&mut self, id: SessionId, parts: Vec<PartRef>, reason: RevokeReason) {
+    fn send_revoke(&mut self, id: SessionId, mut parts: Vec<PartRef>, reason: RevokeReason) {
         let Some(session) = self.sessions.get(id) else { return };
         if !session.channel_open {
             return;
         }
         let channel = session.channel;
-        for parts in parts.chunks(PARTS_PER_FRAME_MAX) {
-            let frame = DaemonFrame::Revoke { parts: parts.to_vec(), reason };
+        while !parts.is_empty() {
+            let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
+            let frame = DaemonFrame::Revoke { parts, reason };
             self.command(Command::Send { channel, frame });
+            parts = rest;
         }
     }
 
@@ -205,6 +194,12 @@ impl Broker {
             MapStep::Gone => None,
         };
         allocation.set_map_state(part.part, id, new);
+        if old != MapState::Queued && new.is_none() {
+            session.mapped = session.mapped.saturating_sub(allocation.size_of(part.part));
+        }
+        if old == MapState::Queued && new.is_none() {
+            session.queue.forget(|part| self.allocations.is_queued(id, part));
+        }
         if old.in_flight() && !new.is_some_and(MapState::in_flight) {
             session.fds_in_flight = session.fds_in_flight.saturating_sub(1);
             if session.fds_in_flight == 0 {
@@ -315,12 +310,13 @@ impl Broker {
 
     /// Serves sessions that waited for budget. Each is tried once: who still finds none waits on.
     pub(crate) fn pump_starved(&mut self) {
-        for _ in 0..self.fds.starved.len() {
-            let Some(id) = self.fds.starved.pop_front() else { return };
+        let (all_max, own_max) =
+            (self.config.limits.fds_in_flight_max, self.config.limits.fds_in_flight_per_tenant_max);
+        let now = self.fds.turn();
+        while self.fds.total < all_max
+            && let Some(id) = self.fds.next_starved(now, own_max)
+        {
             self.pump(id);
-            if self.fds.total >= self.config.limits.fds_in_flight_max {
-                return;
-            }
         }
     }
 
@@ -329,7 +325,7 @@ impl Broker {
     pub(crate) fn drop_queue(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.map_deadline = None;
-        let queued: Vec<_> = session.queue.drain(..).collect();
+        let queued = session.queue.take(|part| self.allocations.is_queued(id, part));
         for part in queued {
             match self.step(id, part, MapEvent::Revoke) {
                 Ok(_) => self.unmapped(id, part),
@@ -348,9 +344,6 @@ impl Broker {
             queued.extend(waiting.map(|(session, _)| (*session, PartRef { allocation: id, part: index })));
         }
         for (session, part) in queued {
-            if let Some(session) = self.sessions.get_mut(session) {
-                session.queue.retain(|waiting| *waiting != part);
-            }
             if let Err(problem) = self.step(session, part, MapEvent::Revoke) {
                 self.broken(invariants::TRANSITIONS, problem);
             }

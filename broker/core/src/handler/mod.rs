@@ -5,6 +5,7 @@ mod allocate;
 mod attach;
 mod client;
 mod completion;
+mod fd_budget;
 mod mapping;
 mod query;
 mod quota;
@@ -15,7 +16,7 @@ mod session;
 mod survey;
 mod timer;
 
-pub(crate) use mapping::FdBudget;
+pub(crate) use fd_budget::FdBudget;
 pub(crate) use quota::{QuotaChange, QuotaQueue};
 pub(crate) use survey::Surveys;
 pub(crate) use timer::Timer;

@@ -8,10 +8,13 @@ use crate::{
     event::{Peer, Target, Tier},
     ledger::{Place, QuotaDevice},
     pool::ExtentState,
-    residency::{Allocation, AllocationState, mappers_of},
+    residency::{Allocation, AllocationState, Entry, mappers_of},
     tenancy::{Session, TenantId},
     view::{AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView},
 };
+
+/// Most names with a prefix that are gathered to find a page among them; where there are more, a page is soon full.
+const PREFIX_MATCHES_MAX: usize = 1024;
 
 impl Broker {
     /// One allocation with its parts, for a session whose tenant may know of it.
@@ -42,15 +45,27 @@ impl Broker {
         if !name::is_valid(of) {
             return Err(Refusal::NameInvalid { field: "name_prefix", name: of.to_owned() });
         }
-        let of = self.tenants.find(of);
+        let Some(of) = self.tenants.find(of) else { return Ok((Vec::new(), false)) };
         let fits = |allocation: &Allocation| {
             let shown = allocation.tenant == tenant
                 || (allocation.state == AllocationState::Sealed && allocation.readers.admit(own));
             let named =
                 prefix.is_empty() || allocation.name.as_deref().is_some_and(|name| name.starts_with(prefix));
-            Some(allocation.tenant) == of && shown && named
+            shown && named
         };
-        Ok(self.page(after, limit, fits))
+        let found = match of == tenant {
+            true if prefix.is_empty() => None,
+            true => self.allocations.named_like(of, prefix, PREFIX_MATCHES_MAX),
+            false => return Ok(self.page(self.allocations.shared_of(of, after), limit, fits)),
+        };
+        Ok(match found {
+            None => self.page(self.allocations.of_tenant(of, after), limit, fits),
+            Some(ids) => {
+                let later = ids.into_iter().filter(|id| after.is_none_or(|after| *id > after));
+                let entries = later.filter_map(|id| Some((id, self.allocations.get(id)?)));
+                self.page(entries, limit, fits)
+            }
+        })
     }
 
     /// One allocation with its parts and their mappers, whosever it is.
@@ -66,8 +81,11 @@ impl Broker {
         after: Option<AllocationId>,
         limit: usize,
     ) -> (Vec<AllocationView>, bool) {
-        let of = tenant.map(|name| self.tenants.find(name));
-        self.page(after, limit, |allocation| of.is_none_or(|of| of == Some(allocation.tenant)))
+        match tenant.map(|name| self.tenants.find(name)) {
+            None => self.page(self.allocations.iter_after(after), limit, |_| true),
+            Some(Some(of)) => self.page(self.allocations.of_tenant(of, after), limit, |_| true),
+            Some(None) => (Vec::new(), false),
+        }
     }
 
     /// Up to `limit` sessions, of one tenant or all, by id, and whether there are more.
@@ -150,13 +168,13 @@ impl Broker {
         }
     }
 
-    fn page(
+    fn page<'a>(
         &self,
-        after: Option<AllocationId>,
+        entries: impl Iterator<Item = Entry<'a>>,
         limit: usize,
         fits: impl Fn(&Allocation) -> bool,
     ) -> (Vec<AllocationView>, bool) {
-        let mut found = self.allocations.iter_after(after).filter(|(_, allocation)| fits(allocation));
+        let mut found = entries.filter(|(_, allocation)| fits(allocation));
         let page =
             found.by_ref().take(limit).map(|(id, allocation)| self.view_of(id, allocation, false, true));
         (page.collect(), found.next().is_some())
@@ -205,7 +223,7 @@ impl Broker {
         }
         AllocationView {
             id,
-            name: allocation.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default(),
+            name: allocation.name.as_ref().map(|name| [&tenant, "/", name].concat()).unwrap_or_default(),
             tenant,
             device: self.uuid(allocation.device).to_owned(),
             kind: allocation.kind,
@@ -215,7 +233,7 @@ impl Broker {
             charged,
             resident,
             unreturned,
-            digest: allocation.digest,
+            digest: allocation.digest.as_deref().copied(),
             readers: allocation.readers.iter().map(str::to_owned).collect(),
             owner: allocation.owner,
             parts: if parts { allocation.indices().filter_map(part_view).collect() } else { Vec::new() },
@@ -243,7 +261,7 @@ impl Broker {
             uid: session.uid,
             client_name: session.client_name.clone(),
             allocations: session.owned.len(),
-            mapped: self.mapped_bytes(id, session),
+            mapped: session.mapped,
             fds_in_flight: session.fds_in_flight,
             opened: session.opened,
         }

@@ -14,7 +14,7 @@ use crate::{
     invariants,
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationEvent, AllocationState},
-    tenancy::{OpId, OpKind, Outcome, TenantId, Watched},
+    tenancy::{OpId, OpKind, Outcome, Releases, TenantId, Watched},
 };
 
 impl Broker {
@@ -72,7 +72,7 @@ impl Broker {
                     self.give_back(id);
                     self.released_of(id, session).map(Ok)
                 }
-                Err(refusal) => Some(Err(refusal)),
+                Err(refusal) => Some(Err(Box::new(refusal))),
             };
             if result.is_none()
                 && let Some(allocation) = self.allocations.get_mut(id)
@@ -81,7 +81,7 @@ impl Broker {
             }
             items.push(Watched { allocation: id, result });
         }
-        Ok(Started::Waiting(OpKind::Release { items, session }))
+        Ok(Started::Waiting(OpKind::Release { items: Releases::new(items), session }))
     }
 
     fn check_owner(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
@@ -161,9 +161,7 @@ impl Broker {
             allocation.watchers.retain(|watcher| *watcher != op);
         }
         if let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
-            for item in items.iter_mut().filter(|item| item.allocation == id && item.result.is_none()) {
-                item.result = Some(Ok(released));
-            }
+            items.resolve(id, released);
         }
         self.check_op(op);
     }
@@ -175,10 +173,11 @@ impl Broker {
                 let open = items.iter().filter(|item| item.result.is_none());
                 open.map(|item| item.allocation).collect()
             }
-            _ => Vec::new(),
+            _ => Vec::<AllocationId>::new(),
         };
-        let waiting: Vec<_> = self.ops.iter().map(|(op, entry)| (op, of_session(&entry.kind))).collect();
-        for (op, ids) in waiting {
+        let ops = self.ops.of_session(session);
+        let waiting = ops.into_iter().filter_map(|op| Some((op, of_session(&self.ops.get(op)?.kind))));
+        for (op, ids) in waiting.collect::<Vec<_>>() {
             for id in ids {
                 let Some(allocation) = self.allocations.get(id) else { continue };
                 let left = self.what_is_left(allocation, allocation.mappers().len());
@@ -191,8 +190,7 @@ impl Broker {
     pub(crate) fn released(&mut self, op: OpId) {
         let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
         let items = std::mem::take(items);
-        let results = items.into_iter().filter_map(|item| Some((item.allocation, item.result?))).collect();
-        self.finish(op, Ok(Outcome::Released(results)));
+        self.finish(op, Ok(Outcome::Released(items.into_results())));
     }
 
     /// Frees an allocation: no name, no new attach, and its memory goes back as soon as nobody maps it.
@@ -244,12 +242,7 @@ impl Broker {
         if hashed || mapped {
             return;
         }
-        if !matches!(self.pool.get(id), Some(Extent { state: ExtentState::Live(_), .. })) {
-            return;
-        }
-        let Some(extent) = self.pool.take(id) else { return };
-        if let ExtentState::Live(charge) = extent.state {
-            self.pool.insert(id, Extent { state: ExtentState::Releasing(charge), ..extent });
+        if self.pool.get_mut(id).is_some_and(Extent::start_release) {
             self.command(Command::ReleaseExtent { extent: id });
             if planted!(self, DoubleFree) {
                 self.command(Command::ReleaseExtent { extent: id });
@@ -276,8 +269,9 @@ impl Broker {
             }
             self.notice(Notice::Unreturned { extent: id, bytes: size });
         }
-        self.notify(part.allocation);
-        self.remove_if_gone(part.allocation);
+        if !self.remove_if_gone(part.allocation) {
+            self.notify(part.allocation);
+        }
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {
@@ -304,18 +298,19 @@ impl Broker {
         }
     }
 
-    /// Forgets a freed allocation whose last extent is gone.
-    pub(crate) fn remove_if_gone(&mut self, id: AllocationId) {
+    /// Forgets a freed allocation whose last extent is gone, and tells those who waited for that.
+    pub(crate) fn remove_if_gone(&mut self, id: AllocationId) -> bool {
         let gone = |allocation: &Allocation| {
             allocation.state == AllocationState::Freeing
                 && allocation.extents_left == 0
                 && !allocation.digesting
         };
-        if self.allocations.get(id).is_some_and(gone)
-            && let Some(allocation) = self.allocations.remove(id)
-        {
-            self.notify_ops(id, &allocation.watchers);
+        if !self.allocations.get(id).is_some_and(gone) {
+            return false;
         }
+        let removed = self.allocations.remove(id);
+        self.notify_ops(id, &removed.map(|allocation| allocation.watchers).unwrap_or_default());
+        true
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     command::{Command, Reply},
     error::Refusal,
     event::{CallId, RequestKey},
-    tenancy::{Method, OpId, OpKind, Outcome, RequestLog, Requester},
+    tenancy::{ItemResult, Method, OpId, OpKind, Outcome, RequestLog, Requester},
 };
 
 impl Broker {
@@ -67,7 +67,7 @@ impl Broker {
     pub(crate) fn check_op(&mut self, id: OpId) {
         match self.ops.get_mut(id).map(|op| &op.kind) {
             Some(OpKind::Allocate { extents_left: 0, .. }) => self.allocated(id),
-            Some(OpKind::Release { items, .. }) if items.iter().all(|item| item.result.is_some()) => {
+            Some(OpKind::Release { items, .. }) if items.is_complete() => {
                 self.released(id);
             }
             _ => {}
@@ -82,9 +82,16 @@ impl Broker {
         };
         Ok(match outcome {
             Outcome::Allocated(ids) => {
-                Reply::Allocated(ids.iter().copied().map(view).collect::<Result<_, _>>()?)
+                let mut views = Vec::with_capacity(ids.len());
+                for id in ids.iter().copied() {
+                    views.push(view(id)?);
+                }
+                Reply::Allocated(views)
             }
-            Outcome::Released(items) => Reply::Released(items.to_vec()),
+            Outcome::Released(items) => {
+                let result = |result: &ItemResult| result.clone().map_err(|refusal| *refusal);
+                Reply::Released(items.iter().map(|(id, of)| (*id, result(of))).collect())
+            }
             Outcome::Attached(id) => Reply::Attached(view(*id)?),
             Outcome::Sealed(id) => Reply::Sealed(view(*id)?),
             Outcome::QuotaSet { tenant, device, tier } => {

@@ -87,7 +87,7 @@ impl Broker {
             Ok(digest) => {
                 self.advance(id, AllocationEvent::Digested);
                 if let Some(allocation) = self.allocations.get_mut(id) {
-                    allocation.digest = Some(digest);
+                    allocation.digest = Some(Box::new(digest));
                 }
                 self.take_name(id);
                 Ok(Outcome::Sealed(id))

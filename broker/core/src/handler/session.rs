@@ -2,6 +2,7 @@
 
 use vramd_types::{AllocationId, Bytes, SessionId};
 
+use super::Timer;
 use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, Notice},
@@ -9,7 +10,7 @@ use crate::{
     event::{ChannelId, Hello, Lifetime},
     invariants,
     observed::Transition,
-    residency::{AllocationState, mappers_of},
+    residency::AllocationState,
     tenancy::{
         Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason,
     },
@@ -69,10 +70,12 @@ impl Broker {
             owned: Default::default(),
             maps: Default::default(),
             queue: Default::default(),
+            mapped: Bytes::ZERO,
             fds_in_flight: 0,
             map_deadline: None,
             revoking: 0,
             revoke_deadline: None,
+            alarm: None,
             ending: false,
             requests: RequestLog::default(),
         };
@@ -191,6 +194,9 @@ impl Broker {
         if !planted!(self, FdBudgetKept) {
             self.fds.give_back(session.tenant, session.fds_in_flight);
         }
+        if let Some(alarm) = session.alarm {
+            self.timers.remove(&(alarm, Timer::Session(id)));
+        }
         for allocation in session.owned.iter().copied() {
             let Some(entry) = self.allocations.get_mut(allocation) else { continue };
             let stays = entry.state == AllocationState::Sealed && entry.lifetime == Lifetime::Persistent;
@@ -224,7 +230,8 @@ impl Broker {
         self.fail_seals(id, |_| Refusal::SessionLost { session: id });
         self.resolve_overdue(id);
         let ended = |kind: &OpKind| matches!(kind, OpKind::EndSession { session, .. } if *session == id);
-        let ends: Vec<_> = self.ops.iter().filter(|(_, op)| ended(&op.kind)).map(|(op, _)| op).collect();
+        let mut ends = self.ops.of_session(id);
+        ends.retain(|op| self.ops.get(*op).is_some_and(|op| ended(&op.kind)));
         for op in ends {
             self.finish(op, Ok(Outcome::SessionEnded { gone: true, still_mapped: Bytes::ZERO }));
         }
@@ -240,23 +247,13 @@ impl Broker {
             }
             _ => None,
         };
-        let seals: Vec<_> = self.ops.iter().filter_map(|(op, entry)| Some((op, unmapping(entry)?))).collect();
-        for (op, sealed) in seals {
+        let ops = self.ops.of_session(id);
+        let seals = ops.into_iter().filter_map(|op| Some((op, unmapping(self.ops.get(op)?)?)));
+        for (op, sealed) in seals.collect::<Vec<_>>() {
             if let Some(allocation) = self.allocations.get_mut(sealed) {
                 allocation.op = None;
             }
             self.finish(op, Err(why(sealed)));
         }
-    }
-
-    /// How much a session maps.
-    pub(crate) fn mapped_bytes(&self, id: SessionId, session: &Session) -> Bytes {
-        let of = |allocation| {
-            let allocation = self.allocations.get(allocation)?;
-            let maps =
-                |index: &_| allocation.part(*index).is_some_and(|part| mappers_of(part).any(|of| of == id));
-            Bytes::checked_sum(allocation.indices().filter(maps).map(|index| allocation.size_of(index)))
-        };
-        Bytes::checked_sum(session.maps.keys().filter_map(|id| of(*id))).unwrap_or(Bytes::MAX)
     }
 }

@@ -20,6 +20,19 @@ impl Broker {
         self.timers.insert((deadline, timer));
     }
 
+    /// Has the session's deadlines looked at by then. It has one timer, whose time may be too early but never too
+    /// late: what is answered in time, which is nearly everything, leaves none behind.
+    pub(crate) fn arm_session(&mut self, deadline: Time, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        match session.alarm {
+            Some(alarm) if alarm <= deadline => return,
+            Some(alarm) => _ = self.timers.remove(&(alarm, Timer::Session(id))),
+            None => {}
+        }
+        session.alarm = Some(deadline);
+        self.arm(deadline, Timer::Session(id));
+    }
+
     /// Runs every timer that is due. One that was overtaken by an answer finds nothing to do.
     pub(crate) fn run_timers(&mut self) {
         while let Some((deadline, timer)) = self.timers.first().copied() {
@@ -41,6 +54,7 @@ impl Broker {
         let now = self.now;
         let due = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
         let Some(session) = self.sessions.get_mut(id) else { return };
+        session.alarm = None;
         if due(session.map_deadline) {
             // Its descriptors are in flight, and others wait for that budget: they go with the channel.
             return self.close_channel(id, SilentReason::Overdue);
@@ -51,8 +65,10 @@ impl Broker {
             self.resolve_overdue(id);
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
             self.check_ends(id);
-        } else if let Some(deadline) = session.revoke_deadline.or(session.map_deadline) {
-            self.arm(deadline, Timer::Session(id));
+        }
+        let deadlines = self.sessions.get(id).map(|session| [session.map_deadline, session.revoke_deadline]);
+        if let Some(next) = deadlines.into_iter().flatten().flatten().min() {
+            self.arm_session(next, id);
         }
     }
 
@@ -62,15 +78,15 @@ impl Broker {
             OpKind::EndSession { session, kill } if *session == id => Some(*kill),
             _ => None,
         };
-        let ends: Vec<_> =
-            self.ops.iter().filter_map(|(op, entry)| Some((op, of_session(&entry.kind)?))).collect();
-        for (op, kill) in ends {
+        let ops = self.ops.of_session(id);
+        let ends = ops.into_iter().filter_map(|op| Some((op, of_session(&self.ops.get(op)?.kind)?)));
+        for (op, kill) in ends.collect::<Vec<_>>() {
             let Some(session) = self.sessions.get(id) else { return };
             if kill {
                 let channel = session.channel;
                 self.command(crate::command::Command::KillProcess { channel });
             } else {
-                let still_mapped = self.mapped_bytes(id, session);
+                let still_mapped = session.mapped;
                 self.finish(op, Ok(Outcome::SessionEnded { gone: false, still_mapped }));
             }
         }

@@ -13,6 +13,7 @@ mod mapper_sets;
 mod names;
 mod registry;
 mod scope;
+mod sums;
 mod timers;
 mod unsealed;
 mod waits;
@@ -32,12 +33,13 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
     extent_released::check,
     mapper_sets::check,
+    sums::check,
     unsealed::check,
     descriptors::check,
     names::check,

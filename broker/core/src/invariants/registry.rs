@@ -57,6 +57,8 @@ registry! {
         "until it is sealed a movable allocation is mapped by its owner's session only";
     MAP_SENT = "INV-MAP-3", Oracle "frames.rs",
         "a part is sent to a session that may have it and does not map it, and for writing to nobody once it is sealed";
+    SUMS = "INV-MAP-4", Recomputed "sums.rs",
+        "what is counted along the way of what a session maps and waits for says what looking would";
     FDS = "INV-FDS-1", Recomputed "descriptors.rs",
         "no descriptor is in flight but to a session that exists, and the budgets add up";
     FDS_SENT = "INV-FDS-2", Oracle "packets.rs",

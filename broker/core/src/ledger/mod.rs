@@ -336,10 +336,10 @@ impl Ledger {
             return;
         };
         let quotas = &self.quotas;
-        let known = books.accounts.get(&tenant).copied();
-        let old = known.unwrap_or_else(|| quotas.open(tenant, place, books.share));
+        let known = books.accounts.get_mut(&tenant);
+        let old = known.as_deref().copied().unwrap_or_else(|| quotas.open(tenant, place, books.share));
         let mut new = old;
-        let before = known.map_or(Bytes::ZERO, |account| account.commitment());
+        let before = known.as_ref().map_or(Bytes::ZERO, |account| account.commitment());
         let sums = change(&mut new).and_then(|()| {
             let held = books.held.checked_sub(old.held())?.checked_add(new.checked_held()?)?;
             let committed = books.committed.checked_sub(before)?.checked_add(new.commitment())?;
@@ -348,7 +348,10 @@ impl Ledger {
         match sums {
             Some((held, committed)) => {
                 (books.held, books.committed) = (held, committed);
-                books.accounts.insert(tenant, new);
+                match known {
+                    Some(account) => *account = new,
+                    None => _ = books.accounts.insert(tenant, new),
+                }
             }
             None => self.broken.push(format!("account of device {} does not add up: {old:?}", place.device)),
         }

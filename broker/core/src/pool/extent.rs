@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use crate::{
+    collections::{Few, IdMap},
     event::PartRef,
     ledger::{Charge, Debt, Reservation},
     observed::Touched,
@@ -37,12 +38,39 @@ pub(crate) struct Extent {
     pub(crate) part: PartRef,
     pub(crate) state: ExtentState,
     /// Tenants whose sessions were sent its descriptor.
-    pub(crate) sent_to: Vec<TenantId>,
+    pub(crate) sent_to: Few<TenantId>,
+}
+
+/// The state of an extent between two others, inside one method.
+const NOBODY_PAYS: ExtentState = ExtentState::Unreturned(Vec::new());
+
+impl Extent {
+    /// Takes out what was reserved for it while it was made, so that it can be settled or cancelled.
+    pub(crate) fn take_reservation(&mut self) -> Option<Reservation> {
+        match std::mem::replace(&mut self.state, NOBODY_PAYS) {
+            ExtentState::Creating(reservation) => Some(reservation),
+            other => {
+                self.state = other;
+                None
+            }
+        }
+    }
+
+    /// Whether it was live: from now on it is being released.
+    pub(crate) fn start_release(&mut self) -> bool {
+        let state = std::mem::replace(&mut self.state, NOBODY_PAYS);
+        let is_live = matches!(state, ExtentState::Live(_));
+        self.state = match state {
+            ExtentState::Live(charge) => ExtentState::Releasing(charge),
+            other => other,
+        };
+        is_live
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    extents: BTreeMap<ExtentId, Extent>,
+    extents: IdMap<Extent>,
     /// How many extents of each device are unreturned.
     unreturned: BTreeMap<DeviceIndex, usize>,
     pub(crate) touched: Touched<ExtentId>,
@@ -51,31 +79,32 @@ pub(crate) struct Pool {
 impl Pool {
     pub(crate) fn insert(&mut self, id: ExtentId, extent: Extent) {
         self.touched.note(id);
-        self.extents.insert(id, extent);
+        self.extents.insert(id.get(), extent);
     }
 
     pub(crate) fn get(&self, id: ExtentId) -> Option<&Extent> {
-        self.extents.get(&id)
+        self.extents.get(id.get())
     }
 
     pub(crate) fn get_mut(&mut self, id: ExtentId) -> Option<&mut Extent> {
         self.touched.note(id);
-        self.extents.get_mut(&id)
+        self.extents.get_mut(id.get())
     }
 
     /// Takes an extent out, to put it back in another state or not at all.
     pub(crate) fn take(&mut self, id: ExtentId) -> Option<Extent> {
         self.touched.note(id);
-        let extent = self.extents.remove(&id)?;
-        if matches!(extent.state, ExtentState::Unreturned(_)) {
+        let extent = self.extents.remove(id.get())?;
+        if matches!(&extent.state, ExtentState::Unreturned(debts) if !debts.is_empty()) {
             self.count_unreturned(extent.device, |count| count.saturating_sub(1));
         }
         Some(extent)
     }
 
     pub(crate) fn put_unreturned(&mut self, id: ExtentId, extent: Extent) {
+        self.touched.note(id);
         self.count_unreturned(extent.device, |count| count.saturating_add(1));
-        self.extents.insert(id, extent);
+        self.extents.insert(id.get(), extent);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -88,7 +117,7 @@ impl Pool {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
-        self.extents.iter().map(|(id, extent)| (*id, extent))
+        self.extents.iter().map(|(id, extent)| (ExtentId::from_raw(id), extent))
     }
 
     /// Some live extent that was sent to nobody of this tenant, for the bug of that name.
@@ -98,7 +127,7 @@ impl Pool {
             ExtentState::Live(charge) => charge.tenant() != tenant,
             _ => false,
         };
-        self.extents.iter().find(|(_, extent)| strange(extent)).map(|(id, _)| *id)
+        self.extents.iter().find(|(_, extent)| strange(extent)).map(|(id, _)| ExtentId::from_raw(id))
     }
 
     fn count_unreturned(&mut self, device: DeviceIndex, change: impl FnOnce(usize) -> usize) {

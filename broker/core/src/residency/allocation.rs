@@ -1,9 +1,12 @@
 //! What a client asked for, cut into parts.
 
+use std::sync::Arc;
+
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
 use super::{AllocationState, MapState};
 use crate::{
+    collections::Few,
     event::{Kind, Lifetime},
     tenancy::{OpId, TenantId},
 };
@@ -23,6 +26,10 @@ impl Readers {
         self.0.iter().any(|name| **name == *tenant || **name == *Self::EVERYBODY)
     }
 
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|name| &**name)
     }
@@ -33,13 +40,19 @@ impl Readers {
 pub(crate) struct Part {
     /// Gone from the pool once given back.
     pub(crate) extent: ExtentId,
-    /// Who maps it or is about to, at most once each. Few: a linear search.
-    pub(crate) mappers: Vec<(SessionId, MapState)>,
+    /// Who maps it or is about to, at most once each, in the order of their ids.
+    pub(crate) mappers: Few<(SessionId, MapState)>,
 }
 
 impl Part {
     pub(crate) fn map_state(&self, session: SessionId) -> Option<MapState> {
-        self.mappers.iter().find(|(mapper, _)| *mapper == session).map(|(_, state)| *state)
+        let at = self.find(session).ok()?;
+        self.mappers.get(at).map(|(_, state)| *state)
+    }
+
+    /// Where the session is among the mappers, or would be.
+    fn find(&self, session: SessionId) -> Result<usize, usize> {
+        self.mappers.binary_search_by_key(&session, |(mapper, _)| *mapper)
     }
 }
 
@@ -52,16 +65,16 @@ pub(crate) struct Allocation {
     pub(crate) device: DeviceIndex,
     pub(crate) kind: Kind,
     pub(crate) lifetime: Lifetime,
-    pub(crate) name: Option<Box<str>>,
+    pub(crate) name: Option<Arc<str>>,
     /// Takes its name from another one when sealed.
     pub(crate) replace: bool,
     pub(crate) readers: Readers,
     pub(crate) size: Bytes,
     pub(crate) span: Bytes,
     pub(crate) part_size: Bytes,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Few<Part>,
     pub(crate) state: AllocationState,
-    pub(crate) digest: Option<[u8; 32]>,
+    pub(crate) digest: Option<Box<[u8; 32]>>,
     /// The driver is reading its extents: they must not be released.
     pub(crate) digesting: bool,
     /// Extents that are not gone from the pool yet.
@@ -73,7 +86,7 @@ pub(crate) struct Allocation {
     /// The operation that makes or seals it.
     pub(crate) op: Option<OpId>,
     /// Operations that wait for it to be unmapped or given back.
-    pub(crate) watchers: Vec<OpId>,
+    pub(crate) watchers: Few<OpId>,
 }
 
 impl Allocation {
@@ -84,22 +97,21 @@ impl Allocation {
     /// Sets, adds or removes what a session holds of a part.
     pub(crate) fn set_map_state(&mut self, index: PartIndex, session: SessionId, state: Option<MapState>) {
         let Some(part) = usize::try_from(index.0).ok().and_then(|at| self.parts.get_mut(at)) else { return };
-        let found = part.mappers.iter().position(|(mapper, _)| *mapper == session);
-        match (found, state) {
-            (Some(at), Some(state)) => {
+        match (part.find(session), state) {
+            (Ok(at), Some(state)) => {
                 if let Some(entry) = part.mappers.get_mut(at) {
                     entry.1 = state;
                 }
             }
-            (None, Some(state)) => {
-                part.mappers.push((session, state));
+            (Err(at), Some(state)) => {
+                part.mappers.insert(at, (session, state));
                 self.map_entries = self.map_entries.saturating_add(1);
             }
-            (Some(at), None) => {
+            (Ok(at), None) => {
                 part.mappers.remove(at);
                 self.map_entries = self.map_entries.saturating_sub(1);
             }
-            (None, None) => {}
+            (Err(_), None) => {}
         }
     }
 

@@ -5,7 +5,7 @@ mod mapping;
 mod state;
 mod table;
 
-pub(crate) use allocation::{Allocation, Part, Readers, mappers_of};
+pub(crate) use allocation::{Allocation, Entry, Part, Readers, mappers_of};
 pub(crate) use mapping::MapStep;
 pub use mapping::{MapEvent, MapState};
 pub use state::{AllocationEvent, AllocationState};

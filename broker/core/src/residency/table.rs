@@ -1,53 +1,89 @@
-//! All allocations, and the names that some of them bear.
+//! All allocations, by id, by tenant, and by the names that some of them bear.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry as Bearer},
+    ops::Bound,
+    sync::Arc,
+};
 
-use vramd_types::AllocationId;
+use vramd_types::{AllocationId, SessionId};
 
-use super::{Allocation, allocation::Entry};
-use crate::{observed::Touched, tenancy::TenantId};
+use super::{Allocation, MapState, allocation::Entry};
+use crate::{collections::IdMap, event::PartRef, observed::Touched, tenancy::TenantId};
 
 #[derive(Debug, Default)]
 pub(crate) struct AllocationTable {
-    allocations: BTreeMap<AllocationId, Allocation>,
-    names: BTreeMap<(TenantId, Box<str>), AllocationId>,
-    /// Allocations and parts of each tenant.
-    counts: BTreeMap<TenantId, (usize, usize)>,
+    allocations: IdMap<Allocation>,
+    by_tenant: BTreeMap<TenantId, OfTenant>,
     pub(crate) touched: Touched<AllocationId>,
+}
+
+/// Where a tenant's allocations are found without looking at each.
+#[derive(Debug, Default)]
+struct OfTenant {
+    ids: BTreeSet<AllocationId>,
+    /// Of these, those that others may read once they are sealed.
+    shared: BTreeSet<AllocationId>,
+    parts: usize,
+    bearers: BTreeMap<Arc<str>, AllocationId>,
+    /// Those that have a name and do not bear it: replacements in the making, and what is freed and mapped still.
+    not_bearing: BTreeSet<AllocationId>,
 }
 
 impl AllocationTable {
     pub(crate) fn get(&self, id: AllocationId) -> Option<&Allocation> {
-        self.allocations.get(&id)
+        self.allocations.get(id.get())
     }
 
     pub(crate) fn get_mut(&mut self, id: AllocationId) -> Option<&mut Allocation> {
         self.touched.note(id);
-        self.allocations.get_mut(&id)
+        self.allocations.get_mut(id.get())
     }
 
+    /// Whether the session is to be sent the part.
+    pub(crate) fn is_queued(&self, session: SessionId, part: PartRef) -> bool {
+        let entry = self.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.and_then(|entry| entry.map_state(session)) == Some(MapState::Queued)
+    }
+
+    /// Adds an allocation. It bears its name unless another one does.
     pub(crate) fn insert(&mut self, id: AllocationId, allocation: Allocation) {
-        let count = self.counts.entry(allocation.tenant).or_default();
-        count.0 += 1;
-        count.1 += allocation.parts.len();
+        let of = self.by_tenant.entry(allocation.tenant).or_default();
+        of.ids.insert(id);
+        of.parts += allocation.parts.len();
+        if !allocation.readers.is_empty() {
+            of.shared.insert(id);
+        }
+        if let Some(name) = &allocation.name
+            && *of.bearers.entry(name.clone()).or_insert(id) != id
+        {
+            of.not_bearing.insert(id);
+        }
         self.touched.note(id);
-        self.allocations.insert(id, allocation);
+        self.allocations.insert(id.get(), allocation);
     }
 
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
         self.touched.note(id);
-        let allocation = self.allocations.remove(&id)?;
-        self.unbind(id, &allocation);
-        if let Some(count) = self.counts.get_mut(&allocation.tenant) {
-            count.0 = count.0.saturating_sub(1);
-            count.1 = count.1.saturating_sub(allocation.parts.len());
+        let allocation = self.allocations.remove(id.get())?;
+        if let Some(of) = self.by_tenant.get_mut(&allocation.tenant) {
+            of.ids.remove(&id);
+            of.parts = of.parts.saturating_sub(allocation.parts.len());
+            if !allocation.readers.is_empty() {
+                of.shared.remove(&id);
+            }
+            if let Some(name) = &allocation.name
+                && !of.not_bearing.remove(&id)
+            {
+                of.bearers.remove(name);
+            }
         }
         Some(allocation)
     }
 
     /// Allocations and parts of a tenant.
     pub(crate) fn count_of(&self, tenant: TenantId) -> (usize, usize) {
-        self.counts.get(&tenant).copied().unwrap_or_default()
+        self.by_tenant.get(&tenant).map(|of| (of.ids.len(), of.parts)).unwrap_or_default()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -56,39 +92,90 @@ impl AllocationTable {
 
     /// In the order of their ids, those after `after`.
     pub(crate) fn iter_after(&self, after: Option<AllocationId>) -> impl Iterator<Item = Entry<'_>> {
-        let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-        self.allocations.range((from, std::ops::Bound::Unbounded)).map(|(id, allocation)| (*id, allocation))
+        let found = self.allocations.iter_after(after.map(AllocationId::get));
+        found.map(|(id, allocation)| (AllocationId::from_raw(id), allocation))
+    }
+
+    /// A tenant's, in the order of their ids, those after `after`.
+    pub(crate) fn of_tenant(
+        &self,
+        tenant: TenantId,
+        after: Option<AllocationId>,
+    ) -> impl Iterator<Item = Entry<'_>> {
+        self.entries(self.by_tenant.get(&tenant).map(|of| &of.ids), after)
+    }
+
+    /// Of a tenant's, those that have readers.
+    pub(crate) fn shared_of(
+        &self,
+        tenant: TenantId,
+        after: Option<AllocationId>,
+    ) -> impl Iterator<Item = Entry<'_>> {
+        self.entries(self.by_tenant.get(&tenant).map(|of| &of.shared), after)
+    }
+
+    /// Of a tenant's, those that may have a name with the prefix, in the order of their ids; `None` if that is more
+    /// than so many, which are sooner found by looking at one after the other.
+    pub(crate) fn named_like(
+        &self,
+        tenant: TenantId,
+        prefix: &str,
+        at_most: usize,
+    ) -> Option<BTreeSet<AllocationId>> {
+        let Some(of) = self.by_tenant.get(&tenant) else { return Some(BTreeSet::new()) };
+        let from = of.bearers.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        let bearers = from.take_while(|(name, _)| name.starts_with(prefix)).map(|(_, id)| id);
+        let mut found = BTreeSet::new();
+        for id in bearers.chain(&of.not_bearing) {
+            if found.len() >= at_most {
+                return None;
+            }
+            found.insert(*id);
+        }
+        Some(found)
     }
 
     /// Who bears a name.
     pub(crate) fn bearer(&self, tenant: TenantId, name: &str) -> Option<AllocationId> {
-        self.names.get(&(tenant, Box::from(name))).copied()
+        self.by_tenant.get(&tenant)?.bearers.get(name).copied()
     }
 
-    pub(crate) fn bind(&mut self, tenant: TenantId, name: &str, id: AllocationId) {
+    /// Gives the name to the allocation, whoever bore it.
+    pub(crate) fn bind(&mut self, tenant: TenantId, name: &Arc<str>, id: AllocationId) {
         self.touched.note(id);
-        self.names.insert((tenant, Box::from(name)), id);
+        let of = self.by_tenant.entry(tenant).or_default();
+        of.not_bearing.remove(&id);
+        if let Some(before) = of.bearers.insert(name.clone(), id) {
+            of.not_bearing.insert(before);
+        }
     }
 
     /// Takes the name away from the allocation, if it bears it.
     pub(crate) fn release_name(&mut self, id: AllocationId) {
-        if let Some((tenant, name)) = self.get(id).and_then(|a| a.name.clone().map(|name| (a.tenant, name)))
-            && self.bearer(tenant, &name) == Some(id)
+        if let Some(allocation) = self.allocations.get(id.get())
+            && let Some(name) = &allocation.name
+            && let Some(of) = self.by_tenant.get_mut(&allocation.tenant)
+            && let Bearer::Occupied(bearer) = of.bearers.entry(name.clone())
+            && *bearer.get() == id
         {
-            self.names.remove(&(tenant, name));
-        }
-    }
-
-    fn unbind(&mut self, id: AllocationId, allocation: &Allocation) {
-        if let Some(name) = &allocation.name
-            && self.bearer(allocation.tenant, name) == Some(id)
-        {
-            self.names.remove(&(allocation.tenant, name.clone()));
+            bearer.remove();
+            of.not_bearing.insert(id);
         }
     }
 
     /// Every name with its bearer.
     pub(crate) fn names(&self) -> impl Iterator<Item = (TenantId, &str, AllocationId)> {
-        self.names.iter().map(|((tenant, name), id)| (*tenant, &**name, *id))
+        let of = self.by_tenant.iter();
+        of.flat_map(|(tenant, of)| of.bearers.iter().map(|(name, id)| (*tenant, &**name, *id)))
+    }
+
+    fn entries<'a>(
+        &'a self,
+        ids: Option<&'a BTreeSet<AllocationId>>,
+        after: Option<AllocationId>,
+    ) -> impl Iterator<Item = Entry<'a>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let ids = ids.into_iter().flat_map(move |ids| ids.range((from, Bound::Unbounded)));
+        ids.filter_map(|id| Some((*id, self.get(*id)?)))
     }
 }

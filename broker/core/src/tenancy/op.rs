@@ -1,12 +1,11 @@
 //! Requests that cannot be answered at once: they wait for the driver, a client or the disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{Method, TenantId};
+use super::{Method, Releases, TenantId};
 use crate::{
-    command::Released,
     error::Refusal,
     event::{CallId, RequestKey},
     handler::QuotaChange,
@@ -22,14 +21,6 @@ pub(crate) enum Requester {
     Operator { uid: u32 },
 }
 
-/// One allocation of a `FreeBatch` or `Detach`.
-#[derive(Debug)]
-pub(crate) struct Watched {
-    pub(crate) allocation: AllocationId,
-    /// Known once it is.
-    pub(crate) result: Option<Result<Released, Refusal>>,
-}
-
 #[derive(Debug)]
 pub(crate) enum OpKind {
     /// Extents are being made; one failure undoes all.
@@ -39,7 +30,7 @@ pub(crate) enum OpKind {
         failure: Option<Refusal>,
     },
     Release {
-        items: Vec<Watched>,
+        items: Releases,
         session: SessionId,
     },
     Seal(AllocationId),
@@ -72,6 +63,17 @@ impl Requester {
     }
 }
 
+impl Op {
+    /// The session that asked for it, or whose end it waits for.
+    const fn session(&self) -> Option<SessionId> {
+        match (&self.kind, self.requester) {
+            (OpKind::EndSession { session, .. }, _) => Some(*session),
+            (_, Requester::Session { session, .. }) => Some(session),
+            (_, Requester::Operator { .. }) => None,
+        }
+    }
+}
+
 /// All operations, and how many calls wait for them: in all, and of each tenant.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
@@ -80,6 +82,7 @@ pub(crate) struct OpTable {
     calls: usize,
     by_tenant: BTreeMap<TenantId, usize>,
     pub(crate) touched: Touched<OpId>,
+    by_session: BTreeSet<(SessionId, OpId)>,
 }
 
 impl OpTable {
@@ -92,6 +95,7 @@ impl OpTable {
     pub(crate) fn insert(&mut self, id: OpId, op: Op) {
         self.count(op.requester, |calls| calls.saturating_add(op.calls.len()));
         self.touched.note(id);
+        self.by_session.extend(op.session().map(|session| (session, id)));
         self.ops.insert(id, op);
     }
 
@@ -104,6 +108,10 @@ impl OpTable {
         }
     }
 
+    pub(crate) fn get(&self, id: OpId) -> Option<&Op> {
+        self.ops.get(&id)
+    }
+
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
         self.touched.note(id);
         self.ops.get_mut(&id)
@@ -111,6 +119,9 @@ impl OpTable {
 
     pub(crate) fn remove(&mut self, id: OpId) -> Option<Op> {
         let op = self.ops.remove(&id)?;
+        if let Some(session) = op.session() {
+            self.by_session.remove(&(session, id));
+        }
         self.count(op.requester, |calls| calls.saturating_sub(op.calls.len()));
         Some(op)
     }
@@ -126,6 +137,12 @@ impl OpTable {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Op)> {
         self.ops.iter().map(|(id, op)| (*id, op))
+    }
+
+    /// Those that a session asked for or that wait for its end, oldest first.
+    pub(crate) fn of_session(&self, session: SessionId) -> Vec<OpId> {
+        let all = (session, OpId(0))..=(session, OpId(u64::MAX));
+        self.by_session.range(all).map(|(_, op)| *op).collect()
     }
 
     fn count(&mut self, requester: Requester, change: impl Fn(usize) -> usize) {

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use vramd_types::{AllocationId, Bytes, SessionId};
 
-use super::{OpId, TenantId};
+use super::{ItemResult, OpId, TenantId};
 use crate::{
-    command::Released,
-    error::Refusal,
     event::{RequestKey, Tier},
     ledger::QuotaDevice,
     limits::REQUESTS_REMEMBERED,
@@ -32,7 +30,7 @@ pub(crate) enum Method {
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     Allocated(Box<[AllocationId]>),
-    Released(Box<[(AllocationId, Result<Released, Refusal>)]>),
+    Released(Box<[(AllocationId, ItemResult)]>),
     Attached(AllocationId),
     Sealed(AllocationId),
     QuotaSet { tenant: TenantId, device: QuotaDevice, tier: Tier },

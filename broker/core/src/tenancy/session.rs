@@ -1,18 +1,14 @@
 //! One connected client process, and the table of them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
-use vramd_types::{AllocationId, DeviceIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
-use super::{RequestLog, SessionState, TenantId};
-use crate::{
-    event::{ChannelId, PartRef},
-    observed::Touched,
-    time::Time,
-};
+use super::{MapQueue, RequestLog, SessionState, TenantId};
+use crate::{collections::IdMap, event::ChannelId, observed::Touched, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SilentReason {
@@ -49,7 +45,9 @@ pub(crate) struct Session {
     /// How many parts of each allocation it maps, was offered or is about to be.
     pub(crate) maps: BTreeMap<AllocationId, usize>,
     /// Parts to be sent.
-    pub(crate) queue: VecDeque<PartRef>,
+    pub(crate) queue: MapQueue,
+    /// How much it maps or was offered.
+    pub(crate) mapped: Bytes,
     /// Descriptors sent and not answered; what lies in the socket of a channel that has ended counts until the session
     /// is gone.
     pub(crate) fds_in_flight: usize,
@@ -58,6 +56,8 @@ pub(crate) struct Session {
     /// Parts it was told to unmap, and has not.
     pub(crate) revoking: usize,
     pub(crate) revoke_deadline: Option<Time>,
+    /// When its deadlines are looked at next: the one entry it has among the timers.
+    pub(crate) alarm: Option<Time>,
     /// An operator ended it: once it maps nothing its channel is closed and it is gone.
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
@@ -72,8 +72,8 @@ impl Session {
 
 #[derive(Debug, Default)]
 pub(crate) struct SessionTable {
-    sessions: BTreeMap<SessionId, Session>,
-    channels: BTreeMap<ChannelId, SessionId>,
+    sessions: IdMap<Session>,
+    channels: IdMap<SessionId>,
     by_tenant: BTreeMap<TenantId, usize>,
     pub(crate) touched: Touched<SessionId>,
 }
@@ -81,15 +81,15 @@ pub(crate) struct SessionTable {
 impl SessionTable {
     pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
         self.touched.note(id);
-        self.channels.insert(session.channel, id);
+        self.channels.insert(session.channel.0, id);
         *self.by_tenant.entry(session.tenant).or_default() += 1;
-        self.sessions.insert(id, session);
+        self.sessions.insert(id.get(), session);
     }
 
     pub(crate) fn remove(&mut self, id: SessionId) -> Option<Session> {
         self.touched.note(id);
-        let session = self.sessions.remove(&id)?;
-        self.channels.remove(&session.channel);
+        let session = self.sessions.remove(id.get())?;
+        self.channels.remove(session.channel.0);
         if let Some(count) = self.by_tenant.get_mut(&session.tenant) {
             *count = count.saturating_sub(1);
         }
@@ -97,16 +97,16 @@ impl SessionTable {
     }
 
     pub(crate) fn get(&self, id: SessionId) -> Option<&Session> {
-        self.sessions.get(&id)
+        self.sessions.get(id.get())
     }
 
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.touched.note(id);
-        self.sessions.get_mut(&id)
+        self.sessions.get_mut(id.get())
     }
 
     pub(crate) fn on_channel(&self, channel: ChannelId) -> Option<SessionId> {
-        self.channels.get(&channel).copied()
+        self.channels.get(channel.0).copied()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -118,11 +118,11 @@ impl SessionTable {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
-        self.sessions.iter().map(|(id, session)| (*id, session))
+        self.iter_after(None)
     }
 
     pub(crate) fn iter_after(&self, after: Option<SessionId>) -> impl Iterator<Item = (SessionId, &Session)> {
-        let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-        self.sessions.range((from, std::ops::Bound::Unbounded)).map(|(id, session)| (*id, session))
+        let found = self.sessions.iter_after(after.map(SessionId::get));
+        found.map(|(id, session)| (SessionId::from_raw(id), session))
     }
 }

@@ -3,35 +3,24 @@
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
 use std::{
-    ffi::{c_char, c_int, c_uint, c_ulonglong, c_void},
+    ffi::{c_char, c_int, c_uint, c_ulonglong},
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use crate::{
     memory::{
-        self, CURRENT, INVALID_VALUE, Piece, Range, World, attach, copy, detach, fill, get, give_back,
-        pointer, protect, put, reserve, world,
+        self, CURRENT, INVALID_VALUE, Piece, Range, World, attach, copy, detach, get, give_back, protect,
+        put, reserve, world,
     },
     script::script,
     sight,
 };
 
 const INVALID_CONTEXT: u32 = 201;
-const NOT_READY: u32 = 600;
 const PAGE: usize = 2 << 20;
 
-/// What every function does first: the script may have another answer.
-macro_rules! begin {
-    ($function:literal) => {
-        if let Some(code) = script().failure($function) {
-            return code;
-        }
-    };
-}
-
-fn answered(done: bool) -> u32 {
+pub(crate) fn answered(done: bool) -> u32 {
     if done { 0 } else { INVALID_VALUE }
 }
 
@@ -163,7 +152,7 @@ extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> u32 {
     popped.map_or(INVALID_CONTEXT, |device| put(context, device + 1))
 }
 
-fn current() -> Option<usize> {
+pub(crate) fn current() -> Option<usize> {
     CURRENT.with_borrow(|current| current.last().copied())
 }
 
@@ -377,7 +366,7 @@ extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address:
     let world = world();
     let Some((at, range)) = world.ranges.range(..=address).next_back() else { return INVALID_VALUE };
     put(base, *at);
-    put(size, range.size)
+    put(size, if script().says("cut") { range.size + PAGE } else { range.size })
 }
 
 /// What is in the 64 bytes: whose descriptor, of what size.
@@ -423,107 +412,4 @@ extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: Legacy, _flags: c
 #[unsafe(no_mangle)]
 extern "C" fn cuIpcCloseMemHandle(address: u64) -> u32 {
     take_away(address)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, size: usize, _flags: c_uint) -> u32 {
-    begin!("cuMemHostAlloc");
-    let Some(at) = reserve(size).filter(|at| protect(*at, size, libc::PROT_READ | libc::PROT_WRITE)) else {
-        return memory::OUT_OF_MEMORY;
-    };
-    let at = pointer(at);
-    world().pinned.insert(at as usize, size);
-    put(to, at)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemFreeHost(at: *mut c_void) -> u32 {
-    let size = world().pinned.remove(&(at as usize));
-    size.map_or(INVALID_VALUE, |size| answered(give_back(at as u64, size)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, length: usize) -> u32 {
-    begin!("cuMemcpyDtoH_v2");
-    let world = world();
-    if current().is_none() || !world.reaches(from, length, false) {
-        return INVALID_VALUE;
-    }
-    copy(pointer(from), to, length);
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, length: usize, _stream: usize) -> u32 {
-    begin!("cuMemcpyDtoHAsync_v2");
-    cuMemcpyDtoH_v2(to, from, length)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, length: usize) -> u32 {
-    begin!("cuMemcpyHtoD_v2");
-    let world = world();
-    if current().is_none() || !world.reaches(to, length, true) {
-        return INVALID_VALUE;
-    }
-    copy(from, pointer(to), length);
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemsetD8Async(at: u64, byte: u8, length: usize, _stream: usize) -> u32 {
-    begin!("cuMemsetD8Async");
-    if !world().reaches(at, length, true) {
-        return INVALID_VALUE;
-    }
-    fill(at, byte, length);
-    0
-}
-
-/// Streams and events are names; all work is done when it is asked for.
-fn new_name(to: *mut usize) -> u32 {
-    static LAST: AtomicUsize = AtomicUsize::new(0);
-    put(to, LAST.fetch_add(16, Ordering::Relaxed) + 16)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> u32 {
-    begin!("cuStreamCreate");
-    new_name(stream)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamDestroy_v2(_stream: usize) -> u32 {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamQuery(_stream: usize) -> u32 {
-    begin!("cuStreamQuery");
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuEventCreate(event: *mut usize, _flags: c_uint) -> u32 {
-    begin!("cuEventCreate");
-    new_name(event)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuEventDestroy_v2(_event: usize) -> u32 {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuEventRecord(_event: usize, _stream: usize) -> u32 {
-    begin!("cuEventRecord");
-    0
-}
-
-/// Not ready every other time, so that whoever polls does.
-#[unsafe(no_mangle)]
-extern "C" fn cuEventQuery(_event: usize) -> u32 {
-    static READY: AtomicBool = AtomicBool::new(false);
-    begin!("cuEventQuery");
-    if READY.fetch_xor(true, Ordering::Relaxed) { 0 } else { NOT_READY }
 }

@@ -9,6 +9,8 @@ use std::{
 
 use tempfile::TempDir;
 
+use crate::script::{CALLS, TEXT, TOLD};
+
 /// A driver library of a test's own. It is loaded apart from all others, as it is another file.
 #[derive(Debug)]
 pub struct Fake {
@@ -42,7 +44,7 @@ impl Fake {
     pub fn says(mut self, line: &str) -> Self {
         self.script.push_str(line);
         self.script.push('\n');
-        fs::write(self.dir.path().join("libcuda.so.1.script"), &self.script).expect("a file can be written");
+        fs::write(self.beside(TEXT), &self.script).expect("a file can be written");
         self
     }
 
@@ -62,6 +64,29 @@ impl Fake {
         }
         fs::write(self.library(), bytes).expect("the library can be written");
         self
+    }
+
+    /// From now on those functions fail or hang of which the script says so; or no more.
+    ///
+    /// # Panics
+    /// Where that cannot be written down.
+    pub fn tell(&self, now: bool) {
+        if now {
+            fs::write(self.beside(TOLD), "").expect("a file can be written");
+        } else {
+            fs::remove_file(self.beside(TOLD)).expect("it was told before");
+        }
+    }
+
+    /// The threads that have called the function, by name, one for each call. The script must say `note = 1`.
+    pub fn callers(&self, function: &str) -> Vec<String> {
+        let calls = fs::read_to_string(self.beside(CALLS)).unwrap_or_default();
+        let calls = calls.lines().filter_map(|line| line.split_once(' '));
+        calls.filter(|(called, _)| *called == function).map(|(_, thread)| thread.to_owned()).collect()
+    }
+
+    fn beside(&self, end: &str) -> PathBuf {
+        self.dir.path().join(format!("libcuda.so.1{end}"))
     }
 
     /// In the place of `libcuda.so.1`, and of `libnvidia-ml.so.1`.

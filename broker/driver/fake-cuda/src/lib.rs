@@ -16,12 +16,25 @@
 //! | `dirty` | 0 | 1: fresh memory is not zero |
 //! | `lists` | 1 | 0: NVML lists no processes |
 //! | `attribute.N` | 1 | |
-//! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on it answers CODE |
+//! | `cut` | 0 | 1: blocks of `cuMemAlloc` are pieces of larger ones |
+//! | `note` | 0 | 1: calls are noted, see [`Fake::callers`] |
+//! | `hang.FUNCTION` | 0 | 1: what has done its work does not return while [`Fake::tell`] says so |
+//! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on it answers CODE; `CODE@told`: while [`Fake::tell`] says so |
 //!
 //! It is enough for this project's drivers, and wrong in everything else.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("memfds and /proc are Linux's");
+
+/// What every function does first: the script may have another answer, or want it to return late.
+macro_rules! begin {
+    ($function:literal) => {
+        let _delay = $crate::script::script().delay($function);
+        if let Some(code) = $crate::script::script().failure($function) {
+            return code;
+        }
+    };
+}
 
 mod cuda;
 mod kit;
@@ -29,5 +42,6 @@ mod memory;
 mod nvml;
 mod script;
 mod sight;
+mod transfers;
 
 pub use kit::Fake;

@@ -117,6 +117,9 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     count: *mut c_uint,
     to: *mut Process,
 ) -> u32 {
+    if let Some(code) = script().failure("nvmlDeviceGetComputeRunningProcesses_v3") {
+        return code;
+    }
     let listed = script().number("lists", 1) != 0;
     let processes = if listed { sight::processes(device_of(device)) } else { Default::default() };
     let Some(room) = get(count.cast_const()) else { return INVALID_VALUE };

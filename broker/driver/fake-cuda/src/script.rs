@@ -4,11 +4,19 @@
 use std::{
     collections::HashMap,
     ffi::{CStr, OsStr, c_void},
-    fs,
+    fs::{self, File},
+    io::Write as _,
     os::unix::ffi::OsStrExt,
     path::PathBuf,
     sync::{Mutex, OnceLock, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
+
+/// Ends of the names of files beside the library: what it is told, that it is told to fail, and what it was asked.
+pub(crate) const TEXT: &str = ".script";
+pub(crate) const TOLD: &str = ".told";
+pub(crate) const CALLS: &str = ".calls";
 
 pub(crate) struct Script {
     values: HashMap<String, String>,
@@ -18,10 +26,7 @@ pub(crate) struct Script {
 pub(crate) fn script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| {
-        let text = own_path().and_then(|mut path| {
-            path.as_mut_os_string().push(".script");
-            fs::read_to_string(path).ok()
-        });
+        let text = beside(TEXT).and_then(|path| fs::read_to_string(path).ok());
         let text = text.unwrap_or_default();
         let lines = text.lines().filter_map(|line| line.split_once('='));
         let values = lines.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect();
@@ -46,14 +51,66 @@ impl Script {
         self.number(key, default_mib) << 20
     }
 
-    /// Counts a call of the function; the code that it must fail with.
+    /// What the function must fail with at this call, its first or a later one.
     pub(crate) fn failure(&self, function: &'static str) -> Option<u32> {
+        self.note(function);
         let (code, from) = self.values.get(&format!("fail.{function}"))?.split_once('@')?;
+        let fails = if from.trim() == "told" {
+            is_told()
+        } else {
+            self.number_of_call(function) >= from.trim().parse().ok()?
+        };
+        if fails { code.trim().parse().ok() } else { None }
+    }
+
+    /// Whether the function returns late.
+    pub(crate) fn delay(&self, function: &'static str) -> Delay {
+        Delay(self.says(&format!("hang.{function}")) && is_told())
+    }
+
+    fn number_of_call(&self, function: &'static str) -> u64 {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let number = calls.entry(function).or_default();
         *number += 1;
-        if *number >= from.trim().parse().ok()? { code.trim().parse().ok() } else { None }
+        *number
     }
+
+    /// Who calls what, if that is wanted: one write a line, so that lines of several threads stay whole.
+    fn note(&self, function: &str) {
+        if !self.says("note") {
+            return;
+        }
+        let thread = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+        let calls = beside(CALLS).and_then(|path| File::options().append(true).create(true).open(path).ok());
+        if let Some(mut calls) = calls {
+            // A test that looks for a line will not find it.
+            let _ = calls.write_all(format!("{function} {}\n", thread.trim()).as_bytes());
+        }
+    }
+}
+
+/// Once the function has done its work it does not return until it is told to, or nobody tells anybody for a long time.
+pub(crate) struct Delay(bool);
+
+impl Drop for Delay {
+    fn drop(&mut self) {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let end = Instant::now() + PATIENCE;
+        while self.0 && is_told() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn is_told() -> bool {
+    beside(TOLD).is_some_and(|told| told.exists())
+}
+
+fn beside(end: &str) -> Option<PathBuf> {
+    own_path().map(|mut path| {
+        path.as_mut_os_string().push(end);
+        path
+    })
 }
 
 fn own_path() -> Option<PathBuf> {

@@ -42,7 +42,7 @@ pub(super) struct Device {
 /// Who has what, by NVML's list of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Crowd {
-    /// This process, if it is listed.
+    /// This process, if it is listed now: of an earlier look it is of other books.
     own: Option<Bytes>,
     /// What contexts take: of clients, and of all others.
     clients: Bytes,
@@ -154,13 +154,14 @@ impl Device {
 
     /// Looks around. The accounts are handed on as they were at that moment.
     pub(super) fn sight(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Sight), CudaError> {
-        let before = self.accounts().live();
+        let before = self.accounts().state();
         // Listing takes its time, and nobody should wait for it who makes extents.
         let crowd = self.crowd(clients);
         let accounts = self.accounts();
         let mut overhead = self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = crowd.own.filter(|_| accounts.live() == before) {
-            *overhead = own.saturating_sub(before).saturating_sub(accounts.held_here());
+        // What the list says of this process is compared with the books that it is of, and with no others.
+        if let Some(own) = crowd.own.filter(|_| before.is_some() && accounts.state() == before) {
+            *overhead = own.saturating_sub(accounts.live()).saturating_sub(accounts.held_here());
         }
         let explained = sum([*overhead, crowd.clients, crowd.strangers].into_iter());
         let sight = Sight {
@@ -176,7 +177,7 @@ impl Device {
         // A list without this process, which has a context, is one of another pid namespace, or none at all. One that fails
         // once must not make the contexts of clients look like memory that comes and goes.
         let mut latest = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(own) = own(&processes) else { return *latest };
+        let Some(own) = own(&processes) else { return Crowd { own: None, ..*latest } };
         let mut crowd = Crowd { own: Some(own), ..Crowd::default() };
         for (pid, used) in processes.into_iter().filter(|(pid, _)| *pid != process::id()) {
             // What a process has beyond a context is memory of its own.

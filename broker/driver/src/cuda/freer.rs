@@ -1,53 +1,82 @@
-//! Frees fixed extents. `cuMemFree` waits for every kernel and copy of the process, so this thread serves nobody else.
+//! Frees fixed extents, and gives up what was begun and not made after all. `cuMemFree` waits for every kernel and copy
+//! of the process, so this thread serves nobody else.
+//!
+//! What was not made is given up like what is released, awaited until the device's figure shows it back: else bytes
+//! that go away a moment later would look like the return of somebody's extent. Only that nobody is told.
 
 use std::{
+    fmt,
     sync::{Arc, mpsc::Receiver},
     thread,
 };
 
-use vramd_types::ExtentId;
+use vramd_types::{Bytes, ExtentId};
 
 use super::{
+    api::{Block, Physical},
     device::Device,
     looker::{NAP, linger, retire},
     memory::{Memory, Trace},
-    state::State,
+    state::{Extent, State},
 };
 use crate::Completion;
 
 #[derive(Debug)]
-pub(super) struct Free {
-    pub(super) extent: ExtentId,
-    pub(super) memory: Arc<Memory>,
+pub(super) enum Free {
+    /// A fixed extent that was released, which is answered.
+    Released { extent: ExtentId, memory: Arc<Memory> },
+    /// Of an extent that was not made, which has been answered.
+    Unmade { extent: ExtentId, size: Bytes, device: Arc<Device>, piece: Box<dyn Piece> },
 }
+
+/// Whatever gives up the device's memory when it is dropped.
+pub(super) trait Piece: fmt::Debug + Send {}
+
+impl Piece for Block {}
+impl Piece for Physical {}
+impl Piece for Memory {}
 
 /// Until nobody can send any more.
 pub(super) fn run(state: &State, frees: &Receiver<Free>) {
-    for Free { extent, memory } in frees {
-        let device = Arc::clone(memory.device());
-        let returned = free(&device, extent, memory);
-        let mut extents = state.extents();
-        if returned {
-            extents.remove(&extent);
+    for free in frees {
+        match free {
+            Free::Released { extent, memory } => {
+                let memory = sole(memory);
+                let (device, size) = (Arc::clone(memory.device()), memory.size());
+                let returned = give_up(&device, extent, size, memory);
+                if returned {
+                    state.extents().remove(&extent);
+                }
+                state.tell(Completion::Released { extent, returned });
+            }
+            Free::Unmade { extent, size, device, piece } => {
+                let mut extents = state.extents();
+                extents.insert(extent, Extent::Unmade);
+                drop(extents);
+                if give_up(&device, extent, size, piece) {
+                    state.extents().remove(&extent);
+                }
+            }
         }
-        drop(extents);
-        state.tell(Completion::Released { extent, returned });
     }
 }
 
-fn free(device: &Device, extent: ExtentId, mut memory: Arc<Memory>) -> bool {
-    let size = memory.size();
-    // A digest of it may be under way. It ends, and then the block is freed here and nowhere else.
-    let memory = loop {
+/// A digest of it may be under way. It ends, and then the block is freed here and nowhere else.
+fn sole(mut memory: Arc<Memory>) -> Memory {
+    loop {
         match Arc::try_unwrap(memory) {
-            Ok(memory) => break memory,
+            Ok(memory) => return memory,
             Err(shared) => memory = shared,
         }
         thread::sleep(NAP);
-    };
+    }
+}
+
+/// Whether it is seen to be back.
+fn give_up<P>(device: &Device, extent: ExtentId, size: Bytes, piece: P) -> bool {
     device.accounts().begin_release();
     let before = retire(device, extent, size, Trace::default());
-    drop(memory);
+    drop(piece);
     let returned = before.is_ok_and(|before| {
         linger(device, before.saturating_add(size), vec![(extent, size)]).contains(&extent)
     });

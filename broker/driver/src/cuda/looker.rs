@@ -22,7 +22,7 @@ use super::{
     device::Device,
     freer::Free,
     memory::{Memory, Trace},
-    state::{State, hand},
+    state::{Extent, State, hand},
 };
 use crate::{Completion, ExtentKind};
 
@@ -57,7 +57,9 @@ pub(super) fn run(state: &State, looks: &Receiver<Look>, frees: &Sender<Free>) {
             match state.retire(extent) {
                 // Nobody holds what is not there.
                 None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
-                Some(memory) if memory.kind() == ExtentKind::Fixed => hand(frees, Free { extent, memory }),
+                Some(memory) if memory.kind() == ExtentKind::Fixed => {
+                    hand(frees, Free::Released { extent, memory })
+                }
                 Some(memory) => {
                     let at = state.devices.iter().position(|device| Arc::ptr_eq(device, memory.device()));
                     releases[at.expect("memory is of one of our devices")].push(Release::of(extent, memory));
@@ -79,7 +81,7 @@ pub(super) fn run(state: &State, looks: &Receiver<Look>, frees: &Sender<Free>) {
 }
 
 fn is_awaited(state: &State, extent: ExtentId) -> bool {
-    state.extents().contains_key(&extent)
+    state.extents().get(&extent).is_some_and(|it| !matches!(it, Extent::Unmade))
 }
 
 struct Release {
@@ -216,12 +218,11 @@ fn survey(state: &State, index: DeviceIndex, clients: &[u32]) {
     let unbrokered = accounts.outsiders().saturating_add(sight.strangers);
     drop(accounts);
     let mut extents = state.extents();
-    for extent in &returned {
-        extents.remove(extent);
-    }
+    let released = returned.into_iter().filter(|it| matches!(extents.remove(it), Some(Extent::Awaited)));
+    let released: Vec<ExtentId> = released.collect();
     drop(extents);
     // Before the answer, which tells of it.
-    for extent in returned {
+    for extent in released {
         state.tell(Completion::Returned { extent });
     }
     state.tell(Completion::Surveyed { device: index, unbrokered, contexts: sight.contexts });

@@ -1,19 +1,24 @@
 //! Makes extents, a thread for each device.
 //!
 //! A batch of a thousand is a thousand times `cuMemCreate` and one export, and nothing else: no mapping, no look at
-//! anything, unless memory must be zeroed because the driver is not known to.
+//! anything, unless memory must be zeroed because the driver is not known to. What fails half-way is given up by
+//! another thread: `cuMemFree` would wait for kernels and copies, and clients would wait for it.
 
-use std::sync::{Arc, mpsc::Receiver};
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, Sender},
+};
 
 use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use super::{
-    api::{Block, Stream},
+    api::{Block, CudaError, Stream},
     device::Device,
+    freer::{Free, Piece},
     memory::Memory,
-    state::{Extent, State},
+    state::{Extent, State, hand},
 };
-use crate::{Completion, DriverError, ExtentKind, Handle};
+use crate::{Completion, DriverError, ExtentKind, Handle, batch};
 
 /// An extent to make.
 #[derive(Debug)]
@@ -32,16 +37,30 @@ pub(super) struct Maker {
     pub(super) zeroing: Option<Stream>,
 }
 
+/// Why an extent was not made, and what there is of it that must be given up.
+#[derive(Debug)]
+struct Unmade {
+    error: DriverError,
+    piece: Option<Box<dyn Piece>>,
+}
+
+impl From<CudaError> for Unmade {
+    fn from(error: CudaError) -> Self {
+        Self { error: error.into(), piece: None }
+    }
+}
+
 impl Maker {
     /// Until nobody can send any more.
-    pub(super) fn run(&self, state: &State, makes: &Receiver<Make>) {
-        for make in makes {
-            let result = self.make(state, &make);
-            state.tell(Completion::Created { extent: make.extent, result });
-        }
+    pub(super) fn run(&self, state: &State, makes: &Receiver<Make>, frees: &Sender<Free>) {
+        let make = |make: Make| {
+            let result = self.make(state, &make, frees);
+            Some(Completion::Created { extent: make.extent, result })
+        };
+        batch::run(makes, make, |completion| state.tell(completion));
     }
 
-    fn make(&self, state: &State, make: &Make) -> Result<Handle, DriverError> {
+    fn make(&self, state: &State, make: &Make, frees: &Sender<Free>) -> Result<Handle, DriverError> {
         let Make { extent, size, kind } = *make;
         self.check(size, kind)?;
         let claimed = {
@@ -60,15 +79,18 @@ impl Maker {
             ExtentKind::Fixed => self.fixed(size),
         };
         let made = made.and_then(|memory| self.zeroed(Arc::new(memory)));
-        let mut extents = state.extents();
         match made {
             Ok(memory) => {
                 let handle = memory.handle();
-                extents.insert(extent, Extent::Live(memory));
+                state.extents().insert(extent, Extent::Live(memory));
                 Ok(handle)
             }
-            Err(error) => {
-                extents.remove(&extent);
+            Err(Unmade { error, piece: None }) => {
+                state.extents().remove(&extent);
+                Err(error)
+            }
+            Err(Unmade { error, piece: Some(piece) }) => {
+                hand(frees, Free::Unmade { extent, size, device: Arc::clone(&self.device), piece });
                 Err(error)
             }
         }
@@ -85,7 +107,7 @@ impl Maker {
         if size > self.device.info().total { Err(DriverError::OutOfMemory) } else { Ok(()) }
     }
 
-    fn movable(&self, size: Bytes) -> Result<Memory, DriverError> {
+    fn movable(&self, size: Bytes) -> Result<Memory, Unmade> {
         let physical = {
             let mut accounts = self.device.accounts();
             let physical = self.device.physical(size)?;
@@ -94,37 +116,48 @@ impl Maker {
         };
         match physical.export() {
             Ok(fd) => Ok(Memory::movable(Arc::clone(&self.device), size, physical, fd)),
-            Err(error) => {
-                drop(physical);
-                self.device.accounts().withdraw(size);
-                Err(error.into())
-            }
+            Err(error) => Err(Unmade { error: error.into(), piece: Some(Box::new(physical)) }),
         }
     }
 
-    fn fixed(&self, size: Bytes) -> Result<Memory, DriverError> {
+    fn fixed(&self, size: Bytes) -> Result<Memory, Unmade> {
         let block = {
             let mut accounts = self.device.accounts();
             let block = Block::allocate(self.device.context(), size)?;
             accounts.enter(size);
             block
         };
-        let made = Memory::fixed(Arc::clone(&self.device), size, block);
-        if made.is_err() {
-            self.device.accounts().withdraw(size);
+        match shared(&block, size) {
+            Ok(handle) => Ok(Memory::fixed(Arc::clone(&self.device), size, block, handle)),
+            Err(error) => Err(Unmade { error, piece: Some(Box::new(block)) }),
         }
-        made
     }
 
-    fn zeroed(&self, memory: Arc<Memory>) -> Result<Arc<Memory>, DriverError> {
+    fn zeroed(&self, memory: Arc<Memory>) -> Result<Arc<Memory>, Unmade> {
         let Some(stream) = &self.zeroing else { return Ok(memory) };
         let size = memory.size();
         let filled = memory.address().and_then(|at| stream.fill(Arc::clone(&memory), at, 0, size)?.end());
-        if let Err(error) = filled {
-            drop(memory);
-            self.device.accounts().withdraw(size);
-            return Err(error.into());
+        let Err(error) = filled else { return Ok(memory) };
+        let error = error.into();
+        match Arc::try_unwrap(memory) {
+            Ok(memory) => Err(Unmade { error, piece: Some(Box::new(memory)) }),
+            Err(kept) => {
+                // Its end can't be seen, so the transfer keeps it for ever: that is nobody's extent.
+                drop(kept);
+                self.device.accounts().withdraw(size);
+                Err(Unmade { error, piece: None })
+            }
         }
-        Ok(memory)
+    }
+}
+
+/// The legacy handle, if it names the block and nothing else.
+fn shared(block: &Block, size: Bytes) -> Result<[u8; 64], DriverError> {
+    let shared = block.share(size)?;
+    if shared.whole {
+        Ok(shared.handle)
+    } else {
+        let problem = "cuMemAlloc cut the block from a larger piece, which its handle would open".to_owned();
+        Err(DriverError::Failed(problem))
     }
 }

@@ -11,7 +11,7 @@ use super::{
     api::{Access, Block, CudaError, Mapping, Physical},
     device::Device,
 };
-use crate::{DriverError, ExtentKind, Handle};
+use crate::{ExtentKind, Handle};
 
 /// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
 #[derive(Debug)]
@@ -44,14 +44,8 @@ impl Memory {
         Self { size, backing: Backing::Movable { mapping, mapper, physical, fd: Arc::new(fd) }, device }
     }
 
-    pub(super) fn fixed(device: Arc<Device>, size: Bytes, block: Block) -> Result<Self, DriverError> {
-        let shared = block.share(size)?;
-        if !shared.whole {
-            let problem =
-                "cuMemAlloc cut the block from a larger piece, which its handle would open".to_owned();
-            return Err(DriverError::Failed(problem));
-        }
-        Ok(Self { size, backing: Backing::Fixed { block, handle: shared.handle }, device })
+    pub(super) fn fixed(device: Arc<Device>, size: Bytes, block: Block, handle: [u8; 64]) -> Self {
+        Self { size, backing: Backing::Fixed { block, handle }, device }
     }
 
     pub(super) fn device(&self) -> &Arc<Device> {

@@ -8,9 +8,11 @@
 //!            ┌──────────────────── submit ───────────────────┐
 //!       cuda-maker (a device each)   cuda-looker        cuda-digest ×2
 //!       create, export        release, survey, is the     copy out, hash
-//!            │                context sound   │ fixed        │
-//!            │                       │        └─► cuda-freer │
-//!            └──────────► sink ◄─────┴──────────────┴────────┘
+//!            │     │          context sound   │              │
+//!            │     │ not made          │      │ fixed        │
+//!            │     └────► cuda-freer ◄─┼──────┘              │
+//!            │                │        │                     │
+//!            └──────────► sink ◄───────┴─────────────────────┘
 //! ```
 //!
 //! The driver has no way to revoke: memory lives while any process maps it or holds its descriptor, and the card's own
@@ -150,8 +152,8 @@ fn start(
     for maker in makers {
         let (order, orders) = channel();
         makes.push(order);
-        let own = Arc::clone(&state);
-        threads.start("cuda-maker", Box::new(move || maker.run(&own, &orders)))?;
+        let (own, frees) = (Arc::clone(&state), frees.clone());
+        threads.start("cuda-maker", Box::new(move || maker.run(&own, &orders, &frees)))?;
     }
     let own = Arc::clone(&state);
     threads.start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &frees)))?;

@@ -30,6 +30,8 @@ pub(super) enum Extent {
     Live(Arc<Memory>),
     /// Released, and not seen to be back.
     Awaited,
+    /// Not made after all, and not seen to be back. Nobody waits for that.
+    Unmade,
 }
 
 impl State {
@@ -55,7 +57,7 @@ impl State {
         let entry = extents.get_mut(&extent).filter(|entry| matches!(entry, Extent::Live(_)))?;
         match std::mem::replace(entry, Extent::Awaited) {
             Extent::Live(memory) => Some(memory),
-            Extent::Making | Extent::Awaited => None,
+            Extent::Making | Extent::Awaited | Extent::Unmade => None,
         }
     }
 

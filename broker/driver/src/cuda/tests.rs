@@ -1,6 +1,11 @@
 //! Over a driver library of our own: what a real card may not be set to for a test.
 
+mod harm;
+mod surveys;
+mod unmade;
+
 use std::{
+    process::{Child, Command},
     sync::mpsc::{Receiver, channel},
     time::Duration,
 };
@@ -9,6 +14,7 @@ use fake_cuda::Fake;
 use vramd_types::{Bytes, ExtentId};
 
 use super::*;
+use crate::Handle;
 
 const FIRST: DeviceIndex = DeviceIndex(0);
 
@@ -39,6 +45,27 @@ fn create(raw: u64, kind: ExtentKind) -> Submission {
 
 fn next(completions: &Receiver<Completion>) -> Completion {
     completions.recv_timeout(Duration::from_secs(20)).unwrap()
+}
+
+/// Another process, which holds the descriptors of two extents and nothing else.
+struct Holder(Child);
+
+impl Holder {
+    fn of(handles: [&Handle; 2]) -> Self {
+        let [input, output] = handles.map(|handle| handle.fd().unwrap().try_clone_to_owned().unwrap());
+        Self(Command::new("sleep").arg("600").stdin(input).stdout(output).spawn().unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }
 
 #[test]

@@ -69,5 +69,5 @@ fn retry(state: &State, make: &Make) {
         Refusal::Tight => DriverError::OutOfMemory,
         Refusal::Final(error) => error,
     });
-    make.answer(state, result);
+    state.tell(make.completion(result));
 }

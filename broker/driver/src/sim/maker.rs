@@ -13,7 +13,7 @@ use super::{
     memory::Memory,
     state::{State, hand},
 };
-use crate::{Completion, DriverError, Handle};
+use crate::{Completion, DriverError, Handle, batch};
 
 /// An extent to make, or to fail to make.
 #[derive(Debug)]
@@ -27,13 +27,15 @@ pub(super) struct Make {
 /// Until nobody can send any more. What finds no room because of memory that others held when last looked at is
 /// passed on, to be tried again after another look.
 pub(super) fn run(state: &State, makes: &Receiver<Make>, looks: &Sender<Look>) {
-    for make in makes {
-        match make.attempt(state) {
-            Err(Refusal::Tight) => hand(looks, Look::Make(make)),
-            Err(Refusal::Final(error)) => make.answer(state, Err(error)),
-            Ok(handle) => make.answer(state, Ok(handle)),
+    let make = |make: Make| match make.attempt(state) {
+        Err(Refusal::Tight) => {
+            hand(looks, Look::Make(make));
+            None
         }
-    }
+        Err(Refusal::Final(error)) => Some(make.completion(Err(error))),
+        Ok(handle) => Some(make.completion(Ok(handle))),
+    };
+    batch::run(makes, make, |completion| state.tell(completion));
 }
 
 impl Make {
@@ -54,7 +56,7 @@ impl Make {
         Ok(handle)
     }
 
-    pub(super) fn answer(&self, state: &State, result: Result<Handle, DriverError>) {
-        state.tell(Completion::Created { extent: self.extent, result });
+    pub(super) fn completion(&self, result: Result<Handle, DriverError>) -> Completion {
+        Completion::Created { extent: self.extent, result }
     }
 }

@@ -1,4 +1,4 @@
-//! Another process: this test binary again, told over a socket what to import, map, read and write.
+//! Another process: this program again, told over a socket what to import, map, read and write.
 
 mod child;
 mod wire;
@@ -31,9 +31,16 @@ pub(crate) fn wait_for_starts() {
 /// What the started process runs. In the process that runs the tests it has nothing to do.
 #[test]
 fn process() {
-    if env::var_os(ROLE).is_some() {
+    serves();
+}
+
+/// Whether this is the started process, which has then done all that it had to do.
+pub(crate) fn serves() -> bool {
+    let started = env::var_os(ROLE).is_some();
+    if started {
         child::serve();
     }
+    started
 }
 
 #[derive(Debug)]

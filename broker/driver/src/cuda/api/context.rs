@@ -116,7 +116,8 @@ impl Context {
     /// Whether it is still of use. A context that is not answers every question with the error that ended it.
     pub(crate) fn is_sound(&self) -> Result<(), CudaError> {
         let _entered = self.enter()?;
-        // SAFETY: A foreign call. The null pointer names the default stream, on which nothing of ours ever runs.
+        // SAFETY: A foreign call. The null pointer names the default stream, where nothing of ours runs but short copies
+        // that are waited for.
         let code = unsafe { (self.api.functions.cuStreamQuery)(ptr::null_mut()) };
         match self.api.check("cuStreamQuery", code) {
             Err(error) if !error.is_not_ready() => Err(error),

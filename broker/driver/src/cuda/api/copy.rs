@@ -1,6 +1,8 @@
 //! Bytes in motion: pinned buffers, streams, and transfers whose end is polled for.
 //!
-//! No call here waits for a device. A thread that needs an end looks for it and sleeps in between.
+//! Nothing that runs on a stream is waited for inside a call: a thread that needs an end looks for it and sleeps in
+//! between. Two kinds of calls do wait: the copies of a few bytes at the end of this file, until they have been done,
+//! and the freeing of pinned memory.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which reads and writes by address")]
 
 use std::{
@@ -134,6 +136,21 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// Sleeps until all that was begun on it has ended. In the context that is current, which is the stream's.
+    fn wait(&self) -> Result<(), CudaError> {
+        let api = self.context.api();
+        loop {
+            // SAFETY: A foreign call on a stream that is alive.
+            let code = unsafe { (api.functions.cuStreamQuery)(self.raw) };
+            match api.check("cuStreamQuery", code) {
+                Err(error) if error.is_not_ready() => thread::sleep(NAP),
+                ended => return ended,
+            }
+        }
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter() else { return };
@@ -154,12 +171,11 @@ pub(crate) struct Transfer<K> {
 impl<K> Transfer<K> {
     fn begun(event: Event, on: &Stream, kept: K) -> Result<Self, CudaError> {
         if let Err(error) = event.record(on) {
-            // Work whose end can't be seen may go on for ever, so what it uses is never given up. Where the context has
-            // ended nothing goes on, and whoever waits for the last holder must not wait for ever.
-            if error.ends_context() {
-                drop(kept);
-            } else {
-                mem::forget(kept);
+            // No event will tell, so the whole stream must. Where the context has ended nothing goes on. Only where even
+            // that can't be known, what the work uses is never given up.
+            match on.wait() {
+                Err(unknown) if !error.ends_context() && !unknown.ends_context() => mem::forget(kept),
+                _ => drop(kept),
             }
             return Err(error);
         }

@@ -13,7 +13,9 @@
 //! copy        pinned buffers, streams, events
 //! ```
 //!
-//! Nothing here synchronises a device or a context. All `unsafe` of the driver is in this folder.
+//! Nothing here calls a function that synchronises a device or a context. `cuMemFree` waits for the process's work by
+//! itself, so blocks are dropped by a thread of their own (`freer`); `cuMemcpy` waits for its own copy. All `unsafe` of
+//! the driver is in this folder.
 
 mod block;
 mod context;

@@ -1,0 +1,38 @@
+//! What is counted along the way, so that nobody has to look at everything, says what looking would.
+
+use vramd_types::{AllocationId, Bytes, SessionId};
+
+use super::{SUMS, Violation, expect_equal, scope::Scope};
+use crate::{
+    broker::Broker,
+    residency::{Allocation, MapState, mappers_of},
+    tenancy::Session,
+};
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    for (id, session) in scope.sessions(broker) {
+        let mapped = sum_over(broker, session, |allocation| mapped_of(allocation, id));
+        expect_equal(found, SUMS, || format!("bytes mapped by {id}"), &session.mapped, &mapped);
+        let queued: usize = maps_of(broker, session).map(|allocation| queued_of(allocation, id)).sum();
+        expect_equal(found, SUMS, || format!("parts queued for {id}"), &session.queue.len(), &queued);
+    }
+}
+
+fn maps_of<'a>(broker: &'a Broker, session: &'a Session) -> impl Iterator<Item = &'a Allocation> {
+    session.maps.keys().filter_map(|id: &AllocationId| broker.allocations.get(*id))
+}
+
+fn sum_over(broker: &Broker, session: &Session, of: impl Fn(&Allocation) -> Bytes) -> Bytes {
+    maps_of(broker, session).fold(Bytes::ZERO, |sum, allocation| sum.saturating_add(of(allocation)))
+}
+
+fn mapped_of(allocation: &Allocation, session: SessionId) -> Bytes {
+    let maps =
+        |index: &_| allocation.part(*index).is_some_and(|part| mappers_of(part).any(|of| of == session));
+    let sizes = allocation.indices().filter(maps).map(|index| allocation.size_of(index));
+    sizes.fold(Bytes::ZERO, Bytes::saturating_add)
+}
+
+fn queued_of(allocation: &Allocation, session: SessionId) -> usize {
+    allocation.parts.iter().filter(|part| part.map_state(session) == Some(MapState::Queued)).count()
+}

@@ -1,0 +1,69 @@
+//! What looks conclude where the figures are not what they should be.
+
+use super::*;
+
+/// Makes an extent of so many MiB.
+fn made(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64, mib: u32) -> Handle {
+    let (extent, size) = (ExtentId::from_raw(raw), Bytes::mib(mib));
+    driver.submit(Submission::Create { extent, device: FIRST, size, kind: ExtentKind::Movable });
+    let Completion::Created { result: Ok(handle), .. } = next(completions) else { panic!("it is made") };
+    handle
+}
+
+fn release(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64) {
+    driver.submit(Submission::Release { extent: ExtentId::from_raw(raw) });
+    assert!(matches!(next(completions), Completion::Released { .. }));
+}
+
+/// Unbrokered memory and contexts, and what came back before the answer.
+fn survey(
+    driver: &CudaDriver,
+    completions: &Receiver<Completion>,
+    client: u32,
+) -> (Bytes, u32, Vec<ExtentId>) {
+    driver.submit(Submission::Survey { device: FIRST, clients: vec![client] });
+    let mut returned = Vec::new();
+    loop {
+        match next(completions) {
+            Completion::Surveyed { unbrokered, contexts, .. } => return (unbrokered, contexts, returned),
+            Completion::Returned { extent } => returned.push(extent),
+            other => panic!("not of a survey: {other:?}"),
+        }
+    }
+}
+
+/// The list then says what it said before, but for this process, whose own extents have become others since.
+#[test]
+fn a_list_of_processes_that_fails_once_changes_nothing() {
+    const CONTEXT: u64 = 1;
+    const HELD: u64 = 2;
+    let fake = Fake::new().says("fail.nvmlDeviceGetComputeRunningProcesses_v3 = 999@told");
+    let fake = fake.says("context_mib = 24");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    // Another process has two pieces of the device: one is as large as a context and stands for its own, and one is an
+    // extent whose return is awaited.
+    let (context, held) = (made(&driver, &completions, CONTEXT, 24), made(&driver, &completions, HELD, 2));
+    let client = Holder::of([&context, &held]);
+    drop((context, held));
+    let others: Vec<Handle> = (3..11).map(|raw| made(&driver, &completions, raw, 2)).collect();
+    release(&driver, &completions, CONTEXT);
+    release(&driver, &completions, HELD);
+    let explained = (0..100).any(|_| {
+        let (.., returned) = survey(&driver, &completions, client.pid());
+        assert!(!returned.contains(&ExtentId::from_raw(HELD)), "the client has it");
+        returned == [ExtentId::from_raw(CONTEXT)]
+    });
+    assert!(explained, "it is the client's context now");
+    let before = (Bytes::ZERO, 1, Vec::new());
+    assert_eq!(survey(&driver, &completions, client.pid()), before);
+    drop(others);
+    (3..11).for_each(|raw| release(&driver, &completions, raw));
+
+    fake.tell(true);
+    for _ in 0..3 {
+        assert_eq!(survey(&driver, &completions, client.pid()), before, "the list fails");
+    }
+    fake.tell(false);
+    assert_eq!(survey(&driver, &completions, client.pid()), before, "and does no more");
+}

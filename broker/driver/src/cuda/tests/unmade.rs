@@ -1,0 +1,83 @@
+//! What was begun and not made after all: by whom it is given up, and what is concluded meanwhile.
+
+use super::*;
+
+/// Two fixed extents that can't be made, with a movable one between them, while `cuMemFree` does not return: the
+/// maker answers all the same.
+fn are_freed_apart(fake: Fake, problem: &str) {
+    let fake = fake.says("note = 1").says("hang.cuMemFree_v2 = 1");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    fake.tell(true);
+    driver.submit(create(1, ExtentKind::Fixed));
+    driver.submit(create(2, ExtentKind::Movable));
+    driver.submit(create(3, ExtentKind::Fixed));
+    for raw in 1..=3 {
+        let Completion::Created { extent, result } = next(&completions) else { panic!("only creations") };
+        assert_eq!(extent, ExtentId::from_raw(raw), "a device has one maker");
+        match result {
+            Ok(handle) => assert!(handle.fd().is_some(), "only the movable one is made"),
+            Err(error) => assert!(error.to_string().contains(problem), "{error}"),
+        }
+    }
+    fake.tell(false);
+    drop(driver);
+    let freed = fake.callers("cuMemFree_v2");
+    assert_eq!(freed.iter().filter(|by| *by == "cuda-freer").count(), 2, "{freed:?}");
+    assert!(!freed.contains(&"cuda-maker".to_owned()), "{freed:?}");
+}
+
+#[test]
+fn a_block_that_is_part_of_a_larger_one_is_refused_and_freed_apart() {
+    are_freed_apart(Fake::new().says("cut = 1"), "cut the block from a larger piece");
+}
+
+#[test]
+fn a_block_without_a_handle_is_freed_apart() {
+    are_freed_apart(Fake::new().says("fail.cuIpcGetMemHandle = 801@told"), "cuIpcGetMemHandle");
+}
+
+#[test]
+fn a_block_that_cannot_be_zeroed_is_freed_apart() {
+    let fake = Fake::new().says("fail.cuMemsetD8Async = 54321@told");
+    std::fs::write(fake.params(), "RegistryDwords: \"RMDisableScrubOnFree=1\"\n").unwrap();
+    are_freed_apart(fake, "cuMemsetD8Async");
+}
+
+/// While one that was not made is being given up, its bytes go away. That is nobody's return.
+#[test]
+fn what_was_not_made_is_not_taken_for_another_s_return() {
+    let fake = Fake::new().says("lists = 0").says("context_mib = 32").says("hang.cuMemRelease = 1");
+    let fake = fake.says("fail.cuMemExportToShareableHandle = 304@told");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    driver.submit(create(1, ExtentKind::Movable));
+    let Completion::Created { result: Ok(handle), .. } = next(&completions) else { panic!("it is made") };
+    let holder = Holder::of([&handle, &handle]);
+    drop(handle);
+    driver.submit(Submission::Release { extent: ExtentId::from_raw(1) });
+    assert!(matches!(next(&completions), Completion::Released { returned: false, .. }), "it is held");
+    let survey = || driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
+    survey();
+    assert!(matches!(next(&completions), Completion::Surveyed { .. }));
+
+    fake.tell(true);
+    driver.submit(create(2, ExtentKind::Movable));
+    let mut unanswered = 20;
+    (0..unanswered).for_each(|_| survey());
+    while unanswered > 0 {
+        match next(&completions) {
+            Completion::Surveyed { .. } => unanswered -= 1,
+            Completion::Created { result: Err(_), .. } => {}
+            other => panic!("nothing has come back: {other:?}"),
+        }
+    }
+    fake.tell(false);
+    drop(holder);
+    let returned = (0..100).any(|_| {
+        survey();
+        std::thread::sleep(Duration::from_millis(20));
+        matches!(next(&completions), Completion::Returned { .. })
+    });
+    assert!(returned, "now it has");
+}

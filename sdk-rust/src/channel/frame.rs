@@ -1,0 +1,80 @@
+//! From the bytes of a packet to a frame of the daemon: the one place where this side believes what it reads.
+//!
+//! A frame that breaks the protocol's limits, or brings memory without saying of what, ends the channel. The worker
+//! could only guess which descriptor belongs to which part, and a wrong guess maps one allocation as another.
+
+use prost::Message as _;
+use vramd_proto::{
+    channel::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
+    v1::{DaemonFrame, daemon_frame::Frame},
+};
+
+/// Reads one packet, or says why it is no frame.
+pub fn decode(packet: &[u8]) -> Result<Frame, String> {
+    let frame = DaemonFrame::decode(packet).map_err(|error| format!("not a frame: {error}"))?;
+    let frame = frame.frame.ok_or("an empty frame, or one of a kind that this build does not know")?;
+    match &frame {
+        Frame::Map(map) => {
+            bounded(map.parts.len(), FDS_PER_PACKET_MAX)?;
+            if map.parts.iter().any(|part| part.part.is_none()) {
+                return Err("a part to map without its reference".to_owned());
+            }
+        }
+        Frame::Revoke(revoke) => bounded(revoke.parts.len(), PARTS_PER_FRAME_MAX)?,
+        Frame::Welcome(_) | Frame::Refused(_) | Frame::Drain(_) => {}
+    }
+    Ok(frame)
+}
+
+fn bounded(parts: usize, parts_max: usize) -> Result<(), String> {
+    match parts {
+        0 => Err("a frame that names no part".to_owned()),
+        parts if parts <= parts_max => Ok(()),
+        parts => Err(format!("{parts} parts in one frame, at most {parts_max}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramd_proto::v1::{Drain, Map, MapPart, PartRef, Revoke};
+
+    use super::*;
+
+    fn packet(frame: Frame) -> Vec<u8> {
+        DaemonFrame { frame: Some(frame) }.encode_to_vec()
+    }
+
+    fn map(parts: usize) -> Vec<u8> {
+        let part = MapPart { part: Some(PartRef::default()), ..MapPart::default() };
+        packet(Frame::Map(Map { parts: vec![part; parts] }))
+    }
+
+    fn revoke(parts: usize) -> Vec<u8> {
+        packet(Frame::Revoke(Revoke { parts: vec![PartRef::default(); parts], reason: 0 }))
+    }
+
+    #[test]
+    fn the_largest_frames_are_read() {
+        assert!(matches!(decode(&map(128)), Ok(Frame::Map(map)) if map.parts.len() == 128));
+        assert!(matches!(decode(&revoke(1024)), Ok(Frame::Revoke(revoke)) if revoke.parts.len() == 1024));
+        let drain = Frame::Drain(Drain { draining: true });
+        assert_eq!(decode(&packet(drain.clone())), Ok(drain));
+    }
+
+    #[test]
+    fn what_breaks_the_protocol_is_told_apart() {
+        let nameless = packet(Frame::Map(Map { parts: vec![MapPart::default()] }));
+        for (packet, problem) in [
+            (&b""[..], "empty frame"),
+            (b"\xff\xff\xff", "not a frame"),
+            (&map(0), "names no part"),
+            (&map(129), "129 parts"),
+            (&revoke(0), "names no part"),
+            (&revoke(1025), "1025 parts"),
+            (&nameless, "without its reference"),
+        ] {
+            let error = decode(packet).expect_err(problem);
+            assert!(error.contains(problem), "{error} / {problem}");
+        }
+    }
+}

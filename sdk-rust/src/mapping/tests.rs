@@ -1,0 +1,72 @@
+//! Copies and revokes that meet.
+
+use std::{
+    sync::{Arc, mpsc::channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use vramd_proto::v1::{Access, PartRef, Revoke, RevokeReason, client_frame, daemon_frame::Frame};
+use vramd_types::AllocationId;
+
+use super::{Mode, Table};
+use crate::{
+    channel::fake::{Fake, PATIENCE, memory, part, part_ref, soon},
+    error::{Error, Result},
+};
+
+const COPIED: u64 = 7;
+const IDLE: u64 = 8;
+
+fn id(raw: u64) -> AllocationId {
+    AllocationId::from_raw(raw)
+}
+
+fn first_byte(table: &Table, of: u64) -> Result<u8> {
+    let mut byte = [0];
+    table.copying(id(of), 1, Some(Access::ReadWrite), |window| window.read(0, &mut byte))?;
+    Ok(byte[0])
+}
+
+/// All of a revoke wait for the copies of any, and none of them takes new ones meanwhile: a program that copies one
+/// after the other can't keep the daemon waiting.
+#[test]
+fn a_revoke_of_several_allocations_waits_for_a_copy_of_one() {
+    let fake = Fake::start(Mode::Map);
+    for (raw, fill) in [(COPIED, 1), (IDLE, 2)] {
+        fake.table.claim(id(raw)).unwrap();
+        fake.map(vec![part(raw, 0, 1, Access::ReadWrite)], &[memory("copying", fill)]);
+        fake.next().unwrap();
+        fake.table.wait_held(id(raw), 1, Access::ReadWrite, soon()).unwrap();
+        assert_eq!(first_byte(&fake.table, raw).unwrap(), fill);
+    }
+    let ((begun, is_begun), (go_on, may_go_on)) = (channel(), channel());
+    let table = Arc::clone(&fake.table);
+    let copy = thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        let outcome = table.copying(id(COPIED), 1, None, |window| {
+            begun.send(()).unwrap();
+            may_go_on.recv_timeout(PATIENCE).unwrap();
+            window.read(0, &mut bytes)
+        });
+        outcome.map(|()| bytes)
+    });
+    is_begun.recv_timeout(PATIENCE).unwrap();
+
+    let parts: Vec<PartRef> = [COPIED, IDLE].map(|raw| part_ref(raw, 0)).to_vec();
+    fake.send(Frame::Revoke(Revoke { parts: parts.clone(), reason: RevokeReason::Freed.into() }), &[]);
+    for raw in [COPIED, IDLE] {
+        let deadline = soon();
+        while let Ok(byte) = first_byte(&fake.table, raw) {
+            assert!(byte > 0 && Instant::now() < deadline, "new copies are refused");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(first_byte(&fake.table, raw), Err(Error::NotMapped { allocation: id(raw).to_string() }));
+        assert_eq!(fake.table.held(id(raw), None), 1, "nothing goes while one of them is copied");
+    }
+    go_on.send(()).unwrap();
+    assert_eq!(copy.join().unwrap(), Ok([1; 4096]), "the copy was of mapped memory to its end");
+    let Some(client_frame::Frame::Unmapped(answer)) = fake.next() else { panic!("they are unmapped") };
+    assert_eq!(answer.parts.into_iter().filter_map(|part| part.part).collect::<Vec<_>>(), parts);
+    assert_eq!([COPIED, IDLE].map(|raw| fake.table.held(id(raw), None)), [0, 0]);
+}

@@ -1,0 +1,269 @@
+//! The first word of a slot as a value: what it can mean, and each step it can take.
+//!
+//! Pure, so that a step can be read, tested and refused without a thread in sight. The views retry a step until the
+//! word has not changed under it.
+
+use core::fmt;
+
+const PINS: u64 = (1 << 24) - 1;
+const WRITTEN: u64 = 1 << 24;
+const MAPPED: u64 = 1 << 25;
+const REVOKE: u64 = 1 << 26;
+const UNMAPPING: u64 = 1 << 27;
+const FORKED: u64 = 1 << 63;
+
+/// What a pin is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    /// Marks the part as written from now on, used or not: a copy that is older is no copy any more.
+    Write,
+}
+
+/// What a word says, if an honest client and this daemon wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Not mapped in this session.
+    Absent,
+    /// Mapped, and nobody wants it back.
+    Resident { pins: u32 },
+    /// Mapped, asked back, and not yet given.
+    Revoking { pins: u32 },
+    /// Being unmapped, or stuck there since the driver refused.
+    Unmapping,
+}
+
+/// The calls of this process that wait for one part now, and get their pins with its mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Waiting {
+    pub readers: u32,
+    pub writers: u32,
+}
+
+/// Why a pin was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PinRefused {
+    /// Not mapped, or wanted back: ask with a `pin` frame.
+    NeedsFrame,
+    /// As many pins as a word can count.
+    Saturated,
+    /// This is a forked child: the parent's memory is not here.
+    Forked,
+}
+
+/// Why there was nothing to unpin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotPinned {
+    /// More unpins than pins: a bug in this process.
+    NoPins,
+    /// This is a forked child, and the pin is its parent's: dropping it is harmless.
+    Forked,
+}
+
+/// Why the worker may not unmap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotUnmappable {
+    /// Still in use: the last unpin under a revoke wakes the worker.
+    Pinned,
+    /// Unmapped already, or about to be: the answer is on its way.
+    Leaving,
+    /// Nobody asked for it back. After a `revoke` frame this is the daemon's breach of the protocol.
+    NotRevoked,
+}
+
+/// Why a word could not become mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotMappable {
+    /// Not absent, so a `map` frame that came for it is the daemon's breach of the protocol.
+    NotAbsent(Word),
+    /// More calls wait than a word can count; the word is as it was.
+    Saturated,
+}
+
+/// One value of `w0`.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Word(u64);
+
+impl Word {
+    /// What stands in every word of the page that the SDK maps over its table in a forked child. No daemon ever sees it.
+    pub const FORKED: Word = Word(FORKED);
+    /// The most pins that a word can count.
+    pub const PINS_MAX: u32 = (1 << 24) - 1;
+
+    pub const fn from_raw(raw: u64) -> Word {
+        Word(raw)
+    }
+
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+
+    pub const fn pins(self) -> u32 {
+        (self.0 & PINS) as u32
+    }
+
+    pub const fn is_written(self) -> bool {
+        self.has(WRITTEN)
+    }
+
+    pub(crate) const fn is_revoked(self) -> bool {
+        self.has(REVOKE)
+    }
+
+    /// The meaning of this word, or `None` where no honest client and no step of this crate leads to it.
+    pub const fn state(self) -> Option<State> {
+        let pins = self.pins();
+        match self.0 & !PINS & !WRITTEN {
+            0 if pins == 0 => Some(State::Absent),
+            UNMAPPING if pins == 0 => Some(State::Unmapping),
+            MAPPED => Some(State::Resident { pins }),
+            bits if bits == MAPPED | REVOKE => Some(State::Revoking { pins }),
+            _ => None,
+        }
+    }
+
+    /// One more pin: for a mapped word that nobody wants back, or that others hold against who does.
+    pub fn pin(self, access: Access) -> Result<Word, PinRefused> {
+        self.pin_all(match access {
+            Access::Read => Waiting { readers: 1, writers: 0 },
+            Access::Write => Waiting { readers: 0, writers: 1 },
+        })
+    }
+
+    /// The same for several calls at once.
+    pub fn pin_all(self, calls: Waiting) -> Result<Word, PinRefused> {
+        if self == Word::FORKED {
+            return Err(PinRefused::Forked);
+        }
+        if !self.has(MAPPED) || (self.has(REVOKE) && self.pins() == 0) {
+            return Err(PinRefused::NeedsFrame);
+        }
+        self.with_calls(calls).ok_or(PinRefused::Saturated)
+    }
+
+    /// One pin less.
+    pub fn unpin(self) -> Result<Word, NotPinned> {
+        match self.pins() {
+            _ if self == Word::FORKED => Err(NotPinned::Forked),
+            0 => Err(NotPinned::NoPins),
+            _ => Ok(Word(self.0 - 1)),
+        }
+    }
+
+    /// Whether this is what the last unpin leaves behind when the worker waits to unmap.
+    pub const fn is_free_to_unmap(self) -> bool {
+        self.has(REVOKE) && self.pins() == 0
+    }
+
+    /// From absent to mapped, with a pin for each call that waits. What was written before stays written.
+    pub fn map(self, waiting: Waiting) -> Result<Word, NotMappable> {
+        if self.state() != Some(State::Absent) {
+            return Err(NotMappable::NotAbsent(self));
+        }
+        Word(self.0 | MAPPED).with_calls(waiting).ok_or(NotMappable::Saturated)
+    }
+
+    /// The worker's first step after a `revoke` frame.
+    pub fn unmap_revoked(self) -> Result<Word, NotUnmappable> {
+        if self.has(MAPPED) && !self.has(REVOKE) {
+            return Err(NotUnmappable::NotRevoked);
+        }
+        self.unmap()
+    }
+
+    /// The worker's first step on its own account, revoked or not.
+    pub fn unmap(self) -> Result<Word, NotUnmappable> {
+        match (self.has(MAPPED), self.pins()) {
+            (false, _) => Err(NotUnmappable::Leaving),
+            (true, 0) => Ok(Word(self.0 & WRITTEN | UNMAPPING)),
+            (true, _) => Err(NotUnmappable::Pinned),
+        }
+    }
+
+    /// The daemon's write-back: not written from here on, if it is resident and nobody can be writing.
+    pub fn begin_write_back(self) -> Option<Word> {
+        (self.state() == Some(State::Resident { pins: 0 })).then_some(Word(self.0 & !WRITTEN))
+    }
+
+    /// The daemon's last look at an absent word: not written from here on.
+    pub fn collect(self) -> Option<Word> {
+        (self.state() == Some(State::Absent)).then_some(Word(self.0 & !WRITTEN))
+    }
+
+    const fn has(self, bit: u64) -> bool {
+        self.0 & bit != 0
+    }
+
+    fn with_calls(self, calls: Waiting) -> Option<Word> {
+        let pins = self.pins().checked_add(calls.readers)?.checked_add(calls.writers)?;
+        let written = if calls.writers > 0 { WRITTEN } else { 0 };
+        (pins <= Word::PINS_MAX).then_some(Word(self.0 & !PINS | u64::from(pins) | written))
+    }
+}
+
+/// The bits that an unconditional step sets or leaves.
+pub(crate) mod bits {
+    pub(crate) const REVOKE: u64 = super::REVOKE;
+    pub(crate) const WRITTEN: u64 = super::WRITTEN;
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pins", self.pins())?;
+        let named = [
+            (WRITTEN, "WRITTEN"),
+            (MAPPED, "MAPPED"),
+            (REVOKE, "REVOKE"),
+            (UNMAPPING, "UNMAPPING"),
+            (FORKED, "FORKED"),
+        ];
+        for (_, name) in named.into_iter().filter(|(bit, _)| self.has(*bit)) {
+            write!(f, " {name}")?;
+        }
+        let rest = named.into_iter().fold(self.0 & !PINS, |rest, (bit, _)| rest & !bit);
+        if rest == 0 { Ok(()) } else { write!(f, " and {rest:#x}") }
+    }
+}
+
+impl fmt::Display for PinRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PinRefused::NeedsFrame => "not mapped, or wanted back",
+            PinRefused::Saturated => "as many pins as a word can count",
+            PinRefused::Forked => "a forked child has no mappings",
+        })
+    }
+}
+
+impl fmt::Display for NotPinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NotPinned::NoPins => "more unpins than pins",
+            NotPinned::Forked => "the pin is the parent's",
+        })
+    }
+}
+
+impl fmt::Display for NotUnmappable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NotUnmappable::Pinned => "still pinned",
+            NotUnmappable::Leaving => "unmapped already",
+            NotUnmappable::NotRevoked => "not revoked",
+        })
+    }
+}
+
+impl fmt::Display for NotMappable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotMappable::NotAbsent(word) => write!(f, "not absent: {word:?}"),
+            NotMappable::Saturated => f.write_str("more calls than a word can count"),
+        }
+    }
+}
+
+impl core::error::Error for PinRefused {}
+impl core::error::Error for NotPinned {}
+impl core::error::Error for NotUnmappable {}
+impl core::error::Error for NotMappable {}

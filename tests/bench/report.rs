@@ -1,0 +1,99 @@
+//! A benchmark's report: its results, and where and of what they were taken.
+
+use std::{
+    env, fs,
+    path::Path,
+    process::Command,
+    thread,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Map, Value, json};
+use vramd_tests::programs::repository;
+
+/// What a benchmark has found out.
+#[derive(Debug)]
+pub(crate) struct Results {
+    /// What targets are about; each lies at the top of the report.
+    pub(crate) keys: Vec<(&'static str, f64)>,
+    /// The name of the benchmark, under which lies all else.
+    pub(crate) name: &'static str,
+    pub(crate) details: Value,
+}
+
+/// Puts results into a report, which may hold those of other benchmarks: these stay.
+pub(crate) fn write(path: &Path, results: Results) -> Result<()> {
+    let mut report = match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("read {}", path.display()))?,
+        Err(_) => Map::new(),
+    };
+    for (key, value) in results.keys {
+        report.insert(key.to_owned(), json!(value));
+    }
+    let mut details = results.details;
+    details["run"] = run()?;
+    report.insert(results.name.to_owned(), details);
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+fn run() -> Result<Value> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let words: Vec<String> = env::args().skip(1).collect();
+    Ok(json!({
+        "command": format!("bench-rpc {}", words.join(" ")),
+        "at_unix_seconds": now,
+        "commit": said("git", &["rev-parse", "HEAD"])?,
+        "changed_since": !said("git", &["status", "--porcelain", "--untracked-files=no"])?.is_empty(),
+        "rustc": said("rustc", &["--version"])?,
+        "machine": {
+            "cores": thread::available_parallelism()?.get(),
+            "cpu": cpu().unwrap_or_default(),
+            "kernel": fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),
+            "load": fs::read_to_string("/proc/loadavg")?.trim(),
+        },
+        "driver": "sim",
+        "configuration": "the default one, and log_level debug",
+    }))
+}
+
+fn cpu() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let name = text.lines().find(|line| line.starts_with("model name"))?.split_once(':')?.1;
+    Some(name.trim().to_owned())
+}
+
+fn said(program: &str, words: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(words).current_dir(repository()).output();
+    let output = output.with_context(|| format!("start {program}"))?;
+    ensure!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latest.json");
+        fs::write(&path, r#"{"other": 1, "key": 2, "name": {"old": true}}"#).unwrap();
+        let results = Results { keys: vec![("key", 3.5)], name: "name", details: json!({"new": 1}) };
+        write(&path, results).unwrap();
+        let report: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!((&report["other"], &report["key"]), (&json!(1), &json!(3.5)));
+        assert_eq!((&report["name"]["new"], &report["name"]["old"]), (&json!(1), &Value::Null));
+        assert!(report["name"]["run"]["commit"].as_str().is_some_and(|commit| commit.len() == 40));
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_read_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latest.json");
+        fs::write(&path, "[1, 2").unwrap();
+        assert!(write(&path, Results { keys: vec![], name: "name", details: json!({}) }).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[1, 2");
+    }
+}

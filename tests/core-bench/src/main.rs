@@ -1,0 +1,62 @@
+//! `core-bench OUT.json`: measures the core, prints a table, and writes the report.
+
+use std::{fs, io, path::PathBuf};
+
+use anyhow::Result;
+use clap::Parser;
+use core_bench::{curve, memory, report::Report, throughput};
+
+#[derive(Parser)]
+#[command(about = "How fast the core is, how much memory it takes, and how its costs grow with what lives.")]
+struct Arguments {
+    /// Fewer allocations and rounds: seconds rather than minutes.
+    #[arg(long)]
+    quick: bool,
+    /// Where the report goes.
+    out: PathBuf,
+}
+
+/// How much of everything a run does.
+struct Plan {
+    memory: u64,
+    /// The first is the one whose figure counts.
+    throughput: &'static [usize],
+    slices: usize,
+    slice_events: u64,
+    curve: &'static [usize],
+    rounds: u32,
+}
+
+const FULL: Plan = Plan {
+    memory: 1_000_000,
+    throughput: &[10_000, 1_000, 100_000, 1_000_000],
+    slices: 11,
+    slice_events: 200_000,
+    curve: &[1_000, 10_000, 100_000, 1_000_000],
+    rounds: 20_000,
+};
+const QUICK: Plan = Plan {
+    memory: 100_000,
+    throughput: &[10_000],
+    slices: 7,
+    slice_events: 100_000,
+    curve: &[1_000, 10_000, 100_000],
+    rounds: 4_000,
+};
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let plan = if arguments.quick { QUICK } else { FULL };
+    // First of all, while nothing was freed that could be reused unseen.
+    let growth = memory::measure(plan.memory)?;
+    let throughput = plan
+        .throughput
+        .iter()
+        .map(|live| (*live, throughput::measure(*live, plan.slices, plan.slice_events)))
+        .collect();
+    let curve = plan.curve.iter().map(|live| curve::measure(*live, plan.rounds)).collect();
+    let report = Report { quick: arguments.quick, growth, throughput, curve };
+    report.print(&mut io::stdout().lock())?;
+    fs::write(&arguments.out, format!("{:#}\n", report.json()))?;
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! The clock of the benchmark, and what it has counted.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use broker_core::{Broker, Command, Event, Time};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::kind::Kind;
+
+/// How events are handed to the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// What is ready, then all commands, as the reactor does: for events a second.
+    Bursts,
+    /// One event, then its commands, each with two readings of the clock: for the cost of each kind.
+    Single,
+}
+
+#[derive(Debug)]
+pub struct Meter {
+    pub pace: Pace,
+    /// Inside `handle`, `poll_command` and the getters: processor time of this thread, then time on the wall.
+    pub core: Duration,
+    pub core_wall: Duration,
+    /// Calls of `handle`.
+    pub events: u64,
+    /// Calls of getters: their time counts, they do not.
+    pub queries: u64,
+    /// Nanoseconds of each, by kind.
+    pub samples: Vec<Vec<u32>>,
+}
+
+/// Most events that are handed over before the commands are fetched.
+const BURST: usize = 64;
+
+impl Meter {
+    pub fn new(pace: Pace) -> Self {
+        let samples = Kind::ALL.iter().map(|_| Vec::new()).collect();
+        Self { pace, core: Duration::ZERO, core_wall: Duration::ZERO, events: 0, queries: 0, samples }
+    }
+
+    pub const fn burst(&self) -> usize {
+        match self.pace {
+            Pace::Bursts => BURST,
+            Pace::Single => 1,
+        }
+    }
+
+    /// Hands the events over and fetches what they caused. Nothing else is inside the two readings of the clock.
+    pub fn handle(
+        &mut self,
+        broker: &mut Broker,
+        now: Time,
+        events: Vec<Event>,
+        commands: &mut Vec<Command>,
+    ) {
+        let kind = events.first().map_or(Kind::Other, Kind::of);
+        self.events += u64::try_from(events.len()).expect("few");
+        let start = Started::now(self.pace);
+        for event in events {
+            broker.handle(now, event);
+        }
+        while let Some(command) = broker.poll_command() {
+            commands.push(command);
+        }
+        let took = start.elapsed();
+        self.took(kind, took);
+    }
+
+    /// Asks a getter. Its answer is dropped after the clock was read.
+    pub fn query<T>(&mut self, kind: Kind, ask: impl FnOnce() -> T) {
+        let start = Started::now(self.pace);
+        let answer = black_box(ask());
+        let took = start.elapsed();
+        drop(answer);
+        self.queries += 1;
+        self.took(kind, took);
+    }
+
+    fn took(&mut self, kind: Kind, (wall, processor): (Duration, Duration)) {
+        self.core += processor;
+        self.core_wall += wall;
+        let of_kind = Kind::ALL.iter().position(|known| *known == kind);
+        if self.pace == Pace::Single
+            && let Some(samples) = of_kind.and_then(|at| self.samples.get_mut(at))
+        {
+            samples.push(u32::try_from(wall.as_nanos()).unwrap_or(u32::MAX));
+        }
+    }
+}
+
+/// A moment by both clocks. That of the processor is read around bursts only: it costs as much as an event does.
+struct Started {
+    wall: Instant,
+    processor: Option<Duration>,
+}
+
+impl Started {
+    fn now(pace: Pace) -> Self {
+        let processor = (pace == Pace::Bursts).then(processor_time);
+        Self { wall: Instant::now(), processor }
+    }
+
+    fn elapsed(&self) -> (Duration, Duration) {
+        let wall = self.wall.elapsed();
+        (wall, self.processor.map_or(wall, |start| processor_time().saturating_sub(start)))
+    }
+}
+
+/// What this thread has had of a processor: on a machine that others use, that of the wall counts them too.
+pub fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let whole = u64::try_from(time.tv_sec).expect("time does not go back");
+    Duration::from_secs(whole) + Duration::from_nanos(u64::try_from(time.tv_nsec).expect("below a second"))
+}

@@ -1,0 +1,155 @@
+//! Stands in for everything around the core: the driver, the disk and the clients obey at once and without a fault,
+//! but for a few clients that answer nothing and some memory that comes back late. So what is timed is the core.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use broker_core::{
+    Broker, CallId, ChannelId, ClientFrame, Command, Completion, Config, DaemonFrame, DeviceConfig, Event,
+    Limits, Refusal, Reply, StoredQuotas, Time, UnmappedPart,
+};
+use vramd_types::{Bytes, Quantity, SessionId};
+
+use crate::meter::{Meter, Pace};
+
+pub const UUIDS: [&str; 2] =
+    ["GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000001"];
+
+/// One extent in so many is held on to after its release, and comes back with the next survey.
+const CLUNG_TO: u64 = 509;
+
+#[derive(Debug)]
+pub struct Shell {
+    pub broker: Broker,
+    pub meter: Meter,
+    pub replies: Vec<(CallId, Result<Reply, Refusal>)>,
+    pub welcomes: Vec<(ChannelId, SessionId)>,
+    /// Clients that answer nothing.
+    pub deaf: BTreeSet<ChannelId>,
+    now: Time,
+    ready: VecDeque<Event>,
+    commands: Vec<Command>,
+    late: Vec<Event>,
+}
+
+impl Shell {
+    pub fn new(pace: Pace) -> Self {
+        let mut shell = Self {
+            broker: Broker::new(config(), StoredQuotas::default(), Time::START),
+            meter: Meter::new(pace),
+            replies: Vec::new(),
+            welcomes: Vec::new(),
+            deaf: BTreeSet::new(),
+            now: Time::START,
+            ready: VecDeque::new(),
+            commands: Vec::new(),
+            late: Vec::new(),
+        };
+        shell.send(Event::Tick);
+        shell.drain();
+        shell
+    }
+
+    pub fn send(&mut self, event: Event) {
+        self.ready.push_back(event);
+    }
+
+    /// Lets time pass. A deadline that is reached is an event.
+    pub fn advance(&mut self, micros: u64) {
+        self.now = Time::from_micros(self.now.as_micros() + micros);
+        if self.broker.next_deadline().is_some_and(|deadline| deadline <= self.now) {
+            self.send(Event::Tick);
+        }
+    }
+
+    /// Hands over what is ready, and does and answers what comes of it, until nothing is left to do.
+    pub fn drain(&mut self) {
+        while !self.ready.is_empty() {
+            let count = self.ready.len().min(self.meter.burst());
+            let events = self.ready.drain(..count).collect();
+            let mut commands = std::mem::take(&mut self.commands);
+            self.meter.handle(&mut self.broker, self.now, events, &mut commands);
+            for command in commands.drain(..) {
+                self.execute(command);
+            }
+            self.commands = commands;
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Reply { call, outcome } => self.replies.push((call, outcome)),
+            Command::Send { channel, frame } => self.deliver(channel, frame),
+            Command::CreateExtent { extent, .. } => {
+                self.complete(Completion::Created { extent, result: Ok(()) })
+            }
+            Command::ReleaseExtent { extent } => {
+                let returned = extent.get() % CLUNG_TO != 0;
+                self.complete(Completion::Released { extent, returned });
+                if !returned {
+                    self.late.push(Event::Completion(Completion::Returned { extent }));
+                }
+            }
+            Command::Digest { allocation, .. } => {
+                self.complete(Completion::Digested { allocation, result: Ok([7; 32]) });
+            }
+            Command::Survey { device, .. } => {
+                self.complete(Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 });
+                self.ready.extend(self.late.drain(..));
+            }
+            Command::StoreQuotas(_) => self.send(Event::QuotasStored { result: Ok(()) }),
+            Command::CloseChannel { channel } | Command::ForgetProcess { channel } => {
+                _ = self.deaf.remove(&channel)
+            }
+            Command::KillProcess { .. } | Command::Notice(_) => {}
+        }
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        self.send(Event::Completion(completion));
+    }
+
+    fn deliver(&mut self, channel: ChannelId, frame: DaemonFrame) {
+        if self.deaf.contains(&channel) {
+            return;
+        }
+        let frame = match frame {
+            DaemonFrame::Welcome { session, .. } => return self.welcomes.push((channel, session)),
+            DaemonFrame::Map(parts) => ClientFrame::Mapped(parts.iter().map(|part| part.part).collect()),
+            DaemonFrame::Revoke { parts, .. } => ClientFrame::Unmapped(
+                parts.into_iter().map(|part| UnmappedPart { part, failure: None }).collect(),
+            ),
+            DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => return,
+        };
+        self.send(Event::Frame { channel, frame });
+    }
+}
+
+/// The default limits but for their numbers of extents, so that a million fit, and their times, which are a thousandth
+/// so that they are reached.
+fn config() -> Config {
+    let usual = Limits::default();
+    let limits = Limits {
+        extents_max: 4_000_000,
+        map_answer_timeout: usual.map_answer_timeout / 1000,
+        revoke_answer_timeout: usual.revoke_answer_timeout / 1000,
+        survey_interval: usual.survey_interval / 1000,
+        ..usual
+    };
+    let room = Bytes::new(1 << 50);
+    let device = |uuid: &str| DeviceConfig {
+        uuid: uuid.to_owned(),
+        name: "sim".to_owned(),
+        total: room,
+        share: room,
+        context_bytes: Bytes::mib(512),
+        makes_fixed: true,
+    };
+    Config {
+        boot_epoch: 1,
+        devices: UUIDS.map(device).to_vec(),
+        part_size: Bytes::mib(256),
+        default_limit: Quantity::Percent(100),
+        sessions_reserved: 8,
+        limits,
+    }
+}

@@ -1,0 +1,32 @@
+//! The shape of the costs, in seconds: what one event of each kind costs may not grow with what lives. Where it does,
+//! something looks at everything.
+
+use core_bench::{curve, kind::Kind};
+
+/// From a thousand live allocations to a hundred times as many. A scan would show as a factor of a hundred; what a
+/// larger working set costs in misses of the cache is allowed for.
+const GROWTH_MAX: u32 = 4;
+/// Below so many nanoseconds a factor says nothing.
+const FLOOR: u32 = 2_000;
+const SAMPLES_MIN: usize = 20;
+
+#[test]
+fn no_kind_of_event_grows_with_what_lives() {
+    let few = curve::measure(1_000, 3_000);
+    let many = curve::measure(100_000, 3_000);
+    let mut compared = 0;
+    for kind in Kind::ALL.iter().copied() {
+        let (Some(few), Some(many)) = (few.cost(kind), many.cost(kind)) else { continue };
+        if few.samples.min(many.samples) < SAMPLES_MIN {
+            continue;
+        }
+        compared += 1;
+        let (few, many) = (few.median, many.median);
+        assert!(
+            many <= few.max(FLOOR) * GROWTH_MAX,
+            "{}: {few} ns over 1,000, {many} over 100,000",
+            kind.name()
+        );
+    }
+    assert!(compared >= 18, "only {compared} kinds of event were seen often enough");
+}

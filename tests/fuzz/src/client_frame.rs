@@ -1,0 +1,91 @@
+//! What a client may send to `channel.sock`, as the daemon reads it.
+//!
+//! Accepted is what the schema allows, with 1 to 1,024 parts, each with a reference and a known reason; nothing is
+//! lost or put in another order; what was read can be written, and reads the same again. A refusal says why in one
+//! short line, since it goes to the log and back to the client.
+
+use broker_core::{ClientFrame, PartRef, UnmappedPart};
+use prost::Message as _;
+use vramd::channel::frame::{self, Received};
+use vramd_proto::v1::{self, client_frame::Frame};
+
+use crate::{Verdict, memory};
+
+/// The widest message of two bytes is an empty `UnmappedPart`, of 56 bytes in memory, and a list of them is copied as
+/// it grows.
+const MEMORY_PER_BYTE: u64 = 128;
+const PARTS_MAX: usize = 1024;
+const DETAIL_BYTES_MAX: usize = 256;
+const PROBLEM_BYTES_MAX: usize = 256;
+
+pub(crate) fn check(packet: &[u8]) -> Verdict {
+    let received = memory::bounded(packet, MEMORY_PER_BYTE, || frame::decode(packet));
+    let sent = v1::ClientFrame::decode(packet).ok().and_then(|frame| frame.frame);
+    let allowed = sent.as_ref().is_some_and(is_allowed);
+    assert_eq!(received.is_ok(), allowed, "{received:?} of {sent:?}");
+    match &received {
+        Ok(received) => {
+            let written = written(received);
+            same_parts(sent.as_ref().expect("it is allowed"), &written);
+            let packet = v1::ClientFrame { frame: Some(written) }.encode_to_vec();
+            let again = frame::decode(&packet).expect("what was read is read again");
+            assert_eq!(format!("{again:?}"), format!("{received:?}"));
+        }
+        Err(problem) => {
+            assert!(!problem.is_empty() && problem.len() <= PROBLEM_BYTES_MAX, "{problem}");
+            assert!(!problem.contains(char::is_control), "{problem:?}");
+        }
+    }
+    Verdict::of(&received)
+}
+
+fn is_allowed(frame: &Frame) -> bool {
+    let count = |parts: usize| (1..=PARTS_MAX).contains(&parts);
+    match frame {
+        Frame::Hello(_) => true,
+        Frame::Mapped(mapped) => count(mapped.parts.len()),
+        Frame::Unmapped(unmapped) => {
+            count(unmapped.parts.len())
+                && unmapped.parts.iter().all(|part| part.part.is_some() && (1..=2).contains(&part.reason))
+        }
+    }
+}
+
+/// The frame that a client would have sent to mean what was read.
+fn written(received: &Received) -> Frame {
+    match received {
+        Received::Hello(hello) => Frame::Hello(hello.clone()),
+        Received::Frame(ClientFrame::Mapped(parts)) => {
+            Frame::Mapped(v1::Mapped { parts: parts.iter().map(reference).collect() })
+        }
+        Received::Frame(ClientFrame::Unmapped(parts)) => {
+            Frame::Unmapped(v1::Unmapped { parts: parts.iter().map(unmapped).collect() })
+        }
+    }
+}
+
+fn reference(part: &PartRef) -> v1::PartRef {
+    v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
+}
+
+fn unmapped(part: &UnmappedPart) -> v1::UnmappedPart {
+    let reason =
+        if part.failure.is_some() { v1::UnmapReason::MapFailed } else { v1::UnmapReason::Done }.into();
+    let detail = part.failure.clone().unwrap_or_default();
+    assert!(detail.len() <= DETAIL_BYTES_MAX, "{} bytes of detail", detail.len());
+    assert!(!detail.contains(char::is_control), "{detail:?}");
+    v1::UnmappedPart { part: Some(reference(&part.part)), reason, detail }
+}
+
+/// All but the details, which are made fit to be shown.
+fn same_parts(sent: &Frame, written: &Frame) {
+    match (sent, written) {
+        (Frame::Unmapped(sent), Frame::Unmapped(written)) => {
+            let all = |frame: &v1::Unmapped| -> Vec<_> {
+                frame.parts.iter().map(|part| (part.part, part.reason)).collect()
+            };
+            assert_eq!(all(sent), all(written));
+        }
+        (sent, written) => assert_eq!(sent, written),
+    }
+}

@@ -1,0 +1,103 @@
+//! The bounds that `deploy/config/vramd.toml` and `limits.rs` promise, said a second time, and the uses of a
+//! configuration that need nothing but itself.
+
+use std::{path::Path, time::Duration};
+
+use broker_driver::sim::{Effect, Operation};
+use vramd::{
+    config::{self, Config, DeviceChoice, Limits, SimDevices},
+    platform::descriptors::Descriptors,
+};
+use vramd_types::{Bytes, Quantity};
+
+const GRANULE: u64 = 2 << 20;
+const PART_SIZE_MAX: u64 = 16 << 30;
+const FEW: Descriptors = Descriptors { limit: 64, open: 60 };
+
+pub(super) fn check(config: &Config) {
+    let Config { memory, quota, tenants, limits, driver, daemon: _ } = config;
+    for share in [memory.device_share, memory.margin, quota.default.limit] {
+        assert!(!matches!(share, Quantity::Percent(101..)), "{share}");
+    }
+    let part_size = memory.part_size.get();
+    assert!(
+        part_size.is_multiple_of(GRANULE) && (GRANULE..=PART_SIZE_MAX).contains(&part_size),
+        "{part_size}"
+    );
+    if let DeviceChoice::These(devices) = &memory.devices {
+        assert!(!devices.is_empty(), "no devices were chosen");
+    }
+    for tenant in tenants {
+        let rule = &tenant.0;
+        assert!(rule.uid.is_some() || rule.gid.is_some() || rule.cgroup.is_some(), "{rule:?} fits everybody");
+        assert!(crate::names::is_name(&rule.tenant), "{rule:?}");
+    }
+    counts_and_times(limits);
+    of_core(limits);
+    devices(config, driver);
+}
+
+fn counts_and_times(limits: &Limits) {
+    // Without `..`: a new limit is judged here, or this does not compile.
+    let Limits {
+        sessions_max,
+        sessions_per_tenant_max,
+        allocations_per_tenant_max,
+        parts_per_tenant_max,
+        extents_max: _,
+        batch_items_max,
+        readers_max: _,
+        pending_requests_max,
+        pending_requests_per_tenant_max,
+        fds_in_flight_max,
+        fds_in_flight_per_tenant_max,
+        map_answer_timeout,
+        revoke_answer_timeout,
+        survey_interval,
+        greeting_max,
+        greeting_per_uid_max,
+        connections_per_uid_max,
+        hello_timeout,
+        request_timeout,
+    } = limits;
+    let counts = [
+        sessions_max,
+        sessions_per_tenant_max,
+        allocations_per_tenant_max,
+        parts_per_tenant_max,
+        batch_items_max,
+        pending_requests_max,
+        pending_requests_per_tenant_max,
+        fds_in_flight_max,
+        fds_in_flight_per_tenant_max,
+        greeting_max,
+        greeting_per_uid_max,
+        connections_per_uid_max,
+    ];
+    assert!(counts.iter().all(|count| **count > 0), "{limits:?}");
+    let times = [map_answer_timeout, revoke_answer_timeout, survey_interval, hello_timeout, request_timeout];
+    assert!(times.iter().all(|time| **time > Duration::ZERO), "{limits:?}");
+}
+
+/// Whatever the operator sets, few descriptors bound what needs them, and never down to nothing.
+fn of_core(limits: &Limits) {
+    let core = limits.core(FEW);
+    assert!(core.extents_max > 0 && core.parts_per_tenant_max > 0, "{core:?}");
+    assert!((1..=64).contains(&core.fds_in_flight_max), "{core:?}");
+}
+
+fn devices(config: &Config, driver: &config::Driver) {
+    let sim = SimDevices { sim: &driver.sim, socket_dir: Path::new("/run/vramd") }.config();
+    assert!(!sim.devices.is_empty() && sim.devices.len() == driver.sim.devices.len());
+    assert!(sim.devices.iter().all(|device| device.total.get() >= GRANULE), "{sim:?}");
+    for fault in &sim.faults {
+        assert!(fault.nth > 0, "{fault:?}");
+        assert!(fault.on != Operation::Release || matches!(fault.effect, Effect::Delay(_)), "{fault:?}");
+    }
+    for device in config::core_devices(&config.memory, &sim.devices, false) {
+        assert!(device.share <= device.total, "{device:?}");
+        let all = config.memory.device_share == Quantity::Percent(100);
+        let none_kept = config.memory.margin == Quantity::Bytes(Bytes::ZERO);
+        assert!(!(all && none_kept) || device.share == device.total, "{device:?}");
+    }
+}

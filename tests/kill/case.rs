@@ -1,0 +1,189 @@
+//! One client that dies, and what it leaves.
+
+use std::thread;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tonic::Code;
+use vramd_proto::v1::{
+    AllocationState, EndSessionRequest, EndSessionResponse, FreeAllocationRequest, ListSessionsRequest,
+    Session, SessionState, ShowAllocationRequest, free_allocation_request, show_allocation_request,
+};
+use vramd_tests::{
+    MIB_2, Pending, digest, proc,
+    victim::{Death, Order, Victim, Word, content},
+    wait::soon,
+};
+
+use crate::{
+    plan::Case,
+    scene::{Draining, Stage},
+};
+
+/// The errors say what of this case went wrong; who calls says which case it was.
+pub(crate) fn run(stage: &Stage, case: &Case) -> Result<()> {
+    let victim = Victim::start(&stage.victim, &stage.daemon.sockets(), case.uid, &case.fate)?;
+    let mut watch = Watch { stage, case, victim, session: None, allocation: None, drain: None, end: None };
+    watch.wait_for("its step", |word| matches!(word, Word::Reached))?;
+    match case.fate.death {
+        Death::Kill | Death::Race => {}
+        Death::Stop => soon("it stands still", || proc::is_stopped(watch.victim.pid()))?,
+        Death::Close => watch.lives_on_without_channel()?,
+        Death::NoFds => watch.goes_on_without_fds()?,
+    }
+    thread::sleep(case.pause);
+    watch.kill()?;
+    watch.leaves_nothing()
+}
+
+struct Watch<'a> {
+    stage: &'a Stage,
+    case: &'a Case,
+    victim: Victim,
+    /// The latest, as it says.
+    session: Option<u64>,
+    allocation: Option<u64>,
+    drain: Option<Draining<'a>>,
+    end: Option<Pending<EndSessionResponse>>,
+}
+
+impl Watch<'_> {
+    /// Hears it out until it says that, and does what it is ready for.
+    fn wait_for(&mut self, what: &str, wanted: impl Fn(&Word) -> bool) -> Result<Word> {
+        loop {
+            let Some(word) = self.victim.hear()? else { bail!("it ended by itself before {what}") };
+            self.note(&word)?;
+            if wanted(&word) {
+                return Ok(word);
+            }
+            if let Word::Over(why) = &word
+                && self.case.fate.death != Death::Close
+            {
+                bail!("it was over before {what}: {why}");
+            }
+        }
+    }
+
+    fn note(&mut self, word: &Word) -> Result<()> {
+        match word {
+            Word::Session(id) => self.session = Some(*id),
+            Word::Allocation(id) => self.allocation = Some(*id),
+            Word::ReadyToDrain => self.drain = Some(self.stage.drain()),
+            Word::ReadyToEnd => {
+                let session_id = self.session.context("it has a session")?;
+                let request =
+                    EndSessionRequest { session_id, kill: self.case.end_kills, ..Default::default() };
+                self.end = Some(self.stage.daemon.admin.end_session(request));
+            }
+            Word::Intact(false) => bail!("it found other bytes than it should"),
+            Word::Reached | Word::Closed { .. } | Word::Intact(true) | Word::Left { .. } | Word::Over(_) => {}
+        }
+        Ok(())
+    }
+
+    /// What it maps stays charged, and its bytes stay.
+    fn lives_on_without_channel(&mut self) -> Result<()> {
+        let closed = self.wait_for("the end of its channel", |word| matches!(word, Word::Closed { .. }))?;
+        let Word::Closed { mapped } = closed else { bail!("{closed} is something else") };
+        self.drain = None;
+        if let Some(id) = self.session {
+            soon("its session is silent, or gone", || {
+                self.row(id).is_none_or(|row| row.state() == SessionState::Silent)
+            })?;
+            let charged = self.row(id).map_or(0, |row| row.mapped_bytes);
+            let mapped = mapped as u64 * MIB_2;
+            ensure!(charged >= mapped, "it maps {mapped} bytes, and the daemon knows of {charged}");
+        }
+        self.victim.order(Order::Check)?;
+        self.wait_for("a look at its bytes", |word| matches!(word, Word::Intact(_)))?;
+        if self.case.leaves {
+            let before = self.session;
+            self.victim.order(Order::Leave)?;
+            self.wait_for("its leaving", |word| matches!(word, Word::Left { .. }))?;
+            if let Some(id) = before {
+                soon("its first session is gone while it lives", || self.row(id).is_none())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// It refuses what it cannot map, and waits in nobody's way.
+    fn goes_on_without_fds(&mut self) -> Result<()> {
+        self.wait_for_over()?;
+        self.drain = None;
+        let Some(id) = self.session else { return Ok(()) };
+        soon("it has answered what it was sent, or is silent", || {
+            self.row(id).is_none_or(|row| row.state() == SessionState::Silent || row.fds_in_flight == 0)
+        })
+    }
+
+    fn wait_for_over(&mut self) -> Result<()> {
+        loop {
+            let Some(word) = self.victim.hear()? else { bail!("it ended by itself without descriptors") };
+            self.note(&word)?;
+            if matches!(word, Word::Over(_)) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        for word in self.victim.kill()? {
+            // What it was ready for does not come any more.
+            if !matches!(word, Word::ReadyToDrain | Word::ReadyToEnd) {
+                self.note(&word)?;
+            }
+        }
+        self.drain = None;
+        Ok(())
+    }
+
+    /// No session, no memory but what it sealed for good: that is what it wrote, and an operator frees it.
+    fn leaves_nothing(&mut self) -> Result<()> {
+        if let Some(end) = self.end.take()
+            && let Err(status) = end.wait()
+        {
+            ensure!(status.code() == Code::NotFound, "its end was refused: {status}");
+        }
+        let pid = self.victim.pid();
+        soon("its sessions are gone", || self.sessions().iter().all(|row| row.pid != pid))?;
+        let Some(id) = self.allocation else { return Ok(()) };
+        let mut wrong = None;
+        soon("its memory is gone", || match self.state_of(id) {
+            None => true,
+            Some((AllocationState::Sealed, found)) => {
+                wrong = self.free_sealed(id, &found).err();
+                wrong.is_some()
+            }
+            Some(_) => false,
+        })?;
+        wrong.map_or(Ok(()), Err)
+    }
+
+    fn free_sealed(&self, id: u64, found: &str) -> Result<()> {
+        let fate = &self.case.fate;
+        ensure!(fate.persistent, "a-{id} was to end with its session");
+        let written = digest(&content(fate.case, fate.size()));
+        ensure!(found == written, "a-{id} was sealed as {found}, and {written} was written");
+        let target = Some(free_allocation_request::Target::AllocationId(id));
+        let freed =
+            self.stage.daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() });
+        freed.wait()?;
+        Ok(())
+    }
+
+    fn state_of(&self, id: u64) -> Option<(AllocationState, String)> {
+        let target = Some(show_allocation_request::Target::AllocationId(id));
+        let shown = self.stage.daemon.admin.show_allocation(ShowAllocationRequest { target }).wait();
+        let allocation = shown.ok()?.allocation?;
+        Some((allocation.state(), allocation.digest))
+    }
+
+    fn row(&self, id: u64) -> Option<Session> {
+        self.sessions().into_iter().find(|row| row.session_id == id)
+    }
+
+    fn sessions(&self) -> Vec<Session> {
+        let request = ListSessionsRequest { page_size: 1000, ..Default::default() };
+        self.stage.daemon.admin.list_sessions(request).ok().sessions
+    }
+}

@@ -1,0 +1,110 @@
+//! Clients that die at every step of the protocol, in every way, while others go on: no byte, descriptor or session is
+//! left of them, and nobody else's bytes are touched.
+//!
+//! A round is every life, at every step, with every death, once; what is left open comes from the seed. One round
+//! runs unless told:
+//!
+//! ```text
+//! VRAMD_KILL_CASES=0..5000 VRAMD_KILL_SEED=7 cargo test -p vramd-tests --test kill -- --nocapture
+//! ```
+//!
+//! Each case is looked at by itself: its sessions are gone, its memory too, and what it sealed is what it wrote. After
+//! each stretch of cases, and once the survivors have left, everything is looked at: books, descriptors, memfds.
+
+mod case;
+mod plan;
+mod scene;
+mod survivors;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use plan::{Case, Plan};
+use scene::Scene;
+
+/// Cases at a time.
+const AT_ONCE: usize = 6;
+/// Cases after which everything is looked at.
+const STRETCH: usize = 175;
+
+#[test]
+fn who_dies_leaves_nothing_and_harms_nobody() {
+    let plan = Plan::from_env();
+    let started = Instant::now();
+    let mut scene = Scene::new();
+    let numbers: Vec<u64> = plan.numbers().collect();
+    for stretch in numbers.chunks(STRETCH) {
+        let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
+        let cases: Vec<_> = stretch.iter().map(|&number| plan.case(number, &scene.target)).collect();
+        let command = plan.command(first..last + 1);
+        let failed = run(&mut scene, &cases, &command);
+        assert!(failed.is_empty(), "{}", failed.join("\n"));
+        if let Err(why) = scene.is_as_before() {
+            panic!("after cases {first} to {last}: {why:#}\n  to repeat them: {command}");
+        }
+    }
+    let (count, checks) = (numbers.len(), scene.survivors.checks());
+    scene.end().unwrap_or_else(|why| panic!("after the survivors: {why:#}"));
+    let seconds = started.elapsed().as_secs();
+    eprintln!(
+        "{count} clients died in {seconds} s, seed {}; the survivors' bytes were checked {checks} times",
+        plan.seed
+    );
+}
+
+/// Runs them, several at a time, among survivors. What went wrong, each with the command that repeats it.
+fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
+    let (survivors, scene) = scene.split();
+    let left = Mutex::new(cases.iter().rev().collect::<Vec<_>>());
+    let failed = Mutex::new(Vec::new());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let living = scope.spawn(|| survivors.live_until(&over));
+        let work = || {
+            loop {
+                // Of its own line: a `while let` would hold the lock until the case has ended.
+                let next = left.lock().expect("no worker panics with it").pop();
+                let Some(case) = next else { return };
+                if let Err(why) = case::run(scene, case) {
+                    failed.lock().expect("no worker panics with it").push(case.failure(&why));
+                    return;
+                }
+            }
+        };
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let outcomes: Vec<_> = workers.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        over.store(true, Ordering::SeqCst);
+        let mut failed = failed.lock().expect("no worker panics with it");
+        if living.join().is_err() {
+            failed.push(format!("a survivor came to harm, as told above\n  to repeat it: {command}"));
+        }
+        for outcome in outcomes {
+            outcome.expect("no worker panics");
+        }
+    });
+    failed.into_inner().expect("no worker panics with it")
+}
+
+#[test]
+fn a_round_is_every_life_at_every_step_with_every_death() {
+    let plan = Plan::new(7, 0..1);
+    let round = plan::matrix().len() as u64;
+    for first in [0, round] {
+        let mut seen = BTreeMap::new();
+        for number in first..first + round {
+            let fate = plan.case(number, "t/n").fate;
+            *seen.entry(format!("{:?} {:?} {:?}", fate.script, fate.step, fate.death)).or_insert(0) += 1;
+        }
+        assert_eq!(seen.len() as u64, round, "{seen:?}");
+    }
+    let all = |plan: &Plan| format!("{:?}", (0..2 * round).map(|n| plan.case(n, "t/n")).collect::<Vec<_>>());
+    assert_eq!(all(&plan), all(&Plan::new(7, 0..1)));
+    assert_ne!(all(&plan), all(&Plan::new(8, 0..1)));
+}

@@ -1,0 +1,114 @@
+//! Which clients die, where and how: a function of the seed and a number.
+
+use std::{env, ops::Range, time::Duration};
+
+use anyhow::Error;
+use clap::ValueEnum as _;
+use fastrand::Rng;
+use vramd_tests::{
+    is_root,
+    victim::{Death, Fate, Script, Step},
+};
+
+const SEED: u64 = 0x5eed;
+/// Who victims are where the tests run as root; the survivors are root.
+pub(crate) const TENANTS: [(u32, &str); 2] = [(20_001, "team-a"), (20_002, "team-b")];
+
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    numbers: Range<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) fate: Fate,
+    pub(crate) uid: Option<u32>,
+    /// From its step to its end, where that comes from outside.
+    pub(crate) pause: Duration,
+    /// After closing its channel it says that everything is unmapped; else it is killed.
+    pub(crate) leaves: bool,
+    /// An operator who ends its session would kill it.
+    pub(crate) end_kills: bool,
+    command: String,
+}
+
+impl Plan {
+    pub(crate) fn new(seed: u64, numbers: Range<u64>) -> Self {
+        Self { seed, numbers }
+    }
+
+    /// What the variables `VRAMD_KILL_SEED` and `VRAMD_KILL_CASES` say, which is `FIRST..END`.
+    pub(crate) fn from_env() -> Self {
+        let read = |name| env::var(name).ok();
+        let seed = read("VRAMD_KILL_SEED").map_or(SEED, |seed| seed.parse().expect("the seed is a number"));
+        let numbers = read("VRAMD_KILL_CASES").map(|cases| {
+            let (first, end) = cases.split_once("..").expect("cases are FIRST..END");
+            first.parse().expect("FIRST is a number")..end.parse().expect("END is a number")
+        });
+        let numbers = numbers.unwrap_or_else(|| 0..matrix().len() as u64);
+        Self::new(seed, numbers)
+    }
+
+    pub(crate) fn numbers(&self) -> Range<u64> {
+        self.numbers.clone()
+    }
+
+    /// What to type to have these again.
+    pub(crate) fn command(&self, numbers: Range<u64>) -> String {
+        let (seed, Range { start, end }) = (self.seed, numbers);
+        format!(
+            "VRAMD_KILL_SEED={seed} VRAMD_KILL_CASES={start}..{end} cargo test -p vramd-tests --test kill"
+        )
+    }
+
+    pub(crate) fn case(&self, number: u64, target: &str) -> Case {
+        let mut combinations = matrix();
+        let round = combinations.len() as u64;
+        Rng::with_seed(self.seed ^ (number / round)).shuffle(&mut combinations);
+        let (script, step, death) = combinations[usize::try_from(number % round).expect("a round is short")];
+
+        // Another stream for each case; the multiplier keeps neighbours apart.
+        let mut random = Rng::with_seed(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let parts = *random.choice(&[1, 3, 7]).expect("it is not empty");
+        let fate = Fate {
+            script,
+            step,
+            death,
+            case: number,
+            parts,
+            persistent: random.bool(),
+            shuts_down: random.bool(),
+            spare_fds: random.u64(0..parts),
+            target: target.to_owned(),
+        };
+        let uids: Vec<_> = TENANTS.iter().map(|&(uid, _)| Some(uid)).chain([None]).collect();
+        let uid = if is_root() { uids[random.usize(..uids.len())] } else { None };
+        Case {
+            fate,
+            uid,
+            // Half of them at once: then nothing that was under way has ended.
+            pause: if random.bool() { Duration::ZERO } else { Duration::from_micros(random.u64(0..8000)) },
+            leaves: random.bool(),
+            // One without a channel would be killed at once, and is to live on.
+            end_kills: random.bool() && death != Death::Close,
+            command: self.command(number..number + 1),
+        }
+    }
+}
+
+impl Case {
+    pub(crate) fn failure(&self, why: &Error) -> String {
+        let arguments = self.fate.arguments().join(" ");
+        format!("case {}: {why:#}\n  victim {arguments}\n  to repeat it: {}", self.fate.case, self.command)
+    }
+}
+
+/// All that can happen.
+pub(crate) fn matrix() -> Vec<(Script, Step, Death)> {
+    let scripts = Script::value_variants().iter();
+    let places = scripts.flat_map(|&script| script.steps().iter().map(move |&step| (script, step)));
+    let all = places
+        .flat_map(|(script, step)| Death::value_variants().iter().map(move |&death| (script, step, death)));
+    all.collect()
+}

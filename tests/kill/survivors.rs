@@ -1,0 +1,172 @@
+//! Clients that live while others die, and look at their bytes again and again.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+use vramd_tests::{Daemon, MIB, Probe, content, digest};
+use vramd_types::Reason;
+
+use crate::plan::TENANTS;
+
+/// Not all of a processor is theirs.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What stays as it is. Odd, so that no part ends with it.
+const SIZE: u64 = 3 * MIB + 12_345;
+/// What is written anew each time.
+const REWRITTEN_SIZE: u64 = 200_001;
+const NAME: &str = "weights";
+
+#[derive(Debug)]
+pub(crate) struct Survivors {
+    all: Vec<Survivor>,
+    target: String,
+}
+
+#[derive(Debug)]
+struct Survivor {
+    probe: Probe,
+    role: Role,
+    checks: u64,
+}
+
+#[derive(Debug)]
+enum Role {
+    /// Has sealed memory that everybody may read.
+    Owner { id: u64, digest: String },
+    /// Maps that memory.
+    Reader { id: u64, digest: String },
+    /// Rewrites its own.
+    Writer { id: u64, seed: u64 },
+    /// Allocates, writes, seals and frees.
+    Busy { round: u64 },
+    /// Maps by way of the SDK.
+    Sdk { digest: String },
+}
+
+impl Survivors {
+    pub(crate) fn new(daemon: &Daemon) -> Self {
+        let written = digest(&content(SIZE, 1));
+        let open = |uid: Option<u32>| {
+            let mut probe = uid.map_or_else(|| daemon.probe(), |uid| daemon.probe_as(uid));
+            let tenant = probe.ask("open")["tenant"].as_str().expect("a session has a tenant").to_owned();
+            (probe, tenant)
+        };
+        let (mut owner, tenant) = open(None);
+        let id =
+            number(&owner.ask(&format!("allocate {SIZE} name={NAME} persistent readers=* part=2097152")));
+        owner.ask(&format!("write {id} 1"));
+        assert_eq!(owner.ask(&format!("seal {id}"))["digest"], written);
+        let target = format!("{tenant}/{NAME}");
+        let mut all = vec![Survivor::new(owner, Role::Owner { id, digest: written.clone() })];
+
+        let others = TENANTS.iter().map(|&(uid, _)| vramd_tests::is_root().then_some(uid));
+        for uid in others {
+            let (mut reader, _) = open(uid);
+            assert_eq!(reader.ask(&format!("attach {target}"))["found"], written);
+            all.push(Survivor::new(reader, Role::Reader { id, digest: written.clone() }));
+        }
+        let (mut writer, _) = open(None);
+        let own = number(&writer.ask(&format!("allocate {REWRITTEN_SIZE}")));
+        all.push(Survivor::new(writer, Role::Writer { id: own, seed: 0 }));
+        all.push(Survivor::new(open(None).0, Role::Busy { round: 0 }));
+
+        let mut sdk = daemon.probe();
+        sdk.ask("sdk open");
+        sdk.ask(&format!("sdk allocate {SIZE} part=2097152"));
+        sdk.ask("sdk write 2");
+        all.push(Survivor::new(sdk, Role::Sdk { digest: digest(&content(SIZE, 2)) }));
+        Self { all, target }
+    }
+
+    pub(crate) fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// How often bytes were compared.
+    pub(crate) fn checks(&self) -> u64 {
+        self.all.iter().map(|survivor| survivor.checks).sum()
+    }
+
+    /// They do what they do, each on a thread of its own, until it is over, and once more then.
+    pub(crate) fn live_until(&mut self, over: &AtomicBool) {
+        thread::scope(|scope| {
+            for survivor in &mut self.all {
+                scope.spawn(|| {
+                    while !over.load(Ordering::SeqCst) {
+                        survivor.check();
+                        thread::sleep(PAUSE);
+                    }
+                    survivor.check();
+                });
+            }
+        });
+    }
+
+    pub(crate) fn leave(self) {
+        // Readers go first, so that nobody is asked to unmap what its owner frees.
+        for Survivor { mut probe, role, .. } in self.all.into_iter().rev() {
+            if let Role::Owner { id, .. } = role {
+                probe.ask(&format!("free {id}"));
+            }
+            probe.leave();
+        }
+    }
+}
+
+impl Survivor {
+    fn new(probe: Probe, role: Role) -> Self {
+        Self { probe, role, checks: 0 }
+    }
+
+    fn check(&mut self) {
+        let probe = &mut self.probe;
+        match &mut self.role {
+            Role::Owner { id, digest } | Role::Reader { id, digest } => {
+                assert_eq!(
+                    probe.ask(&format!("digest {id} {SIZE}"))["digest"],
+                    *digest,
+                    "sealed bytes changed"
+                );
+            }
+            Role::Writer { id, seed } => {
+                let before = digest(&content(REWRITTEN_SIZE, *seed));
+                if *seed > 0 {
+                    assert_eq!(
+                        probe.ask(&format!("digest {id} {REWRITTEN_SIZE}"))["digest"],
+                        before,
+                        "bytes changed"
+                    );
+                }
+                *seed += 1;
+                probe.ask(&format!("write {id} {seed}"));
+            }
+            Role::Busy { round } => {
+                *round += 1;
+                let allocated =
+                    probe.answer(&format!("allocate {REWRITTEN_SIZE} name=busy-{round} persistent"));
+                if allocated["refused"]["reason"] == Reason::Draining.name() {
+                    return;
+                }
+                let id = number(&allocated);
+                probe.ask(&format!("write {id} {round}"));
+                let written = digest(&content(REWRITTEN_SIZE, *round));
+                assert_eq!(probe.ask(&format!("seal {id}"))["digest"], written, "sealed other bytes");
+                let found = &probe.ask(&format!("digest {id} {REWRITTEN_SIZE}"))["digest"];
+                assert_eq!(*found, written, "bytes changed");
+                probe.ask(&format!("free {id}"));
+            }
+            Role::Sdk { digest } => {
+                assert_eq!(probe.ask("sdk digest")["digest"], *digest, "bytes changed");
+            }
+        }
+        self.checks += 1;
+    }
+}
+
+fn number(answer: &Value) -> u64 {
+    answer["allocation"].as_u64().unwrap_or_else(|| panic!("nothing was allocated: {answer}"))
+}

@@ -1,0 +1,218 @@
+//! A victim that goes by way of the SDK, whose fault points are its steps.
+
+mod channels;
+
+use std::{
+    process,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use vramd_client::{
+    Allocation, AllocationRequest, Bytes, Client, Error, FaultPoint, Reason, Sealed, on_fault_point,
+};
+use vramd_tests::{
+    MIB_2, digest, proc,
+    victim::{Death, Fate, Order, Script, Step, Word, content},
+    wait::PATIENCE,
+};
+
+use crate::{
+    obey,
+    reaper::{Reaper, Verdict},
+    say, stand_still,
+};
+
+/// How often to look whether something has happened.
+const PAUSE: Duration = Duration::from_millis(5);
+
+struct Life {
+    reaper: Arc<Reaper>,
+    client: Option<Client>,
+    open: Option<Allocation>,
+    sealed: Option<Sealed>,
+}
+
+pub(crate) fn live(fate: Fate) -> Result<()> {
+    let reaper = Arc::new(Reaper::new(fate));
+    let mut life = Life { reaper: Arc::clone(&reaper), client: None, open: None, sealed: None };
+    on_fault_point(move |point| {
+        if reaper.at(step(point)) == Verdict::Close {
+            channels::shut_down();
+        }
+    });
+    // The SDK's threads may come to its step a little later than the program to its end.
+    let outcome = life.run().and_then(|()| await_that("its step", || life.reaper.has_struck()));
+    let over = outcome.err().map_or_else(|| "done".to_owned(), |why| format!("{why:#}"));
+    say(&Word::Over(over));
+    if life.reaper.fate.death == Death::Close {
+        say(&Word::Closed { mapped: proc::memory_mapping_count(process::id()) });
+        return obey(|order| life.obey(order));
+    }
+    stand_still()
+}
+
+fn step(point: FaultPoint) -> Step {
+    match point {
+        FaultPoint::Connected => Step::Connected,
+        FaultPoint::HelloSent => Step::HelloSent,
+        FaultPoint::Welcomed => Step::Welcomed,
+        FaultPoint::CallBegins => Step::CallBegins,
+        FaultPoint::Answered => Step::Answered,
+        FaultPoint::PacketWaits => Step::PacketWaits,
+        FaultPoint::MapReceived => Step::MapReceived,
+        FaultPoint::Mapped => Step::Mapped,
+        FaultPoint::MapAnswered => Step::MapAnswered,
+        FaultPoint::RevokeReceived => Step::RevokeReceived,
+        FaultPoint::Unmapped => Step::Unmapped,
+        FaultPoint::UnmapAnswered => Step::UnmapAnswered,
+        FaultPoint::LetGo => Step::LetGo,
+        FaultPoint::DrainReceived => Step::DrainReceived,
+        FaultPoint::EndHeard => Step::EndHeard,
+    }
+}
+
+impl Life {
+    fn run(&mut self) -> Result<()> {
+        match self.reaper.fate.script {
+            Script::SdkAllocate => {
+                self.reaper.arm();
+                self.write_new()?;
+                if self.reaper.at(Step::Written) == Verdict::Close {
+                    channels::shut_down();
+                }
+            }
+            Script::SdkSeal => {
+                self.write_new()?;
+                self.reaper.arm();
+                let open = self.open.take().context("it was allocated")?;
+                let written = digest(open.as_slice()?);
+                let sealed = open.seal()?;
+                if sealed.digest() != written {
+                    say(&Word::Intact(false));
+                }
+                self.sealed = Some(sealed);
+            }
+            Script::SdkAttach => {
+                self.connect()?;
+                self.reaper.arm();
+                self.attach()?;
+            }
+            Script::SdkFree => {
+                self.write_new()?;
+                self.reaper.arm();
+                self.open.take().context("it was allocated")?.free()?;
+            }
+            Script::SdkDetach => {
+                self.connect()?;
+                self.attach()?;
+                self.reaper.arm();
+                self.sealed.take().context("it was attached")?.detach()?;
+            }
+            Script::SdkReconnect => {
+                self.write_new()?;
+                self.reaper.arm();
+                self.leave()?;
+                self.write_new()?;
+            }
+            Script::SdkDrain => {
+                self.write_new()?;
+                self.reaper.arm();
+                say(&Word::ReadyToDrain);
+            }
+            Script::SdkEnd => {
+                self.write_new()?;
+                self.reaper.arm();
+                say(&Word::ReadyToEnd);
+                let client = self.client.as_ref().context("it was connected")?;
+                await_that("the end of its session", || !client.is_connected())?;
+            }
+            other => return Err(anyhow!("{other:?} is not by way of the SDK")),
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        let name = self.reaper.fate.client_name();
+        let builder = Client::builder().name(name).request_timeout(PATIENCE);
+        let client = unless_draining(|| builder.clone().connect())?;
+        say(&Word::Session(client.session_id().get()));
+        self.client = Some(client);
+        Ok(())
+    }
+
+    /// A session with memory that it has written.
+    fn write_new(&mut self) -> Result<()> {
+        self.connect()?;
+        let fate = &self.reaper.fate;
+        let mut request = AllocationRequest::new(Bytes::new(fate.size())).part_size(Bytes::new(MIB_2));
+        if fate.persistent {
+            request = request.name(fate.client_name()).persistent();
+        }
+        let client = self.client.as_ref().context("it was connected")?;
+        let mut open = unless_draining(|| client.allocate(request.clone()))?;
+        say(&Word::Allocation(open.id().get()));
+        open.as_mut_slice()?.copy_from_slice(&content(fate.case, fate.size()));
+        self.open = Some(open);
+        Ok(())
+    }
+
+    fn attach(&mut self) -> Result<()> {
+        let client = self.client.as_ref().context("it was connected")?;
+        let sealed = unless_draining(|| client.attach(self.reaper.fate.target.as_str()))?;
+        if digest(sealed.as_slice()?) != sealed.digest() {
+            say(&Word::Intact(false));
+        }
+        self.sealed = Some(sealed);
+        Ok(())
+    }
+
+    /// Gives up all handles, and with the last the session.
+    fn leave(&mut self) -> Result<()> {
+        (self.open, self.sealed) = (None, None);
+        self.client.take().map_or(Ok(()), |client| client.flush())?;
+        Ok(())
+    }
+
+    fn obey(&mut self, order: Order) -> Result<Word> {
+        match order {
+            Order::Check => Ok(Word::Intact(self.is_intact())),
+            Order::Leave => {
+                self.leave()?;
+                self.connect()?;
+                let client = self.client.as_ref().context("it was connected")?;
+                Ok(Word::Left { session: client.session_id().get() })
+            }
+        }
+    }
+
+    /// Whether what is mapped has the content that it should have.
+    fn is_intact(&self) -> bool {
+        let fate = &self.reaper.fate;
+        let open = self.open.as_ref().and_then(|open| open.as_slice().ok());
+        let sealed = self.sealed.as_ref().and_then(|sealed| Some((sealed.as_slice().ok()?, sealed.digest())));
+        open.is_none_or(|bytes| digest(bytes) == digest(&content(fate.case, fate.size())))
+            && sealed.is_none_or(|(bytes, told)| digest(bytes) == told)
+    }
+}
+
+fn await_that(what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        ensure!(Instant::now() < end, "waited in vain for {what}");
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Asks again while the node is being drained.
+fn unless_draining<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Result<T> {
+    loop {
+        match ask() {
+            Err(error) if error.reason() == Some(Reason::Draining) => thread::sleep(PAUSE),
+            outcome => return Ok(outcome?),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Which life a victim lives, and where and how it ends.
+
+use clap::{Args, ValueEnum};
+
+use crate::MIB_2;
+
+/// A life. What comes before its own steps is done without dying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Script {
+    /// Opens a session, allocates, maps and writes.
+    Allocate,
+    /// The same with more parts than one packet carries.
+    Batch,
+    Seal,
+    /// Frees what it maps, and unmaps when it is asked to.
+    Free,
+    /// Maps what a survivor has sealed.
+    Attach,
+    Detach,
+    /// Closes the channel and opens another session, which says that the first one's memory is unmapped.
+    Reconnect,
+    /// Hears that the node is drained.
+    Drain,
+    /// Is ended by an operator.
+    End,
+    // The same by way of the SDK, which frees and detaches by unmapping first.
+    SdkAllocate,
+    SdkSeal,
+    SdkAttach,
+    SdkFree,
+    SdkDetach,
+    SdkReconnect,
+    SdkDrain,
+    SdkEnd,
+}
+
+/// A step of the protocol, done. What comes after it is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Step {
+    /// The channel is connected, and nothing is sent.
+    Connected,
+    HelloSent,
+    Welcomed,
+    /// The SDK is about to call.
+    CallBegins,
+    /// The call is sent, and its answer not waited for.
+    CallSent,
+    Answered,
+    /// Something can be read: of the SDK it is not known what.
+    PacketWaits,
+    MapWaits,
+    MapReceived,
+    HalfMapped,
+    Mapped,
+    MapAnswered,
+    /// The second packet of a batch.
+    SecondWaits,
+    SecondReceived,
+    SecondMapped,
+    SecondAnswered,
+    Written,
+    RevokeWaits,
+    RevokeReceived,
+    HalfUnmapped,
+    Unmapped,
+    HalfAnswered,
+    UnmapAnswered,
+    /// Unmapped of its own will, and nothing is said.
+    LetGo,
+    ChannelClosed,
+    DrainWaits,
+    DrainReceived,
+    /// The daemon has said that the session is over.
+    EndHeard,
+}
+
+/// How a victim ends at its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Death {
+    /// SIGKILL, where it stands.
+    Kill,
+    /// SIGKILL while it goes on.
+    Race,
+    /// SIGSTOP, and SIGKILL later.
+    Stop,
+    /// It closes its channel, or shuts it down, and lives on.
+    Close,
+    /// It can open no more descriptors, and goes on as far as it gets.
+    NoFds,
+}
+
+/// All that a victim is told.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Fate {
+    #[arg(long)]
+    pub script: Script,
+    #[arg(long)]
+    pub step: Step,
+    #[arg(long)]
+    pub death: Death,
+    /// Names its session, its memory, and what it writes.
+    #[arg(long)]
+    pub case: u64,
+    /// What it allocates; a batch has more.
+    #[arg(long)]
+    pub parts: u64,
+    /// What it allocates is to stay once it is sealed.
+    #[arg(long)]
+    pub persistent: bool,
+    /// It closes its channel by shutting it down, and keeps the socket with what lies in it unread.
+    #[arg(long)]
+    pub shuts_down: bool,
+    /// How many descriptors it can still open when it can open no more.
+    #[arg(long)]
+    pub spare_fds: u64,
+    /// `tenant/name` of what it attaches.
+    #[arg(long)]
+    pub target: String,
+}
+
+impl Script {
+    /// Where it can end, in the order of its life.
+    pub fn steps(self) -> &'static [Step] {
+        #[allow(clippy::enum_glob_use, reason = "the table is read by its columns")]
+        use Step::*;
+        match self {
+            Self::Allocate => &[
+                Connected,
+                HelloSent,
+                Welcomed,
+                CallSent,
+                Answered,
+                MapWaits,
+                MapReceived,
+                HalfMapped,
+                Mapped,
+                MapAnswered,
+                Written,
+            ],
+            Self::Batch => &[
+                CallSent,
+                Answered,
+                MapReceived,
+                HalfMapped,
+                Mapped,
+                MapAnswered,
+                SecondWaits,
+                SecondReceived,
+                SecondMapped,
+                SecondAnswered,
+            ],
+            Self::Seal => &[
+                CallSent,
+                RevokeWaits,
+                RevokeReceived,
+                HalfUnmapped,
+                Unmapped,
+                HalfAnswered,
+                UnmapAnswered,
+                Answered,
+                MapWaits,
+                MapReceived,
+                HalfMapped,
+                Mapped,
+                MapAnswered,
+            ],
+            Self::Free | Self::Detach => &[
+                CallSent,
+                RevokeWaits,
+                RevokeReceived,
+                HalfUnmapped,
+                Unmapped,
+                HalfAnswered,
+                UnmapAnswered,
+                Answered,
+            ],
+            Self::Attach => &[CallSent, Answered, MapWaits, MapReceived, HalfMapped, Mapped, MapAnswered],
+            Self::Reconnect => {
+                &[ChannelClosed, Unmapped, Connected, HelloSent, Welcomed, Answered, MapAnswered]
+            }
+            Self::Drain => &[DrainWaits, DrainReceived],
+            Self::End => {
+                &[RevokeWaits, RevokeReceived, HalfUnmapped, Unmapped, HalfAnswered, UnmapAnswered, EndHeard]
+            }
+            Self::SdkAllocate => &[
+                Connected,
+                HelloSent,
+                Welcomed,
+                CallBegins,
+                PacketWaits,
+                MapReceived,
+                Mapped,
+                MapAnswered,
+                Answered,
+                Written,
+            ],
+            Self::SdkSeal => &[
+                CallBegins,
+                PacketWaits,
+                RevokeReceived,
+                Unmapped,
+                UnmapAnswered,
+                Answered,
+                MapReceived,
+                Mapped,
+                MapAnswered,
+            ],
+            Self::SdkAttach => &[CallBegins, PacketWaits, MapReceived, Mapped, MapAnswered, Answered],
+            Self::SdkFree | Self::SdkDetach => &[LetGo, UnmapAnswered, CallBegins, Answered],
+            Self::SdkReconnect => &[Connected, HelloSent, Welcomed, Mapped],
+            Self::SdkDrain => &[PacketWaits, DrainReceived],
+            Self::SdkEnd => &[PacketWaits, RevokeReceived, Unmapped, UnmapAnswered, EndHeard],
+        }
+    }
+
+    pub fn is_of_sdk(self) -> bool {
+        matches!(
+            self,
+            Self::SdkAllocate
+                | Self::SdkSeal
+                | Self::SdkAttach
+                | Self::SdkFree
+                | Self::SdkDetach
+                | Self::SdkReconnect
+                | Self::SdkDrain
+                | Self::SdkEnd
+        )
+    }
+}
+
+impl Fate {
+    /// The size that it asks for, which no part ends with.
+    pub fn size(&self) -> u64 {
+        self.parts * MIB_2 - 1
+    }
+
+    pub fn client_name(&self) -> String {
+        format!("case-{}", self.case)
+    }
+
+    /// As it is written on a command line.
+    pub fn arguments(&self) -> Vec<String> {
+        let named = |value: Option<clap::builder::PossibleValue>| {
+            value.expect("no value is hidden").get_name().to_owned()
+        };
+        let mut arguments = vec![
+            format!("--script={}", named(self.script.to_possible_value())),
+            format!("--step={}", named(self.step.to_possible_value())),
+            format!("--death={}", named(self.death.to_possible_value())),
+            format!("--case={}", self.case),
+            format!("--parts={}", self.parts),
+            format!("--spare-fds={}", self.spare_fds),
+            format!("--target={}", self.target),
+        ];
+        arguments.extend(self.persistent.then(|| "--persistent".to_owned()));
+        arguments.extend(self.shuts_down.then(|| "--shuts-down".to_owned()));
+        arguments
+    }
+}
+
+/// What the victim of that case writes.
+pub fn content(case: u64, size: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(size).expect("a test's content fits in memory")];
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&case.to_le_bytes());
+    hasher.finalize_xof().fill(&mut bytes);
+    bytes
+}
