@@ -56,19 +56,35 @@ pub(crate) enum Recall {
     Reused,
 }
 
+type Name = (Method, [u8; 16]);
+
+#[derive(Debug)]
+struct Entry {
+    name: Name,
+    fingerprint: [u8; 16],
+    /// `None` once it was refused.
+    progress: Option<Progress>,
+}
+
+/// The last ones, in their order. What is found by name is only where they lie: a tree of whole entries would move them
+/// about at every request.
 #[derive(Debug, Default)]
 pub(crate) struct RequestLog {
-    entries: BTreeMap<(Method, [u8; 16]), ([u8; 16], Progress)>,
-    order: VecDeque<(Method, [u8; 16])>,
+    entries: VecDeque<Entry>,
+    /// How many were before the first of them.
+    forgotten: u64,
+    places: BTreeMap<Name, u64>,
 }
 
 impl RequestLog {
     pub(crate) fn recall(&self, method: Method, key: Option<RequestKey>) -> Recall {
-        match key.and_then(|key| Some((key, self.entries.get(&(method, key.id))?))) {
+        let Some(key) = key else { return Recall::New };
+        let Some(entry) = self.find((method, key.id)) else { return Recall::New };
+        match &entry.progress {
+            _ if entry.fingerprint != key.fingerprint => Recall::Reused,
+            Some(Progress::Running(op)) => Recall::Running(*op),
+            Some(Progress::Done(outcome)) => Recall::Done(outcome.clone()),
             None => Recall::New,
-            Some((key, (fingerprint, _))) if *fingerprint != key.fingerprint => Recall::Reused,
-            Some((_, (_, Progress::Running(op)))) => Recall::Running(*op),
-            Some((_, (_, Progress::Done(outcome)))) => Recall::Done(outcome.clone()),
         }
     }
 
@@ -76,7 +92,7 @@ impl RequestLog {
     #[cfg(feature = "planted")]
     pub(crate) fn as_first_asked(&self, method: Method, key: Option<RequestKey>) -> Option<RequestKey> {
         let key = key?;
-        let fingerprint = self.entries.get(&(method, key.id)).map_or(key.fingerprint, |entry| entry.0);
+        let fingerprint = self.find((method, key.id)).map_or(key.fingerprint, |entry| entry.fingerprint);
         Some(RequestKey { fingerprint, ..key })
     }
 
@@ -88,25 +104,62 @@ impl RequestLog {
     pub(crate) fn finished(&mut self, method: Method, key: Option<RequestKey>, outcome: Option<Outcome>) {
         match (outcome, key) {
             (Some(outcome), key) => self.put(method, key, Progress::Done(outcome)),
-            (None, Some(key)) => {
-                self.entries.remove(&(method, key.id));
-                self.order.retain(|entry| *entry != (method, key.id));
-            }
+            (None, Some(key)) => self.forget((method, key.id)),
             (None, None) => {}
         }
     }
 
     fn put(&mut self, method: Method, key: Option<RequestKey>, progress: Progress) {
-        let Some(key) = key else { return };
-        let name = (method, key.id);
-        if self.entries.insert(name, (key.fingerprint, progress)).is_none() {
-            self.order.push_back(name);
+        let Some(RequestKey { id, fingerprint }) = key else { return };
+        let name = (method, id);
+        let entry = Entry { name, fingerprint, progress: Some(progress) };
+        if let Some(there) = self.find_mut(name) {
+            *there = entry;
+            return;
         }
-        if self.order.len() > REQUESTS_REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
+        let place = self.forgotten.saturating_add(self.entries.len() as u64);
+        self.places.insert(name, place);
+        self.entries.push_back(entry);
+        if self.places.len() > REQUESTS_REMEMBERED
+            && let Some(oldest) = self.entries.front().map(|entry| entry.name)
         {
-            self.entries.remove(&oldest);
+            self.forget(oldest);
         }
+    }
+
+    /// The first entry is always one that is remembered.
+    fn forget(&mut self, name: Name) {
+        if let Some(entry) = self.find_mut(name) {
+            entry.progress = None;
+        }
+        self.places.remove(&name);
+        while self.entries.front().is_some_and(|entry| entry.progress.is_none()) {
+            self.entries.pop_front();
+            self.forgotten = self.forgotten.saturating_add(1);
+        }
+        if self.entries.len() > 2 * REQUESTS_REMEMBERED {
+            self.close_gaps();
+        }
+    }
+
+    /// So that one long request, and many refused ones after it, take no room for ever.
+    fn close_gaps(&mut self) {
+        self.entries.retain(|entry| entry.progress.is_some());
+        let places = self.entries.iter().map(|entry| entry.name).zip(self.forgotten..);
+        self.places = places.collect();
+    }
+
+    fn find(&self, name: Name) -> Option<&Entry> {
+        self.entries.get(self.index(name)?)
+    }
+
+    fn find_mut(&mut self, name: Name) -> Option<&mut Entry> {
+        let index = self.index(name)?;
+        self.entries.get_mut(index)
+    }
+
+    fn index(&self, name: Name) -> Option<usize> {
+        usize::try_from(self.places.get(&name)?.checked_sub(self.forgotten)?).ok()
     }
 }
 
@@ -120,6 +173,10 @@ mod tests {
         Some(RequestKey { id: bytes, fingerprint: [content; 16] })
     }
 
+    fn op() -> OpId {
+        crate::tenancy::OpTable::default().next_id()
+    }
+
     #[test]
     fn the_last_ones_are_remembered() {
         let mut log = RequestLog::default();
@@ -131,6 +188,37 @@ mod tests {
         assert!(matches!(log.recall(Method::Drain, key(1, 2)), Recall::Reused));
         assert!(matches!(log.recall(Method::Seal, key(1, 2)), Recall::New));
         assert!(matches!(log.recall(Method::Drain, None), Recall::New));
+    }
+
+    #[test]
+    fn what_was_refused_takes_no_place_and_no_room() {
+        let mut log = RequestLog::default();
+        log.started(Method::Seal, key(0, 1), op());
+        log.finished(Method::Drain, key(0, 1), Some(Outcome::Drained));
+        for id in 1..=5000 {
+            log.started(Method::Drain, key(id, 1), op());
+            assert!(matches!(log.recall(Method::Drain, key(id, 1)), Recall::Running(_)));
+            log.finished(Method::Drain, key(id, 1), None);
+        }
+        assert!(matches!(log.recall(Method::Seal, key(0, 1)), Recall::Running(_)));
+        assert!(matches!(log.recall(Method::Drain, key(0, 1)), Recall::Done(Outcome::Drained)));
+        assert!(log.entries.len() <= 2 * REQUESTS_REMEMBERED && log.places.len() == 2);
+    }
+
+    #[test]
+    fn gaps_close_and_everything_is_found_where_it_lies() {
+        let mut log = RequestLog::default();
+        for id in 0..6000 {
+            log.started(Method::Drain, key(id, 1), op());
+            // Every third is done, and so is the first; the others are refused.
+            let outcome = (id % 3 == 0).then_some(Outcome::Drained);
+            log.finished(Method::Drain, key(id, 1), outcome);
+        }
+        let done = |id: &u16| matches!(log.recall(Method::Drain, key(*id, 1)), Recall::Done(_));
+        let found: Vec<_> = (0..6000).filter(done).collect();
+        // The last two took a place while they ran.
+        let last: Vec<_> = (0..6000).filter(|id| id % 3 == 0).skip(2001 - REQUESTS_REMEMBERED).collect();
+        assert_eq!(found, last);
     }
 
     #[test]
