@@ -1,7 +1,7 @@
 //! Quotas: checked against what is guaranteed and held, put on disk, then in force. One change at a time, so that
 //! each is checked against what the one before it left.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use vramd_types::{Quantity, name};
 
@@ -13,6 +13,7 @@ use crate::{
     event::{DeviceSelector, Tier},
     ledger::{Place, Quota, QuotaBook, QuotaDevice},
     limits::REQUESTS_REMEMBERED,
+    pool::Age,
     tenancy::{Method, OpId, OpKind, Outcome, Requester, TenantId},
     view::{StoredQuota, StoredQuotas, StoredRequest},
 };
@@ -40,6 +41,8 @@ enum Edit {
 #[derive(Debug, Default)]
 pub(crate) struct QuotaQueue {
     waiting: VecDeque<OpId>,
+    /// The change that waits for cached extents to be given up, so that its guarantee is backed.
+    making_room: Option<OpId>,
     storing: Option<Storing>,
     /// Request ids that are on disk, oldest first; of each uid the last ones.
     stored_requests: VecDeque<StoredRequest>,
@@ -117,19 +120,32 @@ impl Broker {
 
     /// Begins the next change, if none is being written.
     fn next_quota(&mut self) {
-        while self.quota_queue.storing.is_none() {
+        while self.quota_queue.storing.is_none() && self.quota_queue.making_room.is_none() {
             let Some(op) = self.quota_queue.waiting.pop_front() else { return };
             let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
             let change = change.clone();
             match self.check_change(&change) {
-                Ok(quota) => self.store(op, change, quota),
+                Ok((quota, given_up)) if given_up.is_empty() => self.store(op, change, quota),
+                Ok((_, given_up)) => {
+                    self.quota_queue.making_room = Some(op);
+                    self.give_up(given_up, Some(op));
+                }
                 Err(refusal) => self.finish(op, Err(refusal)),
             }
         }
     }
 
-    /// What would be stored, if it can be kept.
-    fn check_change(&self, change: &QuotaChange) -> Result<Option<Quota>, Refusal> {
+    /// The cached extents that a change waited for are given up: it is looked at again, before all others.
+    pub(crate) fn resume_quota(&mut self, op: OpId) {
+        if self.quota_queue.making_room == Some(op) {
+            self.quota_queue.making_room = None;
+            self.quota_queue.waiting.push_front(op);
+            self.next_quota();
+        }
+    }
+
+    /// What would be stored, if it can be kept, and which cached extents must be given up for that.
+    fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, BTreeSet<Age>), Refusal> {
         let book = self.ledger.quotas();
         let stored = book.get(change.tenant, &change.device, change.tier);
         let quota = match change.edit {
@@ -152,6 +168,7 @@ impl Broker {
             }
         };
         let after = self.book_after(change, quota);
+        let mut given_up = BTreeSet::new();
         for (place, books) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
             let account = after.open(change.tenant, place, books.share());
             let before = book.open(change.tenant, place, books.share());
@@ -163,7 +180,9 @@ impl Broker {
                 let quantity = account.guarantee.get().to_string();
                 return Err(Refusal::QuantityInvalid { field: "guarantee", quantity, problem });
             }
-            if let Some(committed) = self.ledger.unbacked(change.tenant, place, account.guarantee) {
+            let unbacked = self.ledger.unbacked(change.tenant, place, account.guarantee);
+            let chosen = self.choose_for_guarantee(change.tenant, place, account.guarantee);
+            if let (Some(committed), None) = (unbacked, &chosen) {
                 return Err(Refusal::GuaranteeUnbacked {
                     tenant: self.tenants.name(change.tenant).to_owned(),
                     device: self.uuid(place.device).to_owned(),
@@ -173,8 +192,9 @@ impl Broker {
                     committed,
                 });
             }
+            given_up.extend(chosen.into_iter().flatten());
         }
-        Ok(quota)
+        Ok((quota, given_up))
     }
 
     fn book_after(&self, change: &QuotaChange, quota: Option<Quota>) -> QuotaBook {
@@ -223,6 +243,7 @@ impl Broker {
         let outcome = match result {
             Ok(()) => {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
+                self.trim_to_limit(change.tenant);
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 Ok(match quota {
                     Some(_) => {
