@@ -159,6 +159,7 @@ impl Client {
             request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
             items: requests.into_iter().map(|request| request.spec).collect(),
         };
+        let _seat = self.session.sit();
         let answer = self.session.call(deadline, request, |mut client, request| async move {
             client.allocate_batch(request).await
         })?;
@@ -180,6 +181,7 @@ impl Client {
             request_id: RequestId::random().to_vec(),
             target: Some(target),
         };
+        let _seat = self.session.sit();
         let answer = self
             .session
             .call(deadline, request, |mut client, request| async move { client.attach(request).await })?;

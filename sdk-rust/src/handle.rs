@@ -60,10 +60,10 @@ impl Handle {
 
     /// Nobody tells a session of an allocation that was freed before its first part was sent: now and then it asks.
     fn wait_for(&self, access: Access, deadline: Instant) -> Result<()> {
-        let (id, table) = (self.info.id, self.session.table());
+        let id = self.info.id;
         loop {
             let pause = deadline.min(Instant::now() + ASK_INTERVAL);
-            match table.wait_held(id, self.info.parts.len(), access, pause) {
+            match self.session.wait_held(id, self.info.parts.len(), access, pause) {
                 Err(Error::Deadline) if pause < deadline => {}
                 outcome => return outcome,
             }

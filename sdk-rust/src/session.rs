@@ -8,11 +8,11 @@ use std::{
 };
 
 use tonic::{Request, Response, Status, transport::Channel};
-use vramd_proto::v1::{self, memory_service_client::MemoryServiceClient};
+use vramd_proto::v1::{self, Access, memory_service_client::MemoryServiceClient};
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
 
 use crate::{
-    channel::{self, Greeting, Link},
+    channel::{self, Attended, Greeting, Link, Seat},
     cuda::Gpus,
     error::{Error, Result},
     fork::ProcessBound,
@@ -167,6 +167,29 @@ impl Session {
             (Some(Reason::Deadline), Some(ending)) => ending.error(),
             _ => error,
         })
+    }
+
+    /// For a caller that is about to wait for memory: from now on it reads the channel itself, by [`Self::wait_held`].
+    pub(crate) fn sit(&self) -> Option<Seat<'_>> {
+        self.link.sit()
+    }
+
+    /// Waits until so many parts of a claimed allocation are here with that access, or never will be.
+    pub(crate) fn wait_held(
+        &self,
+        id: AllocationId,
+        parts: usize,
+        access: Access,
+        deadline: Instant,
+    ) -> Result<()> {
+        while !self.table.is_held(id, parts, access)? {
+            match channel::attend(&self.link, &self.table, deadline) {
+                Attended::Packet => {}
+                Attended::Nothing => return Err(Error::Deadline),
+                Attended::NotReader => return self.table.wait_held(id, parts, access, deadline),
+            }
+        }
+        Ok(())
     }
 
     /// Unmaps an allocation and tells the daemon. With `forget` its address is given up as well.

@@ -5,9 +5,13 @@ pub(crate) mod fake;
 pub(crate) mod frame;
 mod hello;
 mod link;
+mod reader;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub(crate) use hello::{Greeting, open};
-pub(crate) use link::Link;
+pub(crate) use link::{Link, Seat};
+pub(crate) use reader::{Attended, attend};
 pub(crate) use worker::spawn as spawn_worker;

@@ -209,29 +209,19 @@ impl Table {
         deadline: Instant,
     ) -> Result<()> {
         let mut state = self.lock();
-        loop {
-            let region = state.regions.get_mut(&id);
-            match region {
-                None => return Err(Error::AllocationNotFound { allocation: id.to_string() }),
-                Some(region) if region.held(Some(access)) >= parts => return Ok(()),
-                Some(region) => {
-                    if let Some(problem) = region.failure.take() {
-                        return Err(Error::MapFailed { allocation: id.to_string(), problem });
-                    }
-                    if region.revoked.is_some_and(|reason| reason != RevokeReason::Sealing) {
-                        return Err(Error::refused(Reason::Raced, &[("allocation", &id)]));
-                    }
-                }
-            }
-            if let Some(ending) = &state.ending {
-                return Err(ending.error());
-            }
+        while !state.is_held(id, parts, access)? {
             let patience = deadline.saturating_duration_since(Instant::now());
             if patience.is_zero() {
                 return Err(Error::Deadline);
             }
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
+        Ok(())
+    }
+
+    /// Whether they are here now; an error if they never will be.
+    pub(crate) fn is_held(&self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
+        self.lock().is_held(id, parts, access)
     }
 
     /// Copies to or from a whole allocation, all of whose parts must be here with that access. It stays mapped
@@ -332,6 +322,21 @@ impl Table {
 }
 
 impl State {
+    fn is_held(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
+        let gone = || Error::AllocationNotFound { allocation: id.to_string() };
+        let region = self.regions.get_mut(&id).ok_or_else(gone)?;
+        if region.held(Some(access)) >= parts {
+            return Ok(true);
+        }
+        if let Some(problem) = region.failure.take() {
+            return Err(Error::MapFailed { allocation: id.to_string(), problem });
+        }
+        if region.revoked.is_some_and(|reason| reason != RevokeReason::Sealing) {
+            return Err(Error::refused(Reason::Raced, &[("allocation", &id)]));
+        }
+        self.ending.as_ref().map_or(Ok(false), |ending| Err(ending.error()))
+    }
+
     /// Opens what a packet has mapped; parts that cannot be opened become failures.
     fn grant(&mut self, outcomes: &mut [(PartRef, Result<(), String>)]) {
         let ids: BTreeSet<_> = outcomes.iter().map(|(part, _)| part.allocation_id).collect();

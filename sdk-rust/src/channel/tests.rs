@@ -1,0 +1,261 @@
+//! What comes over the channel, whoever reads it.
+
+use std::{fs, os::fd::OwnedFd, sync::Arc, thread};
+
+use vramd_proto::v1::{
+    Access, HandleType, Mapped, Refused, RevokeReason, UnmapReason, UnmappedPart, client_frame,
+    daemon_frame::Frame,
+};
+use vramd_types::{AllocationId, Reason};
+
+use super::{
+    Attended, attend,
+    fake::{Fake, PART, memory, part, part_ref, soon},
+};
+use crate::{
+    error::Error,
+    mapping::{Ending, Mode},
+};
+
+const ID: AllocationId = AllocationId::from_raw(7);
+
+fn mapped(parts: &[u32]) -> client_frame::Frame {
+    let parts = parts.iter().map(|index| part_ref(7, *index)).collect();
+    client_frame::Frame::Mapped(Mapped { parts })
+}
+
+/// The first part of another allocation.
+fn mapped_of(allocation: u64) -> client_frame::Frame {
+    client_frame::Frame::Mapped(Mapped { parts: vec![part_ref(allocation, 0)] })
+}
+
+/// The parts of an `Unmapped` frame, of which all have the same reason.
+fn unmapped(frame: Option<client_frame::Frame>, reason: UnmapReason) -> Vec<UnmappedPart> {
+    let Some(client_frame::Frame::Unmapped(unmapped)) = frame else { panic!("{frame:?}") };
+    assert!(unmapped.parts.iter().all(|part| part.reason() == reason), "{unmapped:?}");
+    unmapped.parts
+}
+
+/// The line of /proc/self/maps for the given memory, if it is mapped.
+fn maps_line(name: &str) -> Option<String> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().find(|line| line.contains(name)).map(str::to_owned)
+}
+
+fn descriptors_of(name: &str) -> usize {
+    let links = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    links
+        .filter(|link| fs::read_link(link.path()).is_ok_and(|to| to.to_string_lossy().contains(name)))
+        .count()
+}
+
+#[test]
+fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(ID).unwrap();
+    let fds = [memory("worker-seal-0", 1), memory("worker-seal-1", 2)];
+    let parts = |access| vec![part(7, 0, 2, access), part(7, 1, 2, access)];
+
+    fake.map(parts(Access::ReadWrite), &fds);
+    assert_eq!(fake.next(), Some(mapped(&[0, 1])));
+    fake.table.wait_held(ID, 2, Access::ReadWrite, soon()).unwrap();
+    let base = fake.table.base(ID).unwrap();
+    assert!(maps_line("worker-seal-1").unwrap().contains("rw-s"));
+    assert_eq!(descriptors_of("worker-seal-0"), 1, "only the test's own is open");
+
+    fake.revoke(part_ref(7, 1), RevokeReason::Sealing);
+    fake.revoke(part_ref(7, 0), RevokeReason::Sealing);
+    assert_eq!(unmapped(fake.next(), UnmapReason::Done)[0].part, Some(part_ref(7, 1)));
+    assert_eq!(unmapped(fake.next(), UnmapReason::Done)[0].part, Some(part_ref(7, 0)));
+    assert_eq!(maps_line("worker-seal-0"), None);
+    assert_eq!(fake.table.held(ID, None), 0);
+
+    fake.map(parts(Access::ReadOnly), &fds);
+    assert_eq!(fake.next(), Some(mapped(&[0, 1])));
+    fake.table.wait_held(ID, 2, Access::ReadOnly, soon()).unwrap();
+    assert_eq!(fake.table.base(ID), Some(base));
+    let line = maps_line("worker-seal-0").unwrap();
+    assert!(line.starts_with(&format!("{:x}-", base.address)) && line.contains("r--s"), "{line}");
+}
+
+#[test]
+fn a_packet_without_all_its_descriptors_fails_whole() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(ID).unwrap();
+    let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
+    fake.map(parts, &[memory("worker-short", 1)]);
+    assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
+    let error = fake.table.wait_held(ID, 2, Access::ReadWrite, soon()).unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::MapFailed), "{error}");
+    assert_eq!(descriptors_of("worker-short"), 0, "what came is closed");
+}
+
+#[test]
+fn what_cannot_be_mapped_is_told_and_what_can_is_mapped() {
+    let fake = Fake::start(Mode::Map);
+    let mut cuda = part(7, 0, 5, Access::ReadWrite);
+    cuda.handle_type = HandleType::VmmFd.into();
+    let mut too_long = part(7, 1, 5, Access::ReadWrite);
+    too_long.size_bytes = 2 * PART;
+    let mut outside = part(7, 2, 5, Access::ReadWrite);
+    outside.offset_bytes = 5 * PART;
+    let mut unaligned = part(7, 3, 5, Access::ReadWrite);
+    unaligned.offset_bytes += 1;
+    let good = part(7, 4, 5, Access::ReadWrite);
+    let fds: Vec<OwnedFd> = (0..5).map(|fill| memory("worker-bad", fill)).collect();
+    fake.map(vec![cuda, too_long, outside, unaligned, good], &fds);
+    assert_eq!(fake.next(), Some(mapped(&[4])));
+    let failed = unmapped(fake.next(), UnmapReason::MapFailed);
+    let told: Vec<_> = failed.iter().map(|part| part.part.as_ref().unwrap().part_index).collect();
+    assert_eq!(told, [0, 1, 2, 3]);
+    assert_eq!(failed[0].detail, "the daemon's device 0 is none of this session's");
+}
+
+#[test]
+fn a_revoke_of_what_is_not_mapped_is_not_answered() {
+    let fake = Fake::start(Mode::Map);
+    fake.revoke(part_ref(7, 0), RevokeReason::Freed);
+    fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("worker-late", 1)]);
+    assert_eq!(fake.next(), Some(mapped(&[0])), "the revoke came first, and only the map is answered");
+}
+
+#[test]
+fn letting_go_splits_into_frames_and_gives_up_the_address() {
+    let fake = Fake::start(Mode::Map);
+    let fd = memory("worker-many", 1);
+    for first in (0..1100).step_by(100) {
+        let parts: Vec<_> = (first..first + 100).map(|at| part(7, at, 1100, Access::ReadWrite)).collect();
+        let fds: Vec<_> = parts.iter().map(|_| fd.try_clone().unwrap()).collect();
+        fake.map(parts, &fds);
+        fake.next().unwrap();
+    }
+    let turn = fake.link.turn();
+    turn.tell(fake.table.let_go(ID, true).unwrap()).unwrap();
+    drop(turn);
+    assert_eq!(unmapped(fake.next(), UnmapReason::Done).len(), 1024);
+    assert_eq!(unmapped(fake.next(), UnmapReason::Done).len(), 76);
+    assert_eq!((maps_line("worker-many"), fake.table.base(ID)), (None, None));
+}
+
+#[test]
+fn what_is_mapped_outlives_the_channel_and_who_waits_is_woken() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(ID).unwrap();
+    fake.map(vec![part(7, 0, 2, Access::ReadWrite)], &[memory("worker-gone", 5)]);
+    fake.next().unwrap();
+    let table = Arc::clone(&fake.table);
+    let waiter = thread::spawn(move || table.wait_held(ID, 2, Access::ReadWrite, soon()));
+    let table = fake.hang_up();
+    assert_eq!(waiter.join().unwrap().unwrap_err().reason(), Some(Reason::BrokerGone));
+    assert!(maps_line("worker-gone").is_some());
+    assert!(!table.is_over(), "it still maps something");
+    table.let_go(ID, true).unwrap();
+    assert!(table.is_over());
+}
+
+#[test]
+fn a_refusal_ends_the_session_with_its_reason() {
+    let fake = Fake::start(Mode::Map);
+    let refused = Refused {
+        code: Reason::SessionLost.code() as i32,
+        reason: Reason::SessionLost.name().to_owned(),
+        message: "ended by an operator".to_owned(),
+        metadata: [("session".to_owned(), "s-3".to_owned())].into(),
+    };
+    fake.send(Frame::Refused(refused), &[]);
+    assert_eq!(fake.next(), None, "the client hangs up");
+    let ending = fake.hang_up().ending();
+    assert_eq!(ending, Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
+}
+
+#[test]
+fn garbage_ends_the_session() {
+    let fake = Fake::start(Mode::Map);
+    fake.send_bytes(b"\xff\xff\xff\xff", &[]);
+    assert_eq!(fake.next(), None);
+    let Some(Ending::Refused(error)) = fake.hang_up().ending() else { panic!("it ended otherwise") };
+    assert_eq!(error.reason(), Some(Reason::ProtocolBroken));
+}
+
+#[test]
+fn raw_parts_are_the_programs_until_it_lets_go() {
+    let fake = Fake::start(Mode::HandOver);
+    fake.table.claim(ID).unwrap();
+    fake.map(
+        vec![part(7, 0, 2, Access::ReadOnly), part(7, 1, 2, Access::ReadOnly)],
+        &[memory("worker-raw", 1), memory("worker-raw", 2)],
+    );
+    assert_eq!(fake.next(), Some(mapped(&[0, 1])));
+    assert_eq!(maps_line("worker-raw"), None);
+    let parts = fake.table.hand_over(ID);
+    let told: Vec<_> =
+        parts.iter().map(|part| (part.offset.get(), part.writable, part.fd.is_some())).collect();
+    assert_eq!(told, [(0, false, true), (PART, false, true)]);
+
+    fake.revoke(part_ref(7, 0), RevokeReason::Freed);
+    // A later answer shows that the revoke was seen and not answered.
+    fake.map(vec![part(8, 0, 1, Access::ReadOnly)], &[memory("worker-raw", 3)]);
+    let Some(client_frame::Frame::Mapped(_)) = fake.next() else { panic!("the revoke was answered") };
+    assert!(fake.table.is_revoked(ID));
+
+    let turn = fake.link.turn();
+    turn.tell(fake.table.let_go(ID, true).unwrap()).unwrap();
+    assert_eq!(unmapped(fake.next(), UnmapReason::Done).len(), 2);
+}
+
+#[test]
+fn a_caller_that_sits_reads_what_it_waits_for() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(ID).unwrap();
+    assert_eq!(attend(&fake.link, &fake.table, soon()), Attended::NotReader);
+    let _seat = fake.link.sit().unwrap();
+    assert!(fake.link.sit().is_none(), "there is one place");
+    let now = std::time::Instant::now();
+    assert_eq!(attend(&fake.link, &fake.table, now), Attended::Nothing);
+
+    let daemon = thread::scope(|scope| {
+        let daemon = scope.spawn(|| {
+            fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("seat", 1)]);
+            fake.next()
+        });
+        // The worker takes the place of a caller that is slow, on a machine that has much else to do.
+        let attended = attend(&fake.link, &fake.table, soon());
+        assert_ne!(attended, Attended::Nothing);
+        daemon.join().unwrap()
+    });
+    assert_eq!(daemon, Some(mapped(&[0])));
+    assert!(fake.table.is_held(ID, 1, Access::ReadWrite).unwrap());
+}
+
+#[test]
+fn a_caller_that_does_not_come_loses_its_place() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(ID).unwrap();
+    let seat = fake.link.sit().unwrap();
+    fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("no-show", 1)]);
+    fake.table.wait_held(ID, 1, Access::ReadWrite, soon()).unwrap();
+    assert_eq!(attend(&fake.link, &fake.table, soon()), Attended::NotReader);
+    drop(seat);
+    drop(fake.link.sit().unwrap());
+    fake.map(vec![part(8, 0, 1, Access::ReadWrite)], &[memory("no-show", 1)]);
+    fake.next().unwrap();
+    assert_eq!(fake.next(), Some(mapped_of(8)), "the worker reads on");
+}
+
+#[test]
+fn an_end_that_a_caller_reads_ends_the_session() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(ID).unwrap();
+    let link = Arc::clone(&fake.link);
+    let seat = link.sit().unwrap();
+    thread::scope(|scope| {
+        let table = Arc::clone(&fake.table);
+        scope.spawn(|| fake.hang_up());
+        while !matches!(table.is_held(ID, 1, Access::ReadWrite), Err(Error::BrokerGone { .. })) {
+            if attend(&link, &table, soon()) == Attended::NotReader {
+                table.wait_held(ID, 1, Access::ReadWrite, soon()).unwrap_err();
+            }
+        }
+    });
+    drop(seat);
+}
