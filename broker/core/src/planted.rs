@@ -86,6 +86,8 @@ mod bugs {
         CachedToAnotherTenant: "a cached extent is given to another tenant",
         CachedThoughRead: "an extent is cached though a reader of another tenant had it",
         CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word",
+        OldContentAsZeros: "memory that was promised to be zero is taken from the cache",
+        FullThoughCached: "a batch is refused because of memory that is only cached",
         SealedMappedWritable: "sealed memory is sent to its owner for writing",
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is",
         StrangerServed: "a tenant that is not on the readers' list is served",

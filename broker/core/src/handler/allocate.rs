@@ -278,7 +278,7 @@ impl Broker {
     ) -> Result<(AllocationId, usize), Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let id = self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
-        let takes_cached = plan.takes_cached();
+        let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
         let Plan { spec, device, part_size, span, part_count } = plan;
         let mut allocation = Allocation {
             tenant,
