@@ -42,7 +42,7 @@ impl Oracle {
                 format!("device {device}: {after} committed after {before}, of {capacity}")
             });
         }
-        for (tenant, device) in self.step.touched.clone() {
+        for (tenant, device) in std::mem::take(&mut self.step.admitted) {
             let (held, limit) = (self.facts.held(tenant, device), self.quota_now(tenant, device).1);
             let name = self.facts.tenants[tenant].clone();
             self.expect(LIMIT, held <= limit, || {

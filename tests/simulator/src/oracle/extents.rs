@@ -32,6 +32,7 @@ impl Oracle {
         };
         self.facts.balance(owner, device).reserved += size;
         self.step.touched.push((owner, device));
+        self.step.admitted.push((owner, device));
         let extent = ExtentFacts {
             device,
             size,

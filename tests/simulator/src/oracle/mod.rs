@@ -59,6 +59,8 @@ struct Step {
     answer: Option<Outcome>,
     created: usize,
     touched: Vec<(facts::Tenant, usize)>,
+    /// For whom something is being made.
+    admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
     gone: Vec<vramd_types::SessionId>,
     pending: usize,
