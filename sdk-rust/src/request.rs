@@ -74,6 +74,14 @@ impl AllocationRequest {
         self
     }
 
+    /// It may begin with what the tenant's own freed memory held, and is then made at once where the daemon has kept some
+    /// of the same size. Else it begins as zeros.
+    #[must_use]
+    pub fn uninitialized(mut self) -> Self {
+        self.spec.uninitialized = true;
+        self
+    }
+
     /// A name for the request itself: after [`crate::Error::Deadline`], the same request with the same id returns what
     /// the first one made. In a batch the first item's counts for the whole.
     #[must_use]

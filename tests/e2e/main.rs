@@ -12,6 +12,7 @@ mod limits;
 mod operators;
 mod other_languages;
 mod quotas;
+mod recycling;
 mod sdk;
 mod sessions;
 mod sharing;

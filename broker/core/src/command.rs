@@ -149,6 +149,25 @@ pub enum Notice {
         extent: ExtentId,
         bytes: Bytes,
     },
+    /// Freed memory is kept for its tenant.
+    Cached {
+        extent: ExtentId,
+        bytes: Bytes,
+    },
+    /// A new allocation of the tenant has it.
+    Reused {
+        extent: ExtentId,
+        part: PartRef,
+    },
+    /// Cached memory goes back to the driver.
+    GivenUp {
+        extent: ExtentId,
+        bytes: Bytes,
+    },
+    /// All cached memory that a request waits for has been given up: it is tried again.
+    RoomMade {
+        tenant: Option<String>,
+    },
     CreateFailed {
         extent: ExtentId,
         problem: String,

@@ -152,6 +152,8 @@ pub struct AllocationSpec {
     /// `None` is the daemon's.
     pub part_size: Option<Bytes>,
     pub replace: bool,
+    /// It may begin with whatever the tenant's own memory held before; else it begins as zeros.
+    pub uninitialized: bool,
 }
 
 #[derive(Clone, Debug)]

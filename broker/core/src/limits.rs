@@ -44,6 +44,10 @@ pub struct Limits {
     pub revoke_answer_timeout: Duration,
     /// How often the driver is asked who holds what, while memory is unreturned or outsiders may come and go.
     pub survey_interval: Duration,
+    /// Freed memory that a tenant keeps on each device for its next allocations; zero is none.
+    pub cached_bytes_per_tenant_max: Bytes,
+    /// How long it is kept for a tenant that has no session.
+    pub cached_for: Duration,
 }
 
 impl Default for Limits {
@@ -63,6 +67,8 @@ impl Default for Limits {
             map_answer_timeout: Duration::from_secs(30),
             revoke_answer_timeout: Duration::from_secs(10),
             survey_interval: Duration::from_secs(5),
+            cached_bytes_per_tenant_max: Bytes::ZERO,
+            cached_for: Duration::from_secs(60),
         }
     }
 }

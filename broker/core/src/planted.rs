@@ -3,9 +3,6 @@
 //! Each is a line at the place where somebody could have made the mistake:
 //! `if planted!(self, SettleSkipped) { … }`. Which one is active is chosen when a run begins, with [`Broker::plant`];
 //! without the feature `planted` the question is the constant `false`, and neither the list nor the choice exists.
-//!
-//! There is no bug of recycled extents yet, since no extent is recycled: its line belongs where an extent will be taken
-//! from the free list. [`Bug::ExtentOfAnotherTenant`] stands in for it at the sending of the descriptor.
 
 /// Whether the bug is active in this broker, ledger or pool.
 #[cfg(feature = "planted")]
@@ -86,6 +83,11 @@ mod bugs {
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered",
         FdBudgetKept: "descriptors in flight to a session that is gone stay in the budget",
         ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory",
+        CachedToAnotherTenant: "a cached extent is given to another tenant",
+        CachedThoughRead: "an extent is cached though a reader of another tenant had it",
+        CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word",
+        OldContentAsZeros: "memory that was promised to be zero is taken from the cache",
+        FullThoughCached: "a batch is refused because of memory that is only cached",
         SealedMappedWritable: "sealed memory is sent to its owner for writing",
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is",
         StrangerServed: "a tenant that is not on the readers' list is served",

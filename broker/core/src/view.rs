@@ -79,6 +79,8 @@ pub struct QuotaInForce {
     pub held: Bytes,
     pub reserved: Bytes,
     pub unreturned: Bytes,
+    /// Of what is held, what backs nothing and is the first to go when anybody needs room.
+    pub cached: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +92,7 @@ pub struct DeviceView {
     pub capacity: Bytes,
     pub held: Bytes,
     pub unreturned: Bytes,
+    pub cached: Bytes,
     pub unbrokered: Bytes,
     /// Kept for the contexts of clients.
     pub contexts: Bytes,

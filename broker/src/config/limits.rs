@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
+use vramd_types::Bytes;
 
+use super::quantity::bytes;
 use crate::platform::descriptors::Descriptors;
 
 /// As in [`broker_core::Limits`], times in milliseconds.
@@ -37,6 +39,11 @@ pub struct Limits {
     pub revoke_answer_timeout: Duration,
     #[serde(rename = "survey_interval_ms", deserialize_with = "millis")]
     pub survey_interval: Duration,
+    /// A quantity; 0 keeps nothing.
+    #[serde(deserialize_with = "bytes")]
+    pub cached_bytes_per_tenant_max: Bytes,
+    #[serde(rename = "cached_for_ms", deserialize_with = "millis")]
+    pub cached_for: Duration,
     /// Connections to `channel.sock` that have not said hello.
     #[serde(deserialize_with = "above_zero")]
     pub greeting_max: usize,
@@ -70,6 +77,8 @@ impl Default for Limits {
             map_answer_timeout,
             revoke_answer_timeout,
             survey_interval,
+            cached_bytes_per_tenant_max,
+            cached_for,
         } = broker_core::Limits::default();
         Self {
             sessions_max,
@@ -86,6 +95,8 @@ impl Default for Limits {
             map_answer_timeout,
             revoke_answer_timeout,
             survey_interval,
+            cached_bytes_per_tenant_max,
+            cached_for,
             greeting_max: 256,
             greeting_per_uid_max: 64,
             connections_per_uid_max: 1024,
@@ -122,6 +133,8 @@ impl Limits {
             map_answer_timeout: self.map_answer_timeout,
             revoke_answer_timeout: self.revoke_answer_timeout,
             survey_interval: self.survey_interval,
+            cached_bytes_per_tenant_max: self.cached_bytes_per_tenant_max,
+            cached_for: self.cached_for,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use broker_core::Notice;
 use tokio::time::Instant;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// Of what happens to parts one by one, a line of each kind is logged in this time: one request, or the end of one
 /// process, can concern ten thousands of them.
@@ -74,6 +74,14 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::CreateFailed { extent, problem } => {
             warn!(%extent, problem, left_out, "driver could not make memory")
         }
+        Notice::Cached { extent, bytes } => {
+            debug!(%extent, bytes = bytes.get(), "freed memory is kept for its tenant");
+        }
+        Notice::Reused { extent, part } => {
+            debug!(%extent, allocation = %part.allocation, part = part.part.0, "kept memory is used again");
+        }
+        Notice::GivenUp { extent, bytes } => debug!(%extent, bytes = bytes.get(), "kept memory is given up"),
+        Notice::RoomMade { tenant } => debug!(tenant, "kept memory has made room for a request that waited"),
         Notice::Unbrokered { device, bytes } if bytes.is_zero() => {
             info!(device = device.0, "memory of the device is held by tenants alone");
         }

@@ -150,6 +150,7 @@ fn spec(size: Bytes) -> AllocationSpec {
         readers: vec![],
         part_size: None,
         replace: false,
+        uninitialized: false,
     }
 }
 

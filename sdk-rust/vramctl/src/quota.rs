@@ -120,8 +120,18 @@ fn show(quota: &v1::Quota, output: &Output) -> Result<(), Failure> {
 
 /// One line for each tenant, device and tier.
 pub(crate) fn rows(quotas: &[v1::Quota]) -> String {
-    let columns =
-        ["TENANT", "DEVICE", "TIER", ">GUARANTEE", ">LIMIT", ">HELD", ">RESERVED", ">UNRETURNED", "NOTE"];
+    let columns = [
+        "TENANT",
+        "DEVICE",
+        "TIER",
+        ">GUARANTEE",
+        ">LIMIT",
+        ">HELD",
+        ">RESERVED",
+        ">CACHED",
+        ">UNRETURNED",
+        "NOTE",
+    ];
     table(
         &columns,
         quotas.iter().map(|quota| {
@@ -137,6 +147,7 @@ pub(crate) fn rows(quotas: &[v1::Quota]) -> String {
                 in_force(&quota.limit, quota.limit_bytes),
                 size_or_dash(quota.held_bytes),
                 size_or_dash(quota.reserved_bytes),
+                size_or_dash(quota.cached_bytes),
                 size_or_dash(quota.unreturned_bytes),
                 note(quota).to_owned(),
             ]
@@ -156,6 +167,7 @@ pub(crate) fn to_json(quota: &v1::Quota) -> Value {
         "limit_bytes": in_force(quota.limit_bytes),
         "held_bytes": in_force(quota.held_bytes),
         "reserved_bytes": in_force(quota.reserved_bytes),
+        "cached_bytes": in_force(quota.cached_bytes),
         "unreturned_bytes": in_force(quota.unreturned_bytes),
         "default_quota": quota.default_quota,
         "device_absent": quota.device_absent,

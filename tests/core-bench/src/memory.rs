@@ -73,6 +73,7 @@ fn allocate(shell: &mut Shell, pid: u32, session: SessionId, numbers: std::ops::
         readers: Vec::new(),
         part_size: None,
         replace: false,
+        uninitialized: false,
     };
     let id = u128::from(call).to_be_bytes();
     shell.send(Event::Client {

@@ -168,6 +168,7 @@ impl Mix {
                 readers: Vec::new(),
                 part_size: None,
                 replace: false,
+                uninitialized: false,
             }
         });
         let specs = specs.collect();
@@ -292,6 +293,7 @@ impl Mix {
                 readers: vec!["*".to_owned()],
                 part_size: Some(Bytes::mib(2)),
                 replace: false,
+                uninitialized: false,
             };
             self.ask(0, Asked::Library, ClientRequest::AllocateBatch(vec![spec]));
             self.drain();

@@ -93,6 +93,9 @@ impl Broker {
     fn drain(&mut self, draining: bool) -> Start {
         if self.draining != draining {
             self.draining = draining;
+            if draining {
+                self.give_up_cached(None);
+            }
             let open = self.sessions.iter().filter(|(_, session)| session.is_connected());
             for channel in open.map(|(_, session)| session.channel).collect::<Vec<_>>() {
                 self.command(Command::Send { channel, frame: DaemonFrame::Drain { draining } });

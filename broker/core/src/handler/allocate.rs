@@ -1,10 +1,11 @@
 //! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
+//! What may begin with old content takes the tenant's cached extents first.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex, SessionId, name};
 
-use super::{Start, Started};
+use super::{Start, Started, room::Choice};
 use crate::{
     broker::Broker,
     collections::Few,
@@ -27,6 +28,13 @@ struct Plan {
     part_size: Bytes,
     span: Bytes,
     part_count: usize,
+}
+
+impl Plan {
+    /// Whether memory of its tenant that is cached will do.
+    fn takes_cached(&self) -> bool {
+        self.spec.uninitialized && self.spec.kind == Kind::Movable
+    }
 }
 
 impl Broker {
@@ -52,14 +60,20 @@ impl Broker {
             plans.push(self.plan(session, tenant, spec)?);
         }
         self.check_names(&plans)?;
-        self.check_room(tenant, &plans)?;
-        self.check_counts(tenant, &plans)?;
+        let choice = self.check_room(tenant, &plans)?;
+        self.check_counts(tenant, &plans, &choice)?;
+        if !choice.is_nothing() {
+            self.make_room(op, choice);
+            let items = plans.into_iter().map(|plan| plan.spec).collect();
+            return Ok(Started::Waiting(OpKind::Room { items }));
+        }
 
         let mut allocations = Vec::with_capacity(plans.len());
         let mut extents_left = 0usize;
         for plan in plans {
-            extents_left = extents_left.saturating_add(plan.part_count);
-            allocations.push(self.make(op, session, tenant, plan)?);
+            let (allocation, ordered) = self.make(op, session, tenant, plan)?;
+            extents_left = extents_left.saturating_add(ordered);
+            allocations.push(allocation);
         }
         Ok(Started::Waiting(OpKind::Allocate { allocations, extents_left, failure: None }))
     }
@@ -170,7 +184,7 @@ impl Broker {
         }
     }
 
-    fn check_counts(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
+    fn check_counts(&self, tenant: TenantId, plans: &[Plan], choice: &Choice) -> Result<(), Refusal> {
         let limits = &self.config.limits;
         let (allocations, parts) = self.allocations.count_of(tenant);
         let new_parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
@@ -182,7 +196,8 @@ impl Broker {
         if allocations.saturating_add(plans.len()) > limits.allocations_per_tenant_max {
             return Err(too_many(limits.allocations_per_tenant_max));
         }
-        if self.pool.len().saturating_add(new_parts) > limits.extents_max {
+        let extents = self.pool.len().saturating_add(new_parts);
+        if extents.saturating_sub(choice.kept.len()).saturating_sub(choice.count()) > limits.extents_max {
             return Err(too_many(limits.extents_max));
         }
         if parts.saturating_add(new_parts) > limits.parts_per_tenant_max {
@@ -191,20 +206,52 @@ impl Broker {
         Ok(())
     }
 
-    /// Whether the batch as a whole would be admitted, device by device.
-    fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
+    /// Whether the batch as a whole would be admitted, device by device; and of what is cached, what it will have and
+    /// what must be given up for it.
+    fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<Choice, Refusal> {
+        let mut choice = Choice::default();
         for device in self.device_indices() {
-            let on_device = plans.iter().filter(|plan| plan.device == device);
-            let spans = on_device.map(|plan| plan.span);
-            let asked = sum_of(spans, planted!(self, SumOverflows))
+            let on_device = || plans.iter().filter(|plan| plan.device == device);
+            let asked = sum_of(on_device().map(|plan| plan.span), planted!(self, SumOverflows))
                 .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
-            if !asked.is_zero() {
-                self.ledger
-                    .admit(tenant, Place::device(device), asked)
+            let recycled = self.keep_for(tenant, device, on_device(), &mut choice);
+            let fresh = asked.saturating_sub(recycled);
+            if !fresh.is_zero() {
+                self.choose_for_bytes(&mut choice, tenant, device, fresh)
                     .map_err(|shortage| self.shortage(tenant, device, shortage, asked))?;
             }
         }
-        Ok(())
+        let parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
+        let fresh = parts.saturating_sub(choice.kept.len());
+        self.choose_for_count(&mut choice, fresh);
+        Ok(choice)
+    }
+
+    /// Keeps those cached extents that the plans will have, and says how much that is.
+    fn keep_for<'a>(
+        &self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        plans: impl Iterator<Item = &'a Plan>,
+        choice: &mut Choice,
+    ) -> Bytes {
+        let mut wanted: BTreeMap<Bytes, usize> = BTreeMap::new();
+        for plan in plans.filter(|plan| plan.takes_cached()) {
+            let rest = Bytes::new(plan.span.get() % plan.part_size.get());
+            let whole = plan.part_count.saturating_sub(usize::from(!rest.is_zero()));
+            for (size, count) in [(plan.part_size, whole), (rest, plan.part_count.saturating_sub(whole))] {
+                let wanted = wanted.entry(size).or_default();
+                *wanted = wanted.saturating_add(count);
+            }
+        }
+        let mut bytes = Bytes::ZERO;
+        for (size, count) in wanted {
+            for age in self.pool.cache().oldest(tenant, device, size).take(count) {
+                choice.kept.insert(age);
+                bytes = bytes.saturating_add(size);
+            }
+        }
+        bytes
     }
 
     fn shortage(&self, tenant: TenantId, device: DeviceIndex, shortage: Shortage, asked: Bytes) -> Refusal {
@@ -218,17 +265,18 @@ impl Broker {
         }
     }
 
-    /// Reserves the bytes of one allocation and orders its extents.
+    /// Reserves the bytes of one allocation and orders its extents, but for those that are cached. Says how many were
+    /// ordered.
     fn make(
         &mut self,
         op: OpId,
         session: SessionId,
         tenant: TenantId,
         plan: Plan,
-    ) -> Result<AllocationId, Refusal> {
+    ) -> Result<(AllocationId, usize), Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
-        let id =
-            self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or_else(|| exhausted.clone())?;
+        let id = self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
+        let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
         let Plan { spec, device, part_size, span, part_count } = plan;
         let mut allocation = Allocation {
             tenant,
@@ -252,22 +300,18 @@ impl Broker {
             op: Some(op),
             watchers: Few::default(),
         };
-        let mut parts = Vec::with_capacity(part_count);
+        let (mut parts, mut ordered) = (Vec::with_capacity(part_count), 0);
         for index in (0..).map(PartIndex).take(part_count) {
-            let extent =
-                self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or_else(|| exhausted.clone())?;
-            let size = allocation.size_of(index);
-            let payer = match planted!(self, WrongTenantCharged) {
-                true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
-                false => tenant,
-            };
-            let reserved = self.ledger.reserve(payer, Place::device(device), size);
-            let reservation = reserved.map_err(|shortage| self.shortage(tenant, device, shortage, size))?;
             let part = PartRef { allocation: id, part: index };
-            let state = ExtentState::Creating(reservation);
-            self.pool.insert(extent, Extent { device, size, part, state, sent_to: Few::default() });
+            let size = allocation.size_of(index);
+            let extent = match takes_cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
+                Some(extent) => extent,
+                None => {
+                    ordered += 1;
+                    self.order(tenant, device, size, part, allocation.kind)?
+                }
+            };
             parts.push(Part { extent, mappers: Few::default() });
-            self.command(Command::CreateExtent { extent, device, size, kind: allocation.kind });
         }
         allocation.parts = parts.into_iter().collect();
         allocation.extents_left = part_count;
@@ -275,7 +319,49 @@ impl Broker {
         if let Some(session) = self.sessions.get_mut(session) {
             session.owned.insert(id);
         }
-        Ok(id)
+        Ok((id, ordered))
+    }
+
+    /// A cached extent of the tenant, which backs the part from now on.
+    fn reuse(
+        &mut self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+        part: PartRef,
+    ) -> Option<ExtentId> {
+        #[cfg(feature = "planted")]
+        let tenant = match planted!(self, CachedToAnotherTenant) {
+            true => self.pool.anybody_with(device, size).unwrap_or(tenant),
+            false => tenant,
+        };
+        let extent = self.pool.reuse(tenant, device, size, part)?;
+        self.notice(Notice::Reused { extent, part });
+        Some(extent)
+    }
+
+    /// Reserves the bytes of one part and has its extent made.
+    fn order(
+        &mut self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+        part: PartRef,
+        kind: Kind,
+    ) -> Result<ExtentId, Refusal> {
+        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
+        let extent = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
+        let payer = match planted!(self, WrongTenantCharged) {
+            true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
+            false => tenant,
+        };
+        let reserved = self.ledger.reserve(payer, Place::device(device), size);
+        let reservation = reserved.map_err(|shortage| self.shortage(tenant, device, shortage, size))?;
+        let state = ExtentState::Creating(reservation);
+        let (part, sent_to) = (Some(part), Few::default());
+        self.pool.insert(extent, Extent { device, size, part, state, sent_to, unacknowledged: false });
+        self.command(Command::CreateExtent { extent, device, size, kind });
+        Ok(extent)
     }
 
     pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
@@ -298,7 +384,9 @@ impl Broker {
             }
         };
         let failed = failure.is_some();
-        let Some(allocation) = self.allocations.get_mut(part.allocation) else {
+        let Some((part, allocation)) =
+            part.and_then(|part| Some((part, self.allocations.get_mut(part.allocation)?)))
+        else {
             return self.broken(invariants::EXTENTS, format!("{id} backs nothing"));
         };
         if failed {
@@ -334,8 +422,10 @@ impl Broker {
         };
         self.notice(Notice::CreateFailed { extent: id, problem });
         match error {
-            // The ledger had room and the device has not: something outside took it.
+            // The ledger had room and the device has not: something outside took it. What is cached goes, so that
+            // the next try finds room.
             CreateError::OutOfMemory => {
+                self.give_up_cached(Some(device));
                 Refusal::DeviceFull { device: uuid, tier: Self::tier(), free: Bytes::ZERO, asked: size }
             }
             CreateError::Failed(problem) => Refusal::DriverFailed { device: uuid, problem },

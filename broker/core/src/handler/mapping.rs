@@ -273,7 +273,12 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let still = self.sessions.get(id).is_some_and(|session| session.maps.contains_key(&part.allocation));
         match allocation.state {
-            AllocationState::Freeing => self.give_back_part(part),
+            AllocationState::Freeing => {
+                self.give_back_part(part);
+                if self.remove_if_gone(part.allocation) {
+                    return;
+                }
+            }
             AllocationState::Unmapping if !still && allocation.owner == Some(id) => {
                 self.start_digest(part.allocation)
             }
@@ -354,12 +359,25 @@ impl Broker {
     pub(crate) fn forget_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
         let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
         let parts: Vec<_> = allocation.indices().collect();
+        let mut held = Vec::new();
         for part in parts.iter().copied() {
+            if let Some(entry) = allocation.part(part)
+                && entry.map_state(id).is_some_and(|state| state != MapState::Queued)
+            {
+                held.push(entry.extent);
+            }
             allocation.set_map_state(part, id, None);
         }
-        if allocation.state == AllocationState::Freeing {
+        let freeing = allocation.state == AllocationState::Freeing;
+        for extent in held {
+            self.not_acknowledged(extent);
+        }
+        if freeing {
             for part in parts {
                 self.give_back_part(PartRef { allocation: allocation_id, part });
+            }
+            if self.remove_if_gone(allocation_id) {
+                return;
             }
         }
         self.notify(allocation_id);

@@ -9,8 +9,10 @@ mod fd_budget;
 mod mapping;
 mod query;
 mod quota;
+mod recycle;
 mod release;
 mod reply;
+mod room;
 mod seal;
 mod session;
 mod survey;
@@ -18,6 +20,7 @@ mod timer;
 
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use quota::{QuotaChange, QuotaQueue};
+pub(crate) use room::AwaitedRoom;
 pub(crate) use survey::Surveys;
 pub(crate) use timer::Timer;
 

@@ -5,9 +5,9 @@ use vramd_types::{AllocationId, Bytes, SessionId, name};
 use crate::{
     broker::Broker,
     error::Refusal,
-    event::{Peer, Target, Tier},
+    event::{PartRef, Peer, Target, Tier},
     ledger::{Place, QuotaDevice},
-    pool::ExtentState,
+    pool::{Extent, ExtentState},
     residency::{Allocation, AllocationState, Entry, mappers_of},
     tenancy::{Session, TenantId},
     view::{AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView},
@@ -148,6 +148,7 @@ impl Broker {
                 capacity: books.capacity(),
                 held: books.held(),
                 unreturned: books.unreturned(),
+                cached: self.pool.cache().bytes_on(index),
                 unbrokered: books.unbrokered(),
                 contexts: books.contexts(),
                 committed: books.committed(),
@@ -213,12 +214,12 @@ impl Broker {
             Some(PartView { index, offset, size, tier: Self::tier(), mappers })
         };
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-        for extent in allocation.parts.iter().filter_map(|part| self.pool.get(part.extent)) {
+        for extent in self.extents_of(id, allocation) {
             charged = charged.saturating_add(extent.size);
             match extent.state {
                 ExtentState::Live(_) => resident = resident.saturating_add(extent.size),
                 ExtentState::Unreturned(_) => unreturned = unreturned.saturating_add(extent.size),
-                ExtentState::Creating(_) | ExtentState::Releasing(_) => {}
+                ExtentState::Creating(_) | ExtentState::Cached(_) | ExtentState::Releasing(_) => {}
             }
         }
         AllocationView {
@@ -242,9 +243,19 @@ impl Broker {
     }
 
     /// What an allocation is charged for: the extents that are not gone.
-    pub(crate) fn charged(&self, allocation: &Allocation) -> Bytes {
-        let extents = allocation.parts.iter().filter_map(|part| self.pool.get(part.extent));
+    pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
+        let extents = self.extents_of(id, allocation);
         Bytes::checked_sum(extents.map(|extent| extent.size)).unwrap_or(Bytes::MAX)
+    }
+
+    /// The extents that back an allocation's parts still.
+    pub(crate) fn extents_of<'a>(
+        &'a self,
+        id: AllocationId,
+        of: &'a Allocation,
+    ) -> impl Iterator<Item = &'a Extent> {
+        let parts = of.indices().map(move |part| PartRef { allocation: id, part });
+        parts.zip(&of.parts).filter_map(|(part, entry)| self.pool.behind(part, entry.extent))
     }
 
     pub(crate) fn held_in_all(&self) -> Bytes {
@@ -280,6 +291,7 @@ impl Broker {
                     held: account.held(),
                     reserved: account.reserved,
                     unreturned: account.unreturned,
+                    cached: self.pool.cache().bytes_of(tenant, *index),
                 });
                 QuotaView {
                     tenant: name,

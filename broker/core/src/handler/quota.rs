@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use vramd_types::{Quantity, name};
 
-use super::{Start, Started};
+use super::{Start, Started, room::Choice};
 use crate::{
     broker::Broker,
     command::Command,
@@ -40,6 +40,8 @@ enum Edit {
 #[derive(Debug, Default)]
 pub(crate) struct QuotaQueue {
     waiting: VecDeque<OpId>,
+    /// The change that waits for cached extents to be given up, so that its guarantee is backed.
+    making_room: Option<OpId>,
     storing: Option<Storing>,
     /// Request ids that are on disk, oldest first; of each uid the last ones.
     stored_requests: VecDeque<StoredRequest>,
@@ -117,19 +119,32 @@ impl Broker {
 
     /// Begins the next change, if none is being written.
     fn next_quota(&mut self) {
-        while self.quota_queue.storing.is_none() {
+        while self.quota_queue.storing.is_none() && self.quota_queue.making_room.is_none() {
             let Some(op) = self.quota_queue.waiting.pop_front() else { return };
             let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
             let change = change.clone();
             match self.check_change(&change) {
-                Ok(quota) => self.store(op, change, quota),
+                Ok((quota, choice)) if choice.is_nothing() => self.store(op, change, quota),
+                Ok((_, choice)) => {
+                    self.quota_queue.making_room = Some(op);
+                    self.make_room(op, choice);
+                }
                 Err(refusal) => self.finish(op, Err(refusal)),
             }
         }
     }
 
-    /// What would be stored, if it can be kept.
-    fn check_change(&self, change: &QuotaChange) -> Result<Option<Quota>, Refusal> {
+    /// The cached extents that a change waited for are given up: it is looked at again, before all others.
+    pub(crate) fn resume_quota(&mut self, op: OpId) {
+        if self.quota_queue.making_room == Some(op) {
+            self.quota_queue.making_room = None;
+            self.quota_queue.waiting.push_front(op);
+            self.next_quota();
+        }
+    }
+
+    /// What would be stored, if it can be kept, and which cached extents must be given up for that.
+    fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, Choice), Refusal> {
         let book = self.ledger.quotas();
         let stored = book.get(change.tenant, &change.device, change.tier);
         let quota = match change.edit {
@@ -152,6 +167,7 @@ impl Broker {
             }
         };
         let after = self.book_after(change, quota);
+        let mut room = Choice::default();
         for (place, books) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
             let account = after.open(change.tenant, place, books.share());
             let before = book.open(change.tenant, place, books.share());
@@ -163,7 +179,9 @@ impl Broker {
                 let quantity = account.guarantee.get().to_string();
                 return Err(Refusal::QuantityInvalid { field: "guarantee", quantity, problem });
             }
-            if let Some(committed) = self.ledger.unbacked(change.tenant, place, account.guarantee) {
+            let unbacked = self.ledger.unbacked(change.tenant, place, account.guarantee);
+            let chosen = self.choose_for_guarantee(change.tenant, place, account.guarantee);
+            if let (Some(committed), None) = (unbacked, &chosen) {
                 return Err(Refusal::GuaranteeUnbacked {
                     tenant: self.tenants.name(change.tenant).to_owned(),
                     device: self.uuid(place.device).to_owned(),
@@ -173,8 +191,12 @@ impl Broker {
                     committed,
                 });
             }
+            if let Some(chosen) = chosen {
+                room.awaited.extend(chosen.awaited);
+                room.given_up.extend(chosen.given_up);
+            }
         }
-        Ok(quota)
+        Ok((quota, room))
     }
 
     fn book_after(&self, change: &QuotaChange, quota: Option<Quota>) -> QuotaBook {
@@ -223,6 +245,7 @@ impl Broker {
         let outcome = match result {
             Ok(()) => {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
+                self.trim_to_limit(change.tenant);
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 Ok(match quota {
                     Some(_) => {

@@ -1,7 +1,7 @@
 //! `FreeBatch`, `Detach`, and giving memory back.
 //!
-//! A freed allocation takes no new attach. Each of its extents is released when nobody maps its part and the driver
-//! does not read it, and stays charged until the driver says that it is free again.
+//! A freed allocation takes no new attach. Each of its extents is recycled or released when nobody maps its part and
+//! the driver does not read it. What is released stays charged until the driver says that it is free again.
 
 use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
 
@@ -107,7 +107,7 @@ impl Broker {
         if self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id)) {
             return None;
         }
-        (!going_back(allocation)).then(|| self.what_is_left(allocation, allocation.mappers().len()))
+        (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mappers().len()))
     }
 
     /// What an operator's free has come to, once nothing more will come of it.
@@ -117,16 +117,16 @@ impl Broker {
                 if going_back(allocation) {
                     return None;
                 }
-                (self.charged(allocation), allocation.mappers())
+                (self.charged(id, allocation), allocation.mappers())
             }
             None => (Bytes::ZERO, Vec::new()),
         };
         Some(Outcome::AllocationFreed { allocation: id, still_charged, mappers: mappers.into_boxed_slice() })
     }
 
-    fn what_is_left(&self, allocation: &Allocation, mappers: usize) -> Released {
+    fn what_is_left(&self, id: AllocationId, allocation: &Allocation, mappers: usize) -> Released {
         let freeing = allocation.state == AllocationState::Freeing;
-        let still_charged = if freeing { self.charged(allocation) } else { Bytes::ZERO };
+        let still_charged = if freeing { self.charged(id, allocation) } else { Bytes::ZERO };
         Released { still_charged, mappers }
     }
 
@@ -180,7 +180,7 @@ impl Broker {
         for (op, ids) in waiting.collect::<Vec<_>>() {
             for id in ids {
                 let Some(allocation) = self.allocations.get(id) else { continue };
-                let left = self.what_is_left(allocation, allocation.mappers().len());
+                let left = self.what_is_left(id, allocation, allocation.mappers().len());
                 self.resolve(op, id, left);
             }
         }
@@ -221,7 +221,7 @@ impl Broker {
         self.give_back(id);
     }
 
-    /// Releases every extent of a freed allocation that can be.
+    /// Recycles or releases every extent of a freed allocation that can be, and forgets it if none is left.
     pub(crate) fn give_back(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
         if allocation.state != AllocationState::Freeing {
@@ -230,16 +230,18 @@ impl Broker {
         for part in allocation.indices() {
             self.give_back_part(PartRef { allocation: id, part });
         }
+        self.remove_if_gone(id);
     }
 
-    /// Releases the extent of one part of a freed allocation, if nobody maps it and the driver does not read it.
+    /// Recycles or releases the extent of one part of a freed allocation, if nobody maps it and the driver does not
+    /// read it.
     pub(crate) fn give_back_part(&mut self, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
         let mapped = !entry.mappers.is_empty() && !planted!(self, ReleasedWhileMapped);
-        if hashed || mapped {
+        if hashed || mapped || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
             return;
         }
         if self.pool.get_mut(id).is_some_and(Extent::start_release) {
@@ -251,27 +253,31 @@ impl Broker {
     }
 
     pub(crate) fn on_released(&mut self, id: ExtentId, returned: bool) {
-        let Some(Extent { device, size, part, state, sent_to }) = self.pool.take(id) else {
+        let Some(mut extent) = self.pool.take(id) else {
             return self.broken(invariants::EXTENTS, format!("{id} was released and is not known"));
         };
-        let ExtentState::Releasing(charge) = state else {
-            self.pool.insert(id, Extent { device, size, part, state, sent_to });
+        let Some(charge) = extent.take_released() else {
+            self.pool.insert(id, extent);
             return self.broken(invariants::EXTENTS, format!("{id} was released unasked"));
         };
+        let (part, bytes) = (extent.part, extent.size);
         if returned {
             self.ledger.discharge(charge);
             self.extent_gone(part, false);
         } else {
-            let state = ExtentState::Unreturned(self.ledger.owe(charge, &sent_to));
-            self.pool.put_unreturned(id, Extent { device, size, part, state, sent_to });
-            if let Some(allocation) = self.allocations.get_mut(part.allocation) {
+            extent.state = ExtentState::Unreturned(self.ledger.owe(charge, &extent.sent_to));
+            self.pool.put_unreturned(id, extent);
+            if let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) {
                 allocation.extents_unreturned += 1;
             }
-            self.notice(Notice::Unreturned { extent: id, bytes: size });
+            self.notice(Notice::Unreturned { extent: id, bytes });
         }
-        if !self.remove_if_gone(part.allocation) {
+        if let Some(part) = part
+            && !self.remove_if_gone(part.allocation)
+        {
             self.notify(part.allocation);
         }
+        self.room_returned(id);
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {
@@ -287,11 +293,15 @@ impl Broker {
         }
         self.notice(Notice::Returned { extent: id, bytes: extent.size });
         self.extent_gone(extent.part, true);
-        self.remove_if_gone(extent.part.allocation);
+        if let Some(part) = extent.part {
+            self.remove_if_gone(part.allocation);
+        }
     }
 
-    fn extent_gone(&mut self, part: PartRef, was_unreturned: bool) {
-        let Some(allocation) = self.allocations.get_mut(part.allocation) else { return };
+    fn extent_gone(&mut self, part: Option<PartRef>, was_unreturned: bool) {
+        let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) else {
+            return;
+        };
         allocation.extents_left = allocation.extents_left.saturating_sub(1);
         if was_unreturned {
             allocation.extents_unreturned = allocation.extents_unreturned.saturating_sub(1);

@@ -221,6 +221,7 @@ impl Broker {
         self.command(Command::ForgetProcess { channel: session.channel });
         self.notice(Notice::SessionGone { session: id });
         self.end_ops_of(id);
+        self.expire_cached();
         self.pump_starved();
         self.survey_awaited();
     }

@@ -83,6 +83,7 @@ impl Broker {
         if before.is_some_and(|(_, old)| old != shortfall) {
             self.notice(Notice::Shortfall { device, tier: place.tier, bytes: shortfall });
         }
+        self.cover_shortfall(device);
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }

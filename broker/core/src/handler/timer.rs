@@ -13,6 +13,8 @@ use crate::{
 pub(crate) enum Timer {
     Session(SessionId),
     Survey,
+    /// Some tenant without a session has kept memory long enough.
+    Cached,
 }
 
 impl Broker {
@@ -42,6 +44,7 @@ impl Broker {
             self.timers.pop_first();
             match timer {
                 Timer::Session(id) => self.check_deadlines(id),
+                Timer::Cached => self.expire_cached(),
                 Timer::Survey => {
                     self.survey_all();
                     self.arm_survey();

@@ -10,11 +10,13 @@ use vramd_types::AllocationId;
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, extent) in scope.extents(broker) {
-        let allocation = broker.allocations.get(extent.part.allocation);
-        let part = allocation.and_then(|allocation| allocation.part(extent.part.part));
+        // What was cached backs nothing: see `cached.rs`.
+        let Some(backed) = extent.part else { continue };
+        let allocation = broker.allocations.get(backed.allocation);
+        let part = allocation.and_then(|allocation| allocation.part(backed.part));
         expect(found, EXTENTS, part.is_some_and(|part| part.extent == id), || format!("{id} backs nothing"));
         let Some(allocation) = allocation else { continue };
-        let size = allocation.size_of(extent.part.part);
+        let size = allocation.size_of(backed.part);
         expect_equal(found, EXTENTS, || format!("size of {id}"), &extent.size, &size);
     }
     for (id, allocation) in scope.allocations(broker) {
@@ -24,7 +26,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 
 fn check_counts(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
     let (mut extents, mut unreturned) = (0, 0);
-    for extent in allocation.parts.iter().filter_map(|part| broker.pool.get(part.extent)) {
+    for extent in broker.extents_of(id, allocation) {
         extents += 1;
         unreturned += usize::from(matches!(extent.state, ExtentState::Unreturned(_)));
     }

@@ -45,7 +45,7 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
     for (_, extent) in broker.pool.iter() {
         match &extent.state {
             ExtentState::Creating(it) => add((it.tenant(), it.place()), it.bytes(), |a| &mut a.reserved),
-            ExtentState::Live(it) | ExtentState::Releasing(it) => {
+            ExtentState::Live(it) | ExtentState::Cached(it) | ExtentState::Releasing(it) => {
                 add((it.tenant(), it.place()), it.bytes(), |a| &mut a.settled);
             }
             ExtentState::Unreturned(debts) => {

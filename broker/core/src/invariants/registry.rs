@@ -44,13 +44,17 @@ registry! {
     ADMISSION = "INV-LEDGER-5", Oracle "admission.rs",
         "no admission and no quota makes the sum of the larger of guarantee and held exceed the capacity";
     EXTENTS = "INV-EXTENT-1", Recomputed "extent_backing.rs",
-        "every extent backs exactly one part of an allocation that is not gone, and every such part has one";
+        "every extent but a cached one backs one part of an allocation that is not gone, and every such part has one";
     EXTENT_RELEASED = "INV-EXTENT-2", Recomputed "extent_released.rs",
         "an extent that is released is mapped by nobody and read by nobody";
     EXTENT_USE = "INV-EXTENT-3", Oracle "extents.rs",
         "an extent is made once, released once, and neither while a session may map it nor while it is read";
     EXTENT_TENANT = "INV-EXTENT-4", Oracle "extents.rs",
-        "an extent that was exported has one tenant for life, and backs one part for life";
+        "an extent that was exported has one tenant for life, and backs one part until it is recycled inside its tenant";
+    CACHED = "INV-EXTENT-5", Recomputed "cached.rs",
+        "a cached extent backs nothing, was sent to its tenant alone, is in the index, and goes in time";
+    RECYCLED = "INV-EXTENT-6", Oracle "recycling.rs",
+        "an extent is recycled inside its tenant, once all who were sent it let go, for who takes old content";
     MAPPERS = "INV-MAP-1", Recomputed "mapper_sets.rs",
         "mapper sets and what sessions map agree, and name only sessions that exist";
     UNSEALED = "INV-MAP-2", Recomputed "unsealed.rs",

@@ -132,7 +132,7 @@ impl Touched {
                 }
                 OpKind::Free(id) | OpKind::Seal(id) => allocation(id),
                 OpKind::EndSession { session: id, .. } => session(id),
-                OpKind::Allocate { .. } | OpKind::Quota(_) => false,
+                OpKind::Allocate { .. } | OpKind::Room { .. } | OpKind::Quota(_) => false,
             }
     }
 }

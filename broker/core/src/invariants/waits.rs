@@ -27,6 +27,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 broker.sessions.get(*session).is_some() && (*kill || has_deadline(broker, *session))
             }
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,
+            OpKind::Room { .. } => broker.awaited_room.left(id) > 0,
             OpKind::Quota(_) => true,
         };
         expect(found, OPS, waits, || format!("{id:?} waits for nothing: {op:?}"));

@@ -25,6 +25,11 @@ impl Account {
         Bytes::checked_sum([self.settled, self.reserved, self.unreturned])
     }
 
+    /// The account without so many of the bytes that lie there.
+    pub(crate) fn without(self, bytes: Bytes) -> Self {
+        Self { settled: self.settled.saturating_sub(bytes), ..self }
+    }
+
     /// What it takes out of the capacity. All held bytes are unmovable.
     pub(crate) fn commitment(&self) -> Bytes {
         self.guarantee.max(self.held())

@@ -11,6 +11,7 @@
 mod account;
 mod quota;
 mod reservation;
+mod spared;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
 pub(crate) use account::Account;
 pub(crate) use quota::{Quota, QuotaBook, QuotaDevice};
 pub(crate) use reservation::{Charge, Debt, Reservation};
+pub(crate) use spared::Spared;
 
 use crate::{event::Tier, observed::Touched, tenancy::TenantId};
 
@@ -99,9 +101,18 @@ impl Books {
         self.accounts.iter().map(|(tenant, account)| (*tenant, account))
     }
 
-    /// What the sum would be if the account were this.
-    fn committed_with(&self, old: &Account, new: &Account) -> Option<Bytes> {
-        self.committed.checked_sub(old.commitment())?.checked_add(new.commitment())
+    /// The committed sum without what is spared.
+    fn committed_without(&self, spared: &Spared) -> Bytes {
+        spared.iter().fold(self.committed, |sum, (tenant, bytes)| {
+            let Some(account) = self.account(tenant) else { return sum };
+            let lower = account.commitment().saturating_sub(account.without(bytes).commitment());
+            sum.saturating_sub(lower)
+        })
+    }
+
+    /// By how much more would be committed than there is, without what is spared.
+    pub(crate) fn shortfall_without(&self, spared: &Spared) -> Bytes {
+        self.committed_without(spared).saturating_sub(self.capacity())
     }
 }
 
@@ -161,10 +172,22 @@ impl Ledger {
 
     /// Whether so many more bytes would be admitted.
     pub(crate) fn admit(&self, tenant: TenantId, place: Place, asked: Bytes) -> Result<(), Shortage> {
+        self.admit_without(tenant, place, asked, &Spared::default())
+    }
+
+    /// Whether so many more bytes would be admitted if what is spared were not held any more.
+    pub(crate) fn admit_without(
+        &self,
+        tenant: TenantId,
+        place: Place,
+        asked: Bytes,
+        spared: &Spared,
+    ) -> Result<(), Shortage> {
         let (Some(books), Some(old)) = (self.books.get(&place), self.account(tenant, place)) else {
             return Err(Shortage::Room { free: Bytes::ZERO });
         };
         let limit = Shortage::Limit { limit: old.limit, held: old.held() };
+        let old = old.without(spared.of(tenant));
         let held = old.held().checked_add(asked).ok_or(limit)?;
         if held > old.limit
             && !(planted!(self, LimitOffByOnePart) && held <= old.limit.saturating_add(GRANULARITY))
@@ -173,13 +196,15 @@ impl Ledger {
         }
         let new = Account { reserved: old.reserved.saturating_add(asked), ..old };
         // An account that is not open yet has no guarantee: whoever was given one has an account.
-        let would = books.committed_with(&old, &new).unwrap_or(Bytes::MAX);
+        let committed = books.committed_without(spared);
+        let would = committed.checked_sub(old.commitment()).and_then(|sum| sum.checked_add(new.commitment()));
+        let would = would.unwrap_or(Bytes::MAX);
         let lends = planted!(self, GuaranteeIgnored) && books.held.saturating_add(asked) <= books.capacity();
         let forgets = planted!(self, ShortfallIgnored) && would <= books.share;
-        if would <= books.capacity() || would <= books.committed || lends || forgets {
+        if would <= books.capacity() || would <= committed || lends || forgets {
             return Ok(());
         }
-        let spare = books.capacity().saturating_sub(books.committed);
+        let spare = books.capacity().saturating_sub(committed);
         Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.held())) })
     }
 
@@ -269,14 +294,25 @@ impl Ledger {
 
     /// What a place would have committed if the tenant's guarantee there were this, if that cannot be kept.
     pub(crate) fn unbacked(&self, tenant: TenantId, place: Place, guarantee: Bytes) -> Option<Bytes> {
+        self.unbacked_without(tenant, place, guarantee, &Spared::default())
+    }
+
+    /// The same, if what is spared were not held any more.
+    pub(crate) fn unbacked_without(
+        &self,
+        tenant: TenantId,
+        place: Place,
+        guarantee: Bytes,
+        spared: &Spared,
+    ) -> Option<Bytes> {
         let books = self.books.get(&place)?;
-        let old = self.account(tenant, place)?;
+        let old = self.account(tenant, place)?.without(spared.of(tenant));
         let new = Account { guarantee, ..old };
-        let committed = match books.account(tenant) {
-            Some(_) => books.committed_with(&old, &new).unwrap_or(Bytes::MAX),
-            None => books.committed.saturating_add(new.commitment()),
-        };
-        (committed > books.capacity() && committed > books.committed).then_some(committed)
+        let before = books.committed_without(spared);
+        let without = if books.account(tenant).is_some() { old.commitment() } else { Bytes::ZERO };
+        let committed = before.checked_sub(without).and_then(|sum| sum.checked_add(new.commitment()));
+        let committed = committed.unwrap_or(Bytes::MAX);
+        (committed > books.capacity() && committed > before).then_some(committed)
     }
 
     /// Changes what is stored for a tenant and applies it. The admission sum was checked before; while the change

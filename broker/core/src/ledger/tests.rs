@@ -94,3 +94,25 @@ fn guarantees_are_backed_or_refused() {
     assert_eq!(ledger.unbacked(ids[1], PLACE, mib(41)), Some(mib(101)));
     assert_eq!(ledger.unbacked(ids[0], PLACE, mib(100)), None);
 }
+
+#[test]
+fn what_is_spared_makes_room_but_not_below_a_guarantee() {
+    let (mut ledger, ids) = ledger(100, &[("a", 30, 100), ("b", 0, 60)]);
+    let charge = ledger.reserve(ids[0], PLACE, mib(50)).map(|r| ledger.settle(r)).expect("room");
+    let mut spared = Spared::default();
+    assert_eq!(ledger.admit(ids[1], PLACE, mib(55)), Err(Shortage::Room { free: mib(50) }));
+    spared.add(ids[0], mib(10));
+    assert_eq!(ledger.admit_without(ids[1], PLACE, mib(55), &spared), Ok(()));
+    spared.add(ids[0], mib(40));
+    assert_eq!(ledger.books(PLACE).map(|books| books.shortfall_without(&spared)), Some(Bytes::ZERO));
+    ledger.set_withheld(PLACE, mib(75), Bytes::ZERO);
+    assert_eq!(ledger.books(PLACE).map(|books| books.shortfall_without(&spared)), Some(mib(5)), "guaranteed");
+    ledger.set_withheld(PLACE, Bytes::ZERO, Bytes::ZERO);
+    assert_eq!(ledger.unbacked(ids[1], PLACE, mib(60)), Some(mib(110)));
+    assert_eq!(ledger.unbacked_without(ids[1], PLACE, mib(60), &spared), None);
+    assert_eq!(
+        ledger.admit_without(ids[1], PLACE, mib(61), &spared),
+        Err(Shortage::Limit { limit: mib(60), held: Bytes::ZERO })
+    );
+    ledger.discharge(charge);
+}

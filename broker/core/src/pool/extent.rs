@@ -1,22 +1,27 @@
 //! Physical pieces of memory, each with whoever pays for it.
 //!
 //! ```text
-//!               created             release             returned
-//!  Creating ──────────────► Live ──────────► Releasing ──────────► (gone)
-//!     │ failed                                   │ still held        ▲
-//!     └──► (gone)                                └──► Unreturned ────┘
+//!                               reuse
+//!                          ┌──────────── Cached
+//!               created    ▼   recycle     ▲ │ give up
+//!  Creating ─────────────► Live ───────────┘ ▼         returned
+//!     │ failed              └──────────► Releasing ──────────────► (gone)
+//!     └──► (gone)              release       │ still held            ▲
+//!                                            └──────► Unreturned ────┘
 //! ```
 
 use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
+use super::{Age, Cache, Cached};
 use crate::{
     collections::{Few, IdMap},
     event::PartRef,
     ledger::{Charge, Debt, Reservation},
     observed::Touched,
     tenancy::TenantId,
+    time::Time,
 };
 
 /// What an extent is in, and the money for it: they change together, so neither is lost without the other.
@@ -24,6 +29,8 @@ use crate::{
 pub(crate) enum ExtentState {
     Creating(Reservation),
     Live(Charge),
+    /// Kept for its tenant, which goes on paying: it backs nothing, and is the first to go when anybody needs room.
+    Cached(Charge),
     /// The driver has been told to let go.
     Releasing(Charge),
     /// The driver let go, and some process still holds the memory.
@@ -34,11 +41,13 @@ pub(crate) enum ExtentState {
 pub(crate) struct Extent {
     pub(crate) device: DeviceIndex,
     pub(crate) size: Bytes,
-    /// What it backs, for life.
-    pub(crate) part: PartRef,
+    /// What it backs; nothing once it was cached, until it is used again.
+    pub(crate) part: Option<PartRef>,
     pub(crate) state: ExtentState,
     /// Tenants whose sessions were sent its descriptor.
     pub(crate) sent_to: Few<TenantId>,
+    /// Some session that was sent it ended without saying that it has let go.
+    pub(crate) unacknowledged: bool,
 }
 
 /// The state of an extent between two others, inside one method.
@@ -56,15 +65,32 @@ impl Extent {
         }
     }
 
+    /// Takes out what is paid for it while it is being released, so that it can be discharged or owed.
+    pub(crate) fn take_released(&mut self) -> Option<Charge> {
+        match std::mem::replace(&mut self.state, NOBODY_PAYS) {
+            ExtentState::Releasing(charge) => Some(charge),
+            other => {
+                self.state = other;
+                None
+            }
+        }
+    }
+
     /// Whether it was live: from now on it is being released.
     pub(crate) fn start_release(&mut self) -> bool {
-        let state = std::mem::replace(&mut self.state, NOBODY_PAYS);
-        let is_live = matches!(state, ExtentState::Live(_));
-        self.state = match state {
-            ExtentState::Live(charge) => ExtentState::Releasing(charge),
+        let is_live = matches!(self.state, ExtentState::Live(_));
+        if is_live {
+            self.charge_as(ExtentState::Releasing);
+        }
+        is_live
+    }
+
+    /// Moves what is paid for it to another state of something that is there.
+    fn charge_as(&mut self, next: fn(Charge) -> ExtentState) {
+        self.state = match std::mem::replace(&mut self.state, NOBODY_PAYS) {
+            ExtentState::Live(charge) | ExtentState::Cached(charge) => next(charge),
             other => other,
         };
-        is_live
     }
 }
 
@@ -73,6 +99,7 @@ pub(crate) struct Pool {
     extents: IdMap<Extent>,
     /// How many extents of each device are unreturned.
     unreturned: BTreeMap<DeviceIndex, usize>,
+    cache: Cache,
     pub(crate) touched: Touched<ExtentId>,
 }
 
@@ -84,6 +111,11 @@ impl Pool {
 
     pub(crate) fn get(&self, id: ExtentId) -> Option<&Extent> {
         self.extents.get(id.get())
+    }
+
+    /// The extent, if it backs that part still: one that was recycled may back another.
+    pub(crate) fn behind(&self, part: PartRef, id: ExtentId) -> Option<&Extent> {
+        self.get(id).filter(|extent| extent.part == Some(part))
     }
 
     pub(crate) fn get_mut(&mut self, id: ExtentId) -> Option<&mut Extent> {
@@ -105,6 +137,53 @@ impl Pool {
         self.touched.note(id);
         self.count_unreturned(extent.device, |count| count.saturating_add(1));
         self.extents.insert(id.get(), extent);
+    }
+
+    pub(crate) const fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// A live extent backs nothing any more, and is kept for the tenant that pays for it.
+    pub(crate) fn recycle(&mut self, id: ExtentId, now: Time) {
+        let Some(extent) = self.get_mut(id) else { return };
+        let ExtentState::Live(charge) = &extent.state else { return };
+        let (tenant, device, size) = (charge.tenant(), extent.device, extent.size);
+        extent.part = None;
+        extent.charge_as(ExtentState::Cached);
+        self.cache.add(Cached { extent: id, tenant, device, size, since: now });
+    }
+
+    /// The tenant's oldest cached extent of that size, which backs the part from now on.
+    pub(crate) fn reuse(
+        &mut self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+        part: PartRef,
+    ) -> Option<ExtentId> {
+        let age = self.cache.oldest(tenant, device, size).next()?;
+        let id = self.cache.remove(age)?.extent;
+        let extent = self.get_mut(id)?;
+        extent.part = Some(part);
+        extent.charge_as(ExtentState::Live);
+        Some(id)
+    }
+
+    /// A cached extent that is kept no longer: it is being released.
+    pub(crate) fn give_up(&mut self, age: Age) -> Option<Cached> {
+        let entry = self.cache.remove(age)?;
+        self.get_mut(entry.extent)?.charge_as(ExtentState::Releasing);
+        Some(entry)
+    }
+
+    /// Whose cached extent of that size is the oldest, for the bug of that name.
+    #[cfg(feature = "planted")]
+    pub(crate) fn anybody_with(&self, device: DeviceIndex, size: Bytes) -> Option<TenantId> {
+        self.cache
+            .iter()
+            .map(|(_, it)| it)
+            .find(|it| (it.device, it.size) == (device, size))
+            .map(|it| it.tenant)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -7,7 +7,7 @@ use vramd_types::{AllocationId, SessionId};
 use super::{Method, Releases, TenantId};
 use crate::{
     error::Refusal,
-    event::{CallId, RequestKey},
+    event::{AllocationSpec, CallId, RequestKey},
     handler::QuotaChange,
     observed::Touched,
 };
@@ -28,6 +28,10 @@ pub(crate) enum OpKind {
         allocations: Vec<AllocationId>,
         extents_left: usize,
         failure: Option<Refusal>,
+    },
+    /// Cached extents are being given up, so that these can be made.
+    Room {
+        items: Vec<AllocationSpec>,
     },
     Release {
         items: Releases,

@@ -1,5 +1,10 @@
 //! A small world around the broker: clients that answer, a driver that obeys, all checked after every event.
-#![allow(unreachable_pub, missing_debug_implementations, reason = "a module of a test binary")]
+#![allow(
+    unreachable_pub,
+    missing_debug_implementations,
+    dead_code,
+    reason = "a module of several test binaries"
+)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -310,6 +315,7 @@ pub fn spec(mib: u32) -> AllocationSpec {
         readers: Vec::new(),
         part_size: None,
         replace: false,
+        uninitialized: false,
     }
 }
 

@@ -40,6 +40,7 @@ fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
         readers: item.readers,
         part_size: (item.part_size_bytes != 0).then(|| Bytes::new(item.part_size_bytes)),
         replace: item.replace,
+        uninitialized: item.uninitialized,
     })
 }
 

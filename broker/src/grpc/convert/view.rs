@@ -90,6 +90,7 @@ pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
         unreturned_bytes: in_force.unreturned.get(),
         default_quota: view.default_quota,
         device_absent: view.device_absent,
+        cached_bytes: in_force.cached.get(),
     }
 }
 
@@ -122,6 +123,7 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         context_reserve_bytes: view.contexts.get(),
         committed_bytes: view.committed.get(),
         shortfall_bytes: view.shortfall.get(),
+        cached_bytes: view.cached.get(),
     }
 }
 

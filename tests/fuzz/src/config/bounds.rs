@@ -54,6 +54,8 @@ fn counts_and_times(limits: &Limits) {
         map_answer_timeout,
         revoke_answer_timeout,
         survey_interval,
+        cached_bytes_per_tenant_max: _,
+        cached_for,
         greeting_max,
         greeting_per_uid_max,
         connections_per_uid_max,
@@ -75,7 +77,14 @@ fn counts_and_times(limits: &Limits) {
         connections_per_uid_max,
     ];
     assert!(counts.iter().all(|count| **count > 0), "{limits:?}");
-    let times = [map_answer_timeout, revoke_answer_timeout, survey_interval, hello_timeout, request_timeout];
+    let times = [
+        map_answer_timeout,
+        revoke_answer_timeout,
+        survey_interval,
+        cached_for,
+        hello_timeout,
+        request_timeout,
+    ];
     assert!(times.iter().all(|time| **time > Duration::ZERO), "{limits:?}");
 }
 

@@ -22,6 +22,14 @@ impl Oracle {
         sums
     }
 
+    /// What would be committed of a device if nothing were cached.
+    fn committed_in_use(&mut self, device: usize) -> u128 {
+        let of = |oracle: &mut Self, tenant| {
+            u128::from(oracle.quota_now(tenant, device).0.max(oracle.held_in_use(tenant, device)))
+        };
+        (0..self.facts.tenants.len()).map(|tenant| of(self, tenant)).sum()
+    }
+
     /// What the event admitted keeps the limit, and the sum where it had been kept.
     pub(super) fn admitted(&mut self) {
         if self.step.created == 0 {
@@ -34,7 +42,7 @@ impl Oracle {
                 format!("device {device}: {after} committed after {before}, of {capacity}")
             });
         }
-        for (tenant, device) in self.step.touched.clone() {
+        for (tenant, device) in std::mem::take(&mut self.step.admitted) {
             let (held, limit) = (self.facts.held(tenant, device), self.quota_now(tenant, device).1);
             let name = self.facts.tenants[tenant].clone();
             self.expect(LIMIT, held <= limit, || {
@@ -43,7 +51,7 @@ impl Oracle {
         }
     }
 
-    /// A batch that was refused at once for want of room really lacked it.
+    /// A batch that was refused for want of room really lacked it, and would have without all that is cached.
     pub(super) fn refused_for_room(&mut self, tenant: usize, refusal: &Refusal) {
         let place = |device: &str| self.facts.devices.iter().position(|it| it.uuid == device);
         match refusal {
@@ -51,7 +59,8 @@ impl Oracle {
                 let Some(device) = place(device) else { return };
                 let is = (limit.get(), held.get());
                 let should = (self.quota_now(tenant, device).1, self.facts.held(tenant, device));
-                let over = u128::from(is.1) + u128::from(asked.get()) > u128::from(is.0);
+                let in_use = u128::from(self.held_in_use(tenant, device));
+                let over = in_use + u128::from(asked.get()) > u128::from(is.0);
                 self.expect(LIMIT, is == should && over, || {
                     format!("refused for limit and held {is:?} with {asked} asked; they are {should:?}")
                 });
@@ -59,8 +68,8 @@ impl Oracle {
             Refusal::DeviceFull { device, asked, .. } => {
                 let Some(device) = place(device) else { return };
                 let guarantee = u128::from(self.quota_now(tenant, device).0);
-                let held = u128::from(self.facts.held(tenant, device));
-                let before = self.committed_all()[device];
+                let held = u128::from(self.held_in_use(tenant, device));
+                let before = self.committed_in_use(device);
                 let with = held + u128::from(asked.get());
                 let after = before - guarantee.max(held) + guarantee.max(with);
                 let capacity = u128::from(self.capacity(device));
@@ -108,7 +117,11 @@ impl Oracle {
         let would = before - own + u128::from(guarantee.get().max(held));
         let should = (u128::from(self.capacity(device)), would);
         let is = (u128::from(capacity.get()), u128::from(committed.get()));
-        self.expect(ADMISSION, is == should && would > should.0 && would > before, || {
+        let in_use = self.held_in_use(tenant, device);
+        let own = u128::from(self.quota_now(tenant, device).0.max(in_use));
+        let least = self.committed_in_use(device) - own + u128::from(guarantee.get().max(in_use));
+        let lacks = least > should.0 && least > self.committed_in_use(device);
+        self.expect(ADMISSION, is == should && lacks && would > before, || {
             format!("a guarantee is refused for capacity and committed {is:?}; they are {should:?}")
         });
     }

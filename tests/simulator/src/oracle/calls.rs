@@ -48,7 +48,9 @@ impl Oracle {
             (ClientRequest::AllocateBatch(specs), Reply::Allocated(views)) => {
                 let fits = specs.len() == views.len()
                     && specs.iter().zip(views).all(|(spec, view)| as_asked(spec, view, &name));
-                views.iter().for_each(|view| self.allocated(by, view));
+                for (spec, view) in specs.iter().zip(views) {
+                    self.allocated(by, spec, view);
+                }
                 fits
             }
             (ClientRequest::FreeBatch(ids), Reply::Released(items)) => {
@@ -84,7 +86,7 @@ impl Oracle {
     }
 
     /// Memory that a session was given.
-    fn allocated(&mut self, by: SessionId, view: &AllocationView) {
+    fn allocated(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView) {
         if self.facts.allocations.get(&view.id).is_some_and(|known| known.owner == by) {
             return;
         }
@@ -97,6 +99,7 @@ impl Oracle {
             lifetime: view.lifetime,
             readers: view.readers.clone(),
             size: view.size.get(),
+            uninitialized: spec.uninitialized,
             part_count: view.parts.len(),
             sealed: false,
             freed: false,
@@ -166,7 +169,8 @@ impl Oracle {
             _ => true,
         };
         self.expect(CALLS, so, || format!("{id:?} is refused with {refusal:?}, which is not so"));
-        if let (true, Some(tenant)) = (at_once, tenant) {
+        let looked_at = at_once || self.step.room_for.is_some();
+        if let (true, Some(tenant)) = (looked_at, tenant) {
             self.refused_for_room(tenant, refusal);
         }
         self.refused_guarantee(refusal);

@@ -5,11 +5,17 @@ use broker_core::{AllocationState, Broker, invariants::DRAINS};
 use super::Oracle;
 
 impl Oracle {
-    /// Nothing is under way any more, so nothing may be unanswered.
-    pub fn all_answered(&mut self) {
+    /// Nothing is under way any more, so nothing may be unanswered, and nothing left of what was refused.
+    pub fn all_answered(&mut self, broker: &Broker) {
         let left: Vec<_> = self.facts.calls.iter().take(3).collect();
         let detail = format!("never answered: {left:?}");
         self.expect(DRAINS, self.facts.calls.is_empty(), || detail);
+        let (views, _) = broker.list_allocations(None, None, usize::MAX);
+        for view in views {
+            let told =
+                self.facts.allocations.contains_key(&view.id) || view.state == AllocationState::Freeing;
+            self.expect(DRAINS, told, || format!("nobody was told of it, and it is there: {view:?}"));
+        }
     }
 
     /// All processes have ended: only what was sealed to stay is left.

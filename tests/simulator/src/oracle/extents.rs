@@ -1,8 +1,9 @@
-//! Extents are made once and released once, by nobody mapped and by nobody read, and belong to one part for life.
+//! Extents are made once and released once, by nobody mapped and by nobody read, and belong to one tenant for life and
+//! to one part until they are recycled.
 
 use broker_core::{
     ClientRequest, DigestSpan, MapPart,
-    invariants::{EXTENT_TENANT, EXTENT_USE},
+    invariants::{EXTENT_TENANT, EXTENT_USE, RECYCLED},
 };
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
@@ -12,7 +13,7 @@ use super::{
 };
 
 impl Oracle {
-    /// Only a batch of a session has memory made: it is the session's tenant that pays.
+    /// Only a batch of a session has memory made, at once or when there is room: it is the session's tenant that pays.
     pub(super) fn extent_ordered(&mut self, id: ExtentId, device: usize, size: u64) {
         self.is_new_extent(id);
         self.takes_new(id);
@@ -24,12 +25,14 @@ impl Oracle {
             },
             None => None,
         };
-        let owner = session.and_then(|session| self.facts.sessions.get(&session)).map(|it| it.tenant);
+        let asked_by = session.and_then(|session| self.facts.sessions.get(&session)).map(|it| it.tenant);
+        let owner = self.step.room_for.or(asked_by);
         let Some(owner) = owner else {
             return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody"));
         };
         self.facts.balance(owner, device).reserved += size;
         self.step.touched.push((owner, device));
+        self.step.admitted.push((owner, device));
         let extent = ExtentFacts {
             device,
             size,
@@ -39,6 +42,8 @@ impl Oracle {
             sent_to: Vec::new(),
             mappers: Default::default(),
             being_read: false,
+            unacknowledged: false,
+            recycled: false,
             debts: Vec::new(),
         };
         self.facts.extents.insert(id, extent);
@@ -46,7 +51,9 @@ impl Oracle {
 
     pub(super) fn extent_sent(&mut self, session: SessionId, tenant: usize, sent: &MapPart) {
         let (id, part) = (sent.extent, sent.part);
-        let owner = self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant);
+        let allocation = self.facts.allocations.get(&part.allocation);
+        let owner = allocation.map(|allocation| allocation.tenant);
+        let takes_old = allocation.is_some_and(|allocation| allocation.uninitialized);
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self
                 .expect(EXTENT_USE, false, || format!("{id} is sent to {session} and does not exist"));
@@ -57,8 +64,12 @@ impl Oracle {
         }
         let first = *extent.part.get_or_insert(part);
         let (live, same) = (extent.phase == ExtentPhase::Live, first == part);
+        let zero = !extent.recycled;
         let (its, fits) = (extent.owner, extent.size == sent.size.get());
         self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not there"));
+        self.expect(RECYCLED, zero || takes_old, || {
+            format!("{id} has old content, and {part:?} wants zeros")
+        });
         self.expect(EXTENT_USE, fits, || format!("{id} is sent with a size that it has not"));
         self.expect(EXTENT_TENANT, same, || format!("{id} backs {first:?} and is sent as {part:?}"));
         self.expect(EXTENT_TENANT, owner == Some(its), || format!("{id} is of another tenant than {part:?}"));
@@ -72,9 +83,16 @@ impl Oracle {
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is released and does not exist"));
         };
-        let live = extent.phase == ExtentPhase::Live;
-        extent.phase = ExtentPhase::Releasing;
+        let before = std::mem::replace(&mut extent.phase, ExtentPhase::Releasing);
+        let live = matches!(before, ExtentPhase::Live | ExtentPhase::Cached);
         let (mapper, read) = (extent.mappers.first().copied(), extent.being_read);
+        let (device, size) = ((extent.owner, extent.device), extent.size);
+        if before == ExtentPhase::Cached {
+            extent.phase = ExtentPhase::GivenUp;
+            *self.facts.going.entry(device).or_default() += size;
+            self.not_cached(id);
+            self.step.touched.push(device);
+        }
         self.expect(EXTENT_USE, live, || format!("{id} is released and was not there"));
         self.expect(EXTENT_USE, mapper.is_none(), || format!("{id} is released and mapped by {mapper:?}"));
         self.expect(EXTENT_USE, !read, || format!("{id} is released and being read"));

@@ -67,7 +67,10 @@ pub(super) struct SessionFacts {
 pub(super) enum ExtentPhase {
     Creating,
     Live,
+    Cached,
     Releasing,
+    /// Released, and was cached before.
+    GivenUp,
     Unreturned,
 }
 
@@ -78,12 +81,16 @@ pub(super) struct ExtentFacts {
     /// Whose session asked for it.
     pub(super) owner: Tenant,
     pub(super) phase: ExtentPhase,
-    /// What it was first sent as.
+    /// What it was first sent as, since it was made or used again.
     pub(super) part: Option<PartRef>,
     /// Tenants whose sessions were sent it, in that order.
     pub(super) sent_to: Vec<Tenant>,
     pub(super) mappers: BTreeSet<SessionId>,
     pub(super) being_read: bool,
+    /// Some session that was sent it ended without saying that it let go.
+    pub(super) unacknowledged: bool,
+    /// It was cached once: its content is not zero.
+    pub(super) recycled: bool,
     pub(super) debts: Vec<(Tenant, u64)>,
 }
 
@@ -95,6 +102,7 @@ pub(super) struct AllocationFacts {
     pub(super) lifetime: Lifetime,
     pub(super) readers: Vec<String>,
     pub(super) size: u64,
+    pub(super) uninitialized: bool,
     pub(super) part_count: usize,
     pub(super) sealed: bool,
     /// Its owner or an operator was told that it is freed.
@@ -144,6 +152,10 @@ pub(super) struct Facts {
     pub(super) allocations: BTreeMap<AllocationId, AllocationFacts>,
     pub(super) extents: BTreeMap<ExtentId, ExtentFacts>,
     pub(super) balances: BTreeMap<(Tenant, usize), Balance>,
+    /// Of what is held, what backs nothing.
+    pub(super) cached: BTreeMap<(Tenant, usize), u64>,
+    /// Of what is held, what was cached and is on its way to the driver.
+    pub(super) going: BTreeMap<(Tenant, usize), u64>,
     pub(super) calls: BTreeMap<CallId, Call>,
     pub(super) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
     /// What was read of each allocation that was ever hashed.
@@ -195,6 +207,11 @@ impl Facts {
     pub(super) fn session_gone(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.gone = true;
+        for (_, extent) in session.holds.values() {
+            if let Some(extent) = self.extents.get_mut(extent) {
+                extent.unacknowledged = true;
+            }
+        }
         let parts: Vec<_> = session.holds.keys().copied().collect();
         parts.into_iter().for_each(|part| self.drop_hold(id, part));
     }

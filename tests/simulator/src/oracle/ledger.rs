@@ -61,12 +61,14 @@ impl Oracle {
     fn compare_view(&mut self, tenant: Tenant, device: usize, view: &QuotaView) {
         let balance = self.facts.balances.get(&(tenant, device)).copied().unwrap_or_default();
         let (guarantee, limit) = self.quota_now(tenant, device);
-        let should = [balance.held(), balance.reserved, balance.unreturned, guarantee, limit];
-        let is = view.in_force.map(|it| [it.held, it.reserved, it.unreturned, it.guarantee, it.limit]);
+        let cached = self.cached(tenant, device);
+        let should = [balance.held(), balance.reserved, balance.unreturned, cached, guarantee, limit];
+        let is =
+            view.in_force.map(|it| [it.held, it.reserved, it.unreturned, it.cached, it.guarantee, it.limit]);
         let is = is.map(|it| it.map(vramd_types::Bytes::get));
         self.expect(LEDGER_ORACLE, is == Some(should), || {
             format!(
-                "{} on device {device}: held, reserved, unreturned, guarantee, limit are {is:?}, not {should:?}",
+                "{} on device {device}: held, reserved, unreturned, cached, guarantee, limit are {is:?}, not {should:?}",
                 view.tenant
             )
         });

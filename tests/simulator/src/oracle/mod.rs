@@ -20,6 +20,7 @@ mod lifetimes;
 mod observe;
 mod packets;
 mod reasons;
+mod recycling;
 mod repeats;
 mod sealing;
 mod visibility;
@@ -58,11 +59,15 @@ struct Step {
     answer: Option<Outcome>,
     created: usize,
     touched: Vec<(facts::Tenant, usize)>,
+    /// For whom something is being made.
+    admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
     gone: Vec<vramd_types::SessionId>,
     pending: usize,
     /// An allocation that the driver has read.
     digested: Option<vramd_types::AllocationId>,
+    /// The tenant whose batch waited for room and is looked at again.
+    room_for: Option<facts::Tenant>,
     /// The driver or the disk has just said that it failed.
     failure_told: bool,
 }
@@ -134,6 +139,9 @@ impl Oracle {
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
             Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),
             Command::StoreQuotas(stored) => self.quotas_staged(stored),
+            Command::Notice(Notice::Cached { extent, .. }) => self.extent_cached(*extent),
+            Command::Notice(Notice::Reused { extent, .. }) => self.extent_reused(*extent),
+            Command::Notice(Notice::RoomMade { tenant }) => self.room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
             }

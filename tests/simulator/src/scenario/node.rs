@@ -58,6 +58,8 @@ fn limits(dice: &mut Dice) -> Limits {
         map_answer_timeout: Duration::from_millis(dice.one(&[5, 20, 60])),
         revoke_answer_timeout: Duration::from_millis(dice.one(&[5, 15, 40])),
         survey_interval: Duration::from_millis(dice.one(&[20, 50, 200])),
+        cached_bytes_per_tenant_max: Bytes::mib(dice.one(&[0, 0, 8, 64])),
+        cached_for: Duration::from_millis(dice.one(&[5, 50, 500])),
     }
 }
 

@@ -18,7 +18,7 @@ impl World {
         let stopped: Vec<_> = self.processes.values().map(|process| process.pid).collect();
         stopped.into_iter().for_each(|pid| self.resume(pid));
         self.settle()?;
-        self.oracle.all_answered();
+        self.oracle.all_answered(&self.broker);
 
         self.story.say(self.now, || "the processes leave".to_owned());
         let pids: Vec<_> = self.processes.keys().copied().collect();
@@ -34,7 +34,7 @@ impl World {
             self.operator_call(None, OperatorRequest::FreeAllocation(Target::Id(view.id)));
         }
         self.settle()?;
-        self.oracle.all_answered();
+        self.oracle.all_answered(&self.broker);
         self.oracle.drained(&self.broker);
         self.oracle.compare_all(&self.broker);
         let found = self.broker.check();
@@ -45,10 +45,11 @@ impl World {
         self.fails()
     }
 
-    /// Runs until nothing is under way, and every grace time and two surveys have passed.
+    /// Runs until nothing is under way, and every grace time and two surveys have passed, and nothing is kept for nobody.
     fn settle(&mut self) -> Result<(), Failure> {
         let limits = &self.scenario.config.limits;
-        let grace = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.survey_interval * 2;
+        let answers = limits.map_answer_timeout + limits.revoke_answer_timeout;
+        let grace = answers + limits.survey_interval * 2 + limits.cached_for;
         let mut quiet_since: Option<Time> = None;
         let last = self.events + DRAIN_EVENTS_MAX;
         while self.events < last {

@@ -171,6 +171,7 @@ impl World {
             readers,
             part_size,
             replace: named && kind != Kind::Fixed && dice.chance(400),
+            uninitialized: dice.chance(500),
         }
     }
 }
@@ -186,6 +187,7 @@ fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
         readers: Vec::new(),
         part_size: None,
         replace: false,
+        uninitialized: false,
     };
     let half = Bytes::new(1 << 63);
     let kind = if dice.chance(800) { Kind::Fixed } else { Kind::Movable };

@@ -191,6 +191,7 @@ fn allocation_spec(words: &[&str]) -> Result<AllocationSpec> {
             ("readers", readers) => spec.readers = readers.split(',').map(str::to_owned).collect(),
             ("part", size) => spec.part_size_bytes = size.parse()?,
             ("device", device) => spec.device = device.to_owned(),
+            ("uninitialized", _) => spec.uninitialized = true,
             _ => bail!("`{word}` says nothing about an allocation"),
         }
     }

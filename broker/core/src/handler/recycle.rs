@@ -1,0 +1,96 @@
+//! Recycling: what a tenant has freed may be kept for it, so that its next allocation need not be made anew.
+//!
+//! A descriptor cannot be taken back. So an extent is recycled only inside its tenant, and only if it was sent to
+//! nobody else and whoever was sent it has said that it let go; of all others the driver's count of references is the
+//! only true end.
+
+use vramd_types::ExtentId;
+
+use super::Timer;
+use crate::{
+    broker::Broker,
+    command::Notice,
+    event::{Kind, PartRef},
+    ledger::Place,
+    pool::{Age, ExtentState},
+    residency::Allocation,
+    tenancy::TenantId,
+};
+
+impl Broker {
+    /// Keeps the extent of a part that nobody maps any more, if it may be kept.
+    pub(crate) fn recycle(&mut self, part: PartRef, id: ExtentId) -> bool {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return false };
+        if !self.may_be_cached(allocation, id) {
+            return false;
+        }
+        let (tenant, bytes) = (allocation.tenant, allocation.size_of(part.part));
+        self.pool.recycle(id, self.now);
+        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
+            allocation.extents_left = allocation.extents_left.saturating_sub(1);
+        }
+        self.notice(Notice::Cached { extent: id, bytes });
+        if self.sessions.count_of(tenant) == 0 {
+            self.expire_cached();
+        }
+        true
+    }
+
+    fn may_be_cached(&self, allocation: &Allocation, id: ExtentId) -> bool {
+        let max = self.config.limits.cached_bytes_per_tenant_max;
+        if max.is_zero() || self.draining || allocation.kind != Kind::Movable {
+            return false;
+        }
+        let Some(extent) = self.pool.get(id) else { return false };
+        let ExtentState::Live(charge) = &extent.state else { return false };
+        let (tenant, device) = (charge.tenant(), extent.device);
+        let own = *extent.sent_to == [tenant] || planted!(self, CachedThoughRead);
+        let acknowledged = !extent.unacknowledged || planted!(self, CachedThoughCrashed);
+        let cached = self.pool.cache().bytes_of(tenant, device).saturating_add(extent.size);
+        own && acknowledged && cached <= max && self.has_room_to_keep(tenant, Place::device(device))
+    }
+
+    /// Whether nobody is short: the tenant is within its limit, and the device covers what is committed.
+    fn has_room_to_keep(&self, tenant: TenantId, place: Place) -> bool {
+        let within =
+            self.ledger.account(tenant, place).is_some_and(|account| account.held() <= account.limit);
+        within && self.ledger.books(place).is_some_and(|books| books.shortfall().is_zero())
+    }
+
+    /// A session ended that was sent the extent and has not said that it let go.
+    pub(crate) fn not_acknowledged(&mut self, id: ExtentId) {
+        if !self.config.limits.cached_bytes_per_tenant_max.is_zero()
+            && let Some(extent) = self.pool.get_mut(id)
+        {
+            extent.unacknowledged = true;
+        }
+    }
+
+    /// Gives up what has been kept long enough for tenants that have no session, and looks again when more will be.
+    pub(crate) fn expire_cached(&mut self) {
+        let (mut due, mut next) = (Vec::new(), None);
+        for (age, entry) in self.pool.cache().iter() {
+            if self.sessions.count_of(entry.tenant) > 0 {
+                continue;
+            }
+            let deadline = entry.since.after(self.config.limits.cached_for);
+            if deadline > self.now {
+                next = Some(deadline);
+                break;
+            }
+            due.push(age);
+        }
+        if let Some(next) = next {
+            self.arm(next, Timer::Cached);
+        }
+        self.give_up(due);
+    }
+
+    /// Nothing is kept: of one device, or of all.
+    pub(crate) fn give_up_cached(&mut self, device: Option<vramd_types::DeviceIndex>) {
+        let on_device =
+            self.pool.cache().iter().filter(|(_, it)| device.is_none_or(|device| it.device == device));
+        let all: Vec<Age> = on_device.map(|(age, _)| age).collect();
+        self.give_up(all);
+    }
+}

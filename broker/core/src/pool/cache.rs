@@ -1,0 +1,80 @@
+//! Which extents are cached: kept for their tenant after what they backed was freed, oldest first.
+//!
+//! This is an index of what [`super::Pool`] holds in the state `Cached`, and is changed by it alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+use crate::{tenancy::TenantId, time::Time};
+
+/// The order in which extents were cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Age(u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cached {
+    pub(crate) extent: ExtentId,
+    pub(crate) tenant: TenantId,
+    pub(crate) device: DeviceIndex,
+    pub(crate) size: Bytes,
+    pub(crate) since: Time,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cache {
+    entries: BTreeMap<Age, Cached>,
+    by_size: BTreeMap<(TenantId, DeviceIndex, Bytes), BTreeSet<Age>>,
+    bytes: BTreeMap<(TenantId, DeviceIndex), Bytes>,
+    last: Age,
+}
+
+impl Cache {
+    pub(super) fn add(&mut self, entry: Cached) {
+        let Cached { tenant, device, size, .. } = entry;
+        self.last = Age(self.last.0.saturating_add(1));
+        self.entries.insert(self.last, entry);
+        self.by_size.entry((tenant, device, size)).or_default().insert(self.last);
+        let bytes = self.bytes.entry((tenant, device)).or_default();
+        *bytes = bytes.saturating_add(size);
+    }
+
+    pub(super) fn remove(&mut self, age: Age) -> Option<Cached> {
+        let entry = self.entries.remove(&age)?;
+        let Cached { tenant, device, size, .. } = entry;
+        if let Some(ages) = self.by_size.get_mut(&(tenant, device, size)) {
+            ages.remove(&age);
+            if ages.is_empty() {
+                self.by_size.remove(&(tenant, device, size));
+            }
+        }
+        if let Some(bytes) = self.bytes.get_mut(&(tenant, device)) {
+            *bytes = bytes.saturating_sub(size);
+        }
+        Some(entry)
+    }
+
+    /// A tenant's of that size, in the order in which it is given them.
+    pub(crate) fn oldest(
+        &self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+    ) -> impl Iterator<Item = Age> {
+        self.by_size.get(&(tenant, device, size)).into_iter().flatten().copied()
+    }
+
+    pub(crate) fn bytes_of(&self, tenant: TenantId, device: DeviceIndex) -> Bytes {
+        self.bytes.get(&(tenant, device)).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn bytes_on(&self, device: DeviceIndex) -> Bytes {
+        let on_device = self.bytes.iter().filter(|((_, of), _)| *of == device);
+        on_device.fold(Bytes::ZERO, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// All of them, oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Age, &Cached)> {
+        self.entries.iter().map(|(age, entry)| (*age, entry))
+    }
+}

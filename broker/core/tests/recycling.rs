@@ -1,0 +1,327 @@
+//! Memory that is kept for its tenant after it was freed: who gets it again, and who makes it go.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, DeviceSelector, Event,
+    OperatorRequest, Reply, StoredQuotas, Target, Tier,
+};
+use vramd_types::{Bytes, DeviceIndex, Quantity, Reason};
+use world::{Client, World, config, named, persistent, spec};
+
+/// A node that keeps up to so much for each tenant.
+fn keeping(mib: u32, cached_mib: u32) -> Config {
+    let mut config = config(&[Bytes::mib(mib)]);
+    config.limits.cached_bytes_per_tenant_max = Bytes::mib(cached_mib);
+    config
+}
+
+fn world(mib: u32, cached_mib: u32) -> World {
+    World::with(keeping(mib, cached_mib), StoredQuotas::default())
+}
+
+fn old(mib: u32) -> AllocationSpec {
+    AllocationSpec { uninitialized: true, ..spec(mib) }
+}
+
+fn free(world: &mut World, client: Client, spec: AllocationSpec) {
+    let id = world.allocate(client, spec).expect("room");
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+}
+
+fn cached(world: &World, tenant: &str) -> Bytes {
+    let view = world.broker.quota(tenant, None, Tier::Device).expect("a tenant");
+    view.in_force.expect("a present device").cached
+}
+
+fn set_quota(tenant: &str, guarantee: u32, limit: u32) -> OperatorRequest {
+    OperatorRequest::SetQuota {
+        tenant: tenant.to_owned(),
+        device: DeviceSelector::All,
+        tier: Tier::Device,
+        guarantee: Some(Quantity::Bytes(Bytes::mib(guarantee))),
+        limit: Some(Quantity::Bytes(Bytes::mib(limit))),
+    }
+}
+
+/// Begins a request and says whether it needs the driver to make something.
+fn needs_making(world: &mut World, client: Client, spec: AllocationSpec) -> (CallId, bool) {
+    let call = world.start(client, None, ClientRequest::AllocateBatch(vec![spec]));
+    (call, world.work.iter().any(|work| matches!(work, Command::CreateExtent { .. })))
+}
+
+#[test]
+fn freed_memory_comes_back_to_its_tenant_at_once() {
+    let mut world = world(64, 64);
+    let client = world.open("a");
+    free(&mut world, client, spec(10));
+    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(10), Bytes::mib(10)), "still charged");
+    assert_eq!((world.broker.node().allocations, world.work.len()), (0, 0), "nothing is released");
+    assert_eq!(world.broker.devices()[0].cached, Bytes::mib(10));
+
+    let other = world.open("a");
+    let (call, making) = needs_making(&mut world, other, old(10));
+    assert!(!making && world.replies.contains_key(&call), "two parts of 4 MiB and one of 2, all there");
+    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(10)));
+    world.settle();
+    assert_eq!(world.mapped[&other.channel].len(), 3);
+}
+
+#[test]
+fn whoever_wants_zeros_or_another_size_gets_new_memory() {
+    let mut world = world(64, 64);
+    let client = world.open("a");
+    free(&mut world, client, spec(4));
+    assert!(needs_making(&mut world, client, spec(4)).1, "it was promised zeros");
+    world.settle();
+    assert!(needs_making(&mut world, client, old(2)).1, "of that size there is none");
+    world.settle();
+    assert_eq!(cached(&world, "a"), Bytes::mib(4));
+}
+
+#[test]
+fn another_tenant_never_gets_it() {
+    let mut world = world(64, 64);
+    let (client, other) = (world.open("a"), world.open("b"));
+    free(&mut world, client, spec(4));
+    assert!(needs_making(&mut world, other, old(4)).1);
+    world.settle();
+    assert_eq!((cached(&world, "a"), cached(&world, "b")), (Bytes::mib(4), Bytes::ZERO));
+}
+
+#[test]
+fn what_a_reader_of_another_tenant_was_sent_is_not_kept() {
+    let mut world = world(64, 64);
+    let (writer, reader) = (world.open("a"), world.open("b"));
+    let id = world.sealed(writer, AllocationSpec { readers: vec!["b".to_owned()], ..named(4, "llama") });
+    world.call(reader, ClientRequest::Attach(Target::Name("a/llama".to_owned()))).expect("a reader");
+    world.call(reader, ClientRequest::Detach(vec![id])).expect("let go");
+    world.call(writer, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    assert_eq!((cached(&world, "a"), world.held()), (Bytes::ZERO, Bytes::ZERO));
+}
+
+#[test]
+fn what_a_session_did_not_let_go_of_is_not_kept() {
+    // Of a process that ends, of one whose channel ended first, and of what lay in its socket unanswered.
+    for way in 0..3 {
+        let mut world = world(64, 64);
+        let (client, heir) = (world.open("a"), world.open("a"));
+        let id = world.sealed(client, persistent(4, "llama"));
+        let name = || ClientRequest::Attach(Target::Name("llama".to_owned()));
+        if way == 2 {
+            world.stopped.insert(heir.channel);
+        }
+        world.call(heir, name()).expect("its tenant's");
+        world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+        assert_eq!(world.held(), Bytes::mib(4), "the other one maps it");
+        if way == 1 {
+            world.event(Event::ChannelEnded { channel: heir.channel });
+        }
+        world.end_process(heir);
+        assert_eq!((cached(&world, "a"), world.held()), (Bytes::ZERO, Bytes::ZERO), "way {way}");
+    }
+}
+
+#[test]
+fn what_is_freed_with_its_session_is_kept_if_that_had_let_go() {
+    let mut world = world(64, 64);
+    let client = world.open("a");
+    let id = world.sealed(client, named(4, "llama"));
+    world.call(client, ClientRequest::Detach(vec![id])).expect("let go");
+    world.end_process(client);
+    assert_eq!((cached(&world, "a"), world.broker.node().allocations), (Bytes::mib(4), 0));
+}
+
+#[test]
+fn no_more_is_kept_than_the_operator_allows() {
+    let mut world = world(64, 6);
+    let client = world.open("a");
+    free(&mut world, client, spec(10));
+    assert_eq!((cached(&world, "a"), world.held()), (Bytes::mib(6), Bytes::mib(6)), "4 and 2 of 4, 4 and 2");
+    let mut off = self::world(64, 0);
+    let client = off.open("a");
+    free(&mut off, client, spec(10));
+    assert_eq!(off.held(), Bytes::ZERO);
+}
+
+#[test]
+fn anybody_who_needs_room_is_given_it() {
+    let mut world = world(16, 16);
+    let (client, other) = (world.open("a"), world.open("b"));
+    free(&mut world, client, spec(12));
+    let call = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    assert!(!world.replies.contains_key(&call), "it waits for the driver to let go");
+    assert_eq!(cached(&world, "a"), Bytes::mib(8), "no more goes than must");
+    world.settle();
+    assert!(matches!(world.replies.remove(&call), Some(Ok(Reply::Allocated(_)))));
+    assert_eq!((world.held_by("a"), world.held_by("b")), (Bytes::mib(8), Bytes::mib(8)));
+    let third = world.open("c");
+    let refused = world.allocate(third, spec(10)).expect_err("more than there could be");
+    assert_eq!(refused.reason(), Reason::DeviceFull);
+    assert_eq!(cached(&world, "a"), Bytes::mib(8), "what would not help is left alone");
+    world.allocate(third, spec(8)).expect("all there is");
+    assert_eq!(world.held_by("a"), Bytes::ZERO);
+}
+
+#[test]
+fn ones_own_limit_is_not_reached_by_what_is_only_cached() {
+    let mut world = world(64, 64);
+    world.operate(set_quota("a", 0, 12)).expect("set");
+    let client = world.open("a");
+    free(&mut world, client, spec(12));
+    world.allocate(client, spec(8)).expect("8 of 12");
+    assert_eq!(world.held_by("a"), Bytes::mib(12));
+    // What is wanted itself is not given up for the rest of its batch.
+    let batch = ClientRequest::AllocateBatch(vec![old(4), spec(2)]);
+    assert_eq!(world.call(client, batch).expect_err("14 of 12").reason(), Reason::QuotaLimit);
+    assert_eq!(cached(&world, "a"), Bytes::mib(4));
+    world.allocate(client, old(4)).expect("12 of 12");
+    assert_eq!((world.held_by("a"), cached(&world, "a")), (Bytes::mib(12), Bytes::ZERO));
+}
+
+#[test]
+fn a_guarantee_is_backed_by_what_is_only_cached() {
+    let mut world = world(16, 16);
+    let client = world.open("a");
+    free(&mut world, client, spec(12));
+    let refused = world.operate(set_quota("b", 20, 20)).expect_err("more than there is");
+    assert_eq!(refused.reason(), Reason::GuaranteeUnbacked);
+    assert_eq!(cached(&world, "a"), Bytes::mib(12));
+    let first = world.start_operator(None, set_quota("b", 10, 16));
+    let second = world.start_operator(None, set_quota("b", 12, 16));
+    assert!(world.replies.is_empty(), "one waits for room and the other for the first");
+    world.settle();
+    assert!([first, second].iter().all(|call| matches!(world.replies[call], Ok(Reply::QuotaSet(_)))));
+    assert_eq!(world.held(), Bytes::mib(4), "and not a part more than must go");
+}
+
+#[test]
+fn who_waits_for_room_that_does_not_come_is_refused() {
+    let mut world = world(16, 16);
+    let (client, other) = (world.open("a"), world.open("b"));
+    let id = world.allocate(client, spec(12)).expect("room");
+    let call = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
+    world.settle();
+    assert!(world.replies.remove(&call).is_some());
+    let call = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(16)]));
+    let given_up: Vec<_> = world.work.iter().filter_map(released).collect();
+    assert_eq!(given_up.len(), 3);
+    world.clung_to.extend(given_up);
+    world.settle();
+    let refused = world.replies.remove(&call).expect("an answer").expect_err("some process holds it");
+    assert_eq!(refused.reason(), Reason::DeviceFull);
+    assert_eq!(world.held_by("a"), Bytes::mib(12), "unreturned, and charged to whom it was sent");
+}
+
+fn released(work: &Command) -> Option<vramd_types::ExtentId> {
+    match work {
+        Command::ReleaseExtent { extent } => Some(*extent),
+        _ => None,
+    }
+}
+
+#[test]
+fn who_waits_for_room_and_leaves_is_told_so() {
+    let mut world = world(16, 16);
+    let (client, other) = (world.open("a"), world.open("b"));
+    free(&mut world, client, spec(12));
+    let call = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(16)]));
+    world.end_process(other);
+    assert_eq!(world.replies.remove(&call).expect("told").expect_err("gone").reason(), Reason::SessionLost);
+    assert_eq!(world.held(), Bytes::ZERO);
+}
+
+#[test]
+fn a_batch_that_fails_gives_back_what_it_had_from_the_cache() {
+    let mut world = world(64, 64);
+    let client = world.open("a");
+    free(&mut world, client, spec(4));
+    world.fail_creates = [Some(CreateError::Failed("broken".to_owned()))].into();
+    let batch = ClientRequest::AllocateBatch(vec![old(4), spec(4)]);
+    world.call(client, batch).expect_err("the second one fails");
+    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(4), Bytes::mib(4)));
+    world.fail_creates = [Some(CreateError::OutOfMemory)].into();
+    world.allocate(client, spec(4)).expect_err("something outside took it");
+    assert_eq!(world.held(), Bytes::ZERO, "the next try finds what was cached");
+}
+
+#[test]
+fn extents_that_are_only_cached_do_not_count() {
+    let mut base = keeping(64, 64);
+    base.limits.extents_max = 3;
+    let mut world = World::with(base, StoredQuotas::default());
+    let client = world.open("a");
+    free(&mut world, client, spec(12));
+    world.allocate(client, spec(8)).expect("room is made for two");
+    assert_eq!(cached(&world, "a"), Bytes::mib(4));
+    let refused = world.allocate(client, spec(8)).expect_err("four in all");
+    assert_eq!(refused.reason(), Reason::AllocationsTooMany);
+    world.allocate(client, old(4)).expect("the third");
+}
+
+#[test]
+fn a_lowered_limit_and_a_drain_make_it_go() {
+    let mut world = world(64, 64);
+    let client = world.open("a");
+    free(&mut world, client, spec(12));
+    world.operate(set_quota("a", 0, 8)).expect("set");
+    assert_eq!(world.held_by("a"), Bytes::mib(8));
+    world.operate(OperatorRequest::Drain { draining: true }).expect("drained");
+    assert_eq!(world.held(), Bytes::ZERO);
+}
+
+#[test]
+fn it_makes_up_for_what_others_take() {
+    let mut world = world(16, 16);
+    let client = world.open("a");
+    free(&mut world, client, spec(12));
+    let (device, unbrokered) = (DeviceIndex(0), Bytes::mib(10));
+    world.event(Event::Completion(Completion::Surveyed { device, unbrokered, contexts: 0 }));
+    world.settle();
+    assert_eq!(world.held_by("a"), Bytes::mib(4));
+    assert_eq!(world.broker.devices()[0].shortfall, Bytes::ZERO);
+}
+
+#[test]
+fn a_tenant_without_sessions_keeps_it_for_a_while() {
+    let mut world = world(64, 64);
+    let (client, other) = (world.open("a"), world.open("b"));
+    free(&mut world, client, spec(4));
+    free(&mut world, other, spec(4));
+    world.advance(30_000_000);
+    world.end_process(client);
+    world.advance(29_000_000);
+    assert_eq!(cached(&world, "a"), Bytes::mib(4));
+    world.advance(1_000_000);
+    world.settle();
+    assert_eq!(
+        (world.held_by("a"), cached(&world, "b")),
+        (Bytes::ZERO, Bytes::mib(4)),
+        "who is there keeps it"
+    );
+    world.end_process(other);
+    assert_eq!(world.held(), Bytes::ZERO, "its time was over");
+}
+
+#[test]
+fn who_comes_while_it_is_going_waits_for_it_too() {
+    let mut world = world(16, 16);
+    let (client, other) = (world.open("a"), world.open("b"));
+    world.operate(set_quota("a", 0, 16)).expect("set");
+    free(&mut world, client, spec(12));
+    world.operate(OperatorRequest::Drain { draining: true }).expect("drained");
+    assert_eq!(world.held(), Bytes::ZERO);
+    world.operate(OperatorRequest::Drain { draining: false }).expect("in service");
+    free(&mut world, client, spec(12));
+    // Given up for nobody, and not back yet.
+    world.start_operator(None, OperatorRequest::Drain { draining: true });
+    world.start_operator(None, OperatorRequest::Drain { draining: false });
+    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(12)));
+    let own = world.start(client, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    let others = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    assert!(!world.replies.contains_key(&own) && !world.replies.contains_key(&others));
+    world.settle();
+    assert!([own, others].iter().all(|call| world.replies[call].is_ok()));
+}

@@ -1,0 +1,84 @@
+//! Recycled memory stays inside its tenant, was let go by whoever had it, and goes to those who take old content. And
+//! nobody is refused because of memory that is only cached.
+
+use broker_core::{
+    ClientRequest,
+    invariants::{EXTENT_USE, LIMIT, RECYCLED},
+};
+use vramd_types::ExtentId;
+
+use super::{
+    Oracle,
+    facts::{Asked, ExtentPhase, Tenant},
+};
+
+impl Oracle {
+    pub(super) fn extent_cached(&mut self, id: ExtentId) {
+        let Some(extent) = self.facts.extents.get_mut(&id) else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is cached and does not exist"));
+        };
+        let (owner, device, size) = (extent.owner, extent.device, extent.size);
+        let live = std::mem::replace(&mut extent.phase, ExtentPhase::Cached) == ExtentPhase::Live;
+        let unused = extent.mappers.is_empty() && !extent.being_read;
+        let (own, acknowledged) = (extent.sent_to == [owner], !extent.unacknowledged);
+        let backed = extent.part.and_then(|part| self.facts.allocations.get(&part.allocation));
+        let movable = backed.is_none_or(|allocation| allocation.kind == broker_core::Kind::Movable);
+        self.expect(RECYCLED, live && unused, || format!("{id} is cached and in use"));
+        self.expect(RECYCLED, own, || format!("{id} is cached and was sent to another tenant"));
+        self.expect(RECYCLED, acknowledged, || {
+            format!("{id} is cached, and not all have said that they let go")
+        });
+        self.expect(RECYCLED, movable, || format!("{id} is cached and was never movable"));
+        let draining = self.facts.draining;
+        self.expect(RECYCLED, !draining, || format!("{id} is cached on a node that is drained"));
+        let cached = self.facts.cached.entry((owner, device)).or_default();
+        *cached += size;
+        let (cached, most) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
+        self.expect(LIMIT, cached <= most, || format!("{cached} cached for one tenant, at most {most}"));
+        self.step.touched.push((owner, device));
+    }
+
+    pub(super) fn extent_reused(&mut self, id: ExtentId) {
+        self.takes_new(id);
+        self.step.created += 1;
+        let Some(extent) = self.facts.extents.get_mut(&id) else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is used again and does not exist"));
+        };
+        let cached = std::mem::replace(&mut extent.phase, ExtentPhase::Live) == ExtentPhase::Cached;
+        // What it is sent as next is its part now, and must be of the same tenant: see `extents.rs`.
+        extent.part = None;
+        extent.recycled = true;
+        self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
+        self.not_cached(id);
+    }
+
+    /// What is cached of an extent's tenant is less by it.
+    pub(super) fn not_cached(&mut self, id: ExtentId) {
+        let Some(extent) = self.facts.extents.get(&id) else { return };
+        let cached = self.facts.cached.entry((extent.owner, extent.device)).or_default();
+        *cached = cached.saturating_sub(extent.size);
+    }
+
+    /// A request that waited for room is looked at again: whose, if it is a batch that waits indeed.
+    pub(super) fn room_made(&mut self, tenant: Option<&str>) {
+        let Some(tenant) = tenant.map(|tenant| self.facts.tenant(tenant)) else { return };
+        let waits = self.facts.calls.values().any(|call| match &call.asked {
+            Asked::Client { session, request: ClientRequest::AllocateBatch(_), .. } => {
+                self.facts.sessions.get(session).is_some_and(|it| it.tenant == tenant)
+            }
+            _ => false,
+        });
+        self.expect(EXTENT_USE, waits, || "room was made for a batch that nobody waits for".to_owned());
+        self.step.room_for = Some(tenant);
+    }
+
+    pub(super) fn cached(&self, tenant: Tenant, device: usize) -> u64 {
+        self.facts.cached.get(&(tenant, device)).copied().unwrap_or_default()
+    }
+
+    /// What a tenant would hold if it kept nothing cached, and what is on its way to the driver had arrived.
+    pub(super) fn held_in_use(&self, tenant: Tenant, device: usize) -> u64 {
+        let going = self.facts.going.get(&(tenant, device)).copied().unwrap_or_default();
+        self.facts.held(tenant, device).saturating_sub(self.cached(tenant, device)).saturating_sub(going)
+    }
+}
