@@ -2,10 +2,12 @@
 //!
 //! Who calls drives the connection: a runtime without threads, entered by whoever waits for an answer, so that a call
 //! costs no change of threads. Of several who wait at once one drives for all. Between calls nobody does, and a
-//! connection that ended meanwhile is found out, and made anew, by the next call.
+//! connection that ended meanwhile is found out, and made anew, by the next call; what a call that gave up has left to
+//! say to the daemon is said then as well. A call from inside another runtime costs a thread of its own.
 
 use std::{
     future::Future,
+    io,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -73,7 +75,8 @@ impl Rpc {
             method(self.connection.clone(), request)
         });
         let patience = tokio::time::Instant::from_std(deadline + DEADLINE_GRACE);
-        match self.wait(async { tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await }) {
+        let call = async { tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await };
+        match self.wait(call).map_err(|error| self.gone(&format!("no thread for the call: {error}")))? {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(match Error::from(status) {
                 Error::BrokerGone { problem } => self.gone(&problem),
@@ -83,15 +86,15 @@ impl Rpc {
         }
     }
 
-    fn wait<T: Send>(&self, call: impl Future<Output = T> + Send) -> T {
+    fn wait<T: Send>(&self, call: impl Future<Output = T> + Send) -> io::Result<T> {
         let runtime = self.runtime.as_ref().expect("only Drop takes the runtime");
         if runtime::Handle::try_current().is_err() {
-            return runtime.block_on(call);
+            return Ok(runtime.block_on(call));
         }
         // A thread inside one runtime may not enter another: somebody else does.
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| runtime.block_on(call));
-            waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            let waiting = thread::Builder::new().spawn_scoped(scope, || runtime.block_on(call))?;
+            Ok(waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 

@@ -185,7 +185,10 @@ impl Session {
         while !self.table.is_held(id, parts, access)? {
             match channel::attend(&self.link, &self.table, deadline) {
                 Attended::Packet => {}
-                Attended::Nothing => return Err(Error::Deadline),
+                Attended::Nothing => {
+                    let held = self.table.is_held(id, parts, access)?;
+                    return if held { Ok(()) } else { Err(Error::Deadline) };
+                }
                 Attended::NotReader => return self.table.wait_held(id, parts, access, deadline),
             }
         }

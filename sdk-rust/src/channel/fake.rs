@@ -46,7 +46,7 @@ impl Fake {
     pub(crate) fn start_with(mode: Mode, gpus: Gpus) -> Self {
         let (daemon, client) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let link = Arc::new(Link::new(Socket::from_fd(client).unwrap()));
+        let link = Arc::new(Link::new(Socket::from_fd(client).unwrap()).unwrap());
         let table = Arc::new(Table::new(mode, gpus));
         let worker = worker::spawn(Arc::clone(&link), Arc::clone(&table)).unwrap();
         Self { daemon, link, table, worker }

@@ -43,7 +43,7 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
         let problem = "the daemon does not speak standing mappings, the only ones this build knows";
         return Err(Error::refused(Reason::ProtocolBroken, &[("problem", &problem)]));
     }
-    Ok((Link::new(socket), welcome))
+    Ok((Link::new(socket).map_err(gone)?, welcome))
 }
 
 fn hello(greeting: Greeting) -> Hello {

@@ -4,15 +4,16 @@
 //! is mapped by a thread that runs already, on a core that is awake, instead of by one that must be woken for it and
 //! wakes the caller afterwards. `docs/benchmarks/hand_off` has what that is worth.
 
-use std::{thread, time::Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
-use vramd_proto::v1::daemon_frame::Frame;
+use vramd_proto::v1::{Map, daemon_frame::Frame};
 use vramd_types::Reason;
 
 use super::{
-    link::{Link, Reader, Turn},
-    socket::{Packet, Received},
+    link::{Link, Turn},
+    place::Reader,
+    socket::{Packet, Ready, Received},
 };
 use crate::{
     error::Error,
@@ -32,75 +33,118 @@ pub(crate) enum Attended {
 }
 
 /// The worker: reads until the end.
-pub(super) fn serve(link: &Link, table: &Table) -> Ending {
+pub(super) fn serve(link: &Link, table: &Table) {
     loop {
-        let step = link.socket.wait_readable(None).and_then(|_| {
-            link.await_place()?;
-            step(link, table, Reader::Worker)
-        });
-        if let Some(ending) = ending(step) {
-            return ending;
+        let ended = match worker_step(link, table) {
+            Ok(ended) => ended,
+            Err(error) => {
+                end(link, table, failed(error));
+                true
+            }
+        };
+        link.place.nudge();
+        if ended {
+            return;
         }
     }
 }
 
+fn worker_step(link: &Link, table: &Table) -> Result<bool, Errno> {
+    link.socket.wait_readable(None)?;
+    link.place.wait_for_caller();
+    if !link.socket.wait_readable(Some(Instant::now()))? {
+        return Ok(false);
+    }
+    link.place.take_back();
+    Ok(step(link, table, Reader::Worker, || Some(link.turn())).unwrap_or(false))
+}
+
 /// A caller that sits in the worker's place: waits for one packet, and handles it.
 pub(crate) fn attend(link: &Link, table: &Table, deadline: Instant) -> Attended {
-    let me = Reader::Caller(thread::current().id());
-    if link.turn().reader() != me {
+    let me = Reader::this_caller();
+    if !link.place.is_of(me) {
         return Attended::NotReader;
     }
-    let step = match link.socket.wait_readable(Some(deadline)) {
-        Ok(false) => return Attended::Nothing,
-        Ok(true) => step(link, table, me),
-        Err(error) => Err(error),
-    };
-    if let Some(ending) = ending(step) {
-        end(link, table, ending);
+    match link.socket.wait_readable_or(link.place.nudged(), deadline) {
+        Ok(Ready::Neither) => return Attended::Nothing,
+        Ok(Ready::Other) => link.place.hear_nudge(),
+        // Who has the turn may wait for something that takes longer than this caller may.
+        Ok(Ready::Packet) if step(link, table, me, || link.try_turn()).is_none() => {
+            link.place.leave();
+            return Attended::NotReader;
+        }
+        Ok(Ready::Packet) => {}
+        Err(error) => end(link, table, failed(error)),
     }
     Attended::Packet
 }
 
+/// Handles one packet, if there is one and it is still this reader's. True if the session has ended by it; `None` if
+/// there is no turn to be had.
+fn step<'a>(
+    link: &'a Link,
+    table: &Table,
+    reader: Reader,
+    turn: impl Fn() -> Option<Turn<'a>>,
+) -> Option<bool> {
+    loop {
+        let prepared = prepare(link, table);
+        let turn = turn()?;
+        if !link.place.is_of(reader) {
+            return Some(false);
+        }
+        // Somebody else may have read what was prepared for, and another packet is there now.
+        if table.has_unknown_devices() && waiting_map(link) != prepared {
+            continue;
+        }
+        fault_point!(PacketWaits);
+        let ending = receive(link, table, &turn).unwrap_or_else(|error| Some(failed(error)));
+        let ended = ending.is_some();
+        if let Some(ending) = ending {
+            // Before anybody else can read: what follows says less of why.
+            end(link, table, ending);
+        }
+        return Some(ended);
+    }
+}
+
 /// Both sides are to know: a channel that this side gave up must not look alive to the daemon.
-pub(super) fn end(link: &Link, table: &Table, ending: Ending) {
+fn end(link: &Link, table: &Table, ending: Ending) {
     fault_point!(EndHeard);
-    link.end();
     table.end(ending);
+    link.end();
 }
 
-fn ending(step: Result<Option<Ending>, Errno>) -> Option<Ending> {
-    match step {
-        Ok(ending) => ending,
-        Err(Errno::PIPE | Errno::CONNRESET) => Some(Ending::Closed),
-        Err(error) => Some(broken(&error.to_string())),
+fn failed(error: Errno) -> Ending {
+    match error {
+        Errno::PIPE | Errno::CONNRESET => Ending::Closed,
+        error => broken(&error.to_string()),
     }
 }
 
-/// Handles one packet, if there is one and it is still this reader's.
-fn step(link: &Link, table: &Table, reader: Reader) -> Result<Option<Ending>, Errno> {
-    prepare(link, table);
-    let turn = link.turn();
-    if turn.reader() != reader {
-        return Ok(None);
-    }
-    fault_point!(PacketWaits);
+fn receive(link: &Link, table: &Table, turn: &Turn<'_>) -> Result<Option<Ending>, Errno> {
     let gate = Gate::hold();
     match link.socket.receive()? {
         None => Ok(None),
         Some(Received::Ended) => Ok(Some(Ending::Closed)),
         // Its parts, if it had any, will never be answered for.
         Some(Received::Unknown(problem)) => Ok(Some(broken(&problem))),
-        Some(Received::Packet(packet)) => handle(&turn, gate, table, packet),
+        Some(Received::Packet(packet)) => handle(turn, gate, table, packet),
     }
 }
 
 /// Before the first descriptors of a device are taken, the driver is made ready for it: that takes long, and the
-/// driver may fork, neither of which the gate allows.
-fn prepare(link: &Link, table: &Table) {
-    if table.has_unknown_devices()
-        && let Some(Frame::Map(map)) = link.socket.peek()
-    {
-        table.prepare(&map);
+/// driver may fork, neither of which the gate allows. What it was made ready for.
+fn prepare(link: &Link, table: &Table) -> Option<Map> {
+    let map = table.has_unknown_devices().then(|| waiting_map(link)).flatten()?;
+    table.prepare(&map);
+    Some(map)
+}
+
+fn waiting_map(link: &Link) -> Option<Map> {
+    match link.socket.peek() {
+        Some(Frame::Map(map)) => Some(map),
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     time::{Duration, Instant},
 };
@@ -40,6 +40,14 @@ pub(crate) enum Received {
     Ended,
     /// Not a frame, or one of a kind that this build does not know.
     Unknown(String),
+}
+
+/// What can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    Packet,
+    Other,
+    Neither,
 }
 
 #[derive(Debug)]
@@ -97,6 +105,23 @@ impl Socket {
             };
             match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], remaining.as_ref()) {
                 Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits for a packet or the end, or for something else that can be read, the packet first.
+    pub(crate) fn wait_readable_or(&self, other: BorrowedFd<'_>, deadline: Instant) -> Result<Ready, Errno> {
+        loop {
+            let remaining = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))
+                .map_err(|_| Errno::OVERFLOW)?;
+            let mut both =
+                [PollFd::new(&self.fd, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+            match poll(&mut both, Some(&remaining)) {
+                Ok(0) => return Ok(Ready::Neither),
+                Ok(_) if both[0].revents().is_empty() => return Ok(Ready::Other),
+                Ok(_) => return Ok(Ready::Packet),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error),
             }

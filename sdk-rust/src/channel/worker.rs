@@ -12,7 +12,6 @@ use crate::mapping::Table;
 /// Starts the worker. It ends with the channel.
 pub(crate) fn spawn(link: Arc<Link>, table: Arc<Table>) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name("vramd-channel".to_owned()).spawn(move || {
-        let ending = reader::serve(&link, &table);
-        reader::end(&link, &table, ending);
+        reader::serve(&link, &table);
     })
 }

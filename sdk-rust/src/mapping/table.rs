@@ -127,7 +127,7 @@ impl Table {
         }
         self.changed.notify_all();
         drop(state);
-        // Who waits for the memory is on its way; the handles that it was mapped by are released behind its back.
+        // Who waits for the memory in another thread is on its way; the handles that it was mapped by go behind its back.
         drop(spent);
         answer
     }

@@ -1,0 +1,118 @@
+//! The place of who reads the channel: the worker's, unless a caller that waits for memory sits in it.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    io::{Errno, read, write},
+};
+
+/// How long the worker leaves a packet to a caller that sits: longer than an answer takes that the daemon sent with it,
+/// and too short for anybody else to notice.
+const LEFT_TO_CALLER: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Held for a moment only, and never while something is read.
+    reader: Mutex<Reader>,
+    caller_left: Condvar,
+    /// Readable when a caller that sits, and sleeps, must look again: the worker has read something, or has its place.
+    nudge: OwnedFd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reader {
+    Worker,
+    /// A thread that waits for memory.
+    Caller(ThreadId),
+}
+
+/// A caller's place as the reader, until this is dropped or the worker has lost patience.
+#[derive(Debug)]
+pub(crate) struct Seat<'a>(&'a Place);
+
+impl Reader {
+    pub(super) fn this_caller() -> Self {
+        Self::Caller(thread::current().id())
+    }
+}
+
+impl Place {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let nudge = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { reader: Mutex::new(Reader::Worker), caller_left: Condvar::new(), nudge })
+    }
+
+    pub(super) fn sit(&self) -> Option<Seat<'_>> {
+        let mut reader = self.lock();
+        (*reader == Reader::Worker).then(|| {
+            self.hear_nudge();
+            *reader = Reader::this_caller();
+            Seat(self)
+        })
+    }
+
+    pub(super) fn is_of(&self, reader: Reader) -> bool {
+        *self.lock() == reader
+    }
+
+    /// The worker leaves what can be read to the caller that sits, if one does, for a while.
+    pub(super) fn wait_for_caller(&self) {
+        let occupied = |reader: &mut Reader| *reader != Reader::Worker;
+        drop(self.caller_left.wait_timeout_while(self.lock(), LEFT_TO_CALLER, occupied));
+    }
+
+    /// The worker's own again, and a caller that did not come for what could be read learns of it.
+    pub(super) fn take_back(&self) {
+        let sat = std::mem::replace(&mut *self.lock(), Reader::Worker);
+        if sat != Reader::Worker {
+            self.tell_nudge();
+        }
+    }
+
+    /// The worker has changed something that a caller, who sat down meanwhile, may wait for.
+    pub(super) fn nudge(&self) {
+        if !self.is_of(Reader::Worker) {
+            self.tell_nudge();
+        }
+    }
+
+    /// Readable after a nudge.
+    pub(super) fn nudged(&self) -> BorrowedFd<'_> {
+        self.nudge.as_fd()
+    }
+
+    pub(super) fn hear_nudge(&self) {
+        // There may be none.
+        let _ = read(&self.nudge, &mut [0; 8]);
+    }
+
+    fn tell_nudge(&self) {
+        // It fails only where so many are unheard that it is readable anyway.
+        let _ = write(&self.nudge, &1u64.to_ne_bytes());
+    }
+
+    /// For the caller that sits.
+    pub(super) fn leave(&self) {
+        let mut reader = self.lock();
+        if *reader == Reader::this_caller() {
+            *reader = Reader::Worker;
+            self.caller_left.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reader> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
