@@ -58,7 +58,8 @@ pub enum Submission {
     /// Hashes the first bytes of these extents, one after the other, on the driver's own mapping.
     Digest { ticket: u64, spans: Vec<(ExtentId, Bytes)> },
     /// Looks, independent of any ledger, at who holds memory of the device. Extents that have come back since
-    /// their release are reported as [`Completion::Returned`] before the answer. `clients` are the processes of live
+    /// their release are reported as [`Completion::Returned`] before the answer, or, where one look can't be sure, a
+    /// moment after it. `clients` are the processes of live
     /// sessions: what their contexts take is not unbrokered, since room is reserved for it.
     Survey { device: DeviceIndex, clients: Vec<u32> },
 }

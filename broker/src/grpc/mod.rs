@@ -17,6 +17,7 @@ mod convert;
 mod deadline;
 mod incoming;
 mod memory;
+mod open_calls;
 mod serve;
 mod status;
 

@@ -11,6 +11,7 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 use tonic_reflection::server::Builder as Reflection;
+use tower::util::MapFutureLayer;
 use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_server::MemoryServiceServer};
 
 use super::{
@@ -18,6 +19,7 @@ use super::{
     deadline::DeadlineLayer,
     incoming::{Door, incoming},
     memory::Memory,
+    open_calls::OpenCalls,
 };
 use crate::reactor::Inbox;
 
@@ -30,7 +32,7 @@ const STREAMS_PER_CONNECTION_MAX: u32 = 256;
 /// Most headers of one request, in bytes.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
 
-/// How long open calls may go on once the daemon stops. What they asked for is in the core already.
+/// How long open calls may go on at most once the daemon stops. What they asked for is in the core already.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
 /// Bound already, so that nobody finds a socket where the daemon does not listen yet.
@@ -63,7 +65,8 @@ pub enum ServeError {
     Server(#[from] tonic::transport::Error),
 }
 
-/// Serves until `stop` is done, then closes both sockets and lets open calls end for a moment.
+/// Serves until `stop` is done, then closes both sockets and lets open calls end for a moment. It ends with the last of
+/// them and not with the last connection: a client that is not in a call need not read what HTTP/2 says to it.
 pub async fn serve(
     listeners: Listeners,
     inbox: Inbox,
@@ -77,18 +80,20 @@ pub async fn serve(
     let admin = Admin::new(inbox, settings.operators.clone(), settings.facts.clone());
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
 
+    let calls = OpenCalls::default();
     let (stopping, stopped) = watch::channel(false);
     let sockets = async {
         tokio::try_join!(
-            socket(listeners.memory, memory, &settings, BTreeSet::new(), stopped.clone()),
-            socket(listeners.admin, admin, &settings, settings.operators.clone(), stopped.clone()),
+            socket(listeners.memory, memory, &settings, BTreeSet::new(), &calls, stopped.clone()),
+            socket(listeners.admin, admin, &settings, settings.operators.clone(), &calls, stopped.clone()),
         )
     };
     let end = async {
         stop.await;
         report(&health, ServingStatus::NotServing).await;
         stopping.send_replace(true);
-        tokio::time::sleep(STOP_GRACE).await;
+        // Those that are still open then are cut off, which their callers see.
+        let _ = tokio::time::timeout(STOP_GRACE, calls.ended()).await;
     };
     tokio::select! {
         served = sockets => served.map(|_| ()),
@@ -101,6 +106,7 @@ async fn socket(
     routes: Routes,
     settings: &Settings,
     always: BTreeSet<u32>,
+    calls: &OpenCalls,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
     listener.set_nonblocking(true)?;
@@ -110,9 +116,11 @@ async fn socket(
         // An error means that the sender is gone, and with it who serves.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
+    let calls = calls.clone();
     Server::builder()
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
+        .layer(MapFutureLayer::new(move |call| calls.clone().during(call)))
         .layer(DeadlineLayer::new(settings.call_timeout))
         .add_routes(routes)
         .serve_with_incoming_shutdown(connections, stop)

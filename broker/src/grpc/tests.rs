@@ -389,7 +389,7 @@ async fn services(channel: Channel) -> Vec<String> {
 
 #[tokio::test]
 async fn stopping_ends_even_with_a_watcher_and_an_open_call() {
-    let served = served(&[]);
+    let mut served = served(&[]);
     let mut watcher = HealthClient::new(served.connect("vramd.sock").await)
         .watch(HealthCheckRequest::default())
         .await
@@ -398,12 +398,48 @@ async fn stopping_ends_even_with_a_watcher_and_an_open_call() {
     assert_eq!(watcher.message().await.unwrap().unwrap().status, 1);
     let mut memory = served.memory().await;
     let _open = tokio::spawn(async move { memory.seal(seal(9)).await });
+    let _unanswered = served.queue.next().await.unwrap();
 
     served.stop.send(()).unwrap();
     assert_eq!(watcher.message().await.unwrap().unwrap().status, 2, "not serving");
     served.server.await.unwrap().unwrap();
     let path = served.folder.path().join("vramd.sock");
     assert!(tokio::net::UnixStream::connect(path).await.is_err(), "nobody listens any more");
+}
+
+/// A client drives its connection while it calls, and not between two calls: what HTTP/2 says to it then is not read.
+#[tokio::test]
+async fn stopping_does_not_wait_for_an_idle_connection() {
+    let served = served(&[]);
+    let socket = tokio::net::UnixStream::connect(served.folder.path().join("vramd.sock")).await.unwrap();
+    let (mut client, mut connection) = h2::client::handshake(socket).await.unwrap();
+    let request = tonic::codegen::http::Request::post("http://localhost/vramd.v1.MemoryService/Seal")
+        .header("content-type", "application/grpc")
+        .body(())
+        .unwrap();
+    let (answer, mut body) = client.send_request(request, false).unwrap();
+    body.send_data(framed(&v1::SealRequest::default()).into(), true).unwrap();
+    tokio::select! {
+        answer = answer => assert!(answer.is_ok(), "refused, in the way of gRPC"),
+        end = &mut connection => panic!("the connection ends: {end:?}"),
+    }
+    let start = std::time::Instant::now();
+    served.stop.send(()).unwrap();
+    served.server.await.unwrap().unwrap();
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn an_open_call_is_answered_though_the_daemon_stops() {
+    let mut served = served(&[]);
+    let mut memory = served.memory().await;
+    let call = tokio::spawn(async move { memory.seal(seal(9)).await });
+    let Some(Message::Request { caller, .. }) = served.queue.next().await else { panic!("a request") };
+    served.stop.send(()).unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    caller.answer(Err(Refusal::Draining));
+    assert_eq!(reason(&call.await.unwrap().unwrap_err()), "DRAINING");
+    served.server.await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ pub struct InboxLimits {
     pub client_requests_max: usize,
     /// The same for operators, who must get through when clients have filled theirs.
     pub operator_requests_max: usize,
-    /// Reads of state that wait for their turn; more wait before it.
+    /// Looks at the state that wait in the queue; more wait before it.
     pub reads_max: usize,
 }
 
@@ -99,9 +99,12 @@ impl Inbox {
         self.submit(&self.shared.operators, make)
     }
 
-    /// Looks at the broker's state between two batches: at once, or where the reactor is at work, once what is in the
-    /// queue before has been handled. `None` when the reactor has gone. What the closure returns must be small or
-    /// paged: the whole node waits while it runs.
+    /// Looks at the broker's state between two batches: at once, or where the reactor is at work or waits for others
+    /// who look, once what is in the queue before has been handled. `None` when the reactor has gone.
+    ///
+    /// The whole node waits while the closure runs, at once or in turn, so it must be small: a page of a list (1,000
+    /// rows at most), a row for each tenant and device, or one allocation with its parts, of which a tenant has no more
+    /// than its limit. Of those that look at once there is one at a time; those in the queue are counted.
     pub async fn read<T: Send + 'static>(
         &self,
         look: impl FnOnce(&Broker) -> T + Send + 'static,

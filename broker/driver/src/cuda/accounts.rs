@@ -15,16 +15,25 @@
 //! One look is not enough for that. The list of processes and the figure of the device are read one after the other,
 //! and while a process loses its context they do not fit: it is listed still, and what it had is gone, so that for a
 //! moment hundreds of MiB are missing. Nor is a client's context quite as large as ours, by which we know contexts, and
-//! a small extent is no larger than the difference. So a return is concluded only where two looks in a row agree on it,
-//! against the same figure from before.
+//! a small extent is no larger than the difference. So a return is concluded only where all looks of [`LASTS`] agree on
+//! it, against the same figure from before. It is time that decides and not a number of looks: two processes that end
+//! together bring two looks within a millisecond, which see the same moment.
+//!
+//! Until then the extent is charged to its tenants, and what outsiders hold is counted as if it were back: together
+//! never less than what is taken.
 //!
 //! Its limit: what an outsider gives up for good, or a context that was larger than ours, looks like the return of an
 //! extent of about that size. Then a tenant is discharged early and the bytes count as outsiders', so that nothing is
 //! handed out twice; the other choice, to wait until even outsiders have left, would charge tenants for ever.
 
+use std::time::{Duration, Instant};
+
 use vramd_types::{Bytes, ExtentId};
 
 use super::memory::Trace;
+
+/// How long an extent must be seen to be back before it is taken to be. Contexts go in tens of milliseconds.
+pub(super) const LASTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
@@ -33,10 +42,10 @@ pub(super) struct Accounts {
     awaited: Vec<Awaited>,
     /// As of the latest look.
     outsiders: Bytes,
-    /// As of the latest look that left nothing for the next one to confirm: a drop is counted from here.
+    /// As of the latest look that left nothing for a later one to confirm: a drop is counted from here.
     known: Bytes,
-    /// Those that the latest look found to be back, and the next one may confirm.
-    seen_back: Vec<ExtentId>,
+    /// Those that every look since then has found to be back, and a later one may confirm.
+    seen_back: Vec<(ExtentId, Instant)>,
     /// Goes up with every change of the books, so that a figure can be told to be of the same ones.
     changes: u64,
     /// Releases under way whose end can't be told yet: no conclusions meanwhile.
@@ -96,24 +105,39 @@ impl Accounts {
         self.unsettled -= 1;
     }
 
-    /// Takes a look's figure, and returns the extents that have come back.
-    pub(super) fn settle(&mut self, others: Bytes) -> Vec<ExtentId> {
+    /// Takes the figure of a look at this moment, and returns the extents that have come back.
+    pub(super) fn settle(&mut self, now: Instant, others: Bytes) -> Vec<ExtentId> {
         if self.unsettled > 0 {
             return Vec::new();
         }
         let mut drop = self.known.saturating_add(self.awaited()).saturating_sub(others);
         let free = self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| (it.extent, it.size));
-        let (returned, seen_back) =
-            covered(free, &mut drop).into_iter().partition(|extent| self.seen_back.contains(extent));
-        let returned: Vec<ExtentId> = returned;
+        let seen = covered(free, &mut drop).into_iter().map(|extent| (extent, self.seen_since(extent, now)));
+        let (returned, seen_back): (Vec<_>, Vec<_>) =
+            seen.partition(|(_, since)| now.saturating_duration_since(*since) >= LASTS);
+        let returned: Vec<ExtentId> = returned.into_iter().map(|(extent, _)| extent).collect();
         self.seen_back = seen_back;
         self.awaited.retain(|it| !returned.contains(&it.extent));
-        let latest = others.saturating_sub(self.awaited());
+        self.outsiders = others.saturating_sub(self.missed());
         if self.seen_back.is_empty() {
-            self.known = latest;
+            self.known = self.outsiders;
         }
-        self.outsiders = latest;
         returned
+    }
+
+    /// Whether a look is wanted that confirms what the latest one found.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        !self.seen_back.is_empty()
+    }
+
+    fn seen_since(&self, extent: ExtentId, now: Instant) -> Instant {
+        self.seen_back.iter().find(|(seen, _)| *seen == extent).map_or(now, |(_, since)| *since)
+    }
+
+    /// Awaited extents that the latest look did not find to be back.
+    fn missed(&self) -> Bytes {
+        let is_back = |extent| self.seen_back.iter().any(|(seen, _)| *seen == extent);
+        sum(self.awaited.iter().filter(|it| !is_back(it.extent)).map(|it| it.size))
     }
 
     fn awaited(&self) -> Bytes {
@@ -155,88 +179,135 @@ mod tests {
         ExtentId::from_raw(raw)
     }
 
-    fn accounts(outsiders: Bytes, awaited: &[(u64, Bytes)]) -> Accounts {
-        let mut accounts = Accounts::default();
-        assert_eq!(twice(&mut accounts, outsiders), []);
-        for (raw, size) in awaited {
-            accounts.enter(*size);
-            accounts.retire(id(*raw), *size, Trace::default());
-        }
-        accounts
+    /// Its looks are at the times that it says.
+    struct Looks {
+        accounts: Accounts,
+        now: Instant,
     }
 
-    /// Two looks that see the same: the first concludes nothing.
-    fn twice(accounts: &mut Accounts, others: Bytes) -> Vec<ExtentId> {
-        assert_eq!(accounts.settle(others), [], "one look is not enough");
-        accounts.settle(others)
+    impl Looks {
+        fn after(&mut self, time: Duration, others: Bytes) -> Vec<ExtentId> {
+            self.now += time;
+            self.accounts.settle(self.now, others)
+        }
+
+        /// Two looks that see the same: the first concludes nothing.
+        fn twice(&mut self, others: Bytes) -> Vec<ExtentId> {
+            assert_eq!(self.after(LASTS, others), [], "one look is not enough");
+            self.after(LASTS, others)
+        }
+    }
+
+    fn accounts(outsiders: Bytes, awaited: &[(u64, Bytes)]) -> Looks {
+        let mut looks = Looks { accounts: Accounts::default(), now: Instant::now() };
+        assert_eq!(looks.twice(outsiders), []);
+        for (raw, size) in awaited {
+            looks.accounts.enter(*size);
+            looks.accounts.retire(id(*raw), *size, Trace::default());
+        }
+        looks
     }
 
     #[test]
     fn what_is_held_stays_awaited() {
-        let mut accounts = accounts(Bytes::ZERO, &[(1, Bytes::mib(2))]);
-        assert_eq!(twice(&mut accounts, Bytes::mib(2)), []);
-        assert_eq!(accounts.outsiders(), Bytes::ZERO, "it is explained");
-        assert_eq!(twice(&mut accounts, Bytes::ZERO), [id(1)]);
-        assert_eq!(twice(&mut accounts, Bytes::ZERO), [], "told once");
+        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(2))]);
+        assert_eq!(looks.twice(Bytes::mib(2)), []);
+        assert_eq!(looks.accounts.outsiders(), Bytes::ZERO, "it is explained");
+        assert_eq!(looks.twice(Bytes::ZERO), [id(1)]);
+        assert_eq!(looks.twice(Bytes::ZERO), [], "told once");
     }
 
     #[test]
     fn what_one_look_misses_has_not_come_back() {
-        let mut accounts = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
         for _ in 0..3 {
-            assert_eq!(accounts.settle(Bytes::ZERO), [], "a context was listed that had gone");
-            assert_eq!(accounts.settle(Bytes::mib(64)), [], "the extent is there still");
+            assert_eq!(looks.after(LASTS, Bytes::ZERO), [], "a context was listed that had gone");
+            assert_eq!(looks.after(LASTS, Bytes::mib(64)), [], "the extent is there still");
         }
-        assert_eq!(twice(&mut accounts, Bytes::ZERO), [id(1)]);
+        assert_eq!(looks.twice(Bytes::ZERO), [id(1)]);
+    }
+
+    /// As when two sessions end together: the looks are many, and all of the same moment.
+    #[test]
+    fn what_all_looks_of_a_moment_miss_has_not_come_back() {
+        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+        for _ in 0..10 {
+            assert_eq!(looks.after(LASTS / 11, Bytes::ZERO), [], "seen for less than it must last");
+        }
+        assert_eq!(looks.after(LASTS / 11, Bytes::mib(64)), [], "the extent is there still");
+        assert!(!looks.accounts.is_unconfirmed());
+        assert_eq!(looks.after(LASTS, Bytes::ZERO), [], "and what was seen before no longer counts");
+    }
+
+    #[test]
+    fn looks_in_between_do_not_put_a_return_off() {
+        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+        for _ in 0..4 {
+            assert_eq!(looks.after(LASTS / 4, Bytes::ZERO), []);
+            assert!(looks.accounts.is_unconfirmed());
+        }
+        assert_eq!(looks.after(LASTS / 4, Bytes::ZERO), [id(1)]);
+        assert!(!looks.accounts.is_unconfirmed());
+    }
+
+    /// Its bytes are charged to its tenants, and none of them is anybody else's meanwhile.
+    #[test]
+    fn until_a_return_is_confirmed_outsiders_have_what_they_had() {
+        let mut looks = accounts(Bytes::gib(20), &[(1, Bytes::mib(256)), (2, Bytes::mib(2))]);
+        let others = Bytes::gib(20).saturating_add(Bytes::mib(2));
+        assert_eq!(looks.after(LASTS, others), []);
+        assert_eq!(looks.accounts.outsiders(), Bytes::gib(20));
+        assert_eq!(looks.after(LASTS, others), [id(1)]);
+        assert_eq!(looks.accounts.outsiders(), Bytes::gib(20), "the same as before it was told");
     }
 
     #[test]
     fn outsiders_do_not_hide_a_return() {
-        let mut accounts = accounts(Bytes::gib(20), &[(1, Bytes::mib(256))]);
-        assert_eq!(accounts.settle(Bytes::gib(20).saturating_add(Bytes::mib(256))), []);
-        assert_eq!(twice(&mut accounts, Bytes::gib(20)), [id(1)]);
-        assert_eq!(accounts.outsiders(), Bytes::gib(20));
+        let mut looks = accounts(Bytes::gib(20), &[(1, Bytes::mib(256))]);
+        assert_eq!(looks.after(LASTS, Bytes::gib(20).saturating_add(Bytes::mib(256))), []);
+        assert_eq!(looks.twice(Bytes::gib(20)), [id(1)]);
+        assert_eq!(looks.accounts.outsiders(), Bytes::gib(20));
     }
 
     #[test]
     fn an_outsider_s_growth_is_its_own() {
-        let mut accounts = accounts(Bytes::mib(10), &[(1, Bytes::mib(256))]);
-        assert_eq!(twice(&mut accounts, Bytes::mib(766)), []);
-        assert_eq!(accounts.outsiders(), Bytes::mib(510));
-        assert_eq!(twice(&mut accounts, Bytes::mib(700)), [], "66 MiB less are no 256");
-        assert_eq!(accounts.outsiders(), Bytes::mib(444));
-        assert_eq!(twice(&mut accounts, Bytes::mib(510)), [], "190 MiB less are none either");
+        let mut looks = accounts(Bytes::mib(10), &[(1, Bytes::mib(256))]);
+        assert_eq!(looks.twice(Bytes::mib(766)), []);
+        assert_eq!(looks.accounts.outsiders(), Bytes::mib(510));
+        assert_eq!(looks.twice(Bytes::mib(700)), [], "66 MiB less are no 256");
+        assert_eq!(looks.accounts.outsiders(), Bytes::mib(444));
+        assert_eq!(looks.twice(Bytes::mib(510)), [], "190 MiB less are none either");
     }
 
     #[test]
     fn the_oldest_come_first_as_far_as_the_drop_goes() {
-        let mut accounts =
+        let mut looks =
             accounts(Bytes::ZERO, &[(1, Bytes::mib(64)), (2, Bytes::mib(64)), (3, Bytes::mib(2))]);
-        assert_eq!(twice(&mut accounts, Bytes::mib(64)), [id(1), id(3)]);
-        assert_eq!(twice(&mut accounts, Bytes::ZERO), [id(2)]);
+        assert_eq!(looks.twice(Bytes::mib(64)), [id(1), id(3)]);
+        assert_eq!(looks.twice(Bytes::ZERO), [id(2)]);
     }
 
     #[test]
     fn while_a_release_is_under_way_nothing_is_concluded() {
-        let mut accounts = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
-        accounts.begin_release();
-        assert_eq!(accounts.state(), None);
-        assert_eq!(twice(&mut accounts, Bytes::ZERO), []);
-        accounts.end_release();
-        assert!(accounts.state().is_some());
-        assert_eq!(twice(&mut accounts, Bytes::ZERO), [id(1)]);
+        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+        looks.accounts.begin_release();
+        assert_eq!(looks.accounts.state(), None);
+        assert_eq!(looks.twice(Bytes::ZERO), []);
+        looks.accounts.end_release();
+        assert!(looks.accounts.state().is_some());
+        assert_eq!(looks.twice(Bytes::ZERO), [id(1)]);
     }
 
     #[test]
     fn live_memory_is_entered_and_retired() {
-        let mut accounts = accounts(Bytes::ZERO, &[(1, Bytes::mib(4))]);
-        let before = accounts.state();
-        accounts.enter(Bytes::mib(2));
-        assert_eq!(accounts.live(), Bytes::mib(2));
-        accounts.withdraw(Bytes::mib(2));
-        assert_ne!(accounts.state(), before, "the same sum is not the same state");
-        accounts.forget(id(1));
-        assert_eq!(twice(&mut accounts, Bytes::mib(1)), []);
-        assert_eq!((accounts.outsiders(), accounts.held_here()), (Bytes::mib(1), Bytes::ZERO));
+        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(4))]);
+        let before = looks.accounts.state();
+        looks.accounts.enter(Bytes::mib(2));
+        assert_eq!(looks.accounts.live(), Bytes::mib(2));
+        looks.accounts.withdraw(Bytes::mib(2));
+        assert_ne!(looks.accounts.state(), before, "the same sum is not the same state");
+        looks.accounts.forget(id(1));
+        assert_eq!(looks.twice(Bytes::mib(1)), []);
+        assert_eq!((looks.accounts.outsiders(), looks.accounts.held_here()), (Bytes::mib(1), Bytes::ZERO));
     }
 }

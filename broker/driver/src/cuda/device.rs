@@ -4,6 +4,7 @@ use std::{
     os::fd::OwnedFd,
     process,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use vramd_types::{Bytes, GRANULARITY};
@@ -97,7 +98,7 @@ impl Device {
         };
         // Who is there already: what an earlier daemon's clients hold, say.
         let (mut accounts, sight) = device.sight(&[])?;
-        accounts.settle(sight.others);
+        accounts.settle(Instant::now(), sight.others);
         drop(accounts);
         Ok(device)
     }

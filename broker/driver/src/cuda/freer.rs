@@ -17,7 +17,7 @@ use super::{
     device::Device,
     looker::{NAP, linger, retire},
     memory::{Memory, Trace},
-    state::{Extent, State},
+    state::State,
 };
 use crate::Completion;
 
@@ -50,9 +50,6 @@ pub(super) fn run(state: &State, frees: &Receiver<Free>) {
                 state.tell(Completion::Released { extent, returned });
             }
             Free::Unmade { extent, size, device, piece } => {
-                let mut extents = state.extents();
-                extents.insert(extent, Extent::Unmade);
-                drop(extents);
                 if give_up(&device, extent, size, piece) {
                     state.extents().remove(&extent);
                 }

@@ -2,13 +2,13 @@
 //!
 //! A release asks whether the memory came back, which CUDA does not say. What is taken of the device is read before
 //! and after; what did not come back at once is looked for until [`PATIENCE`] has passed, since the driver zeroes what
-//! is released, and is awaited from then on (`accounts`).
+//! is released, and is awaited from then on (`accounts`), until surveys show it back (`surveys`).
 
 use std::{
     iter,
     sync::{
         Arc,
-        mpsc::{Receiver, Sender},
+        mpsc::{Receiver, RecvTimeoutError, Sender},
     },
     thread,
     time::{Duration, Instant},
@@ -23,6 +23,7 @@ use super::{
     freer::Free,
     memory::{Memory, Trace},
     state::{Extent, State, hand},
+    surveys::Surveys,
 };
 use crate::{Completion, ExtentKind};
 
@@ -49,33 +50,52 @@ pub(super) enum Look {
 
 /// Until nobody can send any more.
 pub(super) fn run(state: &State, looks: &Receiver<Look>, frees: &Sender<Free>) {
-    while let Ok(first) = looks.recv() {
-        let batch: Vec<Look> = iter::once(first).chain(looks.try_iter()).collect();
-        let mut releases: Vec<Vec<Release>> = state.devices.iter().map(|_| Vec::new()).collect();
-        for look in &batch {
-            let Look::Release { extent } = *look else { continue };
-            match state.retire(extent) {
-                // Nobody holds what is not there.
-                None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
-                Some(memory) if memory.kind() == ExtentKind::Fixed => {
-                    hand(frees, Free::Released { extent, memory })
-                }
-                Some(memory) => {
-                    let at = state.devices.iter().position(|device| Arc::ptr_eq(device, memory.device()));
-                    releases[at.expect("memory is of one of our devices")].push(Release::of(extent, memory));
-                }
+    let mut surveys = Surveys::of(state);
+    loop {
+        match next(looks, surveys.due()) {
+            Ok(first) => {
+                serve(state, iter::once(first).chain(looks.try_iter()).collect(), &mut surveys, frees)
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        surveys.confirm(state);
+    }
+}
+
+/// What was asked for, or a timeout once we have to look by ourselves.
+fn next(looks: &Receiver<Look>, due: Option<Instant>) -> Result<Look, RecvTimeoutError> {
+    match due {
+        Some(due) => looks.recv_timeout(due.saturating_duration_since(Instant::now())),
+        None => Ok(looks.recv()?),
+    }
+}
+
+fn serve(state: &State, batch: Vec<Look>, surveys: &mut Surveys, frees: &Sender<Free>) {
+    let mut releases: Vec<Vec<Release>> = state.devices.iter().map(|_| Vec::new()).collect();
+    for look in &batch {
+        let Look::Release { extent } = *look else { continue };
+        match state.retire(extent) {
+            // Nobody holds what is not there.
+            None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
+            Some(memory) if memory.kind() == ExtentKind::Fixed => {
+                hand(frees, Free::Released { extent, memory })
+            }
+            Some(memory) => {
+                let at = state.devices.iter().position(|device| Arc::ptr_eq(device, memory.device()));
+                releases[at.expect("memory is of one of our devices")].push(Release::of(extent, memory));
             }
         }
-        let some = state.devices.iter().zip(releases).filter(|(_, releases)| !releases.is_empty());
-        for (device, releases) in some {
-            release(state, device, releases);
-        }
-        for look in batch {
-            match look {
-                Look::Release { .. } => {}
-                Look::Survey { device, clients } => survey(state, device, &clients),
-                Look::Answer(completion) => state.tell(completion),
-            }
+    }
+    let some = state.devices.iter().zip(releases).filter(|(_, releases)| !releases.is_empty());
+    for (device, releases) in some {
+        release(state, device, releases);
+    }
+    for look in batch {
+        match look {
+            Look::Release { .. } => {}
+            Look::Survey { device, clients } => surveys.answer(state, device, clients),
+            Look::Answer(completion) => state.tell(completion),
         }
     }
 }
@@ -200,30 +220,4 @@ pub(super) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, B
         thread::sleep(NAP);
     }
     back
-}
-
-fn survey(state: &State, index: DeviceIndex, clients: &[u32]) {
-    let Some(device) = state.devices.get(usize::from(index.0)) else {
-        state.tell(Completion::Surveyed { device: index, unbrokered: Bytes::ZERO, contexts: 0 });
-        return;
-    };
-    // Nothing else may tell for a long time that the context has come to harm.
-    let sound = device.context().is_sound();
-    let Ok((mut accounts, sight)) = sound.and_then(|()| device.sight(clients)) else {
-        let unbrokered = device.accounts().outsiders();
-        state.tell(Completion::Surveyed { device: index, unbrokered, contexts: device.contexts() });
-        return;
-    };
-    let returned = accounts.settle(sight.others);
-    let unbrokered = accounts.outsiders().saturating_add(sight.strangers);
-    drop(accounts);
-    let mut extents = state.extents();
-    let released = returned.into_iter().filter(|it| matches!(extents.remove(it), Some(Extent::Awaited)));
-    let released: Vec<ExtentId> = released.collect();
-    drop(extents);
-    // Before the answer, which tells of it.
-    for extent in released {
-        state.tell(Completion::Returned { extent });
-    }
-    state.tell(Completion::Surveyed { device: index, unbrokered, contexts: sight.contexts });
 }

@@ -90,6 +90,8 @@ impl Maker {
                 Err(error)
             }
             Err(Unmade { error, piece: Some(piece) }) => {
+                // Before it is told, and not once the freer gets to it: a release of it finds nothing to await.
+                state.extents().insert(extent, Extent::Unmade);
                 hand(frees, Free::Unmade { extent, size, device: Arc::clone(&self.device), piece });
                 Err(error)
             }

@@ -33,6 +33,7 @@ pub mod peer;
 mod probe;
 mod scrub;
 mod state;
+mod surveys;
 
 use std::{
     fmt,

@@ -1,6 +1,8 @@
 //! What looks conclude where the figures are not what they should be.
 
-use super::*;
+use std::{thread, time::Instant};
+
+use super::{accounts::LASTS, *};
 
 /// Makes an extent of so many MiB.
 fn made(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64, mib: u32) -> Handle {
@@ -52,6 +54,7 @@ fn a_list_of_processes_that_fails_once_changes_nothing() {
     let explained = (0..100).any(|_| {
         let (.., returned) = survey(&driver, &completions, client.pid());
         assert!(!returned.contains(&ExtentId::from_raw(HELD)), "the client has it");
+        thread::sleep(LASTS / 10);
         returned == [ExtentId::from_raw(CONTEXT)]
     });
     assert!(explained, "it is the client's context now");
@@ -66,4 +69,29 @@ fn a_list_of_processes_that_fails_once_changes_nothing() {
     }
     fake.tell(false);
     assert_eq!(survey(&driver, &completions, client.pid()), before, "and does no more");
+}
+
+/// One survey is asked for, at the end of a process, and none after it.
+#[test]
+fn a_return_that_lasts_is_told_though_nobody_asks_again() {
+    let (driver, completions) = opened(&Fake::new().says("context_mib = 24"));
+    let driver = driver.unwrap();
+    let handle = made(&driver, &completions, 1, 2);
+    let holder = Holder::of([&handle, &handle]);
+    drop(handle);
+    release(&driver, &completions, 1);
+    drop(holder);
+    let asked = Instant::now();
+    let survey = || driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
+    (0..3).for_each(|_| survey());
+    for _ in 0..3 {
+        let told = next(&completions);
+        assert!(matches!(told, Completion::Surveyed { unbrokered: Bytes::ZERO, .. }), "{told:?}");
+    }
+    let Completion::Returned { extent } = next(&completions) else {
+        panic!("only the extent is left to tell")
+    };
+    assert_eq!(extent, ExtentId::from_raw(1));
+    assert!(asked.elapsed() >= LASTS, "three looks at one moment are no more than one");
+    assert!(completions.recv_timeout(2 * LASTS).is_err(), "it is told once, and no survey is answered twice");
 }

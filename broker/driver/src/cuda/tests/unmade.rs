@@ -1,6 +1,6 @@
 //! What was begun and not made after all: by whom it is given up, and what is concluded meanwhile.
 
-use super::*;
+use super::{accounts::LASTS, *};
 
 /// Two fixed extents that can't be made, with a movable one between them, while `cuMemFree` does not return: the
 /// maker answers all the same.
@@ -44,6 +44,24 @@ fn a_block_that_cannot_be_zeroed_is_freed_apart() {
     are_freed_apart(fake, "cuMemsetD8Async");
 }
 
+/// There is nothing of it that could come back, and nobody would tell if it did.
+#[test]
+fn what_was_not_made_and_is_not_given_up_yet_can_be_released() {
+    let fake = Fake::new().says("cut = 1").says("hang.cuMemFree_v2 = 1");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    fake.tell(true);
+    for raw in 1..=2 {
+        driver.submit(create(raw, ExtentKind::Fixed));
+        assert!(matches!(next(&completions), Completion::Created { result: Err(_), .. }));
+    }
+    // The freer is at the first.
+    driver.submit(Submission::Release { extent: ExtentId::from_raw(2) });
+    let told = next(&completions);
+    assert!(matches!(told, Completion::Released { returned: true, .. }), "{told:?}");
+    fake.tell(false);
+}
+
 /// While one that was not made is being given up, its bytes go away. That is nobody's return.
 #[test]
 fn what_was_not_made_is_not_taken_for_another_s_return() {
@@ -63,8 +81,12 @@ fn what_was_not_made_is_not_taken_for_another_s_return() {
 
     fake.tell(true);
     driver.submit(create(2, ExtentKind::Movable));
+    // For longer than a return must last to be told.
+    for _ in 0..20 {
+        survey();
+        std::thread::sleep(LASTS / 5);
+    }
     let mut unanswered = 20;
-    (0..unanswered).for_each(|_| survey());
     while unanswered > 0 {
         match next(&completions) {
             Completion::Surveyed { .. } => unanswered -= 1,
