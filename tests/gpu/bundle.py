@@ -21,7 +21,8 @@ PROGRAMS = {
     "vramd": ["--bin", "vramd"],
     "vramctl": ["--bin", "vramctl"],
     "broker-driver": ["--bin", "contract-cuda"],
-    "vramd-tests": ["--bin", "gpu-suite"],
+    "vramd-tests": ["--bin", "gpu-suite", "--bin", "bench-rpc"],
+    "core-bench": ["--bin", "core-bench"],
     "vramd-client": ["--example", "scratch", "--example", "compute", "--example", "torch_share"],
 }
 # What of it is no program, and what uses it there.

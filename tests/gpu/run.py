@@ -2,7 +2,8 @@
 """Runs what this bundle holds on the GPUs of this machine: `run [--quick] FOLDER`.
 
 Needs an NVIDIA driver and Python's standard library. Stages run one after the other, each within its time; one that
-fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, leak.json and log.txt.
+fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, leak.json, log.txt, and
+core.json and rpc.json, for which no GPU is needed but a machine that is quiet.
 The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
 """
 
@@ -88,6 +89,7 @@ def main():
             stage.run(SECONDS_MAX - (time.monotonic() - started))
     log(folder / "log.txt", chosen)
     report(folder, given)
+    sign(folder)
     table(folder, chosen)
     sys.exit(1 if any(stage.failed for stage in chosen) else 0)
 
@@ -101,6 +103,9 @@ def plan(folder, scratch, quick):
               "--file", scratch / "file"),
         Stage("hand_off", 150, suite, "hand-off", "--json", folder / "hand_off.json", *quick),
         Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
+        Stage("core", 120, BIN / "core-bench", *quick, folder / "core.json"),
+        Stage("batch", 60, BIN / "bench-rpc", "batch", "--json", folder / "core.json", *quick),
+        Stage("rpc", 120, BIN / "bench-rpc", "describe", "--json", folder / "rpc.json", *quick),
     ]
 
 
@@ -151,12 +156,24 @@ def report(folder, given):
     (folder / "hand_off.json").write_text(json.dumps(whole, indent=2) + "\n")
 
 
+def sign(folder):
+    """Says of which build the figures are: the programs cannot know here."""
+    for name in ("core.json", "rpc.json"):
+        if whole := load(folder / name):
+            build = load(BUNDLE / "build.json") or {}
+            for run in [whole, *(part["run"] for part in whole.values() if isinstance(part, dict) and "run" in part)]:
+                run.update({key: build[key] for key in ("commit", "changed_since", "rustc") if key in run and key in build})
+            (folder / name).write_text(json.dumps(whole, indent=2) + "\n")
+
+
 def table(folder, stages):
     machine = (load(folder / "hand_off.json") or load(folder / "e2e.json") or {}).get("machine")
     if machine:
         print(f"\n{', '.join(machine['gpus'])}; driver {machine['driver']}; kernel {machine['kernel']}")
     for stage in stages:
-        if stage.name in ("e2e", "hand_off", "leak"):
+        if stage.name in ("core", "batch", "rpc"):
+            print(f"-- {stage.name}: {stage.verdict}\n{stage.output}")
+        elif stage.name in ("e2e", "hand_off", "leak"):
             print(f"-- {stage.name}: {stage.verdict}")
             told = ("ok ", "absent", "FAILED", "allocate ", "create ", "attach ", "leak ")
             print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")

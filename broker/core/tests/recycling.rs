@@ -304,3 +304,24 @@ fn a_tenant_without_sessions_keeps_it_for_a_while() {
     world.end_process(other);
     assert_eq!(world.held(), Bytes::ZERO, "its time was over");
 }
+
+#[test]
+fn who_comes_while_it_is_going_waits_for_it_too() {
+    let mut world = world(16, 16);
+    let (client, other) = (world.open("a"), world.open("b"));
+    world.operate(set_quota("a", 0, 16)).expect("set");
+    free(&mut world, client, spec(12));
+    world.operate(OperatorRequest::Drain { draining: true }).expect("drained");
+    assert_eq!(world.held(), Bytes::ZERO);
+    world.operate(OperatorRequest::Drain { draining: false }).expect("in service");
+    free(&mut world, client, spec(12));
+    // Given up for nobody, and not back yet.
+    world.start_operator(None, OperatorRequest::Drain { draining: true });
+    world.start_operator(None, OperatorRequest::Drain { draining: false });
+    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(12)));
+    let own = world.start(client, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    let others = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    assert!(!world.replies.contains_key(&own) && !world.replies.contains_key(&others));
+    world.settle();
+    assert!([own, others].iter().all(|call| world.replies[call].is_ok()));
+}

@@ -62,8 +62,8 @@ impl Broker {
         self.check_names(&plans)?;
         let choice = self.check_room(tenant, &plans)?;
         self.check_counts(tenant, &plans, &choice)?;
-        if !choice.given_up.is_empty() {
-            self.give_up(choice.given_up, Some(op));
+        if !choice.is_nothing() {
+            self.make_room(op, choice);
             let items = plans.into_iter().map(|plan| plan.spec).collect();
             return Ok(Started::Waiting(OpKind::Room { items }));
         }
@@ -202,9 +202,7 @@ impl Broker {
             return Err(too_many(limits.allocations_per_tenant_max));
         }
         let extents = self.pool.len().saturating_add(new_parts);
-        if extents.saturating_sub(choice.kept.len()).saturating_sub(choice.given_up.len())
-            > limits.extents_max
-        {
+        if extents.saturating_sub(choice.kept.len()).saturating_sub(choice.count()) > limits.extents_max {
             return Err(too_many(limits.extents_max));
         }
         if parts.saturating_add(new_parts) > limits.parts_per_tenant_max {

@@ -1,11 +1,11 @@
 //! Quotas: checked against what is guaranteed and held, put on disk, then in force. One change at a time, so that
 //! each is checked against what the one before it left.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use vramd_types::{Quantity, name};
 
-use super::{Start, Started};
+use super::{Start, Started, room::Choice};
 use crate::{
     broker::Broker,
     command::Command,
@@ -13,7 +13,6 @@ use crate::{
     event::{DeviceSelector, Tier},
     ledger::{Place, Quota, QuotaBook, QuotaDevice},
     limits::REQUESTS_REMEMBERED,
-    pool::Age,
     tenancy::{Method, OpId, OpKind, Outcome, Requester, TenantId},
     view::{StoredQuota, StoredQuotas, StoredRequest},
 };
@@ -125,10 +124,10 @@ impl Broker {
             let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
             let change = change.clone();
             match self.check_change(&change) {
-                Ok((quota, given_up)) if given_up.is_empty() => self.store(op, change, quota),
-                Ok((_, given_up)) => {
+                Ok((quota, choice)) if choice.is_nothing() => self.store(op, change, quota),
+                Ok((_, choice)) => {
                     self.quota_queue.making_room = Some(op);
-                    self.give_up(given_up, Some(op));
+                    self.make_room(op, choice);
                 }
                 Err(refusal) => self.finish(op, Err(refusal)),
             }
@@ -145,7 +144,7 @@ impl Broker {
     }
 
     /// What would be stored, if it can be kept, and which cached extents must be given up for that.
-    fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, BTreeSet<Age>), Refusal> {
+    fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, Choice), Refusal> {
         let book = self.ledger.quotas();
         let stored = book.get(change.tenant, &change.device, change.tier);
         let quota = match change.edit {
@@ -168,7 +167,7 @@ impl Broker {
             }
         };
         let after = self.book_after(change, quota);
-        let mut given_up = BTreeSet::new();
+        let mut room = Choice::default();
         for (place, books) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
             let account = after.open(change.tenant, place, books.share());
             let before = book.open(change.tenant, place, books.share());
@@ -192,9 +191,12 @@ impl Broker {
                     committed,
                 });
             }
-            given_up.extend(chosen.into_iter().flatten());
+            if let Some(chosen) = chosen {
+                room.awaited.extend(chosen.awaited);
+                room.given_up.extend(chosen.given_up);
+            }
         }
-        Ok((quota, given_up))
+        Ok((quota, room))
     }
 
     fn book_after(&self, change: &QuotaChange, quota: Option<Quota>) -> QuotaBook {

@@ -83,7 +83,7 @@ impl Broker {
         if let Some(next) = next {
             self.arm(next, Timer::Cached);
         }
-        self.give_up(due, None);
+        self.give_up(due);
     }
 
     /// Nothing is kept: of one device, or of all.
@@ -91,6 +91,6 @@ impl Broker {
         let on_device =
             self.pool.cache().iter().filter(|(_, it)| device.is_none_or(|device| it.device == device));
         let all: Vec<Age> = on_device.map(|(age, _)| age).collect();
-        self.give_up(all, None);
+        self.give_up(all);
     }
 }

@@ -1,7 +1,8 @@
 //! Making room: cached extents are the first to go, the oldest first, whoever needs it.
 //!
 //! Who is short of room, of its own limit or of what is not guaranteed gets no refusal while giving up cached extents
-//! could help: they are released, the request waits until each was given back or was not, and is looked at again.
+//! could help: they are released, the request waits until each was given back or was not, and is looked at again. What
+//! is on its way to the driver already is waited for first, whoever it was given up for.
 //! Where even all of them would not help, none is touched and the refusal comes at once.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,7 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId};
 use super::Started;
 use crate::{
     broker::Broker,
+    collections::Few,
     command::{Command, Notice},
     error::Refusal,
     event::AllocationSpec,
@@ -19,42 +21,66 @@ use crate::{
     tenancy::{OpId, OpKind, Requester, TenantId},
 };
 
-/// Extents that were given up for a request, and how many of them each request still waits for.
+/// Extents that were given up and are not back, and the requests that wait for them.
 #[derive(Debug, Default)]
 pub(crate) struct AwaitedRoom {
-    by_extent: BTreeMap<ExtentId, OpId>,
+    going: BTreeMap<ExtentId, Going>,
     left: BTreeMap<OpId, usize>,
 }
 
-/// Cached extents that are to be given up, and those that are not, since the request itself will have them.
+#[derive(Debug)]
+struct Going {
+    was: Cached,
+    waiting: Few<OpId>,
+}
+
+/// What makes room for a request, and what is not to: cached extents that it will have itself.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
+    /// On their way to the driver already.
+    pub(crate) awaited: BTreeSet<ExtentId>,
     pub(crate) given_up: BTreeSet<Age>,
     pub(crate) kept: BTreeSet<Age>,
+}
+
+impl Choice {
+    /// Whether there is nothing to wait for.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.awaited.is_empty() && self.given_up.is_empty()
+    }
+
+    /// How many extents will be gone.
+    pub(crate) fn count(&self) -> usize {
+        self.awaited.len().saturating_add(self.given_up.len())
+    }
 }
 
 impl AwaitedRoom {
     /// How many extents an operation waits for.
     pub(crate) fn left(&self, op: OpId) -> usize {
-        self.by_extent.values().filter(|of| **of == op).count()
+        self.going.values().filter(|going| going.waiting.contains(&op)).count()
     }
 
     fn expect(&mut self, extent: ExtentId, op: OpId) {
-        self.by_extent.insert(extent, op);
-        let left = self.left.entry(op).or_default();
-        *left = left.saturating_add(1);
+        if let Some(going) = self.going.get_mut(&extent) {
+            going.waiting.push(op);
+            let left = self.left.entry(op).or_default();
+            *left = left.saturating_add(1);
+        }
     }
 
-    /// The operation that waits for nothing any more, now that the extent was given back or was not.
-    fn returned(&mut self, extent: ExtentId) -> Option<OpId> {
-        let op = self.by_extent.remove(&extent)?;
-        let left = self.left.get_mut(&op)?;
-        *left = left.saturating_sub(1);
-        if *left > 0 {
-            return None;
-        }
-        self.left.remove(&op);
-        Some(op)
+    /// The operations that wait for nothing any more, now that the extent was given back or was not.
+    fn returned(&mut self, extent: ExtentId) -> Vec<OpId> {
+        let waiting = self.going.remove(&extent).map(|going| going.waiting).unwrap_or_default();
+        let mut ready = waiting.to_vec();
+        ready.retain(|op| {
+            let left = self.left.get(op).map_or(0, |left| left.saturating_sub(1));
+            match left {
+                0 => self.left.remove(op).is_some(),
+                _ => self.left.insert(*op, left).is_none(),
+            }
+        });
+        ready
     }
 }
 
@@ -90,7 +116,7 @@ impl Broker {
         tenant: TenantId,
         place: Place,
         guarantee: Bytes,
-    ) -> Option<BTreeSet<Age>> {
+    ) -> Option<Choice> {
         let (mut choice, mut spared) = (Choice::default(), Spared::default());
         let backed =
             |spared: &Spared| self.ledger.unbacked_without(tenant, place, guarantee, spared).is_none();
@@ -100,7 +126,7 @@ impl Broker {
             account.without(spared.of(entry.tenant)).held() > floor
         };
         self.choose(&mut choice, place.device, &mut spared, backed, weighs);
-        backed(&spared).then_some(choice.given_up)
+        backed(&spared).then_some(choice)
     }
 
     /// Chooses extents of any device, so that so many more can be made.
@@ -124,7 +150,7 @@ impl Broker {
             let (mut choice, mut spared) = (Choice::default(), Spared::default());
             let within = |spared: &Spared| account.without(spared.of(tenant)).held() <= account.limit;
             self.choose(&mut choice, device, &mut spared, within, |entry, _| entry.tenant == tenant);
-            self.give_up(choice.given_up, None);
+            self.give_up(choice.given_up);
         }
     }
 
@@ -136,10 +162,10 @@ impl Broker {
         let weighs = |entry: &Cached, spared: &Spared| self.weighs(entry.tenant, place, Bytes::ZERO, spared);
         let covered = |spared: &Spared| books.shortfall_without(spared).is_zero();
         self.choose(&mut choice, device, &mut spared, covered, weighs);
-        self.give_up(choice.given_up, None);
+        self.give_up(choice.given_up);
     }
 
-    /// Adds extents of the device that help, the oldest first, until it is enough.
+    /// Adds extents of the device that help, until it is enough: those that are going anyhow, then the oldest.
     fn choose(
         &self,
         choice: &mut Choice,
@@ -148,6 +174,15 @@ impl Broker {
         enough: impl Fn(&Spared) -> bool,
         helps: impl Fn(&Cached, &Spared) -> bool,
     ) {
+        for (extent, Going { was, .. }) in &self.awaited_room.going {
+            if enough(spared) {
+                return;
+            }
+            if was.device == device && !choice.awaited.contains(extent) && helps(was, spared) {
+                spared.add(was.tenant, was.size);
+                choice.awaited.insert(*extent);
+            }
+        }
         for (age, entry) in self.pool.cache().iter() {
             if enough(spared) {
                 return;
@@ -166,21 +201,36 @@ impl Broker {
         account.without(spared.of(tenant)).held().saturating_add(more) > account.guarantee
     }
 
-    /// Gives cached extents back to the driver, for an operation that waits for that, or for nobody.
-    pub(crate) fn give_up(&mut self, ages: impl IntoIterator<Item = Age>, op: Option<OpId>) {
+    /// Gives cached extents back to the driver.
+    pub(crate) fn give_up(&mut self, ages: impl IntoIterator<Item = Age>) -> Vec<ExtentId> {
+        let mut given_up = Vec::new();
         for age in ages {
-            let Some(Cached { extent, size, .. }) = self.pool.give_up(age) else { continue };
-            if let Some(op) = op {
-                self.awaited_room.expect(extent, op);
-            }
+            let Some(was) = self.pool.give_up(age) else { continue };
+            let Cached { extent, size, .. } = was;
+            self.awaited_room.going.insert(extent, Going { was, waiting: Few::default() });
             self.command(Command::ReleaseExtent { extent });
             self.notice(Notice::GivenUp { extent, bytes: size });
+            given_up.push(extent);
+        }
+        given_up
+    }
+
+    /// Does what was chosen; the operation waits for it.
+    pub(crate) fn make_room(&mut self, op: OpId, choice: Choice) {
+        let given_up = self.give_up(choice.given_up);
+        for extent in choice.awaited.into_iter().chain(given_up) {
+            self.awaited_room.expect(extent, op);
         }
     }
 
     /// An extent that was let go was given back, or was not: who waited for it may be looked at again.
     pub(crate) fn room_returned(&mut self, extent: ExtentId) {
-        let Some(op) = self.awaited_room.returned(extent) else { return };
+        for op in self.awaited_room.returned(extent) {
+            self.room_made(op);
+        }
+    }
+
+    fn room_made(&mut self, op: OpId) {
         let Some(waiting) = self.ops.get_mut(op) else { return };
         let requester = waiting.requester;
         let items = match &mut waiting.kind {

@@ -86,8 +86,10 @@ impl Oracle {
         let before = std::mem::replace(&mut extent.phase, ExtentPhase::Releasing);
         let live = matches!(before, ExtentPhase::Live | ExtentPhase::Cached);
         let (mapper, read) = (extent.mappers.first().copied(), extent.being_read);
-        let device = (extent.owner, extent.device);
+        let (device, size) = ((extent.owner, extent.device), extent.size);
         if before == ExtentPhase::Cached {
+            extent.phase = ExtentPhase::GivenUp;
+            *self.facts.going.entry(device).or_default() += size;
             self.not_cached(id);
             self.step.touched.push(device);
         }

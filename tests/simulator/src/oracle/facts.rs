@@ -73,6 +73,8 @@ pub(super) enum ExtentPhase {
     Live,
     Cached,
     Releasing,
+    /// Released, and was cached before.
+    GivenUp,
     Unreturned,
 }
 
@@ -156,6 +158,8 @@ pub(super) struct Facts {
     pub(super) balances: BTreeMap<(Tenant, usize), Balance>,
     /// Of what is held, what backs nothing.
     pub(super) cached: BTreeMap<(Tenant, usize), u64>,
+    /// Of what is held, what was cached and is on its way to the driver.
+    pub(super) going: BTreeMap<(Tenant, usize), u64>,
     pub(super) calls: BTreeMap<CallId, Call>,
     pub(super) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
     /// What was read of each allocation that was ever hashed.

@@ -149,6 +149,7 @@ impl Oracle {
     fn observe_release(&mut self, extent: vramd_types::ExtentId, returned: bool) {
         let Some(facts) = self.facts.extents.get_mut(&extent) else { return };
         let (owner, device, size) = (facts.owner, facts.device, facts.size);
+        let given_up = facts.phase == ExtentPhase::GivenUp;
         let mut debts = Vec::new();
         if !returned {
             facts.phase = ExtentPhase::Unreturned;
@@ -158,6 +159,9 @@ impl Oracle {
             debts = debtors.into_iter().map(|debtor| (debtor, share)).collect();
             debts[0].1 += size - share * count;
             facts.debts.clone_from(&debts);
+        }
+        if given_up {
+            *self.facts.going.entry((owner, device)).or_default() -= size;
         }
         self.facts.balance(owner, device).settled -= size;
         self.step.touched.push((owner, device));

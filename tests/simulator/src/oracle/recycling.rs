@@ -75,8 +75,9 @@ impl Oracle {
         self.facts.cached.get(&(tenant, device)).copied().unwrap_or_default()
     }
 
-    /// What a tenant would hold if it kept nothing cached.
+    /// What a tenant would hold if it kept nothing cached, and what is on its way to the driver had arrived.
     pub(super) fn held_in_use(&self, tenant: Tenant, device: usize) -> u64 {
-        self.facts.held(tenant, device).saturating_sub(self.cached(tenant, device))
+        let going = self.facts.going.get(&(tenant, device)).copied().unwrap_or_default();
+        self.facts.held(tenant, device).saturating_sub(self.cached(tenant, device)).saturating_sub(going)
     }
 }
