@@ -83,7 +83,7 @@ impl Oracle {
                 continue;
             };
             match extent.phase {
-                ExtentPhase::Cached => continue,
+                ExtentPhase::Cached | ExtentPhase::GivenUp => continue,
                 ExtentPhase::Live => resident += extent.size,
                 ExtentPhase::Unreturned => unreturned += extent.size,
                 ExtentPhase::Creating | ExtentPhase::Releasing => {}
