@@ -15,6 +15,8 @@ use super::provenance::{command, machine, said_by};
 const SEEDS_TO_FIND: u64 = 200;
 
 pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> anyhow::Result<bool> {
+    let commit = said_by("git", &["rev-parse", "HEAD"]);
+    let changed = said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty());
     let started = Instant::now();
     let all = campaign::run_all(seeds.clone(), events, jobs, super::tell_failure);
     let run_seconds = started.elapsed().as_secs_f64();
@@ -22,8 +24,8 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     let hunts = campaign::hunt_all(SEEDS_TO_FIND, events, jobs, super::tell_hunt);
     let complete = all.coverage.never_taken().is_empty() && all.coverage.not_refused().is_empty();
     let page = json!({
-        "commit": said_by("git", &["rev-parse", "HEAD"]),
-        "changed_since": said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+        "commit": commit,
+        "changed_since": changed,
         "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
         "machine": machine(),
         "command": command(),
