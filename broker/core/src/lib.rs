@@ -27,6 +27,8 @@ mod command;
 mod config;
 mod error;
 mod event;
+#[cfg(feature = "observed")]
+mod forced;
 mod handler;
 pub mod invariants;
 mod ledger;
@@ -46,6 +48,8 @@ pub use event::{
     AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector,
     Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey, Target, Tier, UnmappedPart,
 };
+#[cfg(feature = "observed")]
+pub use forced::Forced;
 pub use limits::Limits;
 pub use observed::Transition;
 #[cfg(feature = "planted")]

@@ -26,10 +26,10 @@ pub use bugs::Bug;
 mod bugs {
     use vramd_types::IdSource;
 
-    use crate::broker::Broker;
+    use crate::{broker::Broker, invariants};
 
     macro_rules! bugs {
-        ($($name:ident: $what:literal,)*) => {
+        ($($name:ident: $what:literal, [$($breaks:ident),+];)*) => {
             /// What can be planted.
             #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
             pub enum Bug {
@@ -50,55 +50,74 @@ mod bugs {
                         $(Self::$name => $what,)*
                     }
                 }
+
+                /// The invariants that it can break first, as far as anybody has seen.
+                pub const fn breaks(self) -> &'static [&'static str] {
+                    match self {
+                        $(Self::$name => &[$(invariants::$breaks),+],)*
+                    }
+                }
             }
         };
     }
 
     bugs! {
-        SettleSkipped: "what was made stays reserved",
-        ReservationKept: "what could not be made stays reserved",
-        DoubleFree: "an extent is released twice",
-        WrongTenantCharged: "an allocation is charged to another tenant",
-        UnreturnedToNobody: "bytes that did not come back are charged to nobody",
-        DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them",
-        GuaranteeIgnored: "what is guaranteed to others is handed out",
-        LimitOffByOnePart: "a tenant gets one granule more than its limit",
-        SumOverflows: "the sizes of a batch are added up without a look at the overflow",
-        StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile",
-        UnstoredQuotaHolds: "a quota that could not be stored holds all the same",
-        DefaultQuotaForgotten: "a deleted quota goes on being enforced",
-        ShortfallIgnored: "memory that others took still counts as capacity",
-        AnswerLost: "the second of two calls that wait for one thing is not answered",
-        AnswerToAnother: "an answer goes to another call that waits",
-        AnsweredTwice: "a repeated call is answered twice",
-        RequestIdForgotten: "a repeated request is done again",
-        ReusedRequestIdServed: "a request id with other content is taken for a repetition",
-        ForeignProcessServed: "a call is not held against the process of its session",
-        ReleasedWhileMapped: "an extent is released while a session maps it",
-        ReleasedWhileHashed: "an extent is released while the driver reads it",
-        HashedWhileMapped: "sealed memory is hashed while its writer maps it",
-        HalfABatchKept: "a failed batch leaves its later allocations behind",
-        FreedIsSent: "what waits to be sent of an allocation is sent though it was freed",
-        MapToDeadSession: "a descriptor is sent to a session whose channel has ended",
-        TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered",
-        FdBudgetKept: "descriptors in flight to a session that is gone stay in the budget",
-        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory",
-        CachedToAnotherTenant: "a cached extent is given to another tenant",
-        CachedThoughRead: "an extent is cached though a reader of another tenant had it",
-        CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word",
-        OldContentAsZeros: "memory that was promised to be zero is taken from the cache",
-        FullThoughCached: "a batch is refused because of memory that is only cached",
-        SealedMappedWritable: "sealed memory is sent to its owner for writing",
-        UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is",
-        StrangerServed: "a tenant that is not on the readers' list is served",
-        LieBelieved: "an answer that does not fit is ignored, and its session trusted on",
-        SilentTakenForGone: "a channel's end is taken for the process's end",
-        MemoryOutlivesSession: "what a session did not free stays when it is gone",
-        NameNotFreed: "a freed allocation keeps its name",
-        TimerLost: "nobody looks whether a map is answered in time",
-        RevokeTimerLost: "nobody looks whether a revocation is answered in time",
-        DrainIgnored: "a draining node takes new memory",
-        EpochForgotten: "after a restart ids begin where they began before",
+        SettleSkipped: "what was made stays reserved", [LEDGER_BOOKS];
+        ReservationKept: "what could not be made stays reserved", [LEDGER_BOOKS, LEDGER_ORACLE];
+        DoubleFree: "an extent is released twice", [EXTENT_USE];
+        WrongTenantCharged: "an allocation is charged to another tenant", [LEDGER_ORACLE, EXTENTS];
+        UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS];
+        DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
+        GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION];
+        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT];
+        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS];
+        StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
+        UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        ShortfallIgnored: "memory that others took still counts as capacity", [ADMISSION];
+        AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
+        AnswerToAnother: "an answer goes to another call that waits", [CALLS];
+        AnsweredTwice: "a repeated call is answered twice", [CALLS];
+        RequestIdForgotten: "a repeated request is done again", [REPEATS, CALLS];
+        ReusedRequestIdServed: "a request id with other content is taken for a repetition", [CALLERS];
+        ForeignProcessServed: "a call is not held against the process of its session", [CALLERS];
+        ReleasedWhileMapped: "an extent is released while a session maps it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED, MAPPERS];
+        ReleasedWhileHashed: "an extent is released while the driver reads it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED];
+        HashedWhileMapped: "sealed memory is hashed while its writer maps it", [SEALED];
+        HalfABatchKept: "a failed batch leaves its later allocations behind", [DRAINS];
+        FreedIsSent: "what waits to be sent of an allocation is sent though it was freed", [MAP_SENT];
+        MapToDeadSession: "a descriptor is sent to a session whose channel has ended", [FDS, FDS_SENT, OPS];
+        TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered", [FDS_SENT];
+        FdBudgetKept: "descriptors in flight to a session that is gone stay in the budget", [FDS];
+        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES];
+        CachedToAnotherTenant: "a cached extent is given to another tenant", [EXTENT_TENANT, RECYCLED];
+        CachedThoughRead: "an extent is cached though a reader of another tenant had it", [CACHED, RECYCLED];
+        CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word", [CACHED, RECYCLED];
+        OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [RECYCLED];
+        FullThoughCached: "a batch is refused because of memory that is only cached", [LIMIT, ADMISSION];
+        SealedMappedWritable: "sealed memory is sent to its owner for writing", [MAP_SENT];
+        UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];
+        StrangerServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];
+        LieBelieved: "an answer that does not fit is ignored, and its session trusted on", [SESSION_LIES];
+        SilentTakenForGone: "a channel's end is taken for the process's end", [EXTENT_USE];
+        MemoryOutlivesSession: "what a session did not free stays when it is gone", [LIFETIMES];
+        NameNotFreed: "a freed allocation keeps its name", [NAMES];
+        TimerLost: "nobody looks whether a map is answered in time", [TIMERS];
+        RevokeTimerLost: "nobody looks whether a revocation is answered in time", [TIMERS];
+        DrainIgnored: "a draining node takes new memory", [DRAINING];
+        EpochForgotten: "after a restart ids begin where they began before", [IDS];
+        CountsIgnored: "a tenant has as many allocations and parts as it likes, and the node as many extents", [BOUNDS];
+        BatchTooLargeServed: "a batch of more items than may be is served", [BOUNDS];
+        ReleaseTooLargeServed: "more allocations are freed at once than may be", [BOUNDS];
+        ReadersTooManyServed: "an allocation gets more readers than may be", [BOUNDS];
+        SessionLimitIgnored: "a session too many is welcomed", [BOUNDS];
+        DeviceNotVisibleServed: "memory is made on a device that its session does not see", [DEVICES];
+        AttachedUnseen: "a session attaches memory on a device that it does not see", [DEVICES];
+        NameTakenTwice: "a name that is borne is taken for free", [UNIQUE];
+        NameTwiceInBatch: "one batch gives a name to two allocations", [UNIQUE];
+        MapperNotShown: "of those who map an allocation one is not shown", [VISIBLE];
+        NotListed: "what is freed and mapped still is not in its tenant's list", [VISIBLE];
+        StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
     }
 
     impl Broker {

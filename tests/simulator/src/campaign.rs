@@ -1,6 +1,7 @@
 //! Many seeds on a few threads, each run by itself.
 
 use std::{
+    collections::BTreeMap,
     sync::atomic::{AtomicU64, Ordering},
     thread,
 };
@@ -59,22 +60,47 @@ pub fn run_all(
     all
 }
 
-/// After how many seeds a planted bug was found, and how.
+/// So many worlds, the first ones, are looked at whether or not a bug was found before: how often it is found is as
+/// good to know as how soon.
+pub const SEEDS_RATED: u64 = 12;
+
+/// After how many seeds a planted bug was found, how often of the first [`SEEDS_RATED`], and how.
 #[derive(Debug)]
 pub struct Hunt {
     pub bug: Bug,
     pub found: Option<(u64, Failure)>,
+    pub hits: u64,
+    /// How often each invariant was the first to be broken.
+    pub by: BTreeMap<String, u64>,
 }
 
-/// Plants a bug and looks for it, seed after seed.
-pub fn hunt(bug: Bug, seeds_max: u64, events: u64) -> Hunt {
+impl Hunt {
+    /// It was found, and always by an invariant that it breaks: a panic, or a failure of something else, finds nothing.
+    pub fn is_good(&self) -> bool {
+        self.found.is_some() && self.unexpected().next().is_none()
+    }
+
+    /// What failed that the bug should not break first.
+    pub fn unexpected(&self) -> impl Iterator<Item = &str> {
+        self.by.keys().map(String::as_str).filter(|by| !self.bug.breaks().contains(by))
+    }
+}
+
+/// Plants a bug and looks for it, seed after seed, in the first `rated` and until it is found.
+pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
+    let mut hunt = Hunt { bug, found: None, hits: 0, by: BTreeMap::new() };
     for seed in 0..seeds_max {
+        if seed >= rated && hunt.found.is_some() {
+            break;
+        }
         let plan = Plan { bug: Some(bug), ..Plan::new(seed, events) };
         if let Some(failure) = run(&plan, Story::Untold).failure {
-            return Hunt { bug, found: Some((seed + 1, failure)) };
+            hunt.hits += u64::from(seed < rated);
+            *hunt.by.entry(failure.invariant.clone()).or_default() += 1;
+            hunt.found.get_or_insert((seed + 1, failure));
         }
     }
-    Hunt { bug, found: None }
+    hunt
 }
 
 /// All planted bugs, on a few threads.
@@ -86,7 +112,7 @@ pub fn hunt_all(seeds_max: u64, events: u64, jobs: usize, told: impl Fn(&Hunt) +
             while let Ok(at) = usize::try_from(next.fetch_add(1, Ordering::Relaxed))
                 && let Some(bug) = Bug::ALL.get(at)
             {
-                let hunt = hunt(*bug, seeds_max, events);
+                let hunt = hunt(*bug, SEEDS_RATED, seeds_max, events);
                 told(&hunt);
                 hunts.push(hunt);
             }

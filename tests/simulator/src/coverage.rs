@@ -1,10 +1,13 @@
-//! Which transitions of which table were taken, which illegal ones were tried and refused, and how often.
+//! Which transitions of which table were taken, which illegal ones were tried and refused, and how often; and whether
+//! each illegal one is refused when it is forced.
 
 use std::collections::BTreeMap;
 
 use broker_core::{
     AllocationEvent, AllocationState, MapEvent, MapState, SessionEvent, SessionState, Transition,
 };
+
+use crate::forced;
 
 /// One cell of a table: state and event.
 pub type Cell = (&'static str, String);
@@ -23,6 +26,8 @@ pub struct Row {
     pub cell: String,
     pub legal: bool,
     pub count: u64,
+    /// Of an illegal one: whether it is refused when it is forced, see [`crate::forced`].
+    pub refused: bool,
 }
 
 impl Coverage {
@@ -52,7 +57,12 @@ impl Coverage {
             Transition::Mapping { from, event, legal } => ("mapping", format!("{from:?} + {event:?}"), legal),
         };
         let count = self.counts.get(&key(transition)).copied().unwrap_or_default();
-        Row { table, cell, legal, count }
+        Row { table, cell, legal, count, refused: !legal && forced::is_refused(transition) }
+    }
+
+    /// Illegal transitions that are not refused.
+    pub fn not_refused(&self) -> Vec<Row> {
+        self.rows().into_iter().filter(|row| !row.legal && !row.refused).collect()
     }
 
     /// Legal transitions that never happened.
@@ -61,7 +71,7 @@ impl Coverage {
     }
 }
 
-/// Every cell, as its table answers: asking for an illegal one here is its being refused.
+/// Every cell, legal or not by its table; the tables themselves are literals in the tests of the core.
 fn cells() -> Vec<Transition> {
     let mut all = Vec::new();
     for from in AllocationState::ALL {

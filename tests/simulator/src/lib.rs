@@ -9,6 +9,7 @@ pub mod campaign;
 pub mod coverage;
 pub mod dice;
 pub mod failure;
+pub mod forced;
 pub mod oracle;
 pub mod run;
 pub mod scenario;

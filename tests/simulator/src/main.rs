@@ -1,6 +1,7 @@
 //! `simulator`: runs seeds, replays one, shrinks it, and looks for planted bugs.
 #![allow(clippy::print_stdout, reason = "a tool of developers, which talks to them")]
 
+mod provenance;
 mod report;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -9,7 +10,7 @@ use anyhow::{Context as _, bail};
 use broker_core::Bug;
 use clap::{Args, Parser, Subcommand};
 use simulator::{
-    campaign::{self, Hunt},
+    campaign::{self, Hunt, SEEDS_RATED},
     failure::Failure,
     run::run,
     scenario::{Fault, Plan},
@@ -138,7 +139,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Task::Shrink(one) => shrink_one(&one.plan())?,
         Task::Bugs { seeds_max, events, jobs } => {
             let hunts = campaign::hunt_all(seeds_max, events, jobs, tell_hunt);
-            hunts.iter().all(|hunt| hunt.found.is_some())
+            hunts.iter().all(Hunt::is_good)
         }
         Task::Report { out, range } => report::write(&out, range.seeds, range.events, range.jobs)?,
     };
@@ -152,8 +153,13 @@ fn tell_failure(seed: u64, failure: &Failure) {
 fn tell_hunt(hunt: &Hunt) {
     let name = hunt.bug.name();
     match &hunt.found {
-        Some((seeds, failure)) => println!("{name}: found after {seeds} seeds by {failure}"),
+        Some((seeds, failure)) => {
+            println!("{name}: found after {seeds} seeds, in {} of {SEEDS_RATED}, by {failure}", hunt.hits);
+        }
         None => println!("{name}: NOT FOUND"),
+    }
+    for by in hunt.unexpected() {
+        println!("{name}: found by {by}, WHICH IT DOES NOT BREAK: {:?}", hunt.by);
     }
 }
 
@@ -167,8 +173,24 @@ fn run_seeds(range: &Range) -> anyhow::Result<bool> {
     for row in &never {
         println!("never taken: {} {}", row.table, row.cell);
     }
+    let not_refused = all.coverage.not_refused();
+    for row in &not_refused {
+        println!("not refused: {} {}", row.table, row.cell);
+    }
+    let rows = all.coverage.rows();
+    let illegal = rows.iter().filter(|row| !row.legal);
+    let (refused, tried): (Vec<_>, Vec<_>) = illegal.map(|row| (row.refused, row.count)).unzip();
+    println!(
+        "{} legal transitions, {} never taken; {} illegal ones, {} refused when forced, {} in runs {} times",
+        rows.len() - refused.len(),
+        never.len(),
+        refused.len(),
+        refused.iter().filter(|refused| **refused).count(),
+        tried.iter().filter(|count| **count > 0).count(),
+        tried.iter().sum::<u64>(),
+    );
     let complete = never.is_empty() || all.seeds < SEEDS_FOR_COVERAGE;
-    Ok(all.failures.is_empty() && complete)
+    Ok(all.failures.is_empty() && complete && not_refused.is_empty())
 }
 
 fn replay(plan: &Plan, lines: usize) -> bool {

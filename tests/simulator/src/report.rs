@@ -4,32 +4,31 @@ use std::{ops::Range, path::Path, time::Instant};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
-use simulator::{campaign, coverage::Coverage};
+use simulator::{
+    campaign::{self, Hunt, SEEDS_RATED},
+    coverage::Coverage,
+};
+
+use super::provenance::{command, machine, said_by};
 
 /// Seeds within which a planted bug must be found.
 const SEEDS_TO_FIND: u64 = 200;
 
 pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> anyhow::Result<bool> {
+    let commit = said_by("git", &["rev-parse", "HEAD"]);
+    let changed = said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty());
     let started = Instant::now();
     let all = campaign::run_all(seeds.clone(), events, jobs, super::tell_failure);
     let run_seconds = started.elapsed().as_secs_f64();
     let started = Instant::now();
     let hunts = campaign::hunt_all(SEEDS_TO_FIND, events, jobs, super::tell_hunt);
-    let bugs: Vec<Value> = hunts
-        .iter()
-        .map(|hunt| match &hunt.found {
-            Some((seeds, failure)) => json!({
-                "bug": hunt.bug.name(),
-                "what": hunt.bug.what(),
-                "found_after_seeds": seeds,
-                "by": failure.invariant,
-                "at_event": failure.event,
-            }),
-            None => json!({"bug": hunt.bug.name(), "what": hunt.bug.what(), "found_after_seeds": null}),
-        })
-        .collect();
-    let never = all.coverage.never_taken();
+    let complete = all.coverage.never_taken().is_empty() && all.coverage.not_refused().is_empty();
     let page = json!({
+        "commit": commit,
+        "changed_since": changed,
+        "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+        "machine": machine(),
+        "command": command(),
         "seeds": {"from": seeds.start, "to": seeds.end, "count": all.seeds},
         "events": all.events,
         "run_seconds": run_seconds,
@@ -37,12 +36,30 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
         "jobs": jobs,
         "failures": all.failures.iter().map(|(seed, failure)| json!({"seed": seed, "failure": failure.to_string()})).collect::<Vec<_>>(),
         "transitions": transitions(&all.coverage),
-        "planted_bugs": bugs,
+        "seeds_rated": SEEDS_RATED,
+        "planted_bugs": hunts.iter().map(bug).collect::<Vec<_>>(),
         "hunt_seconds": started.elapsed().as_secs_f64(),
     });
     let text = serde_json::to_string_pretty(&page)?;
     std::fs::write(out, text + "\n").with_context(|| format!("write {}", out.display()))?;
-    Ok(all.failures.is_empty() && never.is_empty() && hunts.iter().all(|hunt| hunt.found.is_some()))
+    Ok(all.failures.is_empty() && complete && hunts.iter().all(Hunt::is_good))
+}
+
+/// When it was found first, and how often in the first seeds, by what, and whether that is what it breaks.
+fn bug(hunt: &Hunt) -> Value {
+    let first = hunt.found.as_ref();
+    json!({
+        "bug": hunt.bug.name(),
+        "what": hunt.bug.what(),
+        "breaks": hunt.bug.breaks(),
+        "found_after_seeds": first.map(|(seeds, _)| seeds),
+        "by": first.map(|(_, failure)| &failure.invariant),
+        "at_event": first.map(|(_, failure)| failure.event),
+        "found_in_rated": hunt.hits,
+        "hit_rate": num(hunt.hits) / num(SEEDS_RATED),
+        "how_often_by": hunt.by,
+        "as_expected": hunt.is_good(),
+    })
 }
 
 #[allow(clippy::cast_precision_loss, reason = "figures for people")]
@@ -50,20 +67,21 @@ fn num(count: impl TryInto<u64>) -> f64 {
     count.try_into().map_or(f64::INFINITY, |count| count as f64)
 }
 
-/// Legal ones with how often they were taken. Illegal ones with how often a run tried them and was refused; those with
-/// none are never tried by the core, and the table refuses them when it is asked directly.
+/// Legal ones with how often they were taken. Illegal ones with how often runs tried them and were refused, and whether
+/// they are refused when they are forced.
 fn transitions(coverage: &Coverage) -> Value {
     let rows = coverage.rows();
     let of = |legal: bool| {
         let cells = rows.iter().filter(|row| row.legal == legal);
         cells
-            .map(|row| {
-                let how = match (legal, row.count) {
-                    (true, _) => "taken",
-                    (false, 0) => "refused when asked directly",
-                    (false, _) => "refused in runs",
-                };
-                json!({"table": row.table, "transition": row.cell, "count": row.count, "how": how})
+            .map(|row| match legal {
+                true => json!({"table": row.table, "transition": row.cell, "taken": row.count}),
+                false => json!({
+                    "table": row.table,
+                    "transition": row.cell,
+                    "refused_in_runs": row.count,
+                    "refused_when_forced": row.refused,
+                }),
             })
             .collect::<Vec<_>>()
     };

@@ -17,6 +17,7 @@ fn nothing_is_found_and_every_legal_transition_is_taken() {
     let all = run_all(SEEDS, EVENTS, jobs, |seed, failure| eprintln!("seed {seed}: {failure}"));
     assert!(all.failures.is_empty(), "replay with `cargo run -p simulator -- replay {}`", all.failures[0].0);
     assert_eq!(all.coverage.never_taken(), []);
+    assert_eq!(all.coverage.not_refused(), []);
     assert!(all.events >= (SEEDS.end - SEEDS.start) * EVENTS, "{} events only", all.events);
 }
 

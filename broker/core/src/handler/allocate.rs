@@ -52,7 +52,7 @@ impl Broker {
             return Err(Refusal::RequestInvalid { field: "items", problem: "the batch is empty" });
         }
         let items_max = self.config.limits.batch_items_max;
-        if items.len() > items_max {
+        if items.len() > items_max && !planted!(self, BatchTooLargeServed) {
             return Err(Refusal::BatchTooLarge { items_max, items: items.len() });
         }
         let mut plans = Vec::with_capacity(items.len());
@@ -94,7 +94,7 @@ impl Broker {
         let part_count = span.get().div_ceil(part_size.get());
         self.check_name(tenant, &spec)?;
         let readers_max = self.config.limits.readers_max;
-        if spec.readers.len() > readers_max {
+        if spec.readers.len() > readers_max && !planted!(self, ReadersTooManyServed) {
             return Err(Refusal::BatchTooLarge { items_max: readers_max, items: spec.readers.len() });
         }
         if let Some(bad) =
@@ -140,7 +140,7 @@ impl Broker {
         };
         let device =
             self.find_device(text).ok_or_else(|| Refusal::DeviceUnknown { device: text.to_owned() })?;
-        if !visible.contains(&device) {
+        if !visible.contains(&device) && !planted!(self, DeviceNotVisibleServed) {
             return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
         }
         Ok(device)
@@ -166,6 +166,7 @@ impl Broker {
     pub(crate) fn check_bearer(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
         let bearer = self.allocations.bearer(tenant, name).and_then(|id| self.allocations.get(id));
         match bearer {
+            Some(_) if planted!(self, NameTakenTwice) => Ok(()),
             Some(bearer) if !(replace && bearer.state == AllocationState::Sealed) => {
                 Err(Refusal::NameTaken { name: format!("{}/{name}", self.tenants.name(tenant)) })
             }
@@ -179,12 +180,16 @@ impl Broker {
         names.sort_unstable();
         match names.windows(2).find_map(|pair| (pair.first() == pair.last()).then(|| pair.first()).flatten())
         {
+            Some(_) if planted!(self, NameTwiceInBatch) => Ok(()),
             Some(twice) => Err(Refusal::NameTaken { name: (*twice).to_owned() }),
             None => Ok(()),
         }
     }
 
     fn check_counts(&self, tenant: TenantId, plans: &[Plan], choice: &Choice) -> Result<(), Refusal> {
+        if planted!(self, CountsIgnored) {
+            return Ok(());
+        }
         let limits = &self.config.limits;
         let (allocations, parts) = self.allocations.count_of(tenant);
         let new_parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));

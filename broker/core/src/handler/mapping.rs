@@ -61,6 +61,9 @@ impl Broker {
         let room = limits.fds_in_flight_max.saturating_sub(self.fds.total);
         let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.fds.of(tenant));
         let count = session.queue.len().min(room).min(own).min(FDS_PER_PACKET_MAX);
+        if count == 0 && planted!(self, StarvedForgotten) {
+            return;
+        }
         if count == 0 {
             return self.fds.starve(tenant, id);
         }
@@ -88,7 +91,7 @@ impl Broker {
     }
 
     /// Makes the session a mapper of the part: its descriptor is about to leave.
-    fn offer(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
+    pub(crate) fn offer(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
         let allocation = self.allocations.get_mut(part.allocation)?;
         let writable = allocation.is_writable_by(id)
             || (planted!(self, SealedMappedWritable) && allocation.owner == Some(id));
@@ -176,7 +179,7 @@ impl Broker {
     }
 
     /// Moves one session's hold on one part along its table, and all counts with it.
-    fn step(&mut self, id: SessionId, part: PartRef, event: MapEvent) -> Result<MapStep, String> {
+    pub(crate) fn step(&mut self, id: SessionId, part: PartRef, event: MapEvent) -> Result<MapStep, String> {
         let unknown = || {
             format!("{event:?} of part {} of {}, which the session does not map", part.part, part.allocation)
         };

@@ -47,6 +47,9 @@ impl Broker {
         }
         let Some(of) = self.tenants.find(of) else { return Ok((Vec::new(), false)) };
         let fits = |allocation: &Allocation| {
+            if planted!(self, NotListed) && allocation.state == AllocationState::Freeing {
+                return false;
+            }
             let shown = allocation.tenant == tenant
                 || (allocation.state == AllocationState::Sealed && allocation.readers.admit(own));
             let named =
@@ -238,7 +241,10 @@ impl Broker {
             readers: allocation.readers.iter().map(str::to_owned).collect(),
             owner: allocation.owner,
             parts: if parts { allocation.indices().filter_map(part_view).collect() } else { Vec::new() },
-            mapper_count: allocation.mappers().len(),
+            mapper_count: match planted!(self, MapperNotShown) {
+                true => allocation.mappers().len().saturating_sub(1),
+                false => allocation.mappers().len(),
+            },
         }
     }
 

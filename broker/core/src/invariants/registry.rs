@@ -63,6 +63,8 @@ registry! {
         "a part is sent to a session that may have it and does not map it, and for writing to nobody once it is sealed";
     SUMS = "INV-MAP-4", Recomputed "sums.rs",
         "what is counted along the way of what a session maps and waits for says what looking would";
+    SENT = "INV-MAP-5", Oracle "sent.rs",
+        "who is connected and answers is sent all of its own memory and of what it attached";
     FDS = "INV-FDS-1", Recomputed "descriptors.rs",
         "no descriptor is in flight but to a session that exists, and the budgets add up";
     FDS_SENT = "INV-FDS-2", Oracle "packets.rs",
@@ -80,7 +82,9 @@ registry! {
     NAMES = "INV-NAME-1", Recomputed "names.rs",
         "a name belongs to one allocation, which bears it and is not freed";
     VISIBLE = "INV-NAME-2", Oracle "visibility.rs",
-        "an allocation that a tenant may not know of does not exist for it";
+        "an allocation that a tenant may not know of does not exist for it, and one that it may is shown as it is";
+    UNIQUE = "INV-NAME-3", Oracle "names.rs",
+        "whoever is given a name bears it: it is given to a second one only to replace the first";
     OPS = "INV-OP-1", Recomputed "waits.rs",
         "everything that waits is waited for by something that will happen";
     TIMERS = "INV-OP-2", Recomputed "timers.rs",
@@ -91,6 +95,10 @@ registry! {
         "a repeated request does nothing and is answered as the first; its id with other content is refused";
     CALLERS = "INV-CALL-3", Oracle "callers.rs",
         "a call is served only for the process of its session, while that is connected";
+    BOUNDS = "INV-CALL-4", Oracle "bounds.rs",
+        "what is served is within its bounds: batches, readers, allocations, parts, extents, sessions";
+    DEVICES = "INV-CALL-5", Oracle "devices.rs",
+        "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, session.rs",
         "allocations, sessions and mappings move only along their tables";
     IDS = "INV-ID-1", Oracle "ids.rs",

@@ -31,13 +31,20 @@ pub(super) struct Touched {
 
 #[cfg_attr(not(feature = "observed"), allow(unused_variables, reason = "all rows are looked at then"))]
 impl Scope {
+    /// Whoever pays for what was touched is looked at too: a balance that should have changed and did not is touched by
+    /// nobody.
     #[cfg(feature = "observed")]
     pub(super) fn touched_in(broker: &Broker) -> Self {
+        let extents = broker.pool.touched.keys();
+        let mut accounts = broker.ledger.touched.keys();
+        accounts.extend(extents.iter().filter_map(|id| broker.pool.get(*id)).flat_map(Extent::accounts));
+        accounts.sort_unstable();
+        accounts.dedup();
         Self::Touched(Touched {
             allocations: broker.allocations.touched.keys(),
             sessions: broker.sessions.touched.keys(),
-            extents: broker.pool.touched.keys(),
-            accounts: broker.ledger.touched.keys(),
+            extents,
+            accounts,
             ops: broker.ops.touched.keys(),
         })
     }

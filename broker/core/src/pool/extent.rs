@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use super::{Age, Cache, Cached};
+#[cfg(feature = "observed")]
+use crate::ledger::Place;
 use crate::{
     collections::{Few, IdMap},
     event::PartRef,
@@ -83,6 +85,18 @@ impl Extent {
             self.charge_as(ExtentState::Releasing);
         }
         is_live
+    }
+
+    /// Who pays for it, and where.
+    #[cfg(feature = "observed")]
+    pub(crate) fn accounts(&self) -> Vec<(TenantId, Place)> {
+        match &self.state {
+            ExtentState::Creating(it) => vec![(it.tenant(), it.place())],
+            ExtentState::Live(it) | ExtentState::Cached(it) | ExtentState::Releasing(it) => {
+                vec![(it.tenant(), it.place())]
+            }
+            ExtentState::Unreturned(debts) => debts.iter().map(|it| (it.tenant(), it.place())).collect(),
+        }
     }
 
     /// Moves what is paid for it to another state of something that is there.

@@ -19,6 +19,11 @@ impl Oracle {
         if self.step.expected.is_none() {
             self.step.expected = self.recall(&call);
         }
+        if let (None, Asked::Client { session, request: ClientRequest::Detach(ids), .. }) =
+            (&self.step.expected, &call.asked)
+        {
+            ids.iter().for_each(|allocation| self.owes_no_more(*session, *allocation));
+        }
         self.step.call = Some((id, call.clone()));
         let new = self.facts.calls.insert(id, call).is_none();
         self.expect(CALLS, new, || format!("{id:?} is made twice: the world is broken"));
@@ -35,13 +40,14 @@ impl Oracle {
         match (&call.asked, outcome) {
             (_, Err(refusal)) => self.refused(id, &call, refusal, broker),
             (Asked::Client { session, request, .. }, Ok(reply)) => {
-                self.served(id, *session, request, reply);
+                self.served(id, *session, request, reply, broker);
             }
             (Asked::Operator { request, .. }, Ok(reply)) => self.obeyed(id, request, reply),
         }
     }
 
-    fn served(&mut self, id: CallId, by: SessionId, asked: &ClientRequest, reply: &Reply) {
+    fn served(&mut self, id: CallId, by: SessionId, asked: &ClientRequest, reply: &Reply, broker: &Broker) {
+        self.batch_is_bounded(asked);
         let tenant = self.facts.sessions.get(&by).map(|session| session.tenant);
         let name = tenant.map(|tenant| self.facts.tenants[tenant].clone()).unwrap_or_default();
         let fits = match (asked, reply) {
@@ -51,6 +57,7 @@ impl Oracle {
                 for (spec, view) in specs.iter().zip(views) {
                     self.allocated(by, spec, view);
                 }
+                self.made_under_names(specs, views, broker);
                 fits
             }
             (ClientRequest::FreeBatch(ids), Reply::Released(items)) => {
@@ -64,6 +71,9 @@ impl Oracle {
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
             (ClientRequest::Detach(ids), Reply::Released(items)) => {
+                for (allocation, _) in items.iter().filter(|(_, result)| result.is_ok()) {
+                    self.owes_no_more(by, *allocation);
+                }
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
             (ClientRequest::Attach(target), Reply::Attached(view)) => {
@@ -78,6 +88,9 @@ impl Oracle {
             }
             (ClientRequest::Seal(id), Reply::Sealed(view)) => {
                 let over = view.state == AllocationState::Freeing;
+                if self.step.call.is_none() {
+                    self.bears_its_name(view, broker);
+                }
                 *id == view.id && view.digest.is_some() && (over || view.state == AllocationState::Sealed)
             }
             _ => false,
@@ -106,6 +119,8 @@ impl Oracle {
             parts: Default::default(),
         };
         self.facts.allocations.insert(view.id, allocation);
+        self.is_placed_as_asked(by, spec, view);
+        self.owes(by, view.id);
     }
 
     fn attached(&mut self, by: SessionId, view: &AllocationView) {
@@ -118,6 +133,8 @@ impl Oracle {
         let freed = facts.freed;
         self.expect(CALLS, open, || format!("{by} attaches {}, which is another's and not sealed", view.id));
         self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
+        self.is_seen(by, view);
+        self.owes(by, view.id);
     }
 
     fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply) {
@@ -230,6 +247,7 @@ fn as_asked(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -> bool 
     let parts = view.parts.iter().map(|part| part.size);
     view.tenant == tenant
         && view.size == spec.size
+        && !view.size.is_zero()
         && view.name == name
         && (view.kind, view.lifetime) == (spec.kind, spec.lifetime)
         && (view.lifetime == Lifetime::Session || !name.is_empty())

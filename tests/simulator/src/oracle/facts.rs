@@ -56,7 +56,11 @@ pub(super) struct SessionFacts {
     /// An operator has ended it.
     pub(super) ending: bool,
     pub(super) kill_asked: bool,
+    /// Devices that it sees.
+    pub(super) devices: Vec<usize>,
     pub(super) holds: BTreeMap<PartRef, (Hold, ExtentId)>,
+    /// What it is to be sent still.
+    pub(super) owed: BTreeSet<PartRef>,
     /// Since when it owes the answer to a packet.
     pub(super) owes_since: Option<Time>,
     /// Descriptors that lie in its socket.
@@ -179,6 +183,12 @@ impl Facts {
 
     pub(super) fn held(&self, tenant: Tenant, device: usize) -> u64 {
         self.balances.get(&(tenant, device)).copied().unwrap_or_default().held()
+    }
+
+    /// Descriptors in flight to the sessions of one tenant, or to all.
+    pub(super) fn in_flight(&self, tenant: Option<Tenant>) -> usize {
+        let sessions = self.sessions.values().filter(|it| tenant.is_none_or(|tenant| tenant == it.tenant));
+        sessions.map(|session| session.in_flight).sum()
     }
 
     /// Whether the session's channel can be heard: its time may be up in this very moment, which goes first.

@@ -40,8 +40,10 @@ impl Oracle {
         self.expect(MAP_SENT, sent.writable == writable, || {
             format!("{part:?} is sent to {id} with writable = {}", sent.writable)
         });
+        self.is_sent_from(id, sent);
         self.extent_sent(id, tenant, sent);
         if let Some(session) = self.facts.sessions.get_mut(&id) {
+            session.owed.remove(&part);
             session.holds.insert(part, (Hold::Offered, sent.extent));
             session.in_flight += 1;
         }

@@ -4,9 +4,11 @@
 //! shows, and compares. Nothing here calls the core's ledger or tables; getters of [`Broker`] are what is judged.
 
 mod admission;
+mod bounds;
 mod callers;
 mod calls;
 mod deadlines;
+mod devices;
 mod drained;
 mod draining;
 mod extents;
@@ -17,12 +19,14 @@ mod kills;
 mod ledger;
 mod lies;
 mod lifetimes;
+mod names;
 mod observe;
 mod packets;
 mod reasons;
 mod recycling;
 mod repeats;
 mod sealing;
+mod sent;
 mod visibility;
 
 use broker_core::{
@@ -122,7 +126,7 @@ impl Oracle {
         match command {
             Command::Reply { call, outcome } => self.replied(*call, outcome, broker),
             Command::Send { channel, frame } => match frame {
-                DaemonFrame::Welcome { session, .. } => self.welcomed(*channel, *session),
+                DaemonFrame::Welcome { session, devices, .. } => self.welcomed(*channel, *session, devices),
                 DaemonFrame::Map(parts) => {
                     self.packet_sent(*channel, parts);
                     self.parts_sent(*channel, parts);
@@ -155,10 +159,12 @@ impl Oracle {
         self.liar_is_quarantined();
         self.answers_are_in_time();
         self.admitted();
+        self.counts_are_bounded(broker);
         self.repeated_without_effect();
         self.queue_is_bounded();
         self.refused_as_expected();
         self.what_lived_by_sessions_ends(broker);
+        self.nobody_starves(broker);
         for (tenant, device) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, device, broker);
         }

@@ -1,12 +1,12 @@
 //! Descriptors go to open channels only, one unanswered packet a session, within the budgets.
 
 use broker_core::{ChannelId, MapPart, invariants::FDS_SENT};
-use vramd_types::SessionId;
+use vramd_types::{DeviceIndex, SessionId};
 
 use super::Oracle;
 
 impl Oracle {
-    pub(super) fn welcomed(&mut self, channel: ChannelId, id: SessionId) {
+    pub(super) fn welcomed(&mut self, channel: ChannelId, id: SessionId, devices: &[DeviceIndex]) {
         self.is_new_session(id);
         self.takes_new(id);
         let Some(hello) = self.facts.hellos.remove(&channel) else {
@@ -22,11 +22,15 @@ impl Oracle {
             gone: false,
             ending: false,
             kill_asked: false,
+            devices: self.seen(hello.devices.as_deref()),
+            owed: Default::default(),
             holds: Default::default(),
             owes_since: None,
             in_flight: 0,
         };
         self.facts.sessions.insert(id, session);
+        self.welcomed_with(id, devices);
+        self.sessions_are_bounded(tenant);
     }
 
     pub(super) fn packet_sent(&mut self, channel: ChannelId, parts: &[MapPart]) {
@@ -40,11 +44,8 @@ impl Oracle {
         let (alive, unanswered, tenant) = (!session.gone, session.in_flight, session.tenant);
         self.expect(FDS_SENT, alive, || format!("descriptors are sent to {id}, which is gone"));
         self.expect(FDS_SENT, unanswered == 0, || format!("{id} has {unanswered} unanswered and gets more"));
-        let flying = |of: Option<usize>| -> usize {
-            let sessions = self.facts.sessions.values();
-            sessions.filter(|it| of.is_none_or(|of| of == it.tenant)).map(|it| it.in_flight).sum()
-        };
-        let (total, own) = (flying(None) + parts.len(), flying(Some(tenant)) + parts.len());
+        let (total, own) =
+            (self.facts.in_flight(None) + parts.len(), self.facts.in_flight(Some(tenant)) + parts.len());
         let (most, most_own) = (self.limits.fds_in_flight_max, self.limits.fds_in_flight_per_tenant_max);
         self.expect(FDS_SENT, total <= most, || format!("{total} descriptors in flight, at most {most}"));
         self.expect(FDS_SENT, own <= most_own, || {

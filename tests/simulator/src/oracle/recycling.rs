@@ -21,7 +21,8 @@ impl Oracle {
         let live = std::mem::replace(&mut extent.phase, ExtentPhase::Cached) == ExtentPhase::Live;
         let unused = extent.mappers.is_empty() && !extent.being_read;
         let (own, acknowledged) = (extent.sent_to == [owner], !extent.unacknowledged);
-        let backed = extent.part.and_then(|part| self.facts.allocations.get(&part.allocation));
+        // What it is sent as next is its part then, and must be of the same tenant: see `extents.rs`.
+        let backed = extent.part.take().and_then(|part| self.facts.allocations.get(&part.allocation));
         let movable = backed.is_none_or(|allocation| allocation.kind == broker_core::Kind::Movable);
         self.expect(RECYCLED, live && unused, || format!("{id} is cached and in use"));
         self.expect(RECYCLED, own, || format!("{id} is cached and was sent to another tenant"));
@@ -45,8 +46,6 @@ impl Oracle {
             return self.expect(EXTENT_USE, false, || format!("{id} is used again and does not exist"));
         };
         let cached = std::mem::replace(&mut extent.phase, ExtentPhase::Live) == ExtentPhase::Cached;
-        // What it is sent as next is its part now, and must be of the same tenant: see `extents.rs`.
-        extent.part = None;
         extent.recycled = true;
         self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
         self.not_cached(id);

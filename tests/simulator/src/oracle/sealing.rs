@@ -27,6 +27,7 @@ impl Oracle {
                 extent.being_read = false;
             }
         }
+        self.owes_again(id);
         self.step.digested = Some(id);
     }
 

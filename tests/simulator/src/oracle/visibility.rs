@@ -1,10 +1,11 @@
 //! An allocation that a tenant may not know of does not exist for it.
 
-use broker_core::{AllocationView, Refusal, Target, invariants::VISIBLE};
+use broker_core::{AllocationState, AllocationView, Broker, PartRef, Refusal, Target, invariants::VISIBLE};
+use vramd_types::PartIndex;
 
 use super::{
     Oracle,
-    facts::{AllocationFacts, Tenant},
+    facts::{AllocationFacts, ExtentPhase, SessionFacts, Tenant},
 };
 
 impl Oracle {
@@ -14,22 +15,88 @@ impl Oracle {
             || allocation.readers.iter().any(|reader| reader == "*" || Some(reader.as_str()) == name)
     }
 
-    /// The answer to a question for one allocation.
-    pub fn described(&mut self, tenant: &str, target: &Target, shown: Result<&AllocationView, &Refusal>) {
-        if let Ok(view) = shown {
-            self.is_shown(tenant, view);
-            let fits = match target {
-                Target::Id(id) => *id == view.id,
-                Target::Name(name) => view.name == *name || view.name == format!("{tenant}/{name}"),
-            };
-            self.expect(VISIBLE, fits, || format!("{tenant} asked for {target} and was shown {}", view.id));
+    /// The answer to a question for one allocation, by a session that can be heard.
+    pub fn described(
+        &mut self,
+        tenant: &str,
+        target: &Target,
+        shown: Result<&AllocationView, &Refusal>,
+        broker: &Broker,
+    ) {
+        match (shown, target) {
+            (Ok(view), _) => {
+                self.is_shown(tenant, view);
+                self.is_shown_as_it_is(view);
+                let fits = match target {
+                    Target::Id(id) => *id == view.id,
+                    Target::Name(name) => view.name == *name || view.name == format!("{tenant}/{name}"),
+                };
+                self.expect(VISIBLE, fits, || {
+                    format!("{tenant} asked for {target} and was shown {}", view.id)
+                });
+            }
+            (Err(Refusal::AllocationNotFound { .. }), Target::Id(id)) => {
+                let reader = self.facts.tenant(tenant);
+                let may = self.facts.allocations.get(id).is_some_and(|known| self.may_know(reader, known));
+                let there = broker.show(target).is_ok_and(|view| view.state != AllocationState::Freeing);
+                self.expect(VISIBLE, !(may && there), || format!("{tenant} may know of {id}, and does not"));
+            }
+            _ => {}
         }
     }
 
-    pub fn listed(&mut self, tenant: &str, shown: Result<&[AllocationView], &Refusal>) {
-        for view in shown.unwrap_or_default() {
+    /// A page of what a tenant may know of; a whole one shows all of its own that is there.
+    pub fn listed(
+        &mut self,
+        tenant: &str,
+        prefix: &str,
+        shown: Result<&(Vec<AllocationView>, bool), &Refusal>,
+        broker: &Broker,
+    ) {
+        let Ok((page, more)) = shown else { return };
+        for view in page {
             self.is_shown(tenant, view);
+            self.is_shown_as_it_is(view);
         }
+        if !prefix.is_empty() || *more {
+            return;
+        }
+        let own = self.facts.tenant(tenant);
+        let listed: Vec<_> = page.iter().map(|view| view.id).collect();
+        let known = self.facts.allocations.iter().filter(|(_, it)| it.tenant == own).map(|(id, _)| *id);
+        let missing = known
+            .filter(|id| listed.binary_search(id).is_err())
+            .find(|id| broker.show(&Target::Id(*id)).is_ok());
+        self.expect(VISIBLE, missing.is_none(), || format!("{missing:?} of {tenant} is not listed"));
+    }
+
+    /// What a view says of bytes and mappers is what was seen to happen, where each part's extent is known.
+    fn is_shown_as_it_is(&mut self, view: &AllocationView) {
+        let Some(facts) = self.facts.allocations.get(&view.id) else { return };
+        if facts.parts.len() < facts.part_count {
+            return;
+        }
+        let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
+        for (part, id) in &facts.parts {
+            let part = PartRef { allocation: view.id, part: PartIndex(*part) };
+            let Some(extent) = self.facts.extents.get(id).filter(|extent| extent.part == Some(part)) else {
+                continue;
+            };
+            match extent.phase {
+                ExtentPhase::Cached | ExtentPhase::GivenUp => continue,
+                ExtentPhase::Live => resident += extent.size,
+                ExtentPhase::Unreturned => unreturned += extent.size,
+                ExtentPhase::Creating | ExtentPhase::Releasing => {}
+            }
+            charged += extent.size;
+        }
+        let holds = |session: &&SessionFacts| session.holds.keys().any(|part| part.allocation == view.id);
+        let mappers = self.facts.sessions.values().filter(holds).count();
+        let should = (charged, resident, unreturned, mappers);
+        let is = (view.charged.get(), view.resident.get(), view.unreturned.get(), view.mapper_count);
+        self.expect(VISIBLE, is == should, || {
+            format!("{}: charged, resident, unreturned, mappers are {is:?}, not {should:?}", view.id)
+        });
     }
 
     pub(super) fn is_shown(&mut self, tenant: &str, view: &AllocationView) {

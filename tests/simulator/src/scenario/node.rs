@@ -50,7 +50,7 @@ fn limits(dice: &mut Dice) -> Limits {
         parts_per_tenant_max: one(1000, 24),
         extents_max: one(2000, 40),
         batch_items_max: one(16, 3),
-        readers_max: one(8, 2),
+        readers_max: one(8, 1),
         pending_requests_max: one(64, 8),
         pending_requests_per_tenant_max: one(32, 5),
         fds_in_flight_max: one(64, 6),

@@ -199,12 +199,12 @@ impl World {
                 false => Target::Id(self.guess(dice)),
             };
             let shown = self.broker.describe(session, peer, &target);
-            self.oracle.described(tenant, &target, shown.as_ref());
+            self.oracle.described(tenant, &target, shown.as_ref(), &self.broker);
         } else {
             let prefix = super::request::some_name(dice, Some(&self.scenario.tenants));
             let prefix = if dice.chance(300) { "" } else { &prefix };
-            let listed = self.broker.list_visible(session, peer, prefix, None, dice.index(20));
-            self.oracle.listed(tenant, listed.as_ref().map(|(views, _)| &**views));
+            let listed = self.broker.list_visible(session, peer, prefix, None, dice.index(40));
+            self.oracle.listed(tenant, prefix, listed.as_ref(), &self.broker);
         }
         self.check();
     }

@@ -19,6 +19,9 @@ impl World {
         stopped.into_iter().for_each(|pid| self.resume(pid));
         self.settle()?;
         self.oracle.all_answered(&self.broker);
+        self.oracle.nobody_starves(&self.broker);
+        self.check();
+        self.fails()?;
 
         self.story.say(self.now, || "the processes leave".to_owned());
         let pids: Vec<_> = self.processes.keys().copied().collect();

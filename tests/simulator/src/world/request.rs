@@ -39,7 +39,11 @@ impl World {
             false => dice.pick(ids).copied().unwrap_or_else(|| self.guess(dice)),
         };
         let some_of = |ids: &[AllocationId], dice: &mut Dice| -> Vec<AllocationId> {
-            let count = if dice.chance(20) { 0 } else { dice.between(1, 3) };
+            let count = match dice.roll(50) {
+                0 => 0,
+                1 => 5,
+                _ => dice.between(1, 3),
+            };
             (0..count).map(|_| one_of(ids, dice)).collect()
         };
         let request = match choice {
@@ -150,6 +154,7 @@ impl World {
             (_, 0) => vec!["*".to_owned()],
             (_, 1..4) => vec![dice.one(&self.scenario.tenants).to_owned()],
             (_, 4) => vec![dice.one(&TENANTS).to_owned(), "not a name".to_owned()],
+            (_, 5) => vec![dice.one(&TENANTS).to_owned(), dice.one(&self.scenario.tenants).to_owned()],
             _ => Vec::new(),
         };
         let part_size = match (kind, dice.roll(24)) {

@@ -1,0 +1,67 @@
+//! Steps that must not be, taken by force: the core never tries most of them, so whoever wants to see them refused has
+//! to put a row into the state that they begin in. For the simulator, behind the feature `observed`.
+
+use vramd_types::PartIndex;
+
+use crate::{
+    broker::Broker,
+    command::{Command, Notice},
+    event::PartRef,
+    invariants,
+    observed::Transition,
+    residency::MapEvent,
+};
+
+/// What became of a step that was forced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forced {
+    /// The state is what it was.
+    pub stayed: bool,
+    /// It was said that the step does not fit: by `INV-STATE-1`, or, where a client asks for it, by the error for which
+    /// the client is quarantined.
+    pub told: bool,
+}
+
+impl Broker {
+    /// Puts the first allocation, the first session, or its hold on the first part of that allocation, into the state
+    /// that the step begins in, and takes the step through the function that takes all such steps. `None` if there is
+    /// no such row. The broker is good for nothing afterwards but another such step.
+    pub fn force(&mut self, step: Transition) -> Option<Forced> {
+        let id = self.allocations.iter_after(None).next()?.0;
+        let session = self.sessions.iter().next()?.0;
+        while self.poll_command().is_some() {}
+        let mut refused = false;
+        let stayed = match step {
+            Transition::Allocation { from, event, .. } => {
+                self.allocations.get_mut(id)?.state = from;
+                self.advance(id, event);
+                self.allocations.get(id)?.state == from
+            }
+            Transition::Session { from, event, .. } => {
+                self.sessions.get_mut(session)?.state = from;
+                self.session_event(session, event, None);
+                self.sessions.get(session)?.state == from
+            }
+            Transition::Mapping { from, event, .. } => {
+                let part = PartRef { allocation: id, part: PartIndex(0) };
+                self.allocations.get_mut(id)?.set_map_state(part.part, session, Some(from));
+                match event {
+                    MapEvent::Send => {
+                        let tenant = self.sessions.get(session)?.tenant;
+                        self.offer(session, tenant, part);
+                    }
+                    _ => refused = self.step(session, part, event).is_err(),
+                }
+                self.allocations.get(id)?.part(part.part)?.map_state(session) == Some(from)
+            }
+        };
+        let mut told = refused;
+        while let Some(command) = self.poll_command() {
+            told |= matches!(
+                command,
+                Command::Notice(Notice::InvariantBroken { invariant: invariants::TRANSITIONS, .. })
+            );
+        }
+        Some(Forced { stayed, told })
+    }
+}

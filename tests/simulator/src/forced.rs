@@ -1,0 +1,72 @@
+//! Illegal steps, each forced through the function of the core that takes all steps of its kind.
+//!
+//! The core never tries most of them, so no run would tell whether they are refused.
+
+use broker_core::{
+    AllocationSpec, Broker, CallId, ChannelId, ClientRequest, Command, Completion, Config, DeviceConfig,
+    Event, Forced, Hello, Kind, Lifetime, Limits, Peer, StoredQuotas, Time, Transition,
+};
+use vramd_types::{Bytes, Quantity};
+
+/// What became of the step, in a broker of its own that has one session and one allocation.
+pub fn force(step: Transition) -> Forced {
+    broker_with_one_of_each().force(step).expect("there is a session that was offered a part")
+}
+
+/// Whether the state stayed and somebody was told.
+pub fn is_refused(step: Transition) -> bool {
+    force(step) == Forced { stayed: true, told: true }
+}
+
+fn broker_with_one_of_each() -> Broker {
+    let (channel, peer) = (ChannelId(1), Peer { pid: 2, uid: 3 });
+    let device = DeviceConfig {
+        uuid: "GPU-0".to_owned(),
+        name: "sim".to_owned(),
+        total: Bytes::mib(64),
+        share: Bytes::mib(64),
+        context_bytes: Bytes::ZERO,
+        makes_fixed: true,
+    };
+    let config = Config {
+        boot_epoch: 1,
+        devices: vec![device],
+        part_size: Bytes::mib(2),
+        default_limit: Quantity::Percent(100),
+        sessions_reserved: 0,
+        limits: Limits::default(),
+    };
+    let mut broker = Broker::new(config, StoredQuotas::default(), Time::START);
+    let hello = Hello {
+        tenant: "ada".to_owned(),
+        pid: peer.pid,
+        uid: peer.uid,
+        client_name: String::new(),
+        devices: None,
+        unmapped_sessions: Vec::new(),
+    };
+    broker.handle(Time::START, Event::Hello { channel, hello });
+    let (sessions, _) = broker.list_sessions(None, None, 1);
+    let spec = AllocationSpec {
+        size: Bytes::mib(2),
+        device: None,
+        kind: Kind::Movable,
+        lifetime: Lifetime::Session,
+        name: None,
+        readers: Vec::new(),
+        part_size: None,
+        replace: false,
+        uninitialized: false,
+    };
+    let request = ClientRequest::AllocateBatch(vec![spec]);
+    for session in sessions {
+        let (call, request) = (CallId(1), request.clone());
+        broker.handle(Time::START, Event::Client { call, session: session.id, peer, key: None, request });
+    }
+    while let Some(command) = broker.poll_command() {
+        if let Command::CreateExtent { extent, .. } = command {
+            broker.handle(Time::START, Event::Completion(Completion::Created { extent, result: Ok(()) }));
+        }
+    }
+    broker
+}

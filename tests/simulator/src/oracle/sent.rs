@@ -1,0 +1,55 @@
+//! What was made for a session, or attached by it, is sent to it: if not now, then as soon as the budgets allow.
+
+use broker_core::{AllocationState, Broker, PartRef, Target, invariants::SENT};
+use vramd_types::{AllocationId, PartIndex, SessionId};
+
+use super::{Oracle, facts::Tenant};
+
+impl Oracle {
+    /// All parts that the session does not hold are to be sent to it from now on.
+    pub(super) fn owes(&mut self, to: SessionId, allocation: AllocationId) {
+        let Some(count) = self.facts.allocations.get(&allocation).map(|it| it.part_count) else { return };
+        let Some(session) = self.facts.sessions.get_mut(&to) else { return };
+        let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation, part });
+        session.owed.extend(parts.filter(|part| !session.holds.contains_key(part)));
+    }
+
+    /// The session does not want it any more.
+    pub(super) fn owes_no_more(&mut self, to: SessionId, allocation: AllocationId) {
+        if let Some(session) = self.facts.sessions.get_mut(&to) {
+            session.owed.retain(|part| part.allocation != allocation);
+        }
+    }
+
+    /// The driver has read it: its owner is to map it again, sealed or not.
+    pub(super) fn owes_again(&mut self, allocation: AllocationId) {
+        if let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) {
+            self.owes(owner, allocation);
+        }
+    }
+
+    /// A session that can be sent to, owes no answer and has budget left waits for nothing. What is being freed or
+    /// sealed is nobody's to map.
+    pub fn nobody_starves(&mut self, broker: &Broker) {
+        let is_to_be_mapped = |id: AllocationId| {
+            let state = broker.show(&Target::Id(id)).map(|view| view.state);
+            matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
+        };
+        let sessions = self.facts.sessions.iter().filter(|(_, session)| {
+            !session.owed.is_empty()
+                && session.in_flight == 0
+                && !(session.gone || session.ending)
+                && self.facts.is_heard(session)
+                && self.has_budget(session.tenant)
+        });
+        let waiting = sessions.flat_map(|(id, session)| session.owed.iter().map(move |part| (*id, *part)));
+        let starved: Vec<_> = waiting.filter(|(_, part)| is_to_be_mapped(part.allocation)).take(3).collect();
+        self.expect(SENT, starved.is_empty(), || format!("never sent: {starved:?}"));
+    }
+
+    /// Whether a descriptor more may be in flight. Those that a silent session has not received count until it is gone.
+    fn has_budget(&self, tenant: Tenant) -> bool {
+        let (all, own) = (self.facts.in_flight(None), self.facts.in_flight(Some(tenant)));
+        all < self.limits.fds_in_flight_max && own < self.limits.fds_in_flight_per_tenant_max
+    }
+}
