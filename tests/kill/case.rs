@@ -149,12 +149,16 @@ impl Watch<'_> {
         let Some(id) = self.allocation else { return Ok(()) };
         let mut wrong = None;
         soon("its memory is gone", || match self.state_of(id) {
-            None => true,
-            Some((AllocationState::Sealed, found)) => {
+            Ok(None) => true,
+            Ok(Some((AllocationState::Sealed, found))) => {
                 wrong = self.free_sealed(id, &found).err();
                 wrong.is_some()
             }
-            Some(_) => false,
+            Ok(Some(_)) => false,
+            Err(why) => {
+                wrong = Some(why);
+                true
+            }
         })?;
         wrong.map_or(Ok(()), Err)
     }
@@ -171,11 +175,17 @@ impl Watch<'_> {
         Ok(())
     }
 
-    fn state_of(&self, id: u64) -> Option<(AllocationState, String)> {
+    /// `None` once it is gone, which is one answer only: any other refusal is an error.
+    fn state_of(&self, id: u64) -> Result<Option<(AllocationState, String)>> {
         let target = Some(show_allocation_request::Target::AllocationId(id));
-        let shown = self.stage.daemon.admin.show_allocation(ShowAllocationRequest { target }).wait();
-        let allocation = shown.ok()?.allocation?;
-        Some((allocation.state(), allocation.digest))
+        match self.stage.daemon.admin.show_allocation(ShowAllocationRequest { target }).wait() {
+            Ok(shown) => {
+                let allocation = shown.allocation.context("an answer shows its allocation")?;
+                Ok(Some((allocation.state(), allocation.digest)))
+            }
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status).with_context(|| format!("a-{id} can't be shown")),
+        }
     }
 
     fn row(&self, id: u64) -> Option<Session> {

@@ -5,7 +5,8 @@
 //! runs unless told:
 //!
 //! ```text
-//! VRAMD_KILL_CASES=0..5000 VRAMD_KILL_SEED=7 cargo test -p vramd-tests --test kill -- --nocapture
+//! VRAMD_KILL_ROUNDS=10 VRAMD_KILL_SEED=7 cargo test -p vramd-tests --test kill -- --nocapture
+//! VRAMD_KILL_CASES=12..40 cargo test -p vramd-tests --test kill
 //! ```
 //!
 //! Each case is looked at by itself: its sessions are gone, its memory too, and what it sealed is what it wrote. After
@@ -36,7 +37,7 @@ const STRETCH: usize = 175;
 
 #[test]
 fn who_dies_leaves_nothing_and_harms_nobody() {
-    let plan = Plan::from_env();
+    let plan = Plan::from_env().unwrap_or_else(|why| panic!("{why:#}"));
     let started = Instant::now();
     let mut scene = Scene::new();
     let numbers: Vec<u64> = plan.numbers().collect();
@@ -107,4 +108,23 @@ fn a_round_is_every_life_at_every_step_with_every_death() {
     let all = |plan: &Plan| format!("{:?}", (0..2 * round).map(|n| plan.case(n, "t/n")).collect::<Vec<_>>());
     assert_eq!(all(&plan), all(&Plan::new(7, 0..1)));
     assert_ne!(all(&plan), all(&Plan::new(8, 0..1)));
+}
+
+#[test]
+fn a_plan_without_cases_is_refused() {
+    let round = plan::matrix().len() as u64;
+    assert_eq!(plan::numbers(None, None).unwrap(), 0..round);
+    assert_eq!(plan::numbers(Some("10"), None).unwrap(), 0..10 * round);
+    assert_eq!(plan::numbers(None, Some("3..5")).unwrap(), 3..5);
+    for (rounds, cases) in [
+        (Some("0"), None),
+        (Some("18446744073709551615"), None),
+        (Some("few"), None),
+        (None, Some("0..0")),
+        (None, Some("5..3")),
+        (None, Some("5")),
+        (Some("1"), Some("0..1")),
+    ] {
+        assert!(plan::numbers(rounds, cases).is_err(), "{rounds:?} {cases:?}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{env, ops::Range, time::Duration};
 
-use anyhow::Error;
+use anyhow::{Context as _, Error, Result, bail, ensure};
 use clap::ValueEnum as _;
 use fastrand::Rng;
 use vramd_tests::{
@@ -38,16 +38,12 @@ impl Plan {
         Self { seed, numbers }
     }
 
-    /// What the variables `VRAMD_KILL_SEED` and `VRAMD_KILL_CASES` say, which is `FIRST..END`.
-    pub(crate) fn from_env() -> Self {
+    /// What the variables `VRAMD_KILL_SEED`, `VRAMD_KILL_ROUNDS` and `VRAMD_KILL_CASES` say.
+    pub(crate) fn from_env() -> Result<Self> {
         let read = |name| env::var(name).ok();
-        let seed = read("VRAMD_KILL_SEED").map_or(SEED, |seed| seed.parse().expect("the seed is a number"));
-        let numbers = read("VRAMD_KILL_CASES").map(|cases| {
-            let (first, end) = cases.split_once("..").expect("cases are FIRST..END");
-            first.parse().expect("FIRST is a number")..end.parse().expect("END is a number")
-        });
-        let numbers = numbers.unwrap_or_else(|| 0..matrix().len() as u64);
-        Self::new(seed, numbers)
+        let seed = read("VRAMD_KILL_SEED").map_or(Ok(SEED), |seed| seed.parse());
+        let numbers = numbers(read("VRAMD_KILL_ROUNDS").as_deref(), read("VRAMD_KILL_CASES").as_deref())?;
+        Ok(Self::new(seed.context("VRAMD_KILL_SEED is a number")?, numbers))
     }
 
     pub(crate) fn numbers(&self) -> Range<u64> {
@@ -102,6 +98,25 @@ impl Case {
         let arguments = self.fate.arguments().join(" ");
         format!("case {}: {why:#}\n  victim {arguments}\n  to repeat it: {}", self.fate.case, self.command)
     }
+}
+
+/// The cases of so many rounds, or `FIRST..END`; one round unless told. Never none: that would pass, and show nothing.
+pub(crate) fn numbers(rounds: Option<&str>, cases: Option<&str>) -> Result<Range<u64>> {
+    let round = matrix().len() as u64;
+    let numbers = match (rounds, cases) {
+        (None, None) => 0..round,
+        (Some(rounds), None) => {
+            let rounds: u64 = rounds.parse().context("VRAMD_KILL_ROUNDS is a number")?;
+            0..rounds.checked_mul(round).context("so many rounds have no number")?
+        }
+        (None, Some(cases)) => {
+            let (first, end) = cases.split_once("..").context("VRAMD_KILL_CASES is FIRST..END")?;
+            first.parse().context("FIRST is a number")?..end.parse().context("END is a number")?
+        }
+        (Some(_), Some(_)) => bail!("either VRAMD_KILL_ROUNDS or VRAMD_KILL_CASES"),
+    };
+    ensure!(!numbers.is_empty(), "there is no case in {numbers:?}");
+    Ok(numbers)
 }
 
 /// All that can happen.

@@ -21,7 +21,10 @@ pub(crate) struct Scene {
     pub(crate) survivors: Survivors,
     /// `tenant/name` of what victims attach.
     pub(crate) target: String,
+    /// Of the daemon with the survivors.
     before: Trace,
+    /// The daemon's descriptors before anybody came, by kind.
+    fds_alone: BTreeMap<String, usize>,
 }
 
 /// What cases share.
@@ -67,13 +70,14 @@ impl Scene {
         let books = daemon.books();
         let uuid = books.devices[0].device.clone().expect("a row has its device").uuid;
         let stage = Stage { daemon, victim, uuid, drains: Mutex::default() };
+        let fds_alone = proc::fds_by_kind(stage.daemon.pid());
         let mut survivors = Survivors::new(&stage.daemon);
         // What is made once, by the first call of each, is made now.
         survivors.live_until(&AtomicBool::new(true));
         let target = survivors.target().to_owned();
         until("all packets are answered", || stage.daemon.books().node.fds_in_flight == 0);
         let before = Trace::take(&stage);
-        Self { stage, survivors, target, before }
+        Self { stage, survivors, target, before, fds_alone }
     }
 
     pub(crate) fn split(&mut self) -> (&mut Survivors, &Stage) {
@@ -85,9 +89,9 @@ impl Scene {
         self.before.comes_again(&self.stage)
     }
 
-    /// The survivors leave, and then there is nothing.
+    /// The survivors leave, and then there is nothing, and no descriptor more than before they came.
     pub(crate) fn end(self) -> Result<()> {
-        let Self { stage, survivors, before, .. } = self;
+        let Self { stage, survivors, fds_alone, .. } = self;
         survivors.leave();
         let nothing = Trace {
             charged: BTreeMap::new(),
@@ -96,7 +100,7 @@ impl Scene {
             allocations: BTreeSet::new(),
             fds_in_flight: 0,
             memory: BTreeSet::new(),
-            fds: before.fds,
+            fds: fds_alone,
         };
         nothing.comes_again(&stage)
     }

@@ -50,7 +50,7 @@ impl Figures {
 
 impl Process {
     fn look(pid: u32) -> Self {
-        Self { fds: proc::fd_count(pid), memory_bytes: proc::anonymous_bytes(pid).unwrap_or_default() }
+        Self { fds: proc::fd_count(pid), memory_bytes: proc::anonymous_bytes(pid) }
     }
 
     fn json(&self) -> Value {

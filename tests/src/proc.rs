@@ -1,23 +1,25 @@
-//! What the kernel says of processes, as an independent witness.
+//! What the kernel says of processes, as an independent witness. Of one that is gone it says nothing, which is not
+//! "none": whoever counts there panics.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::MetadataExt as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// How many file descriptors a process has open.
+#[track_caller]
 pub fn fd_count(pid: u32) -> usize {
-    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+    fds(pid).count()
 }
 
 /// The same by what they are: `socket`, `anon_inode:[pidfd]`, a path, ….
+#[track_caller]
 pub fn fds_by_kind(pid: u32) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-        // One that was closed meanwhile is none.
-        let Ok(link) = fs::read_link(entry.path()) else { continue };
+    // One that was closed meanwhile is none.
+    for link in fds(pid).filter_map(|path| fs::read_link(path).ok()) {
         let link = link.to_string_lossy();
         let kind =
             link.split_once(":[").filter(|(kind, _)| *kind != "anon_inode").map_or(&*link, |(kind, _)| kind);
@@ -27,18 +29,16 @@ pub fn fds_by_kind(pid: u32) -> BTreeMap<String, usize> {
 }
 
 /// How many of its file descriptors are simulated device memory.
+#[track_caller]
 pub fn memory_fd_count(pid: u32) -> usize {
-    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
-    entries
-        .flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .filter(|link| is_memory(link))
-        .count()
+    fds(pid).filter_map(|path| fs::read_link(path).ok()).filter(|link| is_memory(link)).count()
 }
 
 /// How many mappings of simulated device memory it has.
+#[track_caller]
 pub fn memory_mapping_count(pid: u32) -> usize {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))
+        .unwrap_or_else(|why| panic!("process {pid} can't be looked at: {why}"));
     maps.lines().filter(|line| line.contains("/memfd:vramd-sim:")).count()
 }
 
@@ -68,11 +68,13 @@ pub fn memory_of(uuid: &str) -> BTreeSet<String> {
 }
 
 /// Resident memory of a process that no file or memfd backs, in bytes.
-pub fn anonymous_bytes(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kibibytes << 10)
+#[track_caller]
+pub fn anonymous_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))
+        .unwrap_or_else(|why| panic!("process {pid} can't be looked at: {why}"));
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux 4.5 or later");
+    let kibibytes = line.trim().strip_suffix(" kB").and_then(|number| number.parse::<u64>().ok());
+    kibibytes.expect("a number of kB") << 10
 }
 
 /// Whether the process is there and not a zombie.
@@ -88,6 +90,13 @@ pub fn is_stopped(pid: u32) -> bool {
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
+}
+
+#[track_caller]
+fn fds(pid: u32) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap_or_else(|why| panic!("process {pid} can't be looked at: {why}"));
+    entries.map(|entry| entry.expect("its descriptors can be listed").path())
 }
 
 fn is_memory(link: &Path) -> bool {

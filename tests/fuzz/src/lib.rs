@@ -7,7 +7,8 @@
 //!
 //! A target is a function of bytes. It panics where a property does not hold, and says whether the input was accepted,
 //! so that the replay can tell a corpus that has become useless. That nothing panics is the least of the properties:
-//! each target has an oracle that shares no code with what it judges, or a law that relates two runs.
+//! each target has an oracle of our own rules, written anew, or a law that relates two runs. Whether bytes are a message
+//! at all, `client_frame` and `daemon_frame` ask prost, as the product does: that decoder is a library, and not on trial.
 
 mod client_frame;
 mod config;

@@ -5,82 +5,98 @@
 use crate::caller::Act;
 use crate::form::Form;
 use crate::scenario::{
-    DEADLINE, EVICT, FAILED_WRITE_BACK, IN_HOST, RESIDENT, RESIDENT_FOR_LONG, Scenario, WRITE_BACK,
+    DEADLINE, EVICT, FAILED_WRITE_BACK, IN_HOST, IN_HOST_FOR_TWO, RESIDENT, RESIDENT_FOR_LONG, Scenario,
+    WRITE_BACK,
 };
 
 /// That the right protocol holds there, and that the form breaks there, saying so.
-fn breaks(scenario: Scenario, form: Form, finding: &str) {
-    scenario.explore(None);
-    let found = std::panic::catch_unwind(|| scenario.explore(Some(form)));
-    let panic = found.expect_err("the checker found nothing wrong with this form");
-    let said = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .expect("a panic with a message");
-    assert!(said.contains(finding), "{form:?} breaks otherwise: {said}");
+fn breaks(scenario: Scenario, form: Form, runs_min: u64, finding: &str) {
+    scenario.holds(runs_min);
+    scenario.breaks(form, finding);
 }
 
 #[test]
 fn a_bring_in_for_a_write_pin_without_written() {
     let scenario = Scenario { callers: &[&[Act::Write(2)]], ..IN_HOST };
-    breaks(scenario, Form::BringInWithoutWritten, "a byte was lost");
+    breaks(scenario, Form::BringInWithoutWritten, 24, "a byte was lost");
 }
 
 #[test]
 fn a_restoring_map_that_forgets_written() {
     let scenario = Scenario { callers: &[&[Act::Write(2), Act::Read]], orders: &[EVICT], ..RESIDENT };
-    breaks(scenario, Form::RestoreForgetsWritten, "a byte was lost");
+    breaks(scenario, Form::RestoreForgetsWritten, 15_000, "a byte was lost");
 }
 
 #[test]
 fn a_write_back_in_two_steps() {
     let scenario = Scenario { callers: &[&[Act::Write(2)]], orders: &[WRITE_BACK], ..RESIDENT };
-    breaks(scenario, Form::WriteBackInTwoSteps, "a byte was lost");
+    breaks(scenario, Form::WriteBackInTwoSteps, 890, "a byte was lost");
 }
 
 #[test]
 fn an_older_shadow_kept_across_a_failed_write_back() {
     let scenario = Scenario { callers: &[&[Act::Write(2)]], orders: &[FAILED_WRITE_BACK], ..RESIDENT };
-    breaks(scenario, Form::OldShadowKept, "a byte was lost");
+    breaks(scenario, Form::OldShadowKept, 510, "a byte was lost");
 }
 
 #[test]
 fn a_readers_written_believed_on_sealed_memory() {
     let scenario = Scenario { sealed: true, callers: &[&[Act::Write(2)]], orders: &[EVICT], ..RESIDENT };
-    breaks(scenario, Form::ReadersWrittenBelieved, "a byte was lost");
+    breaks(scenario, Form::ReadersWrittenBelieved, 10_000, "a byte was lost");
 }
 
 #[test]
 fn an_absent_word_taken_for_nobody_maps() {
     let scenario = Scenario { callers: &[&[Act::Write(2)]], orders: &[EVICT], ..IN_HOST };
-    breaks(scenario, Form::AbsentTakenForUnmapped, "given away");
+    breaks(scenario, Form::AbsentTakenForUnmapped, 1900, "given away");
 }
 
+/// A roll-back shows at once where the worker is the right one: it gets a frame without its revoke.
 #[test]
 fn a_roll_back_after_the_frame_was_sent() {
+    let scenario = Scenario { orders: &[EVICT, DEADLINE], ..RESIDENT };
+    breaks(scenario, Form::RollBackAfterFrame, 88, "a frame without its revoke");
+}
+
+/// Where both sides bear it, the harm comes later. The move is asked for again, so there are two frames; the first is
+/// answered, the part is mapped again, and the second answer is taken for the unmapping of what is mapped now.
+///
+/// The channel keeps its order, so that answer comes before the next `mapped` and never meets a third revoke. A daemon
+/// that quarantines who answers `mapped` without having been asked would notice; the form's does not.
+#[test]
+fn a_roll_back_after_the_frame_was_sent_and_an_answer_to_each() {
     let scenario = Scenario {
         callers: &[&[Act::Write(2), Act::Read]],
         orders: &[EVICT, DEADLINE, EVICT],
         ..RESIDENT_FOR_LONG
     };
-    breaks(scenario, Form::RollBackAfterFrame, "does not fit");
+    breaks(scenario, Form::RollBackWithTwoAnswers, 8400, "copied out while in use");
 }
 
 #[test]
 fn a_late_answer_ignored() {
     let scenario = Scenario { orders: &[EVICT, DEADLINE], ..RESIDENT };
-    breaks(scenario, Form::LateAnswerIgnored, "deadlock");
+    breaks(scenario, Form::LateAnswerIgnored, 88, "deadlock");
 }
 
 #[test]
 fn pins_for_calls_that_no_longer_wait() {
     let scenario = Scenario { callers: &[&[Act::WriteOrLeave(2)]], ..IN_HOST };
-    breaks(scenario, Form::PinsForWhoLeft, "a pin was left behind");
+    breaks(scenario, Form::PinsForWhoLeft, 150, "a pin was left behind");
 }
 
 #[test]
 fn an_unpin_by_subtraction() {
     let scenario = Scenario { callers: &[&[Act::Write(2), Act::UnpinTooMany]], orders: &[EVICT], ..RESIDENT };
-    breaks(scenario, Form::UnpinBySubtraction, "a pin was left behind");
+    breaks(scenario, Form::UnpinBySubtraction, 12_000, "a pin was left behind");
+}
+
+/// Two callers are bounded to one preemption, and it takes both: none is not enough, nor is one caller.
+#[test]
+fn an_unpin_in_two_steps() {
+    let one = Scenario { callers: &[&[Act::Read]], ..IN_HOST };
+    one.explore(Some(Form::UnpinInTwoSteps), 24);
+    let two = Scenario { callers: &[&[Act::Read], &[Act::Read]], ..IN_HOST_FOR_TWO };
+    Scenario { preemptions: 0, ..two }.explore(Some(Form::UnpinInTwoSteps), 4);
+    breaks(two, Form::UnpinInTwoSteps, 230, "a pin was left behind");
 }

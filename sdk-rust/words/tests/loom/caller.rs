@@ -1,12 +1,13 @@
 //! A thread of the client: pins, uses, unpins, and sometimes gives up waiting.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use loom::sync::mpsc::channel;
-use vramd_words::{Access, NotPinned, PinRefused, Unpinned};
+use vramd_words::{Access, NotPinned, PinRefused, Unpinned, Word};
 
 use crate::form::Form;
+use crate::step::{self, Step};
 use crate::world::{Call, ToDaemon, ToWorker, World};
 
 /// One thing that a caller does.
@@ -45,7 +46,11 @@ pub(crate) fn run(world: &Arc<World>, id: usize, acts: &[Act]) {
 }
 
 fn pin(world: &World, id: usize, access: Access, waits: bool) -> bool {
-    match world.client.slot(0).unwrap().pin(access) {
+    let pinned = match world.ordering(Step::Pin) {
+        Some(order) => step::take(world.bare(), order, |word| word.pin(access)).map(drop),
+        None => world.client.slot(0).unwrap().pin(access),
+    };
+    match pinned {
         Ok(()) => {
             world.truth().pins += 1;
             true
@@ -96,11 +101,21 @@ fn use_memory(world: &World, written: Option<u64>) -> usize {
 }
 
 fn unpin(world: &World, seen: usize) {
-    let unpinned = if world.is(Form::UnpinBySubtraction) {
-        world.bare().fetch_sub(1, AcqRel);
-        Unpinned::WakeWorker
+    let unpinned = if let Some(order) = world.ordering(Step::Unpin) {
+        wakes(step::take(world.bare(), order, Word::unpin).expect("an unpin below zero"))
     } else {
-        world.client.slot(0).unwrap().unpin().expect("an unpin below zero")
+        match world.form {
+            Some(Form::UnpinBySubtraction) => {
+                world.bare().fetch_sub(1, AcqRel);
+                Unpinned::WakeWorker
+            }
+            Some(Form::UnpinInTwoSteps) => {
+                let word = Word::from_raw(world.bare().load(Acquire)).unpin().expect("an unpin below zero");
+                world.bare().store(word.raw(), Release);
+                wakes(word)
+            }
+            _ => world.client.slot(0).unwrap().unpin().expect("an unpin below zero"),
+        }
     };
     {
         let mut truth = world.truth();
@@ -110,6 +125,11 @@ fn unpin(world: &World, seen: usize) {
     if unpinned == Unpinned::WakeWorker {
         world.tell_worker(ToWorker::Wake);
     }
+}
+
+/// As the crate judges what an unpin left.
+fn wakes(left: Word) -> Unpinned {
+    if left.is_free_to_unmap() { Unpinned::WakeWorker } else { Unpinned::Done }
 }
 
 fn unpin_too_many(world: &World) {

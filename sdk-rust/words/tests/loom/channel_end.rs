@@ -8,9 +8,12 @@ use vramd_words::{
     Access, AtomicU64, Daemon, Evict, HEADER_WORDS, Header, PinRefused, Unpinned, Waiting, open,
 };
 
+use crate::bound::{self, Bound};
+
 #[test]
 fn a_revoke_that_the_daemon_sets_before_it_has_noticed() {
-    loom::model(|| {
+    let bound = Bound { preemptions: None, runs_min: 2900 };
+    bound::explore(&"a late revoke", bound, || {
         let memory: Arc<[AtomicU64]> = (0..HEADER_WORDS + 2).map(|_| AtomicU64::new(0)).collect();
         let header = Header { major: 1, minor: 0, features: 0, slots: 1 };
         let daemon = Daemon::create(memory.clone(), header).unwrap();

@@ -7,6 +7,7 @@ use loom::sync::mpsc::Receiver;
 use vramd_words::{Daemon, DaemonSlot, Evict, Fence, State, Word, WriteBack};
 
 use crate::form::Form;
+use crate::step::{self, Step};
 use crate::world::{Memory, ToDaemon, ToWorker, World};
 
 const WRITTEN: u64 = 1 << 24;
@@ -139,7 +140,8 @@ impl Broker {
     }
 
     fn mapped(&mut self) {
-        assert_eq!(self.mapper, Mapper::MapSent, "an answer that does not fit");
+        let fits = self.mapper == Mapper::MapSent;
+        assert!(fits || self.world.is(Form::RollBackWithTwoAnswers), "an answer that does not fit");
         self.mapper = Mapper::Mapped;
         if std::mem::take(&mut self.wanted) {
             self.world.tell_worker(ToWorker::Resident);
@@ -199,7 +201,7 @@ impl Broker {
         }
         self.moving = false;
         self.silent = true;
-        if self.world.is(Form::RollBackAfterFrame) {
+        if self.world.is(Form::RollBackAfterFrame) || self.world.is(Form::RollBackWithTwoAnswers) {
             self.world.bare().fetch_and(!REVOKE, AcqRel);
             self.mapper = Mapper::Mapped;
         }
@@ -217,6 +219,10 @@ impl Broker {
     }
 
     fn begin_write_back(&self) -> WriteBack {
+        if let Some(order) = self.world.ordering(Step::BeginWriteBack) {
+            let begun = step::take(self.world.bare(), order, |word| word.begin_write_back().ok_or(()));
+            return if begun.is_ok() { WriteBack::Begun } else { WriteBack::Stopped };
+        }
         if !self.world.is(Form::WriteBackInTwoSteps) {
             return self.slot().begin_write_back().unwrap();
         }

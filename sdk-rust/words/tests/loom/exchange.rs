@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use loom::model::Builder;
 use loom::sync::mpsc::channel;
 use loom::thread;
 use vramd_words::AtomicU64;
+
+use crate::bound::{self, Bound};
 
 /// What the copy in waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +79,8 @@ fn exchange(behind: Behind, failing: Option<usize>) {
 }
 
 fn explore(behind: Behind, failing: Option<usize>) {
-    Builder::new().check(move || exchange(behind, failing));
+    let bound = Bound { preemptions: None, runs_min: 4 };
+    bound::explore(&(behind, failing), bound, move || exchange(behind, failing));
 }
 
 #[test]

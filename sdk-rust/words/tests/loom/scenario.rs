@@ -1,11 +1,12 @@
 //! One small world: where the part lies at first, what callers do, what the operator orders meanwhile.
 
+use std::panic::catch_unwind;
 use std::sync::Arc;
 
-use loom::model::Builder;
 use loom::sync::mpsc::channel;
 use loom::thread;
 
+use crate::bound::{self, Bound};
 use crate::caller::{self, Act};
 use crate::daemon::Broker;
 use crate::form::Form;
@@ -46,18 +47,27 @@ pub(crate) const RESIDENT_FOR_TWO: Scenario = Scenario { preemptions: 1, ..RESID
 pub(crate) const IN_HOST_FOR_TWO: Scenario = Scenario { preemptions: 1, ..IN_HOST };
 
 impl Scenario {
-    /// Explores every run of the right protocol, or of a form of it.
-    pub(crate) fn explore(self, form: Option<Form>) {
-        let mut builder = Builder::new();
-        builder.preemption_bound = builder.preemption_bound.or(Some(self.preemptions));
-        builder.max_branches = 10_000;
-        let runs = Arc::new(std::sync::atomic::AtomicU64::new(0));
-        let counted = Arc::clone(&runs);
-        builder.check(move || {
-            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            self.run(form);
-        });
-        eprintln!("{} runs of {self:?}", runs.load(std::sync::atomic::Ordering::Relaxed));
+    /// Explores the runs of the right protocol: so many at least.
+    pub(crate) fn holds(self, runs_min: u64) {
+        self.explore(None, runs_min);
+    }
+
+    /// That a form does something wrong in this world, saying so.
+    pub(crate) fn breaks(self, form: Form, finding: &str) {
+        let found = catch_unwind(|| self.explore(Some(form), 0));
+        let panic = found.expect_err("the checker found nothing wrong with this form");
+        let said = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .expect("a panic with a message");
+        assert!(said.contains(finding), "{form:?} breaks otherwise: {said}");
+    }
+
+    /// Explores the runs of a form, or of the right protocol, within the bound.
+    pub(crate) fn explore(self, form: Option<Form>, runs_min: u64) {
+        let bound = Bound { preemptions: Some(self.preemptions), runs_min };
+        bound::explore(&(form, self), bound, move || self.run(form));
     }
 
     fn run(self, form: Option<Form>) {

@@ -9,6 +9,8 @@ use vramd_words::{
     pin_set,
 };
 
+use crate::bound::{self, Bound};
+
 /// Two parts are mapped, the second is being unmapped, and a caller wants both while the first is fenced.
 ///
 /// Another pin on the first ends meanwhile, so that the set's own pin, given back, can be the last.
@@ -16,9 +18,8 @@ use vramd_words::{
 fn a_set_that_is_given_back_wakes_the_worker_if_it_was_the_last() {
     let woken_by_a_set = Arc::new(std::sync::atomic::AtomicU64::new(0));
     let seen = Arc::clone(&woken_by_a_set);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
-    builder.check(move || {
+    let bound = Bound { preemptions: Some(3), runs_min: 820 };
+    bound::explore(&"a set that is given back", bound, move || {
         let memory: Arc<[AtomicU64]> = (0..HEADER_WORDS + 4).map(|_| AtomicU64::new(0)).collect();
         let header = Header { major: 1, minor: 0, features: 0, slots: 2 };
         let daemon = Daemon::create(memory.clone(), header).unwrap();

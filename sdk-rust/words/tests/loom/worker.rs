@@ -1,12 +1,13 @@
 //! The SDK's worker: maps and unmaps as frames say, and answers on the same channel.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::AcqRel;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use loom::sync::mpsc::Receiver;
-use vramd_words::{NotUnmappable, PinRefused, Unmapping, Waiting, Worker};
+use vramd_words::{NotUnmappable, PinRefused, Waiting, Word, Worker};
 
 use crate::form::Form;
+use crate::step::{self, Step};
 use crate::world::{Call, Memory, ToDaemon, ToWorker, World, count};
 
 pub(crate) fn run(world: &Arc<World>, worker: &Worker<Memory>, inbox: &Receiver<ToWorker>) {
@@ -29,7 +30,7 @@ pub(crate) fn handle(world: &World, worker: &Worker<Memory>, revoked: &mut bool,
         ToWorker::Detach => {
             // In use it is refused to the program; on its way out there is nothing to do.
             if let Ok(unmapping) = worker.slot(0).unwrap().begin_unmap() {
-                unmap(world, unmapping);
+                unmap(world, || unmapping.finish());
             }
         }
     }
@@ -37,28 +38,51 @@ pub(crate) fn handle(world: &World, worker: &Worker<Memory>, revoked: &mut bool,
 
 /// Whether the frame is done with.
 fn unmap_revoked(world: &World, worker: &Worker<Memory>) -> bool {
-    match worker.slot(0).unwrap().begin_unmap_revoked() {
-        Ok(unmapping) => unmap(world, unmapping),
-        Err(NotUnmappable::Pinned) => return false,
-        // Who rolls back can't tell which frame an answer was for, so every frame must have one. Without a detach, no
-        // frame of the right protocol finds this state.
-        Err(NotUnmappable::Leaving) if world.is(Form::RollBackAfterFrame) => {
-            world.tell_daemon(ToDaemon::Unmapped { written: false });
+    let begun = match world.ordering(Step::BeginUnmap) {
+        Some(order) => {
+            step::take(world.bare(), order, Word::unmap_revoked).map(|_| unmap(world, || finish(world)))
         }
-        Err(NotUnmappable::NotRevoked) if world.is(Form::RollBackAfterFrame) => {}
+        None => {
+            let begun = worker.slot(0).unwrap().begin_unmap_revoked();
+            begun.map(|unmapping| unmap(world, || unmapping.finish()))
+        }
+    };
+    match begun {
+        Ok(()) => {}
+        Err(NotUnmappable::Pinned) => return false,
+        // Without a detach, no frame of the right protocol finds this state.
+        Err(NotUnmappable::Leaving) if world.is(Form::RollBackWithTwoAnswers) => {
+            let written = Word::from_raw(world.bare().load(Acquire)).is_written();
+            world.tell_daemon(ToDaemon::Unmapped { written });
+        }
+        Err(NotUnmappable::NotRevoked) if world.is(Form::RollBackWithTwoAnswers) => {}
         Err(NotUnmappable::Leaving) => {}
         Err(NotUnmappable::NotRevoked) => panic!("a frame without its revoke"),
     }
     true
 }
 
-fn unmap(world: &World, unmapping: Unmapping<'_>) {
+/// As the crate's own, for who began without it.
+fn finish(world: &World) -> bool {
+    const WRITTEN: u64 = 1 << 24;
+    Word::from_raw(world.bare().fetch_and(WRITTEN, AcqRel)).is_written()
+}
+
+/// Between the two steps of the word the mapping goes. All that was done under pins must lie before that, and not only
+/// before the copy, which stands behind more steps of the word: so the worker looks at the memory as it lets it go.
+fn unmap(world: &World, finish: impl FnOnce() -> bool) {
+    let (extent, last) = {
+        let truth = world.truth();
+        (truth.mapped.expect("it is mapped"), truth.writes.last().copied())
+    };
+    let left = world.extents[extent].load(Relaxed);
     {
         let mut truth = world.truth();
         assert_eq!(truth.pins, 0, "unmapped under a pin");
+        assert_eq!(Some(left), last, "a byte was lost: unmapped before it was written");
         truth.mapped = None;
     }
-    let written = unmapping.finish();
+    let written = finish();
     world.tell_daemon(ToDaemon::Unmapped { written });
 }
 
@@ -80,7 +104,10 @@ fn map(world: &World, worker: &Worker<Memory>, extent: usize) {
         }
         _ => waiting,
     };
-    worker.slot(0).unwrap().set_mapped(granted).unwrap();
+    match world.ordering(Step::SetMapped) {
+        Some(order) => drop(step::take(world.bare(), order, |word| word.map(granted)).unwrap()),
+        None => worker.slot(0).unwrap().set_mapped(granted).unwrap(),
+    }
     grant(world, &mut calls, waiting);
     drop(calls);
     world.tell_daemon(ToDaemon::Mapped);

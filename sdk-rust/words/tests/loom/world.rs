@@ -1,5 +1,6 @@
 //! What the threads of a run share, and the observer who knows the truth.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex as Ghost, MutexGuard};
 
 use loom::sync::Mutex;
@@ -7,6 +8,7 @@ use loom::sync::mpsc::Sender;
 use vramd_words::{AtomicU64, Client, Daemon, HEADER_WORDS, Header, Waiting, Worker, open};
 
 use crate::form::Form;
+use crate::step::Step;
 
 /// Extents that a part can lie in, one after the other: a new one at each bring-in.
 pub(crate) const EXTENTS: usize = 6;
@@ -90,6 +92,14 @@ impl World {
 
     pub(crate) fn is(&self, form: Form) -> bool {
         self.form == Some(form)
+    }
+
+    /// The ordering that this run gives a step, where it is not the views' own.
+    pub(crate) fn ordering(&self, of: Step) -> Option<Ordering> {
+        match self.form {
+            Some(Form::Ordered(step, order)) if step == of => Some(order),
+            _ => None,
+        }
     }
 
     /// The bare word, for forms that do with it what no view allows.
