@@ -1,28 +1,18 @@
-//! The paths that a client or an operator can take through the broker, each to its end.
+//! The paths that a client can take through the broker, each to its end.
 
 #![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
 
 mod world;
 
 use broker_core::{
-    AllocationState, ClientFrame, ClientRequest, CreateError, DaemonFrame, DeviceSelector, Event,
-    OperatorRequest, PartRef, Refusal, Reply, SessionState, StoredQuotas, Target, Tier, UnmappedPart,
+    AllocationState, ClientFrame, ClientRequest, CreateError, DaemonFrame, Event, OperatorRequest, PartRef,
+    Refusal, Reply, StoredQuotas, Target, UnmappedPart,
 };
-use vramd_types::{AllocationId, Bytes, PartIndex, Quantity, Reason, SessionId};
-use world::{Client, World, config, key, named, persistent, spec};
+use vramd_types::{Bytes, PartIndex, Reason, SessionId};
+use world::{World, config, key, named, persistent, spec};
 
 fn by_name(name: &str) -> Target {
     Target::Name(name.to_owned())
-}
-
-fn set_quota(tenant: &str, guarantee: u32, limit: u32) -> OperatorRequest {
-    OperatorRequest::SetQuota {
-        tenant: tenant.to_owned(),
-        device: DeviceSelector::All,
-        tier: Tier::Device,
-        guarantee: Some(Quantity::Bytes(Bytes::mib(guarantee))),
-        limit: Some(Quantity::Bytes(Bytes::mib(limit))),
-    }
 }
 
 #[test]
@@ -132,82 +122,6 @@ fn only_sealed_persistent_memory_outlives_its_session() {
 }
 
 #[test]
-fn a_process_may_end_at_any_point() {
-    // Before the extents are made, before the parts are sent, before they are answered, when mapped, while sealing.
-    for steps in 0..24 {
-        let mut world = World::new(64);
-        let client = world.open("a");
-        let other = world.open("b");
-        let kept = world.allocate(other, spec(6)).expect("room");
-        let first = world.allocate(client, spec(6)).expect("room");
-        world.start(client, None, ClientRequest::AllocateBatch(vec![spec(6), named(6, "x")]));
-        world.start(client, None, ClientRequest::Seal(first));
-        for step in 0..steps {
-            match step % 2 {
-                0 => _ = world.work_once(),
-                _ => _ = world.answer_once(client.channel),
-            }
-        }
-        world.event(Event::ChannelEnded { channel: client.channel });
-        world.end_process(client);
-        assert_eq!(world.held(), Bytes::mib(6), "after {steps} steps");
-        assert_eq!(world.broker.node().allocations, 1);
-        assert_eq!(world.broker.node().fds_in_flight, 0);
-        assert!(world.broker.show(&Target::Id(kept)).is_ok());
-    }
-}
-
-#[test]
-fn a_silent_session_stays_charged_until_its_process_ends() {
-    let mut world = World::new(64);
-    let client = world.open("a");
-    world.allocate(client, spec(8)).expect("room");
-    world.event(Event::ChannelEnded { channel: client.channel });
-    world.settle();
-    let (sessions, _) = world.broker.list_sessions(None, None, 10);
-    assert_eq!(sessions[0].state, SessionState::Silent);
-    assert_eq!(world.held(), Bytes::mib(8));
-    let lost = world.call(client, ClientRequest::AllocateBatch(vec![spec(2)])).expect_err("lost");
-    assert_eq!(lost.reason(), Reason::SessionLost);
-    world.end_process(client);
-    assert_eq!(world.held(), Bytes::ZERO);
-    let lost = world.call(client, ClientRequest::AllocateBatch(vec![spec(2)])).expect_err("lost");
-    assert_eq!(lost.reason(), Reason::SessionLost);
-}
-
-#[test]
-fn a_new_channel_of_the_same_process_may_end_the_old_session() {
-    let mut world = World::new(64);
-    let client = world.open("a");
-    world.allocate(client, spec(8)).expect("room");
-    world.event(Event::ChannelEnded { channel: client.channel });
-    world.hello_after("a", client.pid + 1, None, vec![client.session]);
-    assert_eq!(world.held(), Bytes::mib(8), "another process may not");
-    world.hello_after("a", client.pid, None, vec![client.session]);
-    world.settle();
-    assert_eq!(world.held(), Bytes::ZERO);
-}
-
-#[test]
-fn answers_that_do_not_fit_are_quarantined() {
-    let bad = PartRef { allocation: AllocationId::from_raw(77), part: PartIndex(0) };
-    for repeat in [false, true] {
-        let mut world = World::new(64);
-        let client = world.open("a");
-        let id = world.allocate(client, spec(4)).expect("room");
-        let own = PartRef { allocation: id, part: PartIndex(0) };
-        let part = if repeat { own } else { bad };
-        world.event(Event::Frame { channel: client.channel, frame: ClientFrame::Mapped(vec![part]) });
-        assert!(world.closed.contains(&client.channel));
-        let last = world.inboxes[&client.channel].back();
-        assert!(matches!(last, Some(DaemonFrame::Refused(Refusal::ProtocolBroken { .. }))), "{last:?}");
-        assert_eq!(world.held(), Bytes::mib(4), "what it maps stands");
-        world.end_process(client);
-        assert_eq!(world.held(), Bytes::ZERO);
-    }
-}
-
-#[test]
 fn a_part_that_could_not_be_mapped_is_mapped_by_nobody() {
     let mut world = World::new(64);
     let client = world.open("a");
@@ -221,45 +135,6 @@ fn a_part_that_could_not_be_mapped_is_mapped_by_nobody() {
     world.inboxes.clear();
     world.call(client, ClientRequest::Attach(Target::Id(id))).expect("its owner may try again");
     assert_eq!(world.mapped[&client.channel].len(), 1);
-}
-
-#[test]
-fn a_stopped_client_loses_its_channel_and_nobody_else_waits() {
-    let mut base = config(&[Bytes::gib(4)]);
-    base.limits.fds_in_flight_max = 200;
-    base.limits.fds_in_flight_per_tenant_max = 150;
-    let mut world = World::with(base, StoredQuotas::default());
-    let (stopped, other) = (world.open("a"), world.open("b"));
-    world.stopped.insert(stopped.channel);
-    world.allocate(stopped, spec(600)).expect("room");
-    assert_eq!(world.broker.node().fds_in_flight, 128, "one packet");
-    world.allocate(other, spec(800)).expect("room");
-    assert_eq!(world.mapped[&other.channel].len(), 200);
-    world.advance(31_000_000);
-    assert!(world.closed.contains(&stopped.channel));
-    assert_eq!(world.broker.node().fds_in_flight, 128, "they can still be received");
-    world.end_process(stopped);
-    assert_eq!(world.broker.node().fds_in_flight, 0);
-    assert_eq!(world.held_by("a"), Bytes::ZERO);
-}
-
-#[test]
-fn an_overdue_session_is_silent_until_it_answers() {
-    let mut world = World::new(64);
-    let client = world.open("a");
-    let id = world.allocate(client, spec(4)).expect("room");
-    world.stopped.insert(client.channel);
-    let call = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
-    world.settle();
-    assert!(!world.replies.contains_key(&call));
-    world.advance(11_000_000);
-    let Some(Ok(Reply::Released(items))) = world.replies.get(&call) else { panic!("told as it stands") };
-    assert_eq!(items[0].1.as_ref().expect("freed").still_charged, Bytes::mib(4));
-    let state = |world: &World| world.broker.list_sessions(None, None, 1).0[0].state;
-    assert_eq!(state(&world), SessionState::Silent);
-    world.stopped.clear();
-    world.settle();
-    assert_eq!((state(&world), world.held()), (SessionState::Live, Bytes::ZERO));
 }
 
 #[test]
@@ -360,148 +235,6 @@ fn bad_requests_change_nothing() {
 }
 
 #[test]
-fn quotas_are_stored_before_they_hold_and_survive() {
-    let mut world = World::new(100);
-    let call = world.start_operator(key(1, 1), set_quota("a", 60, 100));
-    assert!(!world.replies.contains_key(&call), "not before it is on disk");
-    let refused = world.start_operator(None, set_quota("b", 50, 100));
-    world.settle();
-    assert!(world.replies[&call].is_ok());
-    let unbacked = world.replies[&refused].as_ref().expect_err("60 + 50 > 100");
-    let Refusal::GuaranteeUnbacked { committed, capacity, .. } = unbacked else { panic!("{unbacked:?}") };
-    assert_eq!((*committed, *capacity), (Bytes::mib(110), Bytes::mib(100)));
-
-    let mut again = World::with(config(&[Bytes::mib(100)]), world.stored.clone());
-    assert_eq!(again.broker.list_quotas(None), world.broker.list_quotas(None));
-    let repeated = again.start_operator(key(1, 1), set_quota("a", 60, 100));
-    assert!(again.replies[&repeated].is_ok(), "remembered over the restart");
-    let client = again.open("b");
-    let full = again.allocate(client, spec(41)).expect_err("40 are not a's");
-    assert_eq!(full.reason(), Reason::DeviceFull);
-    again.allocate(client, spec(40)).expect("the rest");
-}
-
-#[test]
-fn a_quota_that_cannot_be_stored_does_not_hold() {
-    let mut world = World::new(100);
-    let call = world.start_operator(None, set_quota("a", 60, 80));
-    world.work.clear();
-    world.event(Event::QuotasStored { result: Err("disk full".to_owned()) });
-    assert_eq!(world.replies[&call].as_ref().expect_err("not stored").reason(), Reason::StoreFailed);
-    assert!(world.broker.list_quotas(None).is_empty());
-    let client = world.open("b");
-    world.allocate(client, spec(100)).expect("nothing is guaranteed to anybody");
-}
-
-#[test]
-fn a_lowered_limit_admits_nothing_and_takes_nothing() {
-    let mut world = World::new(100);
-    let client = world.open("a");
-    let id = world.allocate(client, spec(40)).expect("room");
-    world.operate(set_quota("a", 0, 10)).expect("accepted");
-    assert_eq!(world.allocate(client, spec(2)).expect_err("above").reason(), Reason::QuotaLimit);
-    assert_eq!(world.held_by("a"), Bytes::mib(40));
-    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.allocate(client, spec(10)).expect("below");
-}
-
-#[test]
-fn quotas_on_one_device_go_before_those_on_all() {
-    let mut world = World::with(config(&[Bytes::mib(100), Bytes::mib(50)]), StoredQuotas::default());
-    world.operate(set_quota("a", 0, 20)).expect("on all");
-    let one = OperatorRequest::SetQuota {
-        tenant: "a".to_owned(),
-        device: DeviceSelector::One("1".to_owned()),
-        tier: Tier::Device,
-        guarantee: None,
-        limit: Some(Quantity::Percent(50)),
-    };
-    world.operate(one).expect("on one");
-    let limit = |world: &World, device| {
-        world
-            .broker
-            .quota("a", Some(device), Tier::Device)
-            .expect("a device")
-            .in_force
-            .expect("present")
-            .limit
-    };
-    assert_eq!((limit(&world, "0"), limit(&world, "GPU-1")), (Bytes::mib(20), Bytes::mib(25)));
-    let delete = |device: &str| OperatorRequest::DeleteQuota {
-        tenant: "a".to_owned(),
-        device: DeviceSelector::One(device.to_owned()),
-        tier: Tier::Device,
-    };
-    world.operate(delete("1")).expect("deleted");
-    assert_eq!(limit(&world, "1"), Bytes::mib(20));
-    assert_eq!(world.operate(delete("1")).expect_err("gone").reason(), Reason::QuotaNotFound);
-    assert_eq!(world.operate(delete("nowhere")).expect_err("never").reason(), Reason::QuotaNotFound);
-}
-
-#[test]
-fn operators_end_sessions() {
-    let mut world = World::new(100);
-    let client = world.open("a");
-    world.allocate(client, spec(8)).expect("room");
-    let end = |session, kill| OperatorRequest::EndSession { session, kill };
-    let ended = world.operate(end(client.session, false)).expect("ended");
-    assert!(matches!(ended, Reply::SessionEnded { gone: true, .. }), "{ended:?}");
-    assert_eq!((world.held(), world.broker.node().sessions), (Bytes::ZERO, 0));
-    assert_eq!(
-        world.operate(end(client.session, false)).expect_err("gone").reason(),
-        Reason::SessionNotFound
-    );
-
-    for kill in [false, true] {
-        let stubborn = world.open("a");
-        world.allocate(stubborn, spec(8)).expect("room");
-        world.stopped.insert(stubborn.channel);
-        let call = world.start_operator(None, end(stubborn.session, kill));
-        world.advance(11_000_000);
-        if kill {
-            assert_eq!(world.killed, [stubborn.channel]);
-            world.end_process(stubborn);
-            assert!(matches!(world.replies[&call], Ok(Reply::SessionEnded { gone: true, .. })));
-            assert_eq!(world.held(), Bytes::ZERO);
-        } else {
-            let Ok(Reply::SessionEnded { gone: false, still_mapped }) = world.replies[&call] else {
-                panic!()
-            };
-            assert_eq!(still_mapped, Bytes::mib(8));
-            world.end_process(stubborn);
-        }
-    }
-}
-
-#[test]
-fn a_drained_node_takes_nothing_new() {
-    let mut world = World::new(100);
-    let client = world.open("a");
-    let id = world.allocate(client, spec(8)).expect("room");
-    world.operate(OperatorRequest::Drain { draining: true }).expect("drained");
-    assert_eq!(world.allocate(client, spec(8)).expect_err("draining").reason(), Reason::Draining);
-    let (_, answer) = world.hello("a", 5, None);
-    assert!(matches!(answer, DaemonFrame::Refused(Refusal::Draining)));
-    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("what is there may go");
-    world.operate(OperatorRequest::Drain { draining: false }).expect("back");
-    world.allocate(client, spec(8)).expect("in service");
-}
-
-#[test]
-fn operators_free_what_nobody_may_attach_any_more() {
-    let mut world = World::new(100);
-    let client = world.open("a");
-    let id = world.sealed(client, persistent(8, "x"));
-    let freed = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect("freed");
-    let Reply::AllocationFreed { allocation, still_charged, mappers } = freed else { panic!("{freed:?}") };
-    assert_eq!((allocation, still_charged, mappers), (id, Bytes::mib(8), vec![client.session]));
-    let again = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect_err("no such name");
-    assert_eq!(again.reason(), Reason::AllocationNotFound);
-    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("its owner lets go");
-    assert_eq!(world.held(), Bytes::ZERO);
-}
-
-#[test]
 fn a_tenant_that_lets_requests_hang_keeps_nobody_from_being_heard() {
     let mut base = config(&[Bytes::gib(1)]);
     base.limits.pending_requests_per_tenant_max = 2;
@@ -518,31 +251,6 @@ fn a_tenant_that_lets_requests_hang_keeps_nobody_from_being_heard() {
     assert_eq!(full, [None, None, Some(Reason::QueueFull), None, Some(Reason::QueueFull)]);
     world.settle();
     world.call(c, allocate()).expect("there is room again");
-}
-
-/// Found by the simulator: the room that the end of one session made went to the next one that was about to end, and
-/// what it was sent was released in the same moment.
-#[test]
-fn sessions_that_are_said_to_be_over_are_sent_nothing_more() {
-    let mut base = config(&[Bytes::mib(100)]);
-    base.limits.fds_in_flight_max = 1;
-    let mut world = World::with(base, StoredQuotas::default());
-    let first = world.open("a");
-    let (channel, answer) = world.hello("a", first.pid, None);
-    let DaemonFrame::Welcome { session, .. } = answer else { panic!("no welcome: {answer:?}") };
-    let second = Client { channel, session, ..first };
-    world.stopped.extend([first.channel, second.channel]);
-    world.start(first, None, ClientRequest::AllocateBatch(vec![spec(4)]));
-    world.settle();
-    world.start(second, None, ClientRequest::AllocateBatch(vec![spec(4)]));
-    world.settle();
-    world.hello_after("a", first.pid, None, vec![first.session, second.session]);
-    let sent = world.inboxes.get(&second.channel).into_iter().flatten();
-    assert!(
-        sent.clone().all(|frame| !matches!(frame, DaemonFrame::Map(_))),
-        "{:?}",
-        sent.collect::<Vec<_>>()
-    );
 }
 
 /// Found by the simulator: what waited to be sent was sent after it was freed, and stayed mapped and charged.
@@ -583,19 +291,6 @@ fn what_was_freed_before_it_was_sent_is_given_back_when_its_session_ends() {
 }
 
 #[test]
-fn an_operators_free_waits_for_what_goes_back() {
-    let mut world = World::new(100);
-    let client = world.open("a");
-    let id = world.sealed(client, persistent(8, "x"));
-    world.call(client, ClientRequest::Detach(vec![id])).expect("detached");
-    let call = world.start_operator(None, OperatorRequest::FreeAllocation(Target::Id(id)));
-    assert!(!world.replies.contains_key(&call), "the driver has not given it back");
-    world.settle();
-    let Ok(Reply::AllocationFreed { still_charged, .. }) = &world.replies[&call] else { panic!("freed") };
-    assert_eq!((*still_charged, world.held()), (Bytes::ZERO, Bytes::ZERO));
-}
-
-#[test]
 fn room_is_kept_for_contexts() {
     let mut base = config(&[Bytes::mib(100)]);
     base.devices[0].context_bytes = Bytes::mib(5);
@@ -633,29 +328,6 @@ fn fixed_memory_is_shared_inside_its_tenant_and_never_sealed() {
     assert_eq!(world.held(), Bytes::mib(10), "the other session has it open");
     world.end_process(two);
     assert_eq!(world.held(), Bytes::ZERO);
-}
-
-/// A client that once let a deadline pass makes nobody wait for ever: who comes later has a deadline as well.
-#[test]
-fn whoever_waits_for_an_overdue_session_has_a_deadline() {
-    let mut world = World::new(100);
-    let client = world.open("a");
-    let id = world.allocate(client, spec(8)).expect("room");
-    world.stopped.insert(client.channel);
-    let first = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
-    world.advance(11_000_000);
-    assert!(world.replies.contains_key(&first));
-    let second = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
-    assert!(!world.replies.contains_key(&second));
-    world.advance(11_000_000);
-    assert!(world.replies.contains_key(&second));
-
-    let end = |kill| OperatorRequest::EndSession { session: client.session, kill };
-    let asked = world.start_operator(None, end(false));
-    world.advance(11_000_000);
-    assert!(matches!(world.replies[&asked], Ok(Reply::SessionEnded { gone: false, .. })));
-    world.start_operator(None, end(true));
-    assert_eq!(world.killed, [client.channel], "it was asked already");
 }
 
 #[test]

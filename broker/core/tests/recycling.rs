@@ -5,11 +5,11 @@
 mod world;
 
 use broker_core::{
-    AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, DeviceSelector, Event,
-    OperatorRequest, Reply, StoredQuotas, Target, Tier,
+    AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, Event, OperatorRequest,
+    Reply, StoredQuotas, Target, Tier,
 };
-use vramd_types::{Bytes, DeviceIndex, Quantity, Reason};
-use world::{Client, World, config, named, persistent, spec};
+use vramd_types::{Bytes, DeviceIndex, Reason};
+use world::{Client, World, config, named, persistent, set_quota, spec};
 
 /// A node that keeps up to so much for each tenant.
 fn keeping(mib: u32, cached_mib: u32) -> Config {
@@ -34,16 +34,6 @@ fn free(world: &mut World, client: Client, spec: AllocationSpec) {
 fn cached(world: &World, tenant: &str) -> Bytes {
     let view = world.broker.quota(tenant, None, Tier::Device).expect("a tenant");
     view.in_force.expect("a present device").cached
-}
-
-fn set_quota(tenant: &str, guarantee: u32, limit: u32) -> OperatorRequest {
-    OperatorRequest::SetQuota {
-        tenant: tenant.to_owned(),
-        device: DeviceSelector::All,
-        tier: Tier::Device,
-        guarantee: Some(Quantity::Bytes(Bytes::mib(guarantee))),
-        limit: Some(Quantity::Bytes(Bytes::mib(limit))),
-    }
 }
 
 /// Begins a request and says whether it needs the driver to make something.

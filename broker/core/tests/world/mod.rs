@@ -330,3 +330,14 @@ pub fn persistent(mib: u32, name: &str) -> AllocationSpec {
 pub fn key(id: u8, content: u8) -> Option<RequestKey> {
     Some(RequestKey { id: [id; 16], fingerprint: [content; 16] })
 }
+
+/// On all devices, in MiB.
+pub fn set_quota(tenant: &str, guarantee: u32, limit: u32) -> OperatorRequest {
+    OperatorRequest::SetQuota {
+        tenant: tenant.to_owned(),
+        device: broker_core::DeviceSelector::All,
+        tier: broker_core::Tier::Device,
+        guarantee: Some(Quantity::Bytes(Bytes::mib(guarantee))),
+        limit: Some(Quantity::Bytes(Bytes::mib(limit))),
+    }
+}

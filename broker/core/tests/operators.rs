@@ -1,0 +1,171 @@
+//! What operators do: quotas, and ends of sessions, of memory and of service.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    ClientRequest, DaemonFrame, DeviceSelector, Event, OperatorRequest, Refusal, Reply, StoredQuotas, Target,
+    Tier,
+};
+use vramd_types::{Bytes, Quantity, Reason};
+use world::{World, config, key, persistent, set_quota, spec};
+
+fn by_name(name: &str) -> Target {
+    Target::Name(name.to_owned())
+}
+
+#[test]
+fn quotas_are_stored_before_they_hold_and_survive() {
+    let mut world = World::new(100);
+    let call = world.start_operator(key(1, 1), set_quota("a", 60, 100));
+    assert!(!world.replies.contains_key(&call), "not before it is on disk");
+    let refused = world.start_operator(None, set_quota("b", 50, 100));
+    world.settle();
+    assert!(world.replies[&call].is_ok());
+    let unbacked = world.replies[&refused].as_ref().expect_err("60 + 50 > 100");
+    let Refusal::GuaranteeUnbacked { committed, capacity, .. } = unbacked else { panic!("{unbacked:?}") };
+    assert_eq!((*committed, *capacity), (Bytes::mib(110), Bytes::mib(100)));
+
+    let mut again = World::with(config(&[Bytes::mib(100)]), world.stored.clone());
+    assert_eq!(again.broker.list_quotas(None), world.broker.list_quotas(None));
+    let repeated = again.start_operator(key(1, 1), set_quota("a", 60, 100));
+    assert!(again.replies[&repeated].is_ok(), "remembered over the restart");
+    let client = again.open("b");
+    let full = again.allocate(client, spec(41)).expect_err("40 are not a's");
+    assert_eq!(full.reason(), Reason::DeviceFull);
+    again.allocate(client, spec(40)).expect("the rest");
+}
+
+#[test]
+fn a_quota_that_cannot_be_stored_does_not_hold() {
+    let mut world = World::new(100);
+    let call = world.start_operator(None, set_quota("a", 60, 80));
+    world.work.clear();
+    world.event(Event::QuotasStored { result: Err("disk full".to_owned()) });
+    assert_eq!(world.replies[&call].as_ref().expect_err("not stored").reason(), Reason::StoreFailed);
+    assert!(world.broker.list_quotas(None).is_empty());
+    let client = world.open("b");
+    world.allocate(client, spec(100)).expect("nothing is guaranteed to anybody");
+}
+
+#[test]
+fn a_lowered_limit_admits_nothing_and_takes_nothing() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    let id = world.allocate(client, spec(40)).expect("room");
+    world.operate(set_quota("a", 0, 10)).expect("accepted");
+    assert_eq!(world.allocate(client, spec(2)).expect_err("above").reason(), Reason::QuotaLimit);
+    assert_eq!(world.held_by("a"), Bytes::mib(40));
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.allocate(client, spec(10)).expect("below");
+}
+
+#[test]
+fn quotas_on_one_device_go_before_those_on_all() {
+    let mut world = World::with(config(&[Bytes::mib(100), Bytes::mib(50)]), StoredQuotas::default());
+    world.operate(set_quota("a", 0, 20)).expect("on all");
+    let one = OperatorRequest::SetQuota {
+        tenant: "a".to_owned(),
+        device: DeviceSelector::One("1".to_owned()),
+        tier: Tier::Device,
+        guarantee: None,
+        limit: Some(Quantity::Percent(50)),
+    };
+    world.operate(one).expect("on one");
+    let limit = |world: &World, device| {
+        world
+            .broker
+            .quota("a", Some(device), Tier::Device)
+            .expect("a device")
+            .in_force
+            .expect("present")
+            .limit
+    };
+    assert_eq!((limit(&world, "0"), limit(&world, "GPU-1")), (Bytes::mib(20), Bytes::mib(25)));
+    let delete = |device: &str| OperatorRequest::DeleteQuota {
+        tenant: "a".to_owned(),
+        device: DeviceSelector::One(device.to_owned()),
+        tier: Tier::Device,
+    };
+    world.operate(delete("1")).expect("deleted");
+    assert_eq!(limit(&world, "1"), Bytes::mib(20));
+    assert_eq!(world.operate(delete("1")).expect_err("gone").reason(), Reason::QuotaNotFound);
+    assert_eq!(world.operate(delete("nowhere")).expect_err("never").reason(), Reason::QuotaNotFound);
+}
+
+#[test]
+fn operators_end_sessions() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    world.allocate(client, spec(8)).expect("room");
+    let end = |session, kill| OperatorRequest::EndSession { session, kill };
+    let ended = world.operate(end(client.session, false)).expect("ended");
+    assert!(matches!(ended, Reply::SessionEnded { gone: true, .. }), "{ended:?}");
+    assert_eq!((world.held(), world.broker.node().sessions), (Bytes::ZERO, 0));
+    assert_eq!(
+        world.operate(end(client.session, false)).expect_err("gone").reason(),
+        Reason::SessionNotFound
+    );
+
+    for kill in [false, true] {
+        let stubborn = world.open("a");
+        world.allocate(stubborn, spec(8)).expect("room");
+        world.stopped.insert(stubborn.channel);
+        let call = world.start_operator(None, end(stubborn.session, kill));
+        world.advance(11_000_000);
+        if kill {
+            assert_eq!(world.killed, [stubborn.channel]);
+            world.end_process(stubborn);
+            assert!(matches!(world.replies[&call], Ok(Reply::SessionEnded { gone: true, .. })));
+            assert_eq!(world.held(), Bytes::ZERO);
+        } else {
+            let Ok(Reply::SessionEnded { gone: false, still_mapped }) = world.replies[&call] else {
+                panic!()
+            };
+            assert_eq!(still_mapped, Bytes::mib(8));
+            world.end_process(stubborn);
+        }
+    }
+}
+
+#[test]
+fn a_drained_node_takes_nothing_new() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    let id = world.allocate(client, spec(8)).expect("room");
+    world.operate(OperatorRequest::Drain { draining: true }).expect("drained");
+    assert_eq!(world.allocate(client, spec(8)).expect_err("draining").reason(), Reason::Draining);
+    let (_, answer) = world.hello("a", 5, None);
+    assert!(matches!(answer, DaemonFrame::Refused(Refusal::Draining)));
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("what is there may go");
+    world.operate(OperatorRequest::Drain { draining: false }).expect("back");
+    world.allocate(client, spec(8)).expect("in service");
+}
+
+#[test]
+fn operators_free_what_nobody_may_attach_any_more() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    let id = world.sealed(client, persistent(8, "x"));
+    let freed = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect("freed");
+    let Reply::AllocationFreed { allocation, still_charged, mappers } = freed else { panic!("{freed:?}") };
+    assert_eq!((allocation, still_charged, mappers), (id, Bytes::mib(8), vec![client.session]));
+    let again = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect_err("no such name");
+    assert_eq!(again.reason(), Reason::AllocationNotFound);
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("its owner lets go");
+    assert_eq!(world.held(), Bytes::ZERO);
+}
+
+#[test]
+fn an_operators_free_waits_for_what_goes_back() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    let id = world.sealed(client, persistent(8, "x"));
+    world.call(client, ClientRequest::Detach(vec![id])).expect("detached");
+    let call = world.start_operator(None, OperatorRequest::FreeAllocation(Target::Id(id)));
+    assert!(!world.replies.contains_key(&call), "the driver has not given it back");
+    world.settle();
+    let Ok(Reply::AllocationFreed { still_charged, .. }) = &world.replies[&call] else { panic!("freed") };
+    assert_eq!((*still_charged, world.held()), (Bytes::ZERO, Bytes::ZERO));
+}
