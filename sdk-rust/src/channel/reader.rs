@@ -35,14 +35,11 @@ pub(crate) enum Attended {
 /// The worker: reads until the end.
 pub(super) fn serve(link: &Link, table: &Table) {
     loop {
-        let ended = match worker_step(link, table) {
-            Ok(ended) => ended,
-            Err(error) => {
-                end(link, table, failed(error));
-                true
-            }
-        };
-        link.place.nudge();
+        let ended = worker_step(link, table).unwrap_or_else(|error| {
+            end(link, table, failed(error));
+            link.place.nudge();
+            true
+        });
         if ended {
             return;
         }
@@ -56,7 +53,9 @@ fn worker_step(link: &Link, table: &Table) -> Result<bool, Errno> {
         return Ok(false);
     }
     link.place.take_back();
-    Ok(step(link, table, Reader::Worker, || Some(link.turn())).unwrap_or(false))
+    let ended = step(link, table, Reader::Worker, || Some(link.turn())).unwrap_or(false);
+    link.place.nudge();
+    Ok(ended)
 }
 
 /// A caller that sits in the worker's place: waits for one packet, and handles it.
