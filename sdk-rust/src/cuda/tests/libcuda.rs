@@ -51,6 +51,7 @@ fn within(name: &str, facts: String) -> u32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_fail(name: *const c_char, code: u32) {
+    // SAFETY: a C interface; the test hands over a string that ends with a zero and outlives the call.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned();
     FAILURES.lock().unwrap().insert(name, code);
 }
@@ -58,6 +59,7 @@ pub unsafe extern "C" fn fake_fail(name: *const c_char, code: u32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_calls(size: *mut usize) -> *const u8 {
     let calls = std::mem::take(&mut *CALLS.lock().unwrap()).join("\n");
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *size = calls.len() };
     calls.leak().as_ptr()
 }
@@ -75,11 +77,13 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, name: *mut *const c_char) -> 
         46 => c"CUDA_ERROR_DEVICE_UNAVAILABLE",
         _ => return INVALID_VALUE,
     };
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *name = text.as_ptr() };
     0
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *version = 12020 };
     0
 }
@@ -89,21 +93,25 @@ pub extern "C" fn cuInit(_flags: u32) -> u32 {
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *count = 2 };
     0
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *device = ordinal };
     0
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *uuid = [0xa0 + device as u8; 16] };
     0
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *context = CONTEXT + device as usize };
     call("cuDevicePrimaryCtxRetain", format!("{device}"))
 }
@@ -118,31 +126,37 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: usize) -> u32 {
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *context = CURRENT.with_borrow_mut(Vec::pop).unwrap() };
     0
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressReserve(at: *mut u64, size: usize, _: usize, _: u64, _: u64) -> u32 {
+    // SAFETY: a C function, which finds room of its own; the result goes where the caller said, as the driver does.
     unsafe { *at = mmap(ptr::null_mut(), size, 0, PRIVATE_ANONYMOUS, -1, 0) as u64 };
     within("cuMemAddressReserve", format!("{}", size >> 20))
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressFree(at: u64, size: usize) -> u32 {
+    // SAFETY: a C function; the range was reserved here, so nothing else lies in it.
     unsafe { munmap(at as *mut c_void, size) };
     within("cuMemAddressFree", format!("{}", size >> 20))
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemImportFromShareableHandle(memory: *mut u64, fd: usize, kind: u32) -> u32 {
     assert_eq!(kind, 1);
+    // SAFETY: a C function; a number that is no descriptor is an error, and nothing else uses this one.
     let own = unsafe { dup(fd as c_int) };
     if own < 0 {
         return INVALID_VALUE;
     }
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *memory = own as u64 };
     match within("cuMemImportFromShareableHandle", String::new()) {
         0 => 0,
         code => {
+            // SAFETY: a C function; a number that is no descriptor is an error, and nothing else uses this one.
             unsafe { close(own) };
             code
         }
@@ -153,12 +167,14 @@ pub unsafe extern "C" fn cuMemMap(at: u64, size: usize, offset: usize, memory: u
     assert_eq!(offset, 0);
     let code = within("cuMemMap", format!("{}", size >> 20));
     if code == 0 {
+        // SAFETY: a C function; the range was reserved here, so nothing else lies in it.
         unsafe { mmap(at as *mut c_void, size, 0, SHARED_FIXED, memory as c_int, 0) };
     }
     code
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemUnmap(at: u64, size: usize) -> u32 {
+    // SAFETY: a C function; the range was reserved here, so nothing else lies in it.
     unsafe { mmap(at as *mut c_void, size, 0, PRIVATE_ANONYMOUS | FIXED, -1, 0) };
     within("cuMemUnmap", format!("{}", size >> 20))
 }
@@ -166,16 +182,19 @@ pub unsafe extern "C" fn cuMemUnmap(at: u64, size: usize) -> u32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, access: *const [u32; 3], count: usize) -> u32 {
     assert_eq!(count, 1);
+    // SAFETY: the caller hands over one description, as the count says.
     let [kind, device, flags] = unsafe { *access };
     assert_eq!(kind, 1);
     let code = within("cuMemSetAccess", format!("{} device {device} flags {flags}", size >> 20));
     if code == 0 {
+        // SAFETY: a C function; the range was reserved here and mapped before, by the order of the calls under test.
         assert_eq!(unsafe { mprotect(at as *mut c_void, size, flags as c_int) }, 0);
     }
     code
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRelease(memory: u64) -> u32 {
+    // SAFETY: a C function; a number that is no descriptor is an error, and nothing else uses this one.
     unsafe { close(memory as c_int) };
     within("cuMemRelease", String::new())
 }
@@ -186,6 +205,7 @@ pub struct IpcHandle([u8; 64]);
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(at: *mut u64, handle: IpcHandle, flags: u32) -> u32 {
     // No memory, but an address that a test knows again.
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *at = 0x7000_0000_0000 };
     within("cuIpcOpenMemHandle", format!("{:x}..{:x} flags {flags}", handle.0[0], handle.0[63]))
 }
@@ -198,6 +218,7 @@ pub extern "C" fn cuIpcCloseMemHandle(at: u64) -> u32 {
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, size: usize, _stream: usize) -> u32 {
     let code = within("cuMemcpyHtoDAsync", format!("{size}"));
     if code == 0 {
+        // SAFETY: the caller promises both ranges, as to the driver; one is reserved here: no overlap.
         unsafe { ptr::copy_nonoverlapping(from, to as *mut u8, size) };
     }
     code
@@ -206,12 +227,14 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, size: us
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, size: usize, _stream: usize) -> u32 {
     let code = within("cuMemcpyDtoHAsync", format!("{size}"));
     if code == 0 {
+        // SAFETY: the caller promises both ranges, as to the driver; one is reserved here: no overlap.
         unsafe { ptr::copy_nonoverlapping(from as *const u8, to, size) };
     }
     code
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut usize, flags: u32) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *stream = 0x5 };
     within("cuStreamCreate", format!("flags {flags}"))
 }
@@ -221,6 +244,7 @@ pub extern "C" fn cuStreamDestroy_v2(_stream: usize) -> u32 {
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: u32) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *event = 0xe };
     within("cuEventCreate", format!("flags {flags}"))
 }
