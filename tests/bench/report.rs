@@ -3,14 +3,12 @@
 use std::{
     env, fs,
     path::Path,
-    process::Command,
-    thread,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context as _, Result};
+use dev_kit::{machine, said_by};
 use serde_json::{Map, Value, json};
-use vramd_tests::programs::repository;
 
 /// What a benchmark has found out.
 #[derive(Debug)]
@@ -45,29 +43,14 @@ fn run() -> Result<Value> {
         "command": format!("bench-rpc {}", words.join(" ")),
         "at_unix_seconds": now,
         // Unknown where it was built elsewhere; then whoever carried it there knows.
-        "commit": said("git", &["rev-parse", "HEAD"]),
-        "changed_since": said("git", &["status", "--porcelain", "--untracked-files=no"]).map(|text| !text.is_empty()),
-        "rustc": said("rustc", &["--version"]),
-        "machine": {
-            "cores": thread::available_parallelism()?.get(),
-            "cpu": cpu().unwrap_or_default(),
-            "kernel": fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),
-            "load": fs::read_to_string("/proc/loadavg")?.trim(),
-        },
+        "commit": said_by("git", &["rev-parse", "HEAD"]),
+        "changed_since": said_by("git", &["status", "--porcelain", "--untracked-files=no"])
+            .map(|text| !text.is_empty()),
+        "rustc": said_by("rustc", &["--version"]),
+        "machine": machine(),
         "driver": "sim",
         "configuration": "the default one, and log_level debug",
     }))
-}
-
-fn cpu() -> Option<String> {
-    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let name = text.lines().find(|line| line.starts_with("model name"))?.split_once(':')?.1;
-    Some(name.trim().to_owned())
-}
-
-fn said(program: &str, words: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(words).current_dir(repository()).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[cfg(test)]

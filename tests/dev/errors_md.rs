@@ -2,9 +2,9 @@
 //!
 //! `cargo run -p vramd-tests --bin errors-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
-use std::{env, fmt::Write as _, fs, path::PathBuf, process::ExitCode};
+use std::{fmt::Write as _, process::ExitCode};
 
-use anyhow::{Context as _, bail};
+use dev_kit::Page;
 use vramd_types::{Reason, StatusCode};
 
 const HEAD: &str = "\
@@ -21,33 +21,15 @@ items of a batch, the same code, reason, message and facts come in `Refused` and
 ";
 
 fn main() -> anyhow::Result<ExitCode> {
-    let path = page_path();
-    match env::args().nth(1).as_deref() {
-        None => {
-            fs::write(&path, page()).with_context(|| format!("write {}", path.display()))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Some("--check") if is_current()? => Ok(ExitCode::SUCCESS),
-        Some("--check") => {
-            eprintln!("docs/ERRORS.md is not what the registry says: run `make errors-md`");
-            Ok(ExitCode::FAILURE)
-        }
-        Some(other) => bail!("unknown argument {other:?}; usage: errors-md [--check]"),
-    }
+    page().write_or_check()
 }
 
-fn page_path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/ERRORS.md")
-}
-
-fn is_current() -> anyhow::Result<bool> {
-    let path = page_path();
-    let written = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    Ok(written == page())
+fn page() -> Page {
+    Page { name: "ERRORS.md", tool: "errors-md", text: text() }
 }
 
 /// The whole page: a table for each status code, by its number, with its reasons in the order of the registry.
-fn page() -> String {
+fn text() -> String {
     let mut codes: Vec<StatusCode> = Reason::ALL.iter().map(|reason| reason.code()).collect();
     codes.sort();
     codes.dedup();
@@ -75,12 +57,12 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(is_current().expect("docs/ERRORS.md can be read"), "run `make errors-md`");
+        assert!(page().is_current().expect("docs/ERRORS.md can be read"), "run `make errors-md`");
     }
 
     #[test]
     fn every_reason_stands_on_the_page_once() {
-        let page = page();
+        let page = text();
         for reason in Reason::ALL {
             assert_eq!(page.matches(&format!("| `{reason}` |")).count(), 1, "{reason}");
         }

@@ -1,8 +1,9 @@
 //! The results: a table for people, and a file with the raw samples.
 
-use std::{fs, io::Write, process::Command, thread};
+use std::io::Write;
 
 use anyhow::Result;
+use dev_kit::{machine, said_by};
 use serde_json::{Map, Value, json};
 
 use crate::{curve::Point, kind::Kind, memory::Growth, throughput::Slice};
@@ -40,10 +41,10 @@ impl Report {
             "mixed": throughput.collect::<Vec<_>>(),
             "curve": self.curve.iter().map(point_json).collect::<Vec<_>>(),
             "machine": machine(),
-            "commit": output_of("git", &["rev-parse", "HEAD"]),
-            "changed_since": output_of("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
-            "rustc": output_of("rustc", &["--version"]),
-            "at": output_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+            "commit": said_by("git", &["rev-parse", "HEAD"]),
+            "changed_since": said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+            "rustc": said_by("rustc", &["--version"]),
+            "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
             "command": "cargo run --release -p core-bench -- docs/benchmarks/core/latest.json",
         })
     }
@@ -109,21 +110,4 @@ fn point_json(point: &Point) -> Value {
         (cost.kind.name().to_owned(), figures)
     });
     json!({ "live_allocations": point.live, "kinds": kinds.collect::<Map<_, _>>() })
-}
-
-fn machine() -> Value {
-    let read = |path| fs::read_to_string(path).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
-    json!({
-        "cpu": model.trim_start_matches([' ', '\t', ':']),
-        "cores": thread::available_parallelism().map_or(0, std::num::NonZero::get),
-        "kernel": read("/proc/sys/kernel/osrelease").trim(),
-        "load": read("/proc/loadavg").trim(),
-    })
-}
-
-fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

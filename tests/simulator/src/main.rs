@@ -1,7 +1,6 @@
 //! `simulator`: runs seeds, replays one, shrinks it, and looks for planted bugs.
 #![allow(clippy::print_stdout, reason = "a tool of developers, which talks to them")]
 
-mod provenance;
 mod report;
 
 use std::{path::PathBuf, process::ExitCode};

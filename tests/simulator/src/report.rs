@@ -1,15 +1,14 @@
 //! The report of a long run: what was run, which transitions were taken, which bugs were found after how many seeds.
 
-use std::{ops::Range, path::Path, time::Instant};
+use std::{env, ops::Range, path::Path, time::Instant};
 
 use anyhow::Context as _;
+use dev_kit::{machine, said_by};
 use serde_json::{Value, json};
 use simulator::{
     campaign::{self, Hunt, SEEDS_RATED},
     coverage::Coverage,
 };
-
-use super::provenance::{command, machine, said_by};
 
 /// Seeds within which a planted bug must be found.
 const SEEDS_TO_FIND: u64 = 200;
@@ -86,4 +85,10 @@ fn transitions(coverage: &Coverage) -> Value {
             .collect::<Vec<_>>()
     };
     json!({"legal": of(true), "illegal": of(false)})
+}
+
+/// How this was called.
+fn command() -> String {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    format!("cargo run -p simulator -- {}", arguments.join(" "))
 }

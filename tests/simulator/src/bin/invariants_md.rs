@@ -2,10 +2,10 @@
 //!
 //! `cargo run -p simulator --bin invariants-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
-use std::{env, fmt::Write as _, fs, path::PathBuf, process::ExitCode};
+use std::{fmt::Write as _, process::ExitCode};
 
-use anyhow::{Context as _, bail};
 use broker_core::invariants::{Checked, Invariant, REGISTRY};
+use dev_kit::Page;
 
 const HEAD: &str = "\
 # Invariants
@@ -25,32 +25,14 @@ the simulator. One invariant, one file.
 ";
 
 fn main() -> anyhow::Result<ExitCode> {
-    let path = page_path();
-    match env::args().nth(1).as_deref() {
-        None => {
-            fs::write(&path, page()).with_context(|| format!("write {}", path.display()))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Some("--check") if is_current()? => Ok(ExitCode::SUCCESS),
-        Some("--check") => {
-            eprintln!("docs/INVARIANTS.md is not what the registry says: run `make invariants-md`");
-            Ok(ExitCode::FAILURE)
-        }
-        Some(other) => bail!("unknown argument {other:?}; usage: invariants-md [--check]"),
-    }
+    page().write_or_check()
 }
 
-fn page_path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/INVARIANTS.md")
+fn page() -> Page {
+    Page { name: "INVARIANTS.md", tool: "invariants-md", text: text() }
 }
 
-fn is_current() -> anyhow::Result<bool> {
-    let path = page_path();
-    let written = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    Ok(written == page())
-}
-
-fn page() -> String {
+fn text() -> String {
     let mut page = String::from(HEAD);
     for Invariant { id, says, checked } in REGISTRY {
         let (how, folder, files) = match checked {
@@ -72,12 +54,12 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(is_current().expect("docs/INVARIANTS.md can be read"), "run `make invariants-md`");
+        assert!(page().is_current().expect("docs/INVARIANTS.md can be read"), "run `make invariants-md`");
     }
 
     #[test]
     fn every_invariant_stands_on_the_page_once() {
-        let page = page();
+        let page = text();
         for row in REGISTRY {
             assert_eq!(page.matches(&format!("| `{}` |", row.id)).count(), 1, "{}", row.id);
         }

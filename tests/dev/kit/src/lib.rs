@@ -1,0 +1,13 @@
+//! What the developer tools and the benchmarks share. It depends on nothing of the project, so that the simulator and
+//! the benchmark of the core are built without the daemon.
+
+mod page;
+mod provenance;
+
+pub use page::Page;
+pub use provenance::{machine, said_by};
+
+/// Where this was built.
+fn repository() -> std::path::PathBuf {
+    std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."))
+}

@@ -1,0 +1,26 @@
+//! Where, when and of what a report was made: figures mean nothing without it.
+
+use std::{fs, process::Command, thread};
+
+use serde_json::{Value, json};
+
+use crate::repository;
+
+pub fn machine() -> Value {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+    json!({
+        "cpu": model.trim_start_matches([' ', '\t', ':']),
+        "cores": thread::available_parallelism().map_or(0, std::num::NonZero::get),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "load": read("/proc/loadavg").trim(),
+    })
+}
+
+/// What a program says in the repository: of `git`, the commit; of `date`, the time. `None` where it is not there, or fails: a program that
+/// was built elsewhere does not know its commit, whoever carried it there does.
+pub fn said_by(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).current_dir(repository()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
