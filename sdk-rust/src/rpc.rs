@@ -8,11 +8,13 @@
 use std::{
     future::Future,
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::event::EventfdFlags;
 use tokio::{
     runtime::{self, Runtime},
     sync::watch,
@@ -32,6 +34,9 @@ const ENDED_GRACE: Duration = Duration::from_millis(300);
 /// The daemon's own word on a passed deadline says more than ours.
 const DEADLINE_GRACE: Duration = Duration::from_millis(200);
 
+/// What a runtime opens: its poll, a waker, and the signals' sockets, with room to spare.
+const RUNTIME_FDS_MAX: usize = 8;
+
 #[derive(Debug)]
 pub(crate) struct Rpc {
     /// Taken by Drop alone.
@@ -44,8 +49,7 @@ impl Rpc {
     /// Connects at the first call, and again whenever it must.
     pub(crate) fn open(socket: &Path) -> Result<Self> {
         let local = |error: &dyn std::fmt::Display| Error::BrokerGone { problem: error.to_string() };
-        let runtime =
-            runtime::Builder::new_current_thread().enable_all().build().map_err(|error| local(&error))?;
+        let runtime = new_runtime().map_err(|error| local(&error))?;
         let path = socket.to_str().ok_or_else(|| local(&"the socket's path is not UTF-8"))?;
         let endpoint = Endpoint::from_shared(format!("unix://{path}")).map_err(|error| local(&error))?;
         let connection = {
@@ -110,6 +114,16 @@ impl Drop for Rpc {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Where descriptors run out it says so. Tokio would panic over those of its signals, which it opens with the first
+/// runtime if any crate of the program has asked for them.
+fn new_runtime() -> io::Result<Runtime> {
+    let spare: Vec<OwnedFd> = (0..RUNTIME_FDS_MAX)
+        .map(|_| rustix::event::eventfd(0, EventfdFlags::CLOEXEC))
+        .collect::<Result<_, _>>()?;
+    drop(spare);
+    runtime::Builder::new_current_thread().enable_io().enable_time().build()
 }
 
 async fn unless_ended<T>(

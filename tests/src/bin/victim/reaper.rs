@@ -1,6 +1,7 @@
 //! Who makes the victim's end come at its step.
 
 use std::{
+    collections::BTreeSet,
     fs,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -71,13 +72,18 @@ impl Reaper {
     }
 }
 
-/// So many descriptors can still be opened, and those below the highest one that are free.
+/// So many descriptors can still be opened, whatever this process was started with.
 fn limit_fds(spare: u64) {
     let entries = fs::read_dir("/proc/self/fd").expect("/proc is there").flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
-    let highest = numbers.max().unwrap_or_default();
+    let listed: Vec<_> = entries.map(|entry| entry.path()).collect();
+    // The one that the folder was read by is listed, and closed by now.
+    let open: BTreeSet<u64> = listed
+        .iter()
+        .filter(|path| path.symlink_metadata().is_ok())
+        .filter_map(|path| path.file_name()?.to_str()?.parse().ok())
+        .collect();
+    let spare = usize::try_from(spare).expect("a few");
+    let current = (0..).filter(|number| !open.contains(number)).nth(spare);
     let maximum = getrlimit(Resource::Nofile).maximum;
-    // The highest is the one that the folder itself was read by.
-    let limit = Rlimit { current: Some(highest + spare), maximum };
-    setrlimit(Resource::Nofile, limit).expect("a limit can be lowered");
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("a limit can be lowered");
 }

@@ -84,6 +84,9 @@ pub(crate) fn live(fate: Fate) -> Result<()> {
         Err(End::Over(why)) => format!("{why:#}"),
         Ok(()) | Err(End::Closed) => "done".to_owned(),
     }));
+    if life.reaper.fate.death == Death::NoFds && life.session.is_some() {
+        life.refuse_all()?;
+    }
     stand_still()
 }
 
@@ -176,6 +179,17 @@ impl Life {
                     return Err(anyhow!("too few descriptors"));
                 }
                 other => return Err(anyhow!("no frame: {other:?}")),
+            }
+        }
+    }
+
+    /// Maps nothing more, and says so of all that comes, until its channel ends.
+    fn refuse_all(&mut self) -> Result<()> {
+        loop {
+            match self.session()?.channel.receive(PATIENCE) {
+                Packet::Cut(Frame::Map(map)) | Packet::Frame(Frame::Map(map), _) => self.refuse(map)?,
+                Packet::Ended => return Ok(()),
+                Packet::Cut(_) | Packet::Frame(..) | Packet::Silence => {}
             }
         }
     }
