@@ -1,5 +1,6 @@
 //! Who asks: tenants, their sessions, and what is remembered of their requests.
 
+mod by_tenant;
 mod map_queue;
 mod op;
 mod releases;
@@ -8,6 +9,7 @@ mod session;
 mod state;
 mod tenant;
 
+pub(crate) use by_tenant::ByTenant;
 pub(crate) use map_queue::MapQueue;
 pub(crate) use op::{Op, OpId, OpKind, OpTable, Requester};
 pub(crate) use releases::{ItemResult, Releases, Watched};

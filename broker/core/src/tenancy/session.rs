@@ -7,7 +7,7 @@ use std::{
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
-use super::{MapQueue, RequestLog, SessionState, TenantId};
+use super::{ByTenant, MapQueue, RequestLog, SessionState, TenantId};
 use crate::{collections::IdMap, event::ChannelId, observed::Touched, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Session {
 pub(crate) struct SessionTable {
     sessions: IdMap<Session>,
     channels: IdMap<SessionId>,
-    by_tenant: BTreeMap<TenantId, usize>,
+    by_tenant: ByTenant<usize>,
     pub(crate) touched: Touched<SessionId>,
 }
 
@@ -82,7 +82,7 @@ impl SessionTable {
     pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
         self.touched.note(id);
         self.channels.insert(session.channel.0, id);
-        *self.by_tenant.entry(session.tenant).or_default() += 1;
+        self.by_tenant.change(session.tenant, |count| *count += 1);
         self.sessions.insert(id.get(), session);
     }
 
@@ -90,9 +90,7 @@ impl SessionTable {
         self.touched.note(id);
         let session = self.sessions.remove(id.get())?;
         self.channels.remove(session.channel.0);
-        if let Some(count) = self.by_tenant.get_mut(&session.tenant) {
-            *count = count.saturating_sub(1);
-        }
+        self.by_tenant.change(session.tenant, |count| *count = count.saturating_sub(1));
         Some(session)
     }
 
@@ -114,7 +112,7 @@ impl SessionTable {
     }
 
     pub(crate) fn count_of(&self, tenant: TenantId) -> usize {
-        self.by_tenant.get(&tenant).copied().unwrap_or_default()
+        self.by_tenant.get(tenant).copied().unwrap_or_default()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
