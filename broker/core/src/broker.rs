@@ -170,8 +170,8 @@ impl Broker {
             .map(|(index, _)| index)
     }
 
-    pub(crate) fn device_indices(&self) -> Vec<DeviceIndex> {
-        devices_of(&self.config).map(|(index, _)| index).collect()
+    pub(crate) fn device_indices(&self) -> impl Iterator<Item = DeviceIndex> + use<> {
+        (0..=u16::MAX).map(DeviceIndex).take(self.config.devices.len())
     }
 
     /// The tier that memory lies in until it moves.

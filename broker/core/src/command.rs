@@ -35,14 +35,15 @@ pub enum Command {
     Notice(Notice),
 }
 
+/// Large views are boxed: every command is as large as the largest.
 #[derive(Clone, Debug)]
 pub enum Reply {
     Allocated(Vec<AllocationView>),
     /// Answers `FreeBatch` and `Detach`, in the order of the ids.
     Released(Vec<(AllocationId, Result<Released, Refusal>)>),
-    Attached(AllocationView),
-    Sealed(AllocationView),
-    QuotaSet(QuotaView),
+    Attached(Box<AllocationView>),
+    Sealed(Box<AllocationView>),
+    QuotaSet(Box<QuotaView>),
     QuotaDeleted,
     SessionEnded {
         gone: bool,

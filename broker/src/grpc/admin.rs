@@ -84,7 +84,7 @@ impl AdminService for Admin {
         let change = set_quota(message).map_err(|refusal| refused(&refusal))?;
         match self.submit(operator, key, change).await? {
             Reply::QuotaSet(quota) => {
-                Ok(Response::new(v1::SetQuotaResponse { quota: Some(view::quota(quota)) }))
+                Ok(Response::new(v1::SetQuotaResponse { quota: Some(view::quota(*quota)) }))
             }
             other => Err(status::wrong_reply("SetQuota", &other)),
         }
@@ -100,7 +100,7 @@ impl AdminService for Admin {
         let device = convert::non_empty(message.device);
         let quota = self.read(move |broker| broker.quota(&message.tenant, device.as_deref(), tier)).await?;
         let quota = quota.map_err(|refusal| refused(&refusal))?;
-        Ok(Response::new(v1::GetQuotaResponse { quota: Some(view::quota(quota)) }))
+        Ok(Response::new(v1::GetQuotaResponse { quota: Some(view::quota(*quota)) }))
     }
 
     async fn list_quotas(

@@ -305,8 +305,8 @@ impl Broker {
             op: Some(op),
             watchers: Few::default(),
         };
-        let (mut parts, mut ordered) = (Vec::with_capacity(part_count), 0);
-        for index in (0..).map(PartIndex).take(part_count) {
+        let mut ordered = 0;
+        let parts = (0..).map(PartIndex).take(part_count).map(|index| {
             let part = PartRef { allocation: id, part: index };
             let size = allocation.size_of(index);
             let extent = match takes_cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
@@ -316,9 +316,9 @@ impl Broker {
                     self.order(tenant, device, size, part, allocation.kind)?
                 }
             };
-            parts.push(Part { extent, mappers: Few::default() });
-        }
-        allocation.parts = parts.into_iter().collect();
+            Ok(Part { extent, mappers: Few::default() })
+        });
+        allocation.parts = parts.collect::<Result<_, Refusal>>()?;
         allocation.extents_left = part_count;
         self.allocations.insert(id, allocation);
         if let Some(session) = self.sessions.get_mut(session) {

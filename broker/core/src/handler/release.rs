@@ -107,7 +107,7 @@ impl Broker {
         if self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id)) {
             return None;
         }
-        (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mappers().len()))
+        (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))
     }
 
     /// What an operator's free has come to, once nothing more will come of it.
@@ -180,7 +180,7 @@ impl Broker {
         for (op, ids) in waiting.collect::<Vec<_>>() {
             for id in ids {
                 let Some(allocation) = self.allocations.get(id) else { continue };
-                let left = self.what_is_left(id, allocation, allocation.mappers().len());
+                let left = self.what_is_left(id, allocation, allocation.mapper_count());
                 self.resolve(op, id, left);
             }
         }

@@ -92,10 +92,10 @@ impl Broker {
                 let result = |result: &ItemResult| result.clone().map_err(|refusal| *refusal);
                 Reply::Released(items.iter().map(|(id, of)| (*id, result(of))).collect())
             }
-            Outcome::Attached(id) => Reply::Attached(view(*id)?),
-            Outcome::Sealed(id) => Reply::Sealed(view(*id)?),
+            Outcome::Attached(id) => Reply::Attached(Box::new(view(*id)?)),
+            Outcome::Sealed(id) => Reply::Sealed(Box::new(view(*id)?)),
             Outcome::QuotaSet { tenant, device, tier } => {
-                Reply::QuotaSet(self.quota_view(*tenant, device, *tier))
+                Reply::QuotaSet(Box::new(self.quota_view(*tenant, device, *tier)))
             }
             Outcome::QuotaDeleted => Reply::QuotaDeleted,
             Outcome::SessionEnded { gone, still_mapped } => {

@@ -51,7 +51,7 @@ impl Broker {
         }
         let seen =
             |uuid: &str| hello.devices.as_ref().is_none_or(|seen| seen.iter().any(|text| text == uuid));
-        let devices = self.device_indices().into_iter().filter(|device| seen(self.uuid(*device))).collect();
+        let devices = self.device_indices().filter(|device| seen(self.uuid(*device))).collect();
         let raw = self.ids.sessions.next_raw();
         let id =
             raw.map(SessionId::from_raw).ok_or(Refusal::InvariantBroken { invariant: invariants::IDS })?;

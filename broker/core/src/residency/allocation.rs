@@ -139,6 +139,15 @@ impl Allocation {
         self.kind == Kind::Fixed || (self.owner == Some(session) && open)
     }
 
+    /// How many sessions map any part.
+    pub(crate) fn mapper_count(&self) -> usize {
+        match &*self.parts {
+            // A session stands at most once among the mappers of a part.
+            [only] => mappers_of(only).count(),
+            _ => self.mappers().len(),
+        }
+    }
+
     /// Sessions that map any part, in the order of their ids.
     pub(crate) fn mappers(&self) -> Vec<SessionId> {
         let mut mappers: Vec<_> = self.parts.iter().flat_map(mappers_of).collect();
