@@ -2,6 +2,8 @@
 //!
 //! A session has at most one unanswered packet of descriptors, and a tenant and the node have budgets of them.
 
+use std::collections::btree_map::Entry;
+
 use vramd_types::{AllocationId, SessionId};
 
 use crate::{
@@ -39,12 +41,16 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
+        let mut queued = 0;
         for index in allocation.indices() {
             if allocation.part(index).is_some_and(|part| part.map_state(id).is_none()) {
                 allocation.set_map_state(index, id, Some(MapState::Queued));
                 session.queue.push(PartRef { allocation: allocation_id, part: index });
-                *session.maps.entry(allocation_id).or_default() += 1;
+                queued += 1;
             }
+        }
+        if queued > 0 {
+            *session.maps.entry(allocation_id).or_default() += queued;
         }
     }
 
@@ -220,11 +226,11 @@ impl Broker {
             }
         }
         if new.is_none()
-            && let Some(count) = session.maps.get_mut(&part.allocation)
+            && let Entry::Occupied(mut count) = session.maps.entry(part.allocation)
         {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                session.maps.remove(&part.allocation);
+            *count.get_mut() = count.get().saturating_sub(1);
+            if *count.get() == 0 {
+                count.remove();
             }
         }
         Ok(step)
@@ -274,7 +280,7 @@ impl Broker {
     /// What follows when a session has let go of a part.
     fn unmapped(&mut self, id: SessionId, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
-        let still = self.sessions.get(id).is_some_and(|session| session.maps.contains_key(&part.allocation));
+        let still = self.maps_any(id, part.allocation, allocation);
         match allocation.state {
             AllocationState::Freeing => {
                 self.give_back_part(part);

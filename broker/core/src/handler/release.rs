@@ -99,12 +99,18 @@ impl Broker {
         }
     }
 
+    /// Whether a session maps any part of the allocation, was offered one or is about to be.
+    pub(crate) fn maps_any(&self, session: SessionId, id: AllocationId, allocation: &Allocation) -> bool {
+        let its = || self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
+        allocation.map_entries > 0 && its()
+    }
+
     /// What is left of an allocation for a session that released it, once nothing more will come of that.
     fn released_of(&self, id: AllocationId, session: SessionId) -> Option<Released> {
         let Some(allocation) = self.allocations.get(id) else {
             return Some(Released { still_charged: Bytes::ZERO, mappers: 0 });
         };
-        if self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id)) {
+        if self.maps_any(session, id, allocation) {
             return None;
         }
         (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))
