@@ -250,7 +250,7 @@ mod tests {
             let id = match near % 8 {
                 0 => u64::MAX - near % 80,
                 1 => near << 20,
-                2 => near % 90 << 10,
+                2 => (near % 90) << 10,
                 _ => near % 3000,
             };
             match seed >> 13 & 3 {
