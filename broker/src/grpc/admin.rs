@@ -100,7 +100,7 @@ impl AdminService for Admin {
         let device = convert::non_empty(message.device);
         let quota = self.read(move |broker| broker.quota(&message.tenant, device.as_deref(), tier)).await?;
         let quota = quota.map_err(|refusal| refused(&refusal))?;
-        Ok(Response::new(v1::GetQuotaResponse { quota: Some(view::quota(*quota)) }))
+        Ok(Response::new(v1::GetQuotaResponse { quota: Some(view::quota(quota)) }))
     }
 
     async fn list_quotas(

@@ -153,7 +153,7 @@ impl MemoryService for Memory {
         let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
         let peer = caller.living(session)?;
         let view = self.read(move |broker| broker.describe(session, peer, &target)).await?;
-        let allocation = Some(view::allocation(*view, For::Clients));
+        let allocation = Some(view::allocation(view, For::Clients));
         Ok(Response::new(v1::DescribeAllocationResponse { allocation }))
     }
 
