@@ -1,6 +1,6 @@
 //! What the driver reports goes to the subject that asked for it.
 
-use crate::{broker::Broker, event::Completion};
+use crate::{broker::Broker, event::Completion, invariants};
 
 impl Broker {
     pub(crate) fn on_completion(&mut self, completion: Completion) {
@@ -11,6 +11,9 @@ impl Broker {
             Completion::Digested { allocation, result } => {
                 self.on_digested(allocation, result);
                 self.remove_if_gone(allocation);
+            }
+            Completion::WordsRevoked { part, .. } => {
+                self.broken(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
             }
             Completion::Surveyed { device, unbrokered, contexts } => {
                 self.on_surveyed(device, unbrokered, contexts);

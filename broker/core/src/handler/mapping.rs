@@ -6,7 +6,7 @@ use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame, MapPart, Notice, RevokeReason},
+    command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     invariants,
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
@@ -123,7 +123,7 @@ impl Broker {
         {
             extent.sent_to.push(tenant);
         }
-        Some(MapPart { part, extent, device, offset, size, span, writable })
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot: None })
     }
 
     /// Tells the session to unmap all it maps of an allocation. What is only queued is forgotten.
@@ -172,7 +172,8 @@ impl Broker {
         let channel = session.channel;
         while !parts.is_empty() {
             let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
-            let frame = DaemonFrame::Revoke { parts, reason };
+            let parts_told = parts.iter().map(|part| RevokedPart { part: *part, slot: None }).collect();
+            let frame = DaemonFrame::Revoke { parts: parts_told, reason };
             self.command(Command::Send { channel, frame });
             parts = rest;
         }
@@ -238,6 +239,9 @@ impl Broker {
         let taken = match frame {
             ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
             ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
+            ClientFrame::Pin { .. } | ClientFrame::PinEnded { .. } => {
+                Err("a pin in a session without pins".to_owned())
+            }
         };
         if let Err(problem) = taken
             && !planted!(self, LieBelieved)
@@ -261,7 +265,7 @@ impl Broker {
     }
 
     fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
-        for UnmappedPart { part, failure } in parts {
+        for UnmappedPart { part, failure, .. } in parts {
             self.step(id, part, MapEvent::Unmapped)?;
             if let Some(problem) = failure {
                 self.notice(Notice::MapFailed { session: id, part, problem });

@@ -87,7 +87,7 @@ impl Broker {
     fn welcome(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(id) else { return };
         let tenant = self.tenants.name(session.tenant).to_owned();
-        let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone() };
+        let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone(), slots: 0 };
         let channel = session.channel;
         self.command(Command::Send { channel, frame });
     }

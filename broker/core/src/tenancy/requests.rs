@@ -23,6 +23,7 @@ pub(crate) enum Method {
     DeleteQuota,
     EndSession,
     FreeAllocation,
+    RevokeMappings,
     Drain,
 }
 
