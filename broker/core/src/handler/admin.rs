@@ -44,8 +44,8 @@ impl Broker {
             }
             OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
             OperatorRequest::FreeAllocation(target) => self.free_for_operator(op, &target),
-            OperatorRequest::RevokeMappings { target, .. } => {
-                Err(Refusal::AllocationNotFound { allocation: target.to_string() })
+            OperatorRequest::RevokeMappings { target, parts, wait } => {
+                self.revoke_mappings(op, &target, parts, wait)
             }
             OperatorRequest::Drain { draining } => self.drain(draining),
         };

@@ -1,6 +1,6 @@
 //! What the driver reports goes to the subject that asked for it.
 
-use crate::{broker::Broker, event::Completion, invariants};
+use crate::{broker::Broker, event::Completion};
 
 impl Broker {
     pub(crate) fn on_completion(&mut self, completion: Completion) {
@@ -12,9 +12,7 @@ impl Broker {
                 self.on_digested(allocation, result);
                 self.remove_if_gone(allocation);
             }
-            Completion::WordsRevoked { part, .. } => {
-                self.broken(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
-            }
+            Completion::WordsRevoked { part, outcome } => self.on_words_revoked(part, outcome),
             Completion::Surveyed { device, unbrokered, contexts } => {
                 self.on_surveyed(device, unbrokered, contexts);
             }

@@ -215,9 +215,7 @@ impl Broker {
         if let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner)) {
             session.owned.remove(&id);
         }
-        if !planted!(self, FreedIsSent) {
-            self.forget_queued(id);
-        }
+        self.forget_unmapped(id);
         self.give_back(id);
     }
 
@@ -240,7 +238,7 @@ impl Broker {
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
-        let mapped = !entry.mappers.is_empty() && !planted!(self, ReleasedWhileMapped);
+        let mapped = !entry.holds.is_empty() && !planted!(self, ReleasedWhileMapped);
         if hashed || mapped || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
             return;
         }
@@ -327,5 +325,5 @@ impl Broker {
 /// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
 fn going_back(allocation: &Allocation) -> bool {
     let settled = allocation.extents_left == allocation.extents_unreturned;
-    allocation.state == AllocationState::Freeing && allocation.map_entries == 0 && !settled
+    allocation.state == AllocationState::Freeing && allocation.hold_count == 0 && !settled
 }
