@@ -8,7 +8,7 @@ use std::{
 
 use rustix::io::Errno;
 use vramd_proto::{
-    channel::{FEATURES, PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR},
+    channel::{PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
     v1::{
         Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest,
         FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, ReleaseResult, Revoke, RevokeReason,
@@ -48,12 +48,12 @@ pub fn persistent(name: &str, size_bytes: u64) -> AllocationSpec {
     AllocationSpec { name: name.to_owned(), lifetime: Lifetime::Persistent.into(), ..spec(size_bytes) }
 }
 
-/// What an ordinary client says first.
+/// What a client without pins says first.
 pub fn hello() -> Hello {
     Hello {
         protocol_major: PROTOCOL_MAJOR,
         protocol_minor: PROTOCOL_MINOR,
-        features: FEATURES,
+        features: feature_bit(Feature::StandingMappings),
         any_device: true,
         client_name: "test".to_owned(),
         ..Default::default()

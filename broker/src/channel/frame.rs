@@ -18,6 +18,8 @@ pub struct Context<'a> {
     pub devices: &'a [v1::Device],
     /// What both sides of the channel speak; see [`super::Channels::features`].
     pub features: u64,
+    /// Of a new session with pins.
+    pub word_table: Option<Handle>,
     pub handle: &'a dyn Fn(ExtentId) -> Option<Handle>,
 }
 
@@ -38,7 +40,9 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
     use v1::daemon_frame::Frame;
     let mut handles = Vec::new();
     let frame = match frame {
-        DaemonFrame::Welcome { session, tenant, devices } => Frame::Welcome(v1::Welcome {
+        DaemonFrame::Welcome { session, tenant, devices, slots } => {
+            handles.extend(context.word_table);
+            Frame::Welcome(v1::Welcome {
             session_id: session.get(),
             protocol_major: protocol::PROTOCOL_MAJOR,
             protocol_minor: protocol::PROTOCOL_MINOR,
@@ -49,8 +53,9 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
                 .iter()
                 .filter_map(|index| context.devices.get(usize::from(index.0)).cloned())
                 .collect(),
-            slot_count: 0,
-        }),
+            slot_count: *slots,
+        })
+        }
         DaemonFrame::Refused(refusal) => Frame::Refused(super::refused::of_core(refusal)),
         DaemonFrame::Map(parts) => {
             let mut packed = Vec::with_capacity(parts.len());
@@ -62,14 +67,19 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
             Frame::Map(v1::Map { parts: packed })
         }
         DaemonFrame::Revoke { parts, reason } => Frame::Revoke(v1::Revoke {
-            parts: parts.iter().map(part_ref).collect(),
+            parts: parts.iter().map(|revoked| part_ref(&revoked.part)).collect(),
             reason: match reason {
                 RevokeReason::Freed => v1::RevokeReason::Freed,
                 RevokeReason::Detached => v1::RevokeReason::Detached,
                 RevokeReason::Sealing => v1::RevokeReason::Sealing,
                 RevokeReason::SessionEnded => v1::RevokeReason::SessionEnded,
+                RevokeReason::Evicted => v1::RevokeReason::Evicted,
             }
             .into(),
+        }),
+        DaemonFrame::PinAnswer { call, refusal } => Frame::PinAnswer(v1::PinAnswer {
+            call_id: *call,
+            refused: refusal.as_ref().map(super::refused::of_core),
         }),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
     };
@@ -100,7 +110,7 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
             Handle::CudaIpc(handle) => handle.to_vec(),
             Handle::Memfd(_) | Handle::VmmFd(_) => Vec::new(),
         },
-        slot: 0,
+        slot: part.slot.map_or(0, |slot| slot.0),
     }
 }
 
@@ -108,6 +118,7 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
 #[derive(Debug)]
 pub enum Received {
     Hello(v1::Hello),
+    WordsMapped,
     Frame(core::ClientFrame),
 }
 
@@ -123,8 +134,14 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
             let parts = mapped.parts.iter().map(core_part).collect();
             Ok(Received::Frame(core::ClientFrame::Mapped(parts)))
         }
-        Some(Frame::WordsMapped(_) | Frame::Pin(_) | Frame::PinEnded(_)) => {
-            Err("a frame about pins, of which nothing was agreed".to_owned())
+        Some(Frame::WordsMapped(_)) => Ok(Received::WordsMapped),
+        Some(Frame::Pin(pin)) => {
+            bounded(pin.parts.len())?;
+            let parts = pin.parts.iter().map(core_part).collect();
+            Ok(Received::Frame(core::ClientFrame::Pin { call: pin.call_id, parts, write: pin.write }))
+        }
+        Some(Frame::PinEnded(ended)) => {
+            Ok(Received::Frame(core::ClientFrame::PinEnded { call: ended.call_id }))
         }
         Some(Frame::Unmapped(unmapped)) => {
             bounded(unmapped.parts.len())?;
