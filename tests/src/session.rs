@@ -13,7 +13,7 @@ use vramd_proto::{
         Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest,
         FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, ReleaseResult, Revoke, RevokeReason,
         SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, attach_request::Target, client_frame,
-        daemon_frame,
+        Feature, daemon_frame,
     },
 };
 
