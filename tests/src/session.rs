@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use vramd_proto::{
     channel::{PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
     v1::{
-        Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest,
+        Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest, Feature,
         FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, ReleaseResult, Revoke, RevokeReason,
         SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, attach_request::Target, client_frame,
-        Feature, daemon_frame,
+        daemon_frame,
     },
 };
 

@@ -88,9 +88,7 @@ mod tests {
 
     fn map_again(fd: &OwnedFd) -> rustix::io::Result<*mut libc::c_void> {
         // SAFETY: as in `create`.
-        unsafe {
-            mmap(ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
-        }
+        unsafe { mmap(ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0) }
     }
 
     #[test]

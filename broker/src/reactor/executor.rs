@@ -156,10 +156,11 @@ impl Executor {
             self.fence(channel, parts);
         }
         let is_welcome = matches!(frame, DaemonFrame::Welcome { .. });
+        let word_table = is_welcome.then(|| self.channels.word_table(channel)).flatten();
         let context = frame::Context {
             devices: &self.devices,
             features: self.channels.features(channel),
-            word_table: is_welcome.then(|| self.channels.word_table(channel)).flatten(),
+            word_table: word_table.as_ref(),
             handle: &|extent| self.extents.get(extent).cloned(),
         };
         match frame::encode(frame, context) {

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use broker_core::{
-    AllocationState, AllocationView, DeviceView, Kind, Lifetime, PartRevocation, PartView, QuotaView, Refusal, Released,
-    SessionState, SessionView, Tier,
+    AllocationState, AllocationView, DeviceView, Kind, Lifetime, PartRevocation, PartView, QuotaView,
+    Refusal, Released, SessionState, SessionView, Tier,
 };
 use vramd_proto::v1;
 use vramd_types::{AllocationId, PartIndex};
