@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use vramd_proto::v1::{
-    AllocationState, EndSessionRequest, PartRef, PartRevocation, RevocationOutcome as Outcome, RevokeMappingsRequest,
-    RevokeReason, SealRequest, SessionState, WordsMapped, client_frame::Frame, daemon_frame,
-    revoke_mappings_request::Target,
+    AllocationState, EndSessionRequest, PartRef, PartRevocation, RevocationOutcome as Outcome,
+    RevokeMappingsRequest, RevokeReason, SealRequest, SessionState, WordsMapped, client_frame::Frame,
+    daemon_frame, revoke_mappings_request::Target,
 };
 use vramd_tests::{
-    Config, Daemon, MIB, MIB_2, RawSession, Refused, channel::Packet, content, digest,
+    Config, Daemon, MIB, MIB_2, RawSession, Refused,
+    channel::Packet,
+    content, digest,
     session::{hello_with_pins, persistent, spec},
     wait::{PATIENCE, until},
 };
@@ -53,7 +55,11 @@ fn quarantined(daemon: &Daemon, session: &RawSession) -> Refused {
         }
     };
     until("it is silent or gone", || {
-        daemon.books().sessions.iter().all(|row| row.session_id != session.id() || row.state() == SessionState::Silent)
+        daemon
+            .books()
+            .sessions
+            .iter()
+            .all(|row| row.session_id != session.id() || row.state() == SessionState::Silent)
     });
     refused
 }
@@ -102,7 +108,16 @@ fn what_is_pinned_is_left_alone_unless_an_operator_waits() {
     let fence = daemon.admin.revoke_mappings(revoke_request(id, true));
     assert_eq!(session.receive_revoke().reason(), RevokeReason::Evicted);
     let word = session.word_table().client(slot);
-    assert_eq!(session.word_table().worker(slot).begin_unmap_revoked().err().map(|why| format!("{why:?}")).as_deref(), Some("Pinned"));
+    assert_eq!(
+        session
+            .word_table()
+            .worker(slot)
+            .begin_unmap_revoked()
+            .err()
+            .map(|why| format!("{why:?}"))
+            .as_deref(),
+        Some("Pinned")
+    );
     assert_eq!(word.pin(Access::Read), Ok(()), "while there is a pin more may join");
     assert_eq!(word.unpin(), Ok(Unpinned::Done));
     assert!(!fence.is_answered());
@@ -264,7 +279,11 @@ fn what_no_honest_client_sends_ends_its_session_alone() {
         ("a call's number again", |session, id| {
             let call = session.pin(vec![part(id, 0)]);
             session.pin_answer(call).unwrap();
-            session.send(Frame::Pin(vramd_proto::v1::Pin { call_id: call, parts: vec![part(id, 0)], write: false }));
+            session.send(Frame::Pin(vramd_proto::v1::Pin {
+                call_id: call,
+                parts: vec![part(id, 0)],
+                write: false,
+            }));
         }),
         ("a part twice", |session, id| drop(session.pin(vec![part(id, 0), part(id, 0)]))),
         ("no part", |session, _| drop(session.pin(vec![]))),
@@ -350,7 +369,8 @@ fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
     for (session, id) in sessions.iter().zip(&ids) {
         session.word_table().client(session.slot(*id, 0)).pin(Access::Read).unwrap();
     }
-    let fences: Vec<_> = ids.iter().map(|id| daemon.admin.revoke_mappings(revoke_request(*id, true))).collect();
+    let fences: Vec<_> =
+        ids.iter().map(|id| daemon.admin.revoke_mappings(revoke_request(*id, true))).collect();
     for (session, id) in sessions.iter_mut().zip(ids.iter().rev()) {
         for _ in 0..2 {
             let revoke = session.receive_revoke();

@@ -11,9 +11,9 @@ use vramd_proto::{
     channel::{FEATURES, PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
     v1::{
         Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest, Feature,
-        FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, ReleaseResult, Revoke, RevokeReason,
-        Pin, PinEnded, SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, WordsMapped, attach_request::Target, client_frame,
-        daemon_frame,
+        FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, Pin, PinEnded, ReleaseResult, Revoke,
+        RevokeReason, SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, WordsMapped,
+        attach_request::Target, client_frame, daemon_frame,
     },
 };
 use vramd_words::Waiting;

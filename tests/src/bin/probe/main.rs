@@ -177,7 +177,7 @@ impl Probe {
     fn fork_and_send(&self, allocation_id: u64) -> Result<Value> {
         let session = self.session.as_ref().context("no session is open")?;
         let part = Some(PartRef { allocation_id, part_index: 0 });
-        let part = UnmappedPart { part, reason: UnmapReason::Done.into(), detail: String::new() };
+        let part = UnmappedPart { part, reason: UnmapReason::Done.into(), ..UnmappedPart::default() };
         let frame = client_frame::Frame::Unmapped(Unmapped { parts: vec![part] });
         fork::run(|| session.channel.send(frame).is_ok())
     }
