@@ -175,6 +175,7 @@ fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<
         }
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("a second welcome"))),
+        Frame::PinAnswer(_) => return Ok(Some(broken("an answer to no question"))),
     }
     Ok(None)
 }

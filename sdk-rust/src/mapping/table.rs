@@ -122,6 +122,7 @@ impl Table {
                     part: Some(part_ref),
                     reason: UnmapReason::MapFailed.into(),
                     detail: problem,
+                    ..UnmappedPart::default()
                 }),
             }
         }
@@ -356,5 +357,5 @@ impl State {
 }
 
 fn done(part: PartRef) -> UnmappedPart {
-    UnmappedPart { part: Some(part), reason: UnmapReason::Done.into(), detail: String::new() }
+    UnmappedPart { part: Some(part), reason: UnmapReason::Done.into(), ..UnmappedPart::default() }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{ByTenant, Method, Releases, TenantId};
+use super::{ByTenant, Method, Releases, Revoked, TenantId};
 use crate::{
     error::Refusal,
     event::{AllocationSpec, CallId, RequestKey},
@@ -45,6 +45,8 @@ pub(crate) enum OpKind {
         session: SessionId,
         kill: bool,
     },
+    /// An operator's: waits until all revocations are over.
+    Revoke(Revoked),
     Quota(QuotaChange),
 }
 

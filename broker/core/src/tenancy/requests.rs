@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque, btree_map::Entry as Place};
 
-use vramd_types::{AllocationId, Bytes, SessionId};
+use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 
 use super::{ItemResult, OpId, TenantId};
 use crate::{
+    command::PartRevocation,
     event::{RequestKey, Tier},
     ledger::QuotaDevice,
     limits::REQUESTS_REMEMBERED,
@@ -23,6 +24,7 @@ pub(crate) enum Method {
     DeleteQuota,
     EndSession,
     FreeAllocation,
+    RevokeMappings,
     Drain,
 }
 
@@ -37,6 +39,7 @@ pub(crate) enum Outcome {
     QuotaDeleted,
     SessionEnded { gone: bool, still_mapped: Bytes },
     AllocationFreed { allocation: AllocationId, still_charged: Bytes, mappers: Box<[SessionId]> },
+    MappingsRevoked { allocation: AllocationId, parts: Box<[(PartIndex, PartRevocation)]> },
     Drained,
 }
 

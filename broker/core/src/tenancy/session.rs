@@ -7,7 +7,7 @@ use std::{
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
-use super::{ByTenant, MapQueue, RequestLog, SessionState, TenantId};
+use super::{ByTenant, MapQueue, RequestLog, SessionState, TenantId, Words};
 use crate::{collections::IdMap, event::ChannelId, observed::Touched, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     pub(crate) opened: Time,
     /// Allocations that are its own until they are freed.
     pub(crate) owned: BTreeSet<AllocationId>,
-    /// How many parts of each allocation it maps, was offered or is about to be.
+    /// How many parts of each allocation it maps, was offered, is about to be or may ask for again.
     pub(crate) maps: BTreeMap<AllocationId, usize>,
     /// Parts to be sent.
     pub(crate) queue: MapQueue,
@@ -61,12 +61,24 @@ pub(crate) struct Session {
     /// An operator ended it: once it maps nothing its channel is closed and it is gone.
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
+    /// With pins.
+    pub(crate) words: Option<Box<Words>>,
 }
 
 impl Session {
     /// Whether the session can still be called and sent to.
     pub(crate) const fn is_connected(&self) -> bool {
         self.channel_open && !self.ending
+    }
+
+    /// Whether it is overdue if it lets a deadline pass.
+    pub(crate) fn owes_unmapped(&self) -> bool {
+        self.revoking > 0 || self.words.as_ref().is_some_and(|words| !words.prompt.is_empty())
+    }
+
+    /// Whether its words may be looked at, and a `Revoke` be answered soon.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.channel_open && self.state == SessionState::Live
     }
 }
 
