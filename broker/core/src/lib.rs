@@ -41,7 +41,7 @@ mod time;
 mod view;
 
 pub use broker::Broker;
-pub use command::{Command, DaemonFrame, DigestSpan, MapPart, Notice, Released, Reply, RevokeReason};
+pub use command::{Asker, Command, DaemonFrame, DigestSpan, MapPart, Notice, Released, Reply, RevokeReason};
 pub use config::{Config, DeviceConfig};
 pub use error::Refusal;
 pub use event::{
@@ -58,6 +58,6 @@ pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView, StoredQuota,
-    StoredQuotas, StoredRequest,
+    AllocationView, Backing, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
+    SessionView, StoredQuota, StoredQuotas, StoredRequest,
 };

@@ -466,11 +466,33 @@ impl Broker {
         let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
         for id in &ids {
             self.advance(*id, AllocationEvent::Created);
+            self.note_made(*id);
         }
         self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
         if let Some(owner) = owner {
             self.queue_all_maps(owner, &ids);
         }
+    }
+
+    fn note_made(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let (session, bytes) = (allocation.owner, allocation.span);
+        self.note_allocation(id, |allocation, tenant| Notice::AllocationMade {
+            allocation,
+            tenant,
+            session,
+            bytes,
+        });
+    }
+
+    /// Says something of an allocation that is there.
+    pub(crate) fn note_allocation(
+        &mut self,
+        id: AllocationId,
+        notice: impl FnOnce(AllocationId, Arc<str>) -> Notice,
+    ) {
+        let Some(tenant) = self.allocations.get(id).map(|allocation| allocation.tenant) else { return };
+        self.notice(notice(id, self.tenants.shared(tenant)));
     }
 
     /// Moves an allocation along its table.

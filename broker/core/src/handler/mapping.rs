@@ -175,7 +175,11 @@ impl Broker {
         if !session.channel_open {
             return;
         }
-        let channel = session.channel;
+        let (channel, tenant) = (session.channel, session.tenant);
+        if let Some(PartRef { allocation, .. }) = parts.first().copied() {
+            let (tenant, parts) = (self.tenants.shared(tenant), parts.len());
+            self.notice(Notice::RevokeSent { session: id, tenant, allocation, parts, reason });
+        }
         while !parts.is_empty() {
             let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
             let frame = DaemonFrame::Revoke { parts, reason };
@@ -267,14 +271,34 @@ impl Broker {
     }
 
     fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
+        let Some(tenant) = self.sessions.get(id).map(|session| session.tenant) else { return Ok(()) };
+        let mut answered = Answered::default();
         for UnmappedPart { part, failure } in parts {
+            let was_told = self.is_revoking(id, part);
             self.step(id, part, MapEvent::Unmapped)?;
+            if was_told && let Some(before) = answered.add(part.allocation) {
+                self.note_answered(id, tenant, before);
+            }
             if let Some(problem) = failure {
-                self.notice(Notice::MapFailed { session: id, part, problem });
+                let tenant = self.tenants.shared(tenant);
+                self.notice(Notice::MapFailed { session: id, tenant, part, problem });
             }
             self.unmapped(id, part);
         }
+        if let Some(last) = answered.0 {
+            self.note_answered(id, tenant, last);
+        }
         Ok(())
+    }
+
+    fn is_revoking(&self, id: SessionId, part: PartRef) -> bool {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.and_then(|entry| entry.map_state(id)) == Some(MapState::Revoking)
+    }
+
+    fn note_answered(&mut self, id: SessionId, tenant: TenantId, (allocation, parts): (AllocationId, usize)) {
+        let tenant = self.tenants.shared(tenant);
+        self.notice(Notice::RevokeAnswered { session: id, tenant, allocation, parts });
     }
 
     /// What follows when a session has let go of a part.
@@ -317,8 +341,9 @@ impl Broker {
             return self.session_gone(id, SessionEvent::UnmappedAll);
         }
         if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && session.revoking == 0 {
+            let tenant = self.tenants.shared(session.tenant);
             self.session_event(id, SessionEvent::Answered, None);
-            self.notice(Notice::SessionAnswered { session: id });
+            self.notice(Notice::SessionAnswered { session: id, tenant });
         }
     }
 
@@ -390,5 +415,22 @@ impl Broker {
             }
         }
         self.notify(allocation_id);
+    }
+}
+
+/// Parts that a session was told to unmap and has, one allocation after the other: one notice stands for many.
+#[derive(Default)]
+struct Answered(Option<(AllocationId, usize)>);
+
+impl Answered {
+    /// Counts one more; where it is of another allocation, what was counted of the one before.
+    fn add(&mut self, allocation: AllocationId) -> Option<(AllocationId, usize)> {
+        match &mut self.0 {
+            Some((of, parts)) if *of == allocation => {
+                *parts = parts.saturating_add(1);
+                None
+            }
+            other => other.replace((allocation, 1)),
+        }
     }
 }

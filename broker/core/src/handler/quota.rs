@@ -8,7 +8,7 @@ use vramd_types::{Quantity, name};
 use super::{Start, Started, room::Choice};
 use crate::{
     broker::Broker,
-    command::Command,
+    command::{Command, Notice},
     error::Refusal,
     event::{DeviceSelector, Tier},
     ledger::{Place, Quota, QuotaBook, QuotaDevice},
@@ -247,6 +247,7 @@ impl Broker {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
+                self.note_quota(&change, quota);
                 Ok(match quota {
                     Some(_) => {
                         Outcome::QuotaSet { tenant: change.tenant, device: change.device, tier: change.tier }
@@ -264,6 +265,15 @@ impl Broker {
         };
         self.finish(op, outcome);
         self.next_quota();
+    }
+
+    fn note_quota(&mut self, change: &QuotaChange, quota: Option<Quota>) {
+        let (tenant, device) = (self.tenants.shared(change.tenant), self.device_text(&change.device));
+        let tier = change.tier;
+        self.notice(match quota {
+            Some(Quota { guarantee, limit }) => Notice::QuotaSet { tenant, device, tier, guarantee, limit },
+            None => Notice::QuotaDeleted { tenant, device, tier },
+        });
     }
 
     /// What a request that was stored did.

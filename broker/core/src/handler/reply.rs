@@ -2,15 +2,27 @@
 
 use crate::{
     broker::Broker,
-    command::{Command, Reply},
+    command::{Asker, Command, Notice, Reply},
     error::Refusal,
     event::{CallId, RequestKey},
     tenancy::{ItemResult, Method, OpId, OpKind, Outcome, RequestLog, Requester},
 };
 
 impl Broker {
-    pub(crate) fn refuse(&mut self, call: CallId, refusal: Refusal) {
+    /// Refuses one call.
+    pub(crate) fn refuse(&mut self, call: CallId, requester: Requester, method: Method, refusal: Refusal) {
+        self.note_refusal(requester, method, refusal.clone());
         self.command(Command::Reply { call, outcome: Err(refusal) });
+    }
+
+    fn note_refusal(&mut self, requester: Requester, method: Method, refusal: Refusal) {
+        let by = match requester {
+            Requester::Session { session, tenant } => {
+                Asker::Session { session, tenant: self.tenants.shared(tenant) }
+            }
+            Requester::Operator { uid } => Asker::Operator { uid },
+        };
+        self.notice(Notice::Refused { by, request: method.name(), refusal });
     }
 
     pub(crate) fn answer(&mut self, call: CallId, requester: Requester, outcome: &Outcome) {
@@ -30,10 +42,14 @@ impl Broker {
         {
             calls = vec![other];
         }
+        // Once, however often it was asked.
+        if let Err(refusal) = &result {
+            self.note_refusal(op.requester, op.method, refusal.clone());
+        }
         for call in calls {
             match &result {
                 Ok(outcome) => self.answer(call, op.requester, outcome),
-                Err(refusal) => self.refuse(call, refusal.clone()),
+                Err(refusal) => self.command(Command::Reply { call, outcome: Err(refusal.clone()) }),
             }
         }
         self.remember(op.requester, op.method, op.key, result.ok());

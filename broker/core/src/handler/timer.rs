@@ -4,6 +4,7 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
+    command::Notice,
     error::Refusal,
     tenancy::{OpKind, Outcome, SessionEvent, SilentReason},
     time::Time,
@@ -64,6 +65,9 @@ impl Broker {
         }
         if due(session.revoke_deadline) {
             session.revoke_deadline = None;
+            let (tenant, parts) = (session.tenant, session.revoking);
+            let tenant = self.tenants.shared(tenant);
+            self.notice(Notice::RevokeOverdue { session: id, tenant, parts });
             self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
             self.resolve_overdue(id);
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
