@@ -122,6 +122,8 @@ reasons! {
         "The tenant, or the node, has as many allocations or parts as it may.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
         "More requests are waiting than the daemon takes; try again.";
+    WatchesTooMany, "WATCHES_TOO_MANY", ResourceExhausted, ["limit_count"],
+        "As many operators watch the node as may at once.";
     NotSealed, "NOT_SEALED", FailedPrecondition, ["allocation"],
         "Only a sealed allocation can be attached or replaced.";
     AlreadySealed, "ALREADY_SEALED", FailedPrecondition, ["allocation"],
