@@ -11,7 +11,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vramd_proto::v1::{
-    DrainRequest, EndSessionRequest, EventKind, RevokeReason, WatchRequest, WatchResponse,
+    DrainRequest, EndSessionRequest, EventKind, FreeBatchRequest, RevokeReason, WatchRequest, WatchResponse,
     allocation_event::Change as AllocationChange, node_event::Change as NodeChange,
     quota_event::Change as QuotaChange, session_event::Change as SessionChange, watch_response::Event,
 };
@@ -90,7 +90,12 @@ fn everything_is_told_in_order() {
     session.seal(allocation);
     session.refused(persistent("weights", MIB)).is(Reason::NameTaken);
     daemon.set_quota(session.tenant(), "16MiB", "50%");
-    assert_eq!(session.free(allocation).still_charged_bytes, 0);
+    let free =
+        FreeBatchRequest { session_id: session.id(), allocation_ids: vec![allocation], ..Default::default() };
+    let free = session.memory.free_batch(free);
+    let revoke = session.receive_revoke();
+    session.unmap_parts(revoke.parts);
+    assert_eq!(free.ok().results[0].still_charged_bytes, 0);
     daemon.admin.drain(DrainRequest::default()).ok();
     let id = session.id();
     daemon.admin.end_session(EndSessionRequest { session_id: id, ..Default::default() }).ok();
@@ -203,8 +208,7 @@ fn flood(daemon: &Daemon, count: usize) {
 #[test]
 fn a_watch_that_is_not_read_costs_its_bound_and_slows_nobody() {
     const EVENTS: usize = 20_000;
-    let daemon =
-        Daemon::start(&Config::default().limit("watch_events_max = 100").daemon("log_level = \"info\""));
+    let daemon = Daemon::start(&Config::default().limit("watch_events_max = 100"));
     flood(&daemon, 500);
     let mut unread = Watching::all(&daemon.admin);
     let stopped = Program::start(&daemon, &[]);

@@ -1,6 +1,6 @@
 //! What the broker wants done. The shell executes commands in the order in which they were queued.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, Quantity, SessionId};
 
@@ -283,4 +283,15 @@ pub enum Asker {
         session: SessionId,
         pid: u32,
     },
+}
+
+impl fmt::Display for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session { session, tenant } => write!(f, "{session} of {tenant}"),
+            Self::Operator { uid } => write!(f, "operator {uid}"),
+            Self::Process { tenant, pid } => write!(f, "process {pid} of {tenant}"),
+            Self::Stranger { session, pid } => write!(f, "process {pid} in the name of {session}"),
+        }
+    }
 }

@@ -63,7 +63,7 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::SessionAnswered { session, .. } => info!(%session, "session answered and is live again"),
         Notice::SessionGone { session, .. } => info!(%session, "session gone"),
         Notice::Refused { by, request, refusal } => {
-            debug!(?by, request, reason = refusal.reason().name(), "refused");
+            debug!(%by, request, reason = refusal.reason().name(), "refused");
         }
         Notice::QuotaSet { tenant, device, tier, guarantee, limit } => {
             info!(%tenant, device, %tier, %guarantee, %limit, "quota set");
