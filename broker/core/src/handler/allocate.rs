@@ -474,27 +474,6 @@ impl Broker {
         }
     }
 
-    fn note_made(&mut self, id: AllocationId) {
-        let Some(allocation) = self.allocations.get(id) else { return };
-        let (session, bytes) = (allocation.owner, allocation.span);
-        self.note_allocation(id, |allocation, tenant| Notice::AllocationMade {
-            allocation,
-            tenant,
-            session,
-            bytes,
-        });
-    }
-
-    /// Says something of an allocation that is there.
-    pub(crate) fn note_allocation(
-        &mut self,
-        id: AllocationId,
-        notice: impl FnOnce(AllocationId, Arc<str>) -> Notice,
-    ) {
-        let Some(tenant) = self.allocations.get(id).map(|allocation| allocation.tenant) else { return };
-        self.notice(notice(id, self.tenants.shared(tenant)));
-    }
-
     /// Moves an allocation along its table.
     pub(crate) fn advance(&mut self, id: AllocationId, event: AllocationEvent) {
         let Some(allocation) = self.allocations.get_mut(id) else { return };

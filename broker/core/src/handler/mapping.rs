@@ -6,6 +6,7 @@ use std::collections::btree_map::Entry;
 
 use vramd_types::{AllocationId, SessionId};
 
+use super::notice::Answered;
 use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, MapPart, Notice, RevokeReason},
@@ -291,16 +292,6 @@ impl Broker {
         Ok(())
     }
 
-    fn is_revoking(&self, id: SessionId, part: PartRef) -> bool {
-        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
-        entry.and_then(|entry| entry.map_state(id)) == Some(MapState::Revoking)
-    }
-
-    fn note_answered(&mut self, id: SessionId, tenant: TenantId, (allocation, parts): (AllocationId, usize)) {
-        let tenant = self.tenants.shared(tenant);
-        self.notice(Notice::RevokeAnswered { session: id, tenant, allocation, parts });
-    }
-
     /// What follows when a session has let go of a part.
     fn unmapped(&mut self, id: SessionId, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
@@ -415,22 +406,5 @@ impl Broker {
             }
         }
         self.notify(allocation_id);
-    }
-}
-
-/// Parts that a session was told to unmap and has, one allocation after the other: one notice stands for many.
-#[derive(Default)]
-struct Answered(Option<(AllocationId, usize)>);
-
-impl Answered {
-    /// Counts one more; where it is of another allocation, what was counted of the one before.
-    fn add(&mut self, allocation: AllocationId) -> Option<(AllocationId, usize)> {
-        match &mut self.0 {
-            Some((of, parts)) if *of == allocation => {
-                *parts = parts.saturating_add(1);
-                None
-            }
-            other => other.replace((allocation, 1)),
-        }
     }
 }

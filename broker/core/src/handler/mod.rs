@@ -7,6 +7,7 @@ mod client;
 mod completion;
 mod fd_budget;
 mod mapping;
+mod notice;
 mod query;
 mod quota;
 mod recycle;

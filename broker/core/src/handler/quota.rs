@@ -8,7 +8,7 @@ use vramd_types::{Quantity, name};
 use super::{Start, Started, room::Choice};
 use crate::{
     broker::Broker,
-    command::{Command, Notice},
+    command::Command,
     error::Refusal,
     event::{DeviceSelector, Tier},
     ledger::{Place, Quota, QuotaBook, QuotaDevice},
@@ -20,9 +20,9 @@ use crate::{
 /// What is to be changed; worked out when its turn comes.
 #[derive(Clone, Debug)]
 pub(crate) struct QuotaChange {
-    tenant: TenantId,
-    device: QuotaDevice,
-    tier: Tier,
+    pub(super) tenant: TenantId,
+    pub(super) device: QuotaDevice,
+    pub(super) tier: Tier,
     edit: Edit,
 }
 
@@ -265,15 +265,6 @@ impl Broker {
         };
         self.finish(op, outcome);
         self.next_quota();
-    }
-
-    fn note_quota(&mut self, change: &QuotaChange, quota: Option<Quota>) {
-        let (tenant, device) = (self.tenants.shared(change.tenant), self.device_text(&change.device));
-        let tier = change.tier;
-        self.notice(match quota {
-            Some(Quota { guarantee, limit }) => Notice::QuotaSet { tenant, device, tier, guarantee, limit },
-            None => Notice::QuotaDeleted { tenant, device, tier },
-        });
     }
 
     /// What a request that was stored did.

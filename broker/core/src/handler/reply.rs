@@ -2,7 +2,7 @@
 
 use crate::{
     broker::Broker,
-    command::{Asker, Command, Notice, Reply},
+    command::{Command, Reply},
     error::Refusal,
     event::{CallId, RequestKey},
     tenancy::{ItemResult, Method, OpId, OpKind, Outcome, RequestLog, Requester},
@@ -13,16 +13,6 @@ impl Broker {
     pub(crate) fn refuse(&mut self, call: CallId, requester: Requester, method: Method, refusal: Refusal) {
         self.note_refusal(requester, method, refusal.clone());
         self.command(Command::Reply { call, outcome: Err(refusal) });
-    }
-
-    fn note_refusal(&mut self, requester: Requester, method: Method, refusal: Refusal) {
-        let by = match requester {
-            Requester::Session { session, tenant } => {
-                Asker::Session { session, tenant: self.tenants.shared(tenant) }
-            }
-            Requester::Operator { uid } => Asker::Operator { uid },
-        };
-        self.notice(Notice::Refused { by, request: method.name(), refusal });
     }
 
     pub(crate) fn answer(&mut self, call: CallId, requester: Requester, outcome: &Outcome) {
