@@ -55,7 +55,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         size_bytes: view.size.get(),
         tier: tier(view.tier).into(),
         mapper_session_ids: holding.map(|mapper| mapper.session.get()).collect(),
-        extent_state: extent_state(view.backing).into(),
+        extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
         mappers: shown.iter().map(mapper).collect(),
     }
 }
@@ -220,7 +220,7 @@ mod tests {
                 offset: Bytes::ZERO,
                 size: Bytes::mib(2),
                 tier: Tier::Device,
-                backing: Backing::Live,
+                backing: Some(Backing::Live),
                 mappers: vec![
                     MapperView { session: SessionId::from_raw(4), state: MapState::Revoking },
                     MapperView { session: SessionId::from_raw(5), state: MapState::Queued },
