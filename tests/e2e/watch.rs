@@ -174,7 +174,7 @@ fn a_filter_keeps_other_tenants_and_other_kinds_out() {
     daemon.set_quota("team-a", "", "90%");
     let delete = vramd_proto::v1::DeleteQuotaRequest { tenant: "team-a".to_owned(), ..Default::default() };
     daemon.admin.delete_quota(delete).ok();
-    let seen = [watch.next(), watch.next()];
+    let seen = [watch.read(), watch.read()];
     assert_eq!(seen.each_ref().map(short), ["quota Set 0 90%", "quota Deleted  "]);
     assert!(seen.iter().all(|event| event.tenant == "team-a"));
     let Some(Event::Quota(deleted)) = &seen[1].event else { panic!("{seen:?}") };
@@ -252,7 +252,7 @@ fn the_end_is_told_and_waits_for_nobody() {
     assert_eq!(status.code(), Some(0));
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 
-    let Some(Event::Node(node)) = reads.next().event else {
+    let Some(Event::Node(node)) = reads.read().event else {
         panic!("the end is told whatever was asked for")
     };
     assert_eq!(node.change(), NodeChange::Ending);
@@ -376,8 +376,8 @@ fn an_allocation_s_end_is_told_when_its_last_mapper_lets_go() {
     let kinds = vec![EventKind::Allocation.into()];
     let mut watch = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
     owner.free(allocation);
-    assert_eq!(short(&watch.next()), "allocation Freed");
+    assert_eq!(short(&watch.read()), "allocation Freed");
     reader.detach(allocation);
-    let Some(Event::Allocation(gone)) = watch.next().event else { panic!("of an allocation") };
+    let Some(Event::Allocation(gone)) = watch.read().event else { panic!("of an allocation") };
     assert_eq!((gone.change(), gone.allocation_id), (AllocationChange::Gone, allocation));
 }

@@ -35,7 +35,7 @@ impl Watching {
 
     /// The next event.
     #[track_caller]
-    pub fn next(&mut self) -> WatchResponse {
+    pub fn read(&mut self) -> WatchResponse {
         self.message().expect("the watch goes on").expect("the watch has not ended")
     }
 
@@ -44,7 +44,7 @@ impl Watching {
     pub fn until(&mut self, is_it: impl Fn(&Event) -> bool) -> Vec<WatchResponse> {
         let mut seen = Vec::new();
         loop {
-            seen.push(self.next());
+            seen.push(self.read());
             if seen.last().and_then(|last| last.event.as_ref()).is_some_and(&is_it) {
                 return seen;
             }
