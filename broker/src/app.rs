@@ -16,6 +16,7 @@ use crate::{
     channel::{self, Channels},
     config::{self, Config},
     driver,
+    events::{EventLimits, Events},
     exit::Failure,
     grpc,
     platform::{
@@ -130,8 +131,14 @@ impl App {
         let channels = Arc::new(Channels::default());
         let broker = Broker::new(self.core_config(), self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
-        let executor =
-            Executor::new(self.inbox.clone(), Arc::clone(&self.driver), Arc::clone(&channels), writer);
+        let events = Events::new(self.clock, self.boot_epoch, event_limits(&self.config));
+        let executor = Executor::new(
+            self.inbox.clone(),
+            Arc::clone(&self.driver),
+            Arc::clone(&channels),
+            writer,
+            events.clone(),
+        );
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
         tokio::select! {
@@ -147,6 +154,7 @@ impl App {
         let calls = grpc::serve(
             grpc::Listeners { memory: self.listeners.memory, admin: self.listeners.admin },
             self.inbox.clone(),
+            events.clone(),
             grpc::Settings {
                 operators: operators(&self.config),
                 call_timeout: self.config.limits.request_timeout,
@@ -180,6 +188,7 @@ impl App {
         tokio::select! {
             served = &mut serve => served.map(|_| ())?,
             ended = &mut reactor => {
+                events.end("the driver is lost, or the daemon has a bug");
                 // Health says so first, and calls that wait get their answer.
                 end.send_replace(true);
                 serve.await?;
@@ -231,6 +240,10 @@ impl App {
 
 fn quota_writer(state: Arc<State>) -> QuotaWriter {
     Arc::new(move |quotas: &StoredQuotas| state.store_quotas(quotas).map_err(|error| error.to_string()))
+}
+
+fn event_limits(config: &Config) -> EventLimits {
+    EventLimits { watches_max: config.limits.watches_max, events_max: config.limits.watch_events_max }
 }
 
 /// Who may call `AdminService`: as configured, else root and the user that the daemon runs as.

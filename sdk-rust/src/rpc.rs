@@ -82,15 +82,13 @@ impl Rpc {
         let call = async { tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await };
         match self.wait(call).map_err(|error| self.gone(&format!("no thread for the call: {error}")))? {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(match Error::from(status) {
-                Error::BrokerGone { problem } => self.gone(&problem),
-                error => error,
-            }),
+            Ok(Err(status)) => Err(self.failed(status)),
             Err(_elapsed) => Err(Error::Deadline),
         }
     }
 
-    fn wait<T: Send>(&self, call: impl Future<Output = T> + Send) -> io::Result<T> {
+    /// Drives the connection until the future is done.
+    pub(crate) fn wait<T: Send>(&self, call: impl Future<Output = T> + Send) -> io::Result<T> {
         let runtime = self.runtime.as_ref().expect("only Drop takes the runtime");
         if runtime::Handle::try_current().is_err() {
             return Ok(runtime.block_on(call));
@@ -102,7 +100,15 @@ impl Rpc {
         })
     }
 
-    fn gone(&self, problem: &str) -> Error {
+    /// What a status says, and of which daemon.
+    pub(crate) fn failed(&self, status: Status) -> Error {
+        match Error::from(status) {
+            Error::BrokerGone { problem } => self.gone(&problem),
+            error => error,
+        }
+    }
+
+    pub(crate) fn gone(&self, problem: &str) -> Error {
         Error::BrokerGone { problem: format!("{}: {problem}", self.socket.display()) }
     }
 }

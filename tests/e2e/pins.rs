@@ -285,8 +285,12 @@ fn what_no_honest_client_sends_ends_its_session_alone() {
                 write: false,
             }));
         }),
-        ("a part twice", |session, id| drop(session.pin(vec![part(id, 0), part(id, 0)]))),
-        ("no part", |session, _| drop(session.pin(vec![]))),
+        ("a part twice", |session, id| {
+            session.pin(vec![part(id, 0), part(id, 0)]);
+        }),
+        ("no part", |session, _| {
+            session.pin(vec![]);
+        }),
         ("mapped without a map", |session, id| session.acknowledge(vec![part(id, 0)])),
         ("unmapped for what it does not map", |session, _| session.tell_unmapped(&[part(7, 0)])),
         ("unmapped twice", |session, id| {

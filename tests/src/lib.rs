@@ -8,6 +8,7 @@ pub mod books;
 pub mod channel;
 pub mod config;
 pub mod daemon;
+pub mod guide;
 pub mod mapping;
 pub mod probe;
 pub mod proc;
@@ -19,6 +20,7 @@ pub mod stubborn;
 pub mod tools;
 pub mod victim;
 pub mod wait;
+pub mod watching;
 pub mod words;
 
 pub use self::{
@@ -30,6 +32,7 @@ pub use self::{
     refusal::Refused,
     rpc::{Admin, Memory, Pending},
     session::{RawSession, spec},
+    watching::Watching,
 };
 
 /// What every charge is a multiple of.

@@ -4,7 +4,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, Quantity, Session
 
 use crate::{
     event::{Kind, Lifetime, Tier},
-    residency::AllocationState,
+    residency::{AllocationState, MapState},
     tenancy::SessionState,
     time::Time,
 };
@@ -38,7 +38,31 @@ pub struct PartView {
     pub offset: Bytes,
     pub size: Bytes,
     pub tier: Tier,
-    pub mappers: Vec<SessionId>,
+    /// `None` for clients.
+    pub backing: Option<Backing>,
+    /// Empty for clients.
+    pub mappers: Vec<MapperView>,
+}
+
+/// What is behind a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Backing {
+    /// The driver is making it.
+    Creating,
+    Live,
+    /// The driver has been told to let go.
+    Releasing,
+    /// The driver let go, and some process still holds the memory.
+    Unreturned,
+    /// Nothing any more: given back, or kept for the tenant's next allocations.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapperView {
+    pub session: SessionId,
+    /// [`MapState::Queued`] is no mapper yet.
+    pub state: MapState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
 use broker_core::{Broker, Event, OperatorRequest, Refusal, Reply, RequestKey, SessionState};
+use tokio_stream::{StreamExt as _, adapters::Map};
 use tonic::{Request, Response, Status, async_trait};
 use vramd_proto::v1::{self, admin_service_server::AdminService};
 use vramd_types::{AllocationId, PartIndex, SessionId};
@@ -16,7 +17,10 @@ use super::{
     },
     status::{self, refused},
 };
-use crate::reactor::Inbox;
+use crate::{
+    events::{Events, NoWatch, Watch},
+    reactor::Inbox,
+};
 
 /// What `GetNode` says besides what the broker knows.
 #[derive(Clone, Debug)]
@@ -32,13 +36,14 @@ pub struct NodeFacts {
 #[derive(Clone, Debug)]
 pub(super) struct Admin {
     inbox: Inbox,
+    events: Events,
     operators: Arc<BTreeSet<u32>>,
     facts: Arc<NodeFacts>,
 }
 
 impl Admin {
-    pub(super) fn new(inbox: Inbox, operators: BTreeSet<u32>, facts: NodeFacts) -> Self {
-        Self { inbox, operators: Arc::new(operators), facts: Arc::new(facts) }
+    pub(super) fn new(inbox: Inbox, events: Events, operators: BTreeSet<u32>, facts: NodeFacts) -> Self {
+        Self { inbox, events, operators: Arc::new(operators), facts: Arc::new(facts) }
     }
 
     fn operator<T>(&self, request: &Request<T>) -> Result<Operator, Status> {
@@ -74,6 +79,18 @@ macro_rules! key {
 
 #[async_trait]
 impl AdminService for Admin {
+    type WatchStream = Map<Watch, fn(v1::WatchResponse) -> Result<v1::WatchResponse, Status>>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.operator(&request)?;
+        let filter = convert::filter(request.into_inner()).map_err(|refusal| refused(&refusal))?;
+        let watch = self.events.watch(filter).map_err(|none| match none {
+            NoWatch::TooMany { limit } => status::too_many_watches(limit),
+            NoWatch::Ended => status::stopping(),
+        })?;
+        Ok(Response::new(watch.map(Ok)))
+    }
+
     async fn set_quota(
         &self,
         request: Request<v1::SetQuotaRequest>,

@@ -21,7 +21,7 @@ use super::{
     memory::Memory,
     open_calls::OpenCalls,
 };
-use crate::reactor::Inbox;
+use crate::{events::Events, reactor::Inbox};
 
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
@@ -70,6 +70,7 @@ pub enum ServeError {
 pub async fn serve(
     listeners: Listeners,
     inbox: Inbox,
+    events: Events,
     settings: Settings,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
@@ -77,7 +78,7 @@ pub async fn serve(
     report(&health, ServingStatus::Serving).await;
     let memory = Memory::new(inbox.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
-    let admin = Admin::new(inbox, settings.operators.clone(), settings.facts.clone());
+    let admin = Admin::new(inbox, events.clone(), settings.operators.clone(), settings.facts.clone());
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
 
     let calls = OpenCalls::default();
@@ -91,6 +92,8 @@ pub async fn serve(
     let end = async {
         stop.await;
         report(&health, ServingStatus::NotServing).await;
+        // Those who read have it before the daemon is gone; nobody waits for those who don't.
+        events.end("the daemon was asked to stop");
         stopping.send_replace(true);
         // Those that are still open then are cut off, which their callers see.
         let _ = tokio::time::timeout(STOP_GRACE, calls.ended()).await;

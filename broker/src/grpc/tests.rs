@@ -19,12 +19,18 @@ use vramd_proto::v1::{
 use vramd_types::{AllocationId, Bytes};
 
 use super::*;
-use crate::reactor::{Inbox, InboxLimits, Message, Queue, inbox};
+use crate::{
+    events::{EventLimits, Events},
+    reactor::{Clock, Inbox, InboxLimits, Message, Queue, inbox},
+};
+
+mod watch;
 
 struct Served {
     folder: tempfile::TempDir,
     queue: Queue,
     inbox: Inbox,
+    events: Events,
     stop: oneshot::Sender<()>,
     server: JoinHandle<Result<(), ServeError>>,
 }
@@ -46,10 +52,11 @@ fn served(operators: &[u32]) -> Served {
         },
     };
     let (stop, stopped) = oneshot::channel();
-    let server = tokio::spawn(serve(listeners, inbox.clone(), settings, async {
+    let events = Events::new(Clock::start(), 1, EventLimits { watches_max: 1, events_max: 8 });
+    let server = tokio::spawn(serve(listeners, inbox.clone(), events.clone(), settings, async {
         let _ = stopped.await;
     }));
-    Served { folder, queue, inbox, stop, server }
+    Served { folder, queue, inbox, events, stop, server }
 }
 
 impl Served {

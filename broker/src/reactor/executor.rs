@@ -13,7 +13,10 @@ use vramd_proto::v1;
 use vramd_types::{AllocationId, SessionId};
 
 use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices};
-use crate::channel::{Asked, Channels, frame};
+use crate::{
+    channel::{Asked, Channels, frame},
+    events::Events,
+};
 
 /// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
 pub type QuotaWriter = Arc<dyn Fn(&StoredQuotas) -> Result<(), String> + Send + Sync>;
@@ -34,6 +37,7 @@ pub struct Executor {
     write_quotas: QuotaWriter,
     extents: Extents,
     notices: Notices,
+    events: Events,
 }
 
 impl Executor {
@@ -44,6 +48,7 @@ impl Executor {
         driver: Arc<dyn Driver>,
         channels: Arc<Channels>,
         write_quotas: QuotaWriter,
+        events: Events,
     ) -> Self {
         let devices = driver.devices().iter().zip(0..).map(|(info, index)| v1::Device {
             uuid: info.uuid.clone(),
@@ -59,6 +64,7 @@ impl Executor {
             write_quotas,
             extents: Extents::default(),
             notices: Notices::default(),
+            events,
         }
     }
 
@@ -92,7 +98,10 @@ impl Executor {
                 }
             }
             Command::StoreQuotas(quotas) => self.store(quotas),
-            Command::Notice(notice) => self.notices.log(&notice),
+            Command::Notice(notice) => {
+                self.notices.log(&notice);
+                self.events.publish(&notice);
+            }
         }
     }
 

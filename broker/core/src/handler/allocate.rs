@@ -484,6 +484,7 @@ impl Broker {
         let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
         for id in &ids {
             self.advance(*id, AllocationEvent::Created);
+            self.note_made(*id);
         }
         self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
         if let Some(owner) = owner {
