@@ -11,6 +11,7 @@ use crate::{
     failure::Failure,
     output::Output,
     quota::tier_name,
+    revoke::{self, Revoke},
     table::{facts, size, size_or_dash, table, text_or_dash},
 };
 
@@ -22,6 +23,8 @@ pub(crate) enum Verb {
     Show { target: Target },
     /// Frees an allocation: nobody can attach it any more.
     Free { target: Target },
+    /// Takes an allocation out of the processes that map it. They keep it: their next pin maps it again.
+    Revoke(Revoke),
 }
 
 #[derive(Debug, Args)]
@@ -74,6 +77,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             let request = v1::FreeAllocationRequest { target: Some(target), ..Default::default() };
             freed(&admin.free_allocation(request)?, output)
         }
+        Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
     }
 }
 
@@ -265,6 +269,6 @@ fn owner(allocation: &v1::Allocation) -> Option<SessionId> {
     (allocation.owner_session_id != 0).then(|| SessionId::from_raw(allocation.owner_session_id))
 }
 
-fn session_texts(ids: &[u64]) -> Vec<String> {
+pub(crate) fn session_texts(ids: &[u64]) -> Vec<String> {
     ids.iter().map(|id| SessionId::from_raw(*id).to_string()).collect()
 }
