@@ -18,6 +18,7 @@ mod sdk;
 mod sessions;
 mod sharing;
 mod stuck;
+mod telemetry;
 mod tenants;
 mod vramctl;
 

@@ -62,6 +62,6 @@ pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView, StoredQuota,
-    StoredQuotas, StoredRequest,
+    AllocationView, Counts, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView,
+    StoredQuota, StoredQuotas, StoredRequest,
 };

@@ -14,9 +14,10 @@ use super::{
         request as convert,
         view::{self, For},
     },
+    decision,
     status::{self, refused},
 };
-use crate::reactor::Inbox;
+use crate::{reactor::Inbox, telemetry::Telemetry};
 
 /// What `GetNode` says besides what the broker knows.
 #[derive(Clone, Debug)]
@@ -34,11 +35,17 @@ pub(super) struct Admin {
     inbox: Inbox,
     operators: Arc<BTreeSet<u32>>,
     facts: Arc<NodeFacts>,
+    telemetry: Telemetry,
 }
 
 impl Admin {
-    pub(super) fn new(inbox: Inbox, operators: BTreeSet<u32>, facts: NodeFacts) -> Self {
-        Self { inbox, operators: Arc::new(operators), facts: Arc::new(facts) }
+    pub(super) fn new(
+        inbox: Inbox,
+        operators: BTreeSet<u32>,
+        facts: NodeFacts,
+        telemetry: Telemetry,
+    ) -> Self {
+        Self { inbox, operators: Arc::new(operators), facts: Arc::new(facts), telemetry }
     }
 
     fn operator<T>(&self, request: &Request<T>) -> Result<Operator, Status> {
@@ -51,10 +58,10 @@ impl Admin {
         key: Option<RequestKey>,
         request: OperatorRequest,
     ) -> Result<Reply, Status> {
-        let answer =
-            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request });
-        let outcome = answer.map_err(|refusal| refused(&refusal))?.await;
-        outcome.map_err(|_| status::stopping())?.map_err(|refusal| refused(&refusal))
+        decision::of_request(&self.telemetry, || {
+            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request })
+        })
+        .await
     }
 
     async fn read<T: Send + 'static>(

@@ -13,7 +13,10 @@ use vramd_proto::v1;
 use vramd_types::{AllocationId, SessionId};
 
 use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices};
-use crate::channel::{Asked, Channels, frame};
+use crate::{
+    channel::{Asked, Channels, frame},
+    telemetry::Telemetry,
+};
 
 /// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
 pub type QuotaWriter = Arc<dyn Fn(&StoredQuotas) -> Result<(), String> + Send + Sync>;
@@ -34,6 +37,7 @@ pub struct Executor {
     write_quotas: QuotaWriter,
     extents: Extents,
     notices: Notices,
+    telemetry: Telemetry,
 }
 
 impl Executor {
@@ -59,12 +63,28 @@ impl Executor {
             write_quotas,
             extents: Extents::default(),
             notices: Notices::default(),
+            telemetry: Telemetry::default(),
         }
+    }
+
+    /// What is sent and answered is told there.
+    #[must_use]
+    pub fn telling(mut self, telemetry: Telemetry) -> Self {
+        self.telemetry = telemetry;
+        self
+    }
+
+    /// The core is about to hear of it.
+    pub(super) fn hears(&self, event: &Event) {
+        self.telemetry.happened(event);
     }
 
     pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
         match command {
-            Command::Reply { call, outcome } => calls.answer(call, outcome),
+            Command::Reply { call, outcome } => {
+                self.telemetry.replied(&outcome);
+                calls.answer(call, outcome);
+            }
             Command::Send { channel, frame } => self.send(channel, &frame),
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
@@ -163,6 +183,7 @@ impl Executor {
             word_table: word_table.as_ref(),
             handle: &|extent| self.extents.get(extent).cloned(),
         };
+        self.telemetry.frame_sent(channel, frame);
         match frame::encode(frame, context) {
             Ok(packet) => self.channels.send(channel, packet),
             Err(problem) => {
