@@ -165,7 +165,7 @@ impl App {
                 operators: operators(&self.config),
                 call_timeout: self.config.limits.request_timeout,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
-                telemetry,
+                telemetry: telemetry.clone(),
                 facts: grpc::NodeFacts {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     driver: self.driver.name().to_owned(),
@@ -185,6 +185,7 @@ impl App {
                 greeting_max: self.config.limits.greeting_max,
                 greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
                 word_slots: self.config.limits.words_per_session_max,
+                telemetry,
             },
             stopped(stop),
         );
@@ -198,6 +199,7 @@ impl App {
                 // Health says so first, and calls that wait get their answer.
                 end.send_replace(true);
                 serve.await?;
+                telling.stop().await;
                 ended.map_err(|_| Failure::ReactorEnded)??;
                 return Err(Failure::ReactorEnded);
             }

@@ -172,6 +172,7 @@ impl Executor {
     }
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
+        self.telemetry.frame_sent(channel, frame);
         if let DaemonFrame::Revoke { parts, .. } = frame {
             self.fence(channel, parts);
         }
@@ -183,7 +184,6 @@ impl Executor {
             word_table: word_table.as_ref(),
             handle: &|extent| self.extents.get(extent).cloned(),
         };
-        self.telemetry.frame_sent(channel, frame);
         match frame::encode(frame, context) {
             Ok(packet) => self.channels.send(channel, packet),
             Err(problem) => {

@@ -15,16 +15,19 @@ pub(super) enum Scope {
     Item,
     /// A session, before it began or by quarantine.
     Channel,
+    /// A set that was to be pinned.
+    Pin,
 }
 
 impl Scope {
-    pub(super) const ALL: [Self; 3] = [Self::Call, Self::Item, Self::Channel];
+    pub(super) const ALL: [Self; 4] = [Self::Call, Self::Item, Self::Channel, Self::Pin];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Call => "call",
             Self::Item => "item",
             Self::Channel => "channel",
+            Self::Pin => "pin",
         }
     }
 }
@@ -41,7 +44,7 @@ impl Default for Counters {
     fn default() -> Self {
         let zeros = || Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect();
         Self {
-            refusals: [zeros(), zeros(), zeros()],
+            refusals: [zeros(), zeros(), zeros(), zeros()],
             dropped: Default::default(),
             failures: Default::default(),
         }

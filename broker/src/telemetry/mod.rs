@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use broker_core::{ChannelId, DaemonFrame, Event, Refusal, Reply};
 use tonic::codegen::http::HeaderMap;
+use vramd_types::Reason;
 
 pub use calls::Call;
 use calls::Methods;
@@ -82,11 +83,21 @@ impl Telemetry {
         }
     }
 
+    /// A connection was refused that the core never heard of.
+    pub fn channel_refused(&self, reason: Reason) {
+        if let Some(shared) = &self.0 {
+            shared.counters.refused(Scope::Channel, reason);
+        }
+    }
+
     /// A frame is about to be sent to a client.
     pub fn frame_sent(&self, channel: ChannelId, frame: &DaemonFrame) {
         let Some(shared) = &self.0 else { return };
         match frame {
             DaemonFrame::Refused(refusal) => shared.counters.refused(Scope::Channel, refusal.reason()),
+            DaemonFrame::PinAnswer { refusal: Some(refusal), .. } => {
+                shared.counters.refused(Scope::Pin, refusal.reason());
+            }
             DaemonFrame::Revoke { .. } => shared.revocations().sent(channel, frame),
             _ => {}
         }

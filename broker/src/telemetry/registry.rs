@@ -69,7 +69,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
     (SESSION_STATE, "`live` or `silent`"),
     (REFUSAL_REASON, "A reason of [ERRORS.md](ERRORS.md)"),
-    (REFUSAL_SCOPE, "What was refused: a `call`, one `item` of a batch, or a `channel`"),
+    (REFUSAL_SCOPE, "What was refused: a `call`, one `item` of a batch, a `channel`, or a set to `pin`"),
     (SIGNAL, "`metrics`, `traces` or `logs`"),
     (HW_ID, "UUID of the device"),
     (HW_NAME, "Name of the device"),
@@ -128,22 +128,22 @@ pub const MEMORY_SHORTFALL: Definition = bytes(
     &[HW_ID, HW_NAME, TIER],
     "By how much the capacity does not cover what is guaranteed and held.",
 );
-pub const TENANT_ALLOCATION_COUNT: Definition = count(
+pub const TENANT_ALLOCATIONS: Definition = count(
     Kind::UpDownCounter,
-    "vramd.tenant.allocation.count",
+    "vramd.tenant.allocations",
     "{allocation}",
     &[TENANT],
     "Allocations of a tenant.",
 );
-pub const ALLOCATION_COUNT: Definition = count(
+pub const ALLOCATIONS: Definition = count(
     Kind::UpDownCounter,
-    "vramd.allocation.count",
+    "vramd.allocations",
     "{allocation}",
     &[ALLOCATION_STATE],
     "Allocations of the node.",
 );
-pub const SESSION_COUNT: Definition =
-    count(Kind::UpDownCounter, "vramd.session.count", "{session}", &[SESSION_STATE], "Sessions of the node.");
+pub const SESSIONS: Definition =
+    count(Kind::UpDownCounter, "vramd.sessions", "{session}", &[SESSION_STATE], "Sessions of the node.");
 pub const DESCRIPTORS_IN_FLIGHT: Definition = count(
     Kind::UpDownCounter,
     "vramd.descriptor.in_flight",
@@ -151,9 +151,9 @@ pub const DESCRIPTORS_IN_FLIGHT: Definition = count(
     &[],
     "File descriptors that were sent to clients and not acknowledged.",
 );
-pub const REFUSAL_COUNT: Definition = count(
+pub const REFUSALS: Definition = count(
     Kind::Counter,
-    "vramd.refusal.count",
+    "vramd.refusals",
     "{refusal}",
     &[REFUSAL_SCOPE, REFUSAL_REASON],
     "What clients and operators were refused.",
@@ -206,11 +206,11 @@ pub const ALL: &[&Definition] = &[
     &MEMORY_CAPACITY,
     &MEMORY_COMMITTED,
     &MEMORY_SHORTFALL,
-    &TENANT_ALLOCATION_COUNT,
-    &ALLOCATION_COUNT,
-    &SESSION_COUNT,
+    &TENANT_ALLOCATIONS,
+    &ALLOCATIONS,
+    &SESSIONS,
     &DESCRIPTORS_IN_FLIGHT,
-    &REFUSAL_COUNT,
+    &REFUSALS,
     &INVARIANT_VIOLATIONS,
     &RPC_DURATION,
     &REVOCATION_DURATION,
@@ -256,6 +256,7 @@ mod tests {
                 matches!(unit, "By" | "s") || (unit.starts_with('{') && unit.ends_with('}')),
                 "{name} {unit}"
             );
+            assert!(!name.ends_with("count"), "{name} would be taken for a part of a histogram");
             assert!(metric.meaning.ends_with('.'), "{name}");
             assert_eq!(metric.kind == Kind::Histogram, !metric.boundaries.is_empty(), "{name}");
             assert!(metric.boundaries.is_sorted(), "{name}");

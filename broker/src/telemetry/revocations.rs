@@ -22,7 +22,7 @@ impl Revocations {
     pub(super) fn sent(&mut self, channel: ChannelId, frame: &DaemonFrame) {
         if let DaemonFrame::Revoke { parts, .. } = frame {
             let now = Instant::now();
-            self.since.extend(parts.iter().map(|part| ((channel, *part), now)));
+            self.since.extend(parts.iter().map(|revoked| ((channel, revoked.part), now)));
         }
     }
 
@@ -53,7 +53,7 @@ impl Revocations {
 
 #[cfg(test)]
 mod tests {
-    use broker_core::{RevokeReason, UnmappedPart};
+    use broker_core::{RevokeReason, RevokedPart, UnmappedPart};
 
     use super::*;
     use crate::telemetry::tests::Measured;
@@ -63,7 +63,8 @@ mod tests {
     }
 
     fn unmapped(channel: u64, parts: &[u64]) -> Event {
-        let parts = parts.iter().map(|id| UnmappedPart { part: part(*id), failure: None }).collect();
+        let parts =
+            parts.iter().map(|id| UnmappedPart { part: part(*id), failure: None, written: false }).collect();
         Event::Frame { channel: ChannelId(channel), frame: ClientFrame::Unmapped(parts) }
     }
 
@@ -72,7 +73,7 @@ mod tests {
         let measured = Measured::default();
         let mut revocations = Revocations::new(measured.histogram());
         let revoke = |ids: &[u64]| DaemonFrame::Revoke {
-            parts: ids.iter().map(|id| part(*id)).collect(),
+            parts: ids.iter().map(|id| RevokedPart { part: part(*id), slot: None }).collect(),
             reason: RevokeReason::Freed,
         };
         revocations.sent(ChannelId(1), &revoke(&[1, 2, 3]));

@@ -23,11 +23,11 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&of::MEMORY_CAPACITY, |shown, say| of_devices(shown, say, |device| device.capacity)),
     (&of::MEMORY_COMMITTED, |shown, say| of_devices(shown, say, |device| device.committed)),
     (&of::MEMORY_SHORTFALL, |shown, say| of_devices(shown, say, |device| device.shortfall)),
-    (&of::TENANT_ALLOCATION_COUNT, allocations_of),
-    (&of::ALLOCATION_COUNT, allocations),
-    (&of::SESSION_COUNT, sessions),
+    (&of::TENANT_ALLOCATIONS, allocations_of),
+    (&of::ALLOCATIONS, allocations),
+    (&of::SESSIONS, sessions),
     (&of::DESCRIPTORS_IN_FLIGHT, |shown, say| say(shown.figures().fds_in_flight, &[])),
-    (&of::REFUSAL_COUNT, refusals),
+    (&of::REFUSALS, refusals),
     (&of::INVARIANT_VIOLATIONS, |shown, say| say(shown.figures().violations, &[])),
     (&of::TELEMETRY_DROPPED, |shown, say| {
         shown

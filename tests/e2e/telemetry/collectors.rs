@@ -39,7 +39,7 @@ fn a_real_receiver_takes_metrics_over_http() {
     prometheus.until(&held, (6 * MIB) as f64);
     prometheus.until("count(target_info{job=\"vramd\"})", 1.0);
     session.refused(spec(4096 * MIB));
-    prometheus.until("vramd_refusal_count_total{vramd_refusal_reason=\"QUOTA_LIMIT\"}", 1.0);
+    prometheus.until("vramd_refusals_total{vramd_refusal_reason=\"QUOTA_LIMIT\"}", 1.0);
     assert!(!daemon.log().contains("the collector cannot"), "{}", daemon.log());
 }
 
@@ -57,20 +57,22 @@ fn the_environment_names_a_collector() {
 #[test]
 fn a_collector_that_is_away_is_told_of_once_and_what_is_lost_is_counted() {
     let daemon = Daemon::start(&sending(measured(), &format!("http://{}", free_address())));
-    let mut session = daemon.open();
-    for _ in 0..20 {
-        session.allocate(spec(2 * MIB));
-    }
+    let session = daemon.open();
+    let count = |metric: &str, signal: &str| {
+        sum(
+            &scrape(&daemon),
+            &format!("vramd_telemetry_{metric}_total{{vramd_telemetry_signal=\"{signal}\"}}"),
+        )
+    };
     for signal in ["traces", "logs", "metrics"] {
         until("each signal's exports fail", || {
-            sum(
-                &scrape(&daemon),
-                &format!("vramd_telemetry_export_failures_total{{vramd_telemetry_signal=\"{signal}\"}}"),
-            ) >= 2.0
+            // A call has two spans, and a line in the log.
+            session.refused(spec(4096 * MIB));
+            count("export_failures", signal) >= 2.0
         });
     }
-    let dropped = sum(&scrape(&daemon), "vramd_telemetry_dropped_total{vramd_telemetry_signal=\"traces\"}");
-    assert!(dropped >= 40.0, "each call has two spans: {dropped}");
+    assert!(count("dropped", "traces") >= 4.0 && count("dropped", "logs") >= 2.0);
+    assert_eq!(count("dropped", "metrics"), 0.0, "the next export has their sums");
     let once = || ["traces", "logs", "metrics"].iter().all(|signal| complaints(&daemon, signal) == 1);
     always("there is one line a signal", Duration::from_secs(2), once);
 }

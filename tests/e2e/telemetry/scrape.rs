@@ -1,10 +1,11 @@
 //! `/metrics`: what it says is what operators see, and a real Prometheus takes it.
 
 use vramd::telemetry::registry;
+use vramd_proto::v1::Hello;
 use vramd_tests::{
-    Config, Daemon, MIB, http,
+    Config, Daemon, MIB, RawSession, http,
     prometheus::{Prometheus, promtool_check},
-    session::{persistent, spec},
+    session::{hello, persistent, spec},
     wait::until,
 };
 use vramd_types::Reason;
@@ -31,13 +32,12 @@ fn a_scrape_says_what_the_books_say() {
     assert_eq!(of("vramd_quota_usage_bytes"), books.held_by(session.tenant()) as f64);
     assert_eq!(of("vramd_quota_guarantee_bytes"), (2 * 64 * MIB) as f64);
     assert_eq!(of("vramd_quota_limit_bytes"), (2 * 256 * MIB) as f64);
-    assert_eq!(of("vramd_tenant_allocation_count"), 1.0);
+    assert_eq!(of("vramd_tenant_allocations"), 1.0);
     let capacity: u64 = books.devices.iter().map(|device| device.capacity_bytes).sum();
     assert_eq!(sum(&scrape, "vramd_memory_capacity_bytes{"), capacity as f64);
-    assert_eq!(sum(&scrape, "vramd_allocation_count{vramd_allocation_state=\"open\"}"), 1.0);
-    assert_eq!(sum(&scrape, "vramd_session_count{vramd_session_state=\"live\"}"), 1.0);
-    let refused =
-        "vramd_refusal_count_total{vramd_refusal_reason=\"QUOTA_LIMIT\",vramd_refusal_scope=\"call\"}";
+    assert_eq!(sum(&scrape, "vramd_allocations{vramd_allocation_state=\"open\"}"), 1.0);
+    assert_eq!(sum(&scrape, "vramd_sessions{vramd_session_state=\"live\"}"), 1.0);
+    let refused = "vramd_refusals_total{vramd_refusal_reason=\"QUOTA_LIMIT\",vramd_refusal_scope=\"call\"}";
     assert_eq!(sum(&scrape, refused), 1.0);
     let calls = "rpc_server_call_duration_seconds_count{rpc_method=\"vramd.v1.MemoryService/AllocateBatch\",\
                  rpc_response_status_code=";
@@ -69,6 +69,26 @@ fn every_family_is_one_of_the_table_and_none_overflows() {
     assert_eq!(sum(&scrape, "vramd_invariant_violations_total"), 0.0);
 }
 
+/// Of each scope one: a channel, one item of a batch, and a call by somebody who may not.
+#[test]
+fn refusals_are_counted_by_reason_and_scope() {
+    let daemon = Daemon::start(&measured());
+    let mut session = daemon.open();
+    let hello = Hello { protocol_major: 99, ..hello() };
+    RawSession::greet(&daemon.sockets(), hello).expect_err("another version");
+    assert!(session.free(77).error.is_some(), "there is no such allocation");
+    session.refused(spec(0)).is(Reason::SizeInvalid);
+    let scrape = scrape(&daemon);
+    for (reason, scope) in
+        [("PROTOCOL_VERSION", "channel"), ("ALLOCATION_NOT_FOUND", "item"), ("SIZE_INVALID", "call")]
+    {
+        let series = format!(
+            "vramd_refusals_total{{vramd_refusal_reason=\"{reason}\",vramd_refusal_scope=\"{scope}\"}}"
+        );
+        assert_eq!(sum(&scrape, &series), 1.0, "{series}\n{scrape}");
+    }
+}
+
 #[test]
 fn promtool_has_nothing_to_say() {
     let daemon = Daemon::start(&measured());
@@ -90,7 +110,7 @@ fn a_real_prometheus_scrapes_it() {
     session.allocate(spec(2 * MIB));
     prometheus.until(&held, (8 * MIB) as f64);
     prometheus.until("up{job=\"vramd\"}", 1.0);
-    prometheus.until("sum(vramd_session_count)", 1.0);
+    prometheus.until("sum(vramd_sessions)", 1.0);
 }
 
 #[test]
