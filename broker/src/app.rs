@@ -24,6 +24,7 @@ use crate::{
     },
     reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
+    telemetry::{Node, Opening},
 };
 
 /// Requests of operators that may wait: few, and never behind those of clients.
@@ -57,6 +58,7 @@ pub struct App {
     inbox: Inbox,
     queue: Queue,
     clock: Clock,
+    telemetry: Opening,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,7 @@ struct Listeners {
 
 impl App {
     /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing.
-    pub fn prepare(config: Config) -> Result<Self, Failure> {
+    pub fn prepare(config: Config, mut telemetry: Opening) -> Result<Self, Failure> {
         descriptors::raise_limit();
         let clock = Clock::start();
         let around = Surroundings::of_process();
@@ -77,6 +79,7 @@ impl App {
         let state_dir = absolute_dir(state_dir)?;
         let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
         let listeners = Listeners { memory: bound.memory, admin: bound.admin, channel: bound.channel };
+        telemetry.listen()?;
         let state = State::open(&state_dir)?;
         let stored = state.quotas()?;
         let (inbox, queue) = inbox(InboxLimits {
@@ -116,6 +119,7 @@ impl App {
             inbox,
             queue,
             clock,
+            telemetry,
         })
     }
 
@@ -129,7 +133,16 @@ impl App {
             on_signal.send_replace(true);
         });
         let channels = Arc::new(Channels::default());
-        let broker = Broker::new(self.core_config(), self.stored, self.clock.now());
+        let core_config = self.core_config();
+        let (telemetry, telling) = self.telemetry.start(
+            self.inbox.clone(),
+            Node {
+                driver: self.driver.name(),
+                boot_epoch: self.boot_epoch,
+                devices: core_config.devices.len(),
+            },
+        )?;
+        let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, event_limits(&self.config));
         let executor = Executor::new(
@@ -138,7 +151,8 @@ impl App {
             Arc::clone(&channels),
             writer,
             events.clone(),
-        );
+        )
+        .telling(telemetry.clone());
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
         tokio::select! {
@@ -159,6 +173,7 @@ impl App {
                 operators: operators(&self.config),
                 call_timeout: self.config.limits.request_timeout,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
+                telemetry: telemetry.clone(),
                 facts: grpc::NodeFacts {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     driver: self.driver.name().to_owned(),
@@ -178,6 +193,7 @@ impl App {
                 greeting_max: self.config.limits.greeting_max,
                 greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
                 word_slots: self.config.limits.words_per_session_max,
+                telemetry,
             },
             stopped(stop),
         );
@@ -192,10 +208,12 @@ impl App {
                 // Health says so first, and calls that wait get their answer.
                 end.send_replace(true);
                 serve.await?;
+                telling.stop().await;
                 ended.map_err(|_| Failure::ReactorEnded)??;
                 return Err(Failure::ReactorEnded);
             }
         }
+        telling.stop().await;
         self.inbox.stop();
         reactor.await.map_err(|_| Failure::ReactorEnded)??;
         // Until here, so that the next daemon on this place finds no trace of this one.

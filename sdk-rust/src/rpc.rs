@@ -73,8 +73,12 @@ impl Rpc {
         Method: Fn(Channel, Request<Q>) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
+        #[cfg(feature = "trace-context")]
+        let trace = crate::trace::TraceHeaders::of_caller();
         let attempts = with_retries(deadline, || {
             let mut request = Request::new(request.clone());
+            #[cfg(feature = "trace-context")]
+            trace.put_into(request.metadata_mut());
             request.set_timeout(deadline.saturating_duration_since(Instant::now()));
             method(self.connection.clone(), request)
         });

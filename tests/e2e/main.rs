@@ -19,6 +19,7 @@ mod sdk;
 mod sessions;
 mod sharing;
 mod stuck;
+mod telemetry;
 mod tenants;
 mod vramctl;
 mod watch;

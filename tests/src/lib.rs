@@ -6,13 +6,16 @@
 
 pub mod books;
 pub mod channel;
+pub mod collector;
 pub mod config;
 pub mod daemon;
 pub mod guide;
+pub mod http;
 pub mod mapping;
 pub mod probe;
 pub mod proc;
 pub mod programs;
+pub mod prometheus;
 pub mod refusal;
 pub mod rpc;
 pub mod session;

@@ -76,7 +76,7 @@ pub fn python() -> Command {
     Command::new(tool("venv/bin/python"))
 }
 
-fn tool(path: &str) -> PathBuf {
+pub(crate) fn tool(path: &str) -> PathBuf {
     let tool = repository().join(".tools").join(path);
     assert!(tool.exists(), "{} is missing: run tests/dev/install-tools", tool.display());
     tool

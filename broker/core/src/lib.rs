@@ -62,6 +62,6 @@ pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, Backing, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
+    AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
     SessionView, StoredQuota, StoredQuotas, StoredRequest,
 };

@@ -1,5 +1,7 @@
 //! What the broker shows: plain owned values, made when they are asked for.
 
+use std::collections::BTreeMap;
+
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, Quantity, SessionId};
 
 use crate::{
@@ -132,6 +134,15 @@ pub struct NodeView {
     pub allocations: usize,
     pub fds_in_flight: usize,
     pub invariant_violations: u64,
+}
+
+/// Who is in which state; what there is none of is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub sessions: BTreeMap<SessionState, usize>,
+    pub allocations: BTreeMap<AllocationState, usize>,
+    /// By the tenant's name.
+    pub allocations_of: BTreeMap<String, usize>,
 }
 
 /// Everything about quotas that outlives the daemon.

@@ -15,11 +15,13 @@ use super::{
         request as convert,
         view::{self, For},
     },
+    decision,
     status::{self, refused},
 };
 use crate::{
     events::{Events, NoWatch, Watch},
     reactor::Inbox,
+    telemetry::Telemetry,
 };
 
 /// What `GetNode` says besides what the broker knows.
@@ -39,11 +41,18 @@ pub(super) struct Admin {
     events: Events,
     operators: Arc<BTreeSet<u32>>,
     facts: Arc<NodeFacts>,
+    telemetry: Telemetry,
 }
 
 impl Admin {
-    pub(super) fn new(inbox: Inbox, events: Events, operators: BTreeSet<u32>, facts: NodeFacts) -> Self {
-        Self { inbox, events, operators: Arc::new(operators), facts: Arc::new(facts) }
+    pub(super) fn new(
+        inbox: Inbox,
+        events: Events,
+        operators: BTreeSet<u32>,
+        facts: NodeFacts,
+        telemetry: Telemetry,
+    ) -> Self {
+        Self { inbox, events, operators: Arc::new(operators), facts: Arc::new(facts), telemetry }
     }
 
     fn operator<T>(&self, request: &Request<T>) -> Result<Operator, Status> {
@@ -56,10 +65,10 @@ impl Admin {
         key: Option<RequestKey>,
         request: OperatorRequest,
     ) -> Result<Reply, Status> {
-        let answer =
-            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request });
-        let outcome = answer.map_err(|refusal| refused(&refusal))?.await;
-        outcome.map_err(|_| status::stopping())?.map_err(|refusal| refused(&refusal))
+        decision::of_request(&self.telemetry, || {
+            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request })
+        })
+        .await
     }
 
     async fn read<T: Send + 'static>(

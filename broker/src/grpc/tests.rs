@@ -44,6 +44,7 @@ fn served(operators: &[u32]) -> Served {
         operators: operators.iter().copied().collect::<BTreeSet<_>>(),
         call_timeout: Duration::from_secs(300),
         connections_per_uid_max: 4,
+        telemetry: crate::telemetry::Telemetry::default(),
         facts: NodeFacts {
             version: "1.2.3".to_owned(),
             driver: "sim".to_owned(),

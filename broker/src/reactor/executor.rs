@@ -16,6 +16,7 @@ use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices};
 use crate::{
     channel::{Asked, Channels, frame},
     events::Events,
+    telemetry::Telemetry,
 };
 
 /// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
@@ -38,6 +39,7 @@ pub struct Executor {
     extents: Extents,
     notices: Notices,
     events: Events,
+    telemetry: Telemetry,
 }
 
 impl Executor {
@@ -65,12 +67,28 @@ impl Executor {
             extents: Extents::default(),
             notices: Notices::default(),
             events,
+            telemetry: Telemetry::default(),
         }
+    }
+
+    /// What is sent and answered is told there.
+    #[must_use]
+    pub fn telling(mut self, telemetry: Telemetry) -> Self {
+        self.telemetry = telemetry;
+        self
+    }
+
+    /// The core is about to hear of it.
+    pub(super) fn hears(&self, event: &Event) {
+        self.telemetry.happened(event);
     }
 
     pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
         match command {
-            Command::Reply { call, outcome } => calls.answer(call, outcome),
+            Command::Reply { call, outcome } => {
+                self.telemetry.replied(&outcome);
+                calls.answer(call, outcome);
+            }
             Command::Send { channel, frame } => self.send(channel, &frame),
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
@@ -161,6 +179,7 @@ impl Executor {
     }
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
+        self.telemetry.frame_sent(channel, frame);
         if let DaemonFrame::Revoke { parts, .. } = frame {
             self.fence(channel, parts);
         }

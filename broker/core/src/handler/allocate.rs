@@ -501,6 +501,7 @@ impl Broker {
             Some(next) => {
                 allocation.state = next;
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
+                self.allocations.moved(from, next);
                 if from.promises_slots() != next.promises_slots()
                     && let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner))
                     && let Some(words) = &mut session.words
@@ -512,7 +513,7 @@ impl Broker {
                 }
             }
             None => {
-                let detail = format!("{id}: {event:?} in state {:?}", allocation.state);
+                let detail = format!("{id}: {event:?} in state {from:?}");
                 self.broken(invariants::TRANSITIONS, detail);
             }
         }

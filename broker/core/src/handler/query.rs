@@ -1,5 +1,7 @@
 //! Getters: what clients and operators may see. Nothing here changes anything.
 
+use std::collections::BTreeMap;
+
 use vramd_types::{AllocationId, Bytes, ExtentId, PartIndex, SessionId, name};
 
 use crate::{
@@ -11,7 +13,7 @@ use crate::{
     residency::{Allocation, AllocationState, Entry, Hold, Part},
     tenancy::{Session, TenantId},
     view::{
-        AllocationView, Backing, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
+        AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
         SessionView,
     },
 };
@@ -172,6 +174,22 @@ impl Broker {
             allocations: self.allocations.len(),
             fds_in_flight: self.fds.total,
             invariant_violations: self.violations,
+        }
+    }
+
+    /// How many sessions and allocations are in which state.
+    pub fn counts(&self) -> Counts {
+        let mut sessions = BTreeMap::new();
+        for (_, session) in self.sessions.iter() {
+            let count: &mut usize = sessions.entry(session.state).or_default();
+            *count = count.saturating_add(1);
+        }
+        let tenants =
+            self.tenants.iter().map(|(name, id)| (name.to_owned(), self.allocations.count_of(id).0));
+        Counts {
+            sessions,
+            allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
+            allocations_of: tenants.filter(|(_, count)| *count > 0).collect(),
         }
     }
 
