@@ -46,6 +46,10 @@ impl Allocation {
         Self { handle: Box::new(handle) }
     }
 
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     pub fn id(&self) -> AllocationId {
         self.handle.info().id
     }

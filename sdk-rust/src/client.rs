@@ -21,6 +21,7 @@ use crate::{
     request::{AllocationRequest, Target},
     request_id::RequestId,
     session::{Parting, Released, Session, check_home, missing},
+    small::{Pool, PoolConfig},
 };
 
 /// As long as the daemon itself works on a call, unless configured.
@@ -108,6 +109,16 @@ impl Client {
             }
             request.page_token = page.next_page_token;
         }
+    }
+
+    /// A source of small allocations, which asks the daemon for nothing until the first.
+    pub fn pool(&self, config: PoolConfig) -> Result<Pool> {
+        check_home(&self.session)?;
+        Pool::new(self.clone(), config)
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
     }
 
     pub fn session_id(&self) -> SessionId {

@@ -177,7 +177,8 @@ impl Handle {
         self.base.is_some_and(|base| base.is_device)
     }
 
-    pub(crate) fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
+    /// The caller has what it writes to for itself.
+    pub(crate) fn copy_from_host(&self, offset_bytes: u64, from: &[u8]) -> Result<()> {
         let offset = self.check_range(offset_bytes, from.len())?;
         for (index, chunk) in from.chunks(COPY_CHUNK_BYTES).enumerate() {
             let at = offset + index * COPY_CHUNK_BYTES;

@@ -1,14 +1,15 @@
-//! Parting from what was dropped: `Drop` queues, and this thread does the work that may block or fail.
+//! Parting from what was dropped: `Drop` queues, and this thread does the work that may block or fail. So it does what
+//! somebody wants done in a while.
 
 use std::{
-    io,
+    fmt, io,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
-        mpsc::{self, Receiver, Sender, sync_channel},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, sync_channel},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use vramd_types::AllocationId;
@@ -29,8 +30,20 @@ pub(crate) struct Part {
 #[derive(Debug)]
 enum Job {
     Part(Part),
+    Later(Timer),
     /// Says so when everything queued before is done.
     Flush(mpsc::SyncSender<()>),
+}
+
+struct Timer {
+    at: Instant,
+    work: Box<dyn FnOnce() + Send>,
+}
+
+impl fmt::Debug for Timer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timer").field("at", &self.at).finish_non_exhaustive()
+    }
 }
 
 /// The way to the thread, which ends when this is dropped.
@@ -55,6 +68,14 @@ impl Releases {
         self.send(Job::Part(part));
     }
 
+    /// Does it on the thread, in a while, unless the session is over by then. It does not take long.
+    pub(crate) fn after(&self, pause: Duration, work: impl FnOnce() + Send + 'static) {
+        // One that is farther away than the clock reaches is never due.
+        if let Some(at) = Instant::now().checked_add(pause) {
+            self.send(Job::Later(Timer { at, work: Box::new(work) }));
+        }
+    }
+
     /// Waits until everything queued before is done; whether that was in time. Most often nothing is queued, and then
     /// the thread is not asked: waking it would cost a call more than all else in this process.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
@@ -74,14 +95,25 @@ impl Releases {
 }
 
 fn run(queue: Receiver<Job>, pending: &AtomicUsize) {
-    for job in queue {
+    let mut timers: Vec<Timer> = Vec::new();
+    loop {
+        for due in timers.extract_if(.., |timer| timer.at <= Instant::now()) {
+            (due.work)();
+        }
+        let job = match timers.iter().map(|timer| timer.at).min() {
+            None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(next) => queue.recv_timeout(next.saturating_duration_since(Instant::now())),
+        };
         match job {
-            Job::Part(Part { session, id, parting }) => {
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+            Ok(Job::Later(timer)) => timers.push(timer),
+            Ok(Job::Part(Part { session, id, parting })) => {
                 // Who dropped the handle asked for no answer; a session that ended takes its memory along.
                 drop(session.part(id, parting, session.deadline()));
                 pending.fetch_sub(1, Ordering::Release);
             }
-            Job::Flush(done) => drop(done.try_send(())),
+            Ok(Job::Flush(done)) => drop(done.try_send(())),
         }
     }
 }

@@ -271,11 +271,13 @@ impl Drop for Session {
 
 /// Refuses a handle in a forked child.
 pub(crate) fn check_home(session: &ProcessBound<Session>) -> Result<()> {
-    if session.is_home() {
-        return Ok(());
-    }
+    if session.is_home() { Ok(()) } else { Err(foreign(session)) }
+}
+
+/// What a forked child is told.
+pub(crate) fn foreign(session: &Session) -> Error {
     let facts: [(&str, &dyn ToString); 2] = [("session", &session.id), ("pid", &std::process::id())];
-    Err(Error::refused(Reason::SessionForeign, &facts))
+    Error::refused(Reason::SessionForeign, &facts)
 }
 
 fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {

@@ -17,6 +17,7 @@ mod recycling;
 mod sdk;
 mod sessions;
 mod sharing;
+mod small;
 mod stuck;
 mod tenants;
 mod vramctl;

@@ -6,7 +6,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::OwnedFd,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Instant,
 };
 
@@ -31,6 +34,8 @@ pub(crate) struct Table {
     state: Mutex<State>,
     changed: Condvar,
     ended: watch::Sender<bool>,
+    /// How often the daemon has wanted something back.
+    revokes: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +78,7 @@ impl Table {
             state: Mutex::default(),
             changed: Condvar::new(),
             ended: watch::Sender::new(false),
+            revokes: Arc::default(),
         }
     }
 
@@ -148,6 +154,7 @@ impl Table {
     /// cannot go on.
     pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
         let mut state = self.lock();
+        self.revokes.fetch_add(1, Ordering::Release);
         let mut answer = Answer::default();
         let ids: BTreeSet<_> =
             revoke.parts.iter().map(|part| AllocationId::from_raw(part.allocation_id)).collect();
@@ -309,6 +316,11 @@ impl Table {
 
     pub(crate) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
+    }
+
+    /// Counts what the daemon has wanted back, each before it goes.
+    pub(crate) fn revokes(&self) -> &Arc<AtomicU64> {
+        &self.revokes
     }
 
     /// Whether the session has ended and nothing of it is mapped any more.
