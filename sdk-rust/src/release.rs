@@ -2,7 +2,7 @@
 //! somebody wants done in a while.
 
 use std::{
-    fmt, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -15,8 +15,9 @@ use std::{
 use vramd_types::AllocationId;
 
 use crate::{
+    face::{Face, now},
     fork::ProcessBound,
-    session::{Parting, Session},
+    session::{Parting, Session, part},
 };
 
 /// What a dropped handle leaves to be done.
@@ -27,23 +28,20 @@ pub(crate) struct Part {
     pub(crate) parting: Parting,
 }
 
-#[derive(Debug)]
 enum Job {
     Part(Part),
+    /// Like parting from something, what may block or fail.
+    Work(Work),
     Later(Timer),
-    /// Says so when everything queued before is done.
-    Flush(mpsc::SyncSender<()>),
+    /// Called when everything queued before is done.
+    Flush(Work),
 }
+
+type Work = Box<dyn FnOnce() + Send>;
 
 struct Timer {
     at: Instant,
-    work: Box<dyn FnOnce() + Send>,
-}
-
-impl fmt::Debug for Timer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Timer").field("at", &self.at).finish_non_exhaustive()
-    }
+    work: Work,
 }
 
 /// The way to the thread, which ends when this is dropped.
@@ -68,6 +66,12 @@ impl Releases {
         self.send(Job::Part(part));
     }
 
+    /// Does it on the thread, after what was queued before.
+    pub(crate) fn work(&self, work: impl FnOnce() + Send + 'static) {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        self.send(Job::Work(Box::new(work)));
+    }
+
     /// Does it on the thread, in a while, unless the session is over by then. It does not take long.
     pub(crate) fn after(&self, pause: Duration, work: impl FnOnce() + Send + 'static) {
         // One that is farther away than the clock reaches is never due.
@@ -79,13 +83,25 @@ impl Releases {
     /// Waits until everything queued before is done; whether that was in time. Most often nothing is queued, and then
     /// the thread is not asked: waking it would cost a call more than all else in this process.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
-        // Acquire: what was parted from is seen to be.
-        if self.pending.load(Ordering::Acquire) == 0 {
+        if self.is_idle() {
             return true;
         }
         let (done, flushed) = sync_channel(1);
-        self.send(Job::Flush(done));
+        self.when_flushed(move || {
+            // Who waited may be gone.
+            let _ = done.try_send(());
+        });
         flushed.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
+    }
+
+    /// Calls when everything queued before is done, perhaps at once. It does not take long.
+    pub(crate) fn when_flushed(&self, done: impl FnOnce() + Send + 'static) {
+        if self.is_idle() { done() } else { self.send(Job::Flush(Box::new(done))) }
+    }
+
+    fn is_idle(&self) -> bool {
+        // Acquire: what was parted from is seen to be.
+        self.pending.load(Ordering::Acquire) == 0
     }
 
     fn send(&self, job: Job) {
@@ -110,10 +126,14 @@ fn run(queue: Receiver<Job>, pending: &AtomicUsize) {
             Ok(Job::Later(timer)) => timers.push(timer),
             Ok(Job::Part(Part { session, id, parting })) => {
                 // Who dropped the handle asked for no answer; a session that ended takes its memory along.
-                drop(session.part(id, parting, session.deadline()));
+                drop(now(part(Face::Blocking, &session, id, parting, session.deadline())));
                 pending.fetch_sub(1, Ordering::Release);
             }
-            Ok(Job::Flush(done)) => drop(done.try_send(())),
+            Ok(Job::Work(work)) => {
+                work();
+                pending.fetch_sub(1, Ordering::Release);
+            }
+            Ok(Job::Flush(done)) => done(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How fast a call is: `docs/benchmarks/rpc/README.md` says what is timed, and against what.
 //!
-//! `describe` and `batch` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
+//! `describe`, `batch` and `small` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
 //! misses its target says so and is no failure. The other commands are the processes that ours is compared with.
 //!
 //! The daemon is the one that lies beside this program: build both with `--release`.
@@ -10,10 +10,16 @@ mod batch;
 mod caller;
 mod describe;
 mod echo;
+#[cfg(feature = "jemalloc")]
+mod jemalloc;
 mod load;
 mod ping_pong;
 mod report;
 mod samples;
+#[cfg(any(feature = "jemalloc", test))]
+mod small;
+#[cfg(any(feature = "jemalloc", test))]
+mod trace;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -33,6 +39,9 @@ enum What {
     Describe(Benchmark),
     /// A batch of 1,000 allocations, from the decoded request to the encoded reply.
     Batch(Benchmark),
+    /// Allocating and freeing small blocks out of parts, beside jemalloc.
+    #[cfg(feature = "jemalloc")]
+    Small(Benchmark),
     /// A tonic server that answers every `DescribeAllocation` alike.
     #[command(hide = true)]
     Echo { socket: PathBuf, answer: PathBuf },
@@ -65,6 +74,8 @@ fn run(what: What) -> Result<()> {
     match what {
         What::Describe(benchmark) => measure(&benchmark, describe::run),
         What::Batch(benchmark) => measure(&benchmark, batch::run),
+        #[cfg(feature = "jemalloc")]
+        What::Small(benchmark) => measure(&benchmark, small::run),
         What::Echo { socket, answer } => echo::serve(&socket, &answer),
         What::PingPong { socket } => ping_pong::serve(&socket),
     }

@@ -2,11 +2,13 @@
 //!
 //! Tests that need a second user need root; without it they say so and check what one user can show.
 
+mod aio;
 mod bad_input;
 mod channel;
 mod daemon;
 mod descriptors;
 mod faults;
+mod guide_rust;
 mod idempotency;
 mod limits;
 mod operators;

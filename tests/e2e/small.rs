@@ -9,7 +9,7 @@ use std::{
 
 use fastrand::Rng;
 use vramd_client::{Bytes, Client, Error, Pool, PoolConfig, Reason, Small};
-use vramd_proto::v1::FreeAllocationRequest;
+use vramd_proto::v1::EndSessionRequest;
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2,
     daemon::quota,
@@ -62,8 +62,8 @@ impl Marked {
 
 fn size(rng: &mut Rng, largest: usize) -> usize {
     // As many small ones as large ones, on a scale of doublings.
-    let most = 8 << rng.u32(0..=(largest / 8).ilog2());
-    rng.usize(8..=most.min(largest))
+    let most = 16 << rng.u32(0..=(largest / 16).ilog2());
+    rng.usize(16..=most.min(largest))
 }
 
 /// Random sizes and lifetimes: blocks begin at multiples of 256, lie in the chunk that they say, and share no byte.
@@ -207,9 +207,9 @@ fn limits_are_told_and_what_others_keep_is_used_first() {
     drop(all);
 
     // All of it goes through this thread's cache in small pieces, and is free for large ones of another afterwards.
-    drop((0..100).map(|_| pool.alloc(bytes(40_000)).unwrap()).collect::<Vec<_>>());
-    let other = thread::spawn(move || (0..8).map(|_| pool.alloc(most).unwrap()).count());
-    assert_eq!(other.join().unwrap(), 8);
+    drop((0..90).map(|_| pool.alloc(bytes(40_000)).unwrap()).collect::<Vec<_>>());
+    let all = move || (0..8).map(|_| pool.alloc(most).unwrap()).collect::<Vec<_>>().len();
+    assert_eq!(thread::spawn(all).join().unwrap(), 8);
 
     daemon.admin.set_quota(quota(client.tenant(), "*", "", "4MiB")).ok();
     let pool = client.pool(config()).unwrap();
@@ -235,6 +235,11 @@ fn bad_sizes_are_refused() {
     ] {
         assert_eq!(client.pool(config).unwrap_err().reason(), Some(reason));
     }
+    // A quarter of this chunk lies between two classes.
+    let pool = client.pool(config().chunk_size(Bytes::mib(18))).unwrap();
+    assert_eq!(pool.largest(), Bytes::mib(4));
+    assert_eq!(pool.alloc(pool.largest()).unwrap().capacity(), Bytes::mib(4));
+    assert!(matches!(pool.alloc(Bytes::new(4 * MIB + 1)), Err(Error::NotSmall { .. })));
     let nowhere = client.pool(config().device("GPU-none")).unwrap();
     assert_eq!(nowhere.alloc(bytes(1)).unwrap_err().reason(), Some(Reason::DeviceUnknown));
 }
@@ -276,23 +281,24 @@ fn blocks_outlive_pool_and_client() {
     daemon.drains();
 }
 
-/// Of a chunk that an operator freed nothing is handed out any more, and slices are refused.
+/// Of chunks that are taken away nothing is handed out any more, and slices are refused.
 #[test]
-fn a_chunk_that_is_taken_away_is_not_used_again() {
+fn chunks_that_are_taken_away_are_not_used_again() {
     let daemon = Daemon::new();
-    let pool = connect(&daemon).pool(config()).unwrap();
+    let client = connect(&daemon);
+    let pool = client.pool(config()).unwrap();
     let kept = pool.alloc(bytes(1000)).unwrap();
     drop((0..100).map(|_| pool.alloc(bytes(1000)).unwrap()).collect::<Vec<_>>());
-    let lost = kept.allocation();
-    let free = FreeAllocationRequest { allocation_id: lost.get(), ..Default::default() };
-    daemon.admin.free_allocation(free).ok();
+    let end = EndSessionRequest { session_id: client.session_id().get(), ..Default::default() };
+    daemon.admin.end_session(end).ok();
     until("it is unmapped", || !kept.is_mapped());
     assert!(matches!(kept.as_slice(), Err(Error::NotMapped { .. })));
-    let fresh: Vec<_> = (0..200).map(|_| pool.alloc(bytes(1000)).unwrap()).collect();
-    assert!(fresh.iter().all(|block| block.allocation() != lost && block.is_mapped()));
+    until("it knows", || !client.is_connected());
+    for size in [1000, 1, 100_000] {
+        assert_eq!(pool.alloc(bytes(size)).unwrap_err().reason(), Some(Reason::SessionLost), "{size}");
+    }
+    assert_eq!(pool.held(), Bytes::new(MIB_2), "the chunk of what is kept");
     drop(kept);
-    assert!(pool.alloc(bytes(1000)).unwrap().allocation() != lost);
-    drop(fresh);
     pool.trim();
     assert_eq!(pool.held(), Bytes::ZERO);
     daemon.drains();

@@ -80,10 +80,8 @@ impl PoolConfig {
         Ok(Self { idle_after: self.idle_after.max(Duration::from_millis(1)), ..self })
     }
 
-    /// Of a block.
-    #[inline]
-    pub(super) fn largest(&self) -> usize {
-        // A chunk has 2^40 bytes at most.
-        (self.chunk_size.get() / LARGEST_PART) as usize
+    /// What no block is larger than.
+    pub(super) fn largest_part(&self) -> usize {
+        usize::try_from(self.chunk_size.get() / LARGEST_PART).unwrap_or(usize::MAX)
     }
 }

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     client::Client,
     error::{Error, Result},
+    face::{Face, now},
     session::foreign,
 };
 
@@ -49,11 +50,19 @@ impl Pool {
     /// than a quarter of a chunk; where a chunk is needed for it, what [`Client::allocate`] may be refused for.
     #[inline]
     pub fn alloc(&self, size: Bytes) -> Result<Small> {
-        // What does not fit in a number of this machine is too large.
-        let size = usize::try_from(size.get()).unwrap_or(usize::MAX);
-        let block = self.owner.0.alloc(size)?;
-        let address = block.slab.chunk.address + block.offset() as u64;
-        Ok(Small { block: Some(block), address, size })
+        let size = number(size);
+        self.owner.0.alloc(size).map(|block| Small::new(block, size))
+    }
+
+    /// One that there is without a chunk more.
+    pub(crate) fn alloc_at_hand(&self, size: Bytes) -> Result<Option<Small>> {
+        let size = number(size);
+        Ok(self.owner.0.alloc_at_hand(size)?.map(|block| Small::new(block, size)))
+    }
+
+    /// Has one of that size, by a chunk more.
+    pub(crate) fn grow(&self, size: Bytes) -> Result<()> {
+        self.owner.0.grow(number(size))
     }
 
     /// The largest size of a block.
@@ -74,7 +83,19 @@ impl Pool {
     }
 }
 
+/// What does not fit in a number of this machine is too large in any case.
+#[inline]
+fn number(size: Bytes) -> usize {
+    usize::try_from(size.get()).unwrap_or(usize::MAX)
+}
+
 impl Small {
+    #[inline]
+    fn new(block: Block, size: usize) -> Self {
+        let address = block.slab.chunk.address + block.offset() as u64;
+        Self { block: Some(block), address, size }
+    }
+
     /// Where it lies, a multiple of 256: a device pointer if it [is device memory](Self::is_device_memory), otherwise
     /// an address of this process.
     pub fn as_device_ptr(&self) -> u64 {
@@ -136,7 +157,7 @@ impl Small {
     /// Copies bytes in, wherever it lies.
     pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
         let at = self.check_range(offset_bytes, from.len())?;
-        self.slab().chunk.allocation.handle().copy_from_host(at, from)
+        now(self.slab().chunk.allocation.handle().copy_from_host(Face::Blocking, at, from))
     }
 
     fn cpu_address(&self) -> Result<usize> {

@@ -33,6 +33,8 @@ pub(super) struct Shared {
     home: Home,
     client: Client,
     config: PoolConfig,
+    /// The size of the largest class.
+    largest: usize,
     shelves: Box<[Mutex<Shelf>]>,
     chunks: Mutex<Chunks>,
     growing: Mutex<()>,
@@ -51,13 +53,15 @@ impl Shared {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let home =
             Home::here().map_err(|error| Error::refused(Reason::RequestInvalid, &[("problem", &error)]))?;
-        let classes = Class::up_to(config.largest()).count();
+        let classes = Class::up_to(config.largest_part()).count();
+        let largest = Class::up_to(config.largest_part()).last().map_or(0, Class::size);
         let revokes = Arc::clone(client.session().table().revokes());
         Ok(Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             home,
             client,
             config,
+            largest,
             shelves: (0..classes).map(|_| Mutex::default()).collect(),
             chunks: Mutex::default(),
             growing: Mutex::default(),
@@ -72,7 +76,19 @@ impl Shared {
     /// A block that so many bytes fit in.
     #[inline]
     pub(super) fn alloc(self: &Arc<Self>, size: usize) -> Result<Block> {
-        if size.wrapping_sub(1) >= self.config.largest() {
+        loop {
+            if let Some(block) = self.alloc_at_hand(size)? {
+                return Ok(block);
+            }
+            self.grow(size)?;
+        }
+    }
+
+    /// One that there is without a chunk more.
+    #[inline]
+    pub(super) fn alloc_at_hand(self: &Arc<Self>, size: usize) -> Result<Option<Block>> {
+        // Zero wraps, and is too large as well.
+        if size.wrapping_sub(1) >= self.largest {
             return Err(self.no_class(size));
         }
         if !self.home.is_here() {
@@ -82,7 +98,7 @@ impl Shared {
             self.close_lost();
         }
         let class = Class::of(size);
-        cache::take(self, class).map_or_else(|| self.refill(class), Ok)
+        Ok(cache::take(self, class).or_else(|| self.refill(class)))
     }
 
     #[inline]
@@ -100,7 +116,7 @@ impl Shared {
 
     /// What this thread has kept is used up.
     #[cold]
-    fn refill(self: &Arc<Self>, class: Class) -> Result<Block> {
+    fn refill(self: &Arc<Self>, class: Class) -> Option<Block> {
         self.watch_idle();
         loop {
             let mut fresh = Vec::new();
@@ -109,10 +125,10 @@ impl Shared {
                 if !fresh.is_empty() {
                     Self::put_back(cache::stock(self, class, fresh));
                 }
-                return Ok(block);
+                return Some(block);
             }
             if !self.cut_slab(class) {
-                self.grow(class)?;
+                return None;
             }
         }
     }
@@ -125,8 +141,11 @@ impl Shared {
         true
     }
 
-    /// One more chunk. Where there is none to be had, what other threads keep and do not use is made use of.
-    fn grow(self: &Arc<Self>, class: Class) -> Result<()> {
+    /// Has a block of that size, by one more chunk. Where there is none to be had, what other threads keep and do not
+    /// use is made use of.
+    #[cold]
+    pub(super) fn grow(self: &Arc<Self>, size: usize) -> Result<()> {
+        let class = Class::of(size);
         let _one_at_a_time = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.cut_slab(class) {
             return Ok(());
@@ -135,7 +154,7 @@ impl Shared {
             Ok(()) => return Ok(()),
             Err(refusal) => refusal,
         };
-        self.tidy(true);
+        self.collect(true);
         let has_room = self.shelf(class).has_free() || self.cut_slab(class);
         if has_room { Ok(()) } else { Err(refusal) }
     }
@@ -199,9 +218,15 @@ impl Shared {
         used
     }
 
-    /// Moves all that nobody uses down the line: from caches to shelves, from there to chunks, from there to the
-    /// daemon. With `all` also what was used a moment ago. Whether there is something that may become idle later.
+    /// Gives back what nobody uses: all of it, or what nobody has used since the last look. Whether there is something
+    /// that may become idle later.
     pub(super) fn tidy(&self, all: bool) -> bool {
+        let used = self.collect(all);
+        self.release_free(all) || used
+    }
+
+    /// Moves what nobody uses from caches to shelves, and from there to chunks. Whether something was in use.
+    fn collect(&self, all: bool) -> bool {
         let mut used = false;
         let caches = self.caches().clone();
         for cache in caches {
@@ -214,7 +239,7 @@ impl Shared {
             used |= shelf_used;
             self.return_slabs(whole, false);
         }
-        self.release_free(all) || used
+        used
     }
 
     /// Has somebody look for what is idle, in a while.
@@ -278,7 +303,7 @@ impl Shared {
     }
 
     pub(super) fn largest(&self) -> Bytes {
-        Bytes::new(self.config.largest() as u64)
+        Bytes::new(self.largest as u64)
     }
 
     /// What the daemon has given it.
