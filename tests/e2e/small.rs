@@ -206,10 +206,11 @@ fn limits_are_told_and_what_others_keep_is_used_first() {
     assert_eq!((&refusal, refusal.reason()), (&full, Some(Reason::PoolFull)));
     drop(all);
 
-    // All of it goes through this thread's cache in small pieces, and is free for large ones of another afterwards.
-    drop((0..90).map(|_| pool.alloc(bytes(40_000)).unwrap()).collect::<Vec<_>>());
-    let all = move || (0..8).map(|_| pool.alloc(most).unwrap()).collect::<Vec<_>>().len();
-    assert_eq!(thread::spawn(all).join().unwrap(), 8);
+    // What this thread keeps of small pieces is made use of before a large one of another thread is refused.
+    let pool = client.pool(config().max_bytes(Bytes::new(MIB_2))).unwrap();
+    drop((0..48).map(|_| pool.alloc(bytes(40_000)).unwrap()).collect::<Vec<_>>());
+    let large = move || (0..3).map(|_| pool.alloc(most).unwrap()).collect::<Vec<_>>().len();
+    assert_eq!(thread::spawn(large).join().unwrap(), 3);
 
     daemon.admin.set_quota(quota(client.tenant(), "*", "", "4MiB")).ok();
     let pool = client.pool(config()).unwrap();
