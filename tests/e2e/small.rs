@@ -204,7 +204,7 @@ fn limits_are_told_and_what_others_keep_is_used_first() {
     };
     let refusal = pool.alloc(Bytes::new(1)).unwrap_err();
     assert_eq!((&refusal, refusal.reason()), (&full, Some(Reason::PoolFull)));
-    drop(all);
+    drop((all, pool));
 
     // What this thread keeps of small pieces is made use of before a large one of another thread is refused.
     let pool = client.pool(config().max_bytes(Bytes::new(MIB_2))).unwrap();
