@@ -41,6 +41,11 @@ pub enum Error {
     CopyFailed { allocation: String, problem: String },
     #[error("the bytes have the digest {found}, not {expected}")]
     DigestMismatch { expected: String, found: String },
+    /// For [`crate::Client::allocate`] it is not too large.
+    #[error("{size} is no small allocation: the pool's blocks have at most {largest}")]
+    NotSmall { size: Bytes, largest: Bytes },
+    #[error("the pool is limited to {limit}: {held} held, {asked} more would be needed")]
+    PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
     /// Any other refusal of the registry.
     #[error("{}", .0.message)]
     Refused(Refusal),
@@ -77,6 +82,8 @@ impl Error {
             | Self::NotMapped { .. }
             | Self::CopyFailed { .. } => Reason::MapFailed,
             Self::DigestMismatch { .. } => Reason::DigestMismatch,
+            Self::NotSmall { .. } => Reason::SizeInvalid,
+            Self::PoolFull { .. } => Reason::PoolFull,
             Self::Refused(refusal) => refusal.reason,
             Self::Unknown { .. } => return None,
         })
@@ -114,6 +121,10 @@ impl Error {
                 facts(&[("allocation", allocation), ("problem", self)])
             }
             Self::DigestMismatch { expected, found } => facts(&[("expected", expected), ("found", found)]),
+            Self::NotSmall { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
+            Self::PoolFull { limit, held, asked } => {
+                facts(&[("limit", &limit.get()), ("held", &held.get()), ("asked", &asked.get())])
+            }
             Self::Refused(refusal) => refusal.facts.clone(),
             Self::Draining | Self::Deadline | Self::Unknown { .. } => BTreeMap::new(),
         }
@@ -160,6 +171,9 @@ impl Error {
             }
             Reason::DigestMismatch => {
                 Self::DigestMismatch { expected: text("expected")?, found: text("found")? }
+            }
+            Reason::PoolFull => {
+                Self::PoolFull { limit: bytes("limit")?, held: bytes("held")?, asked: bytes("asked")? }
             }
             _ => return None,
         })

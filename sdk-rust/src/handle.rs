@@ -12,12 +12,13 @@ use vramd_types::Reason;
 
 use crate::{
     error::{Error, Result},
+    face::{Face, now},
     fork::ProcessBound,
     info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
-    mapping::{Base, COPY_CHUNK_BYTES},
+    mapping::Base,
     release::Part,
     request_id::RequestId,
-    session::{Parting, Released, Session, check_home, missing},
+    session::{Parting, Released, Session, check_home, describe, free, missing, part},
 };
 
 /// How often who waits for parts asks whether they will ever come.
@@ -51,23 +52,23 @@ impl Handle {
     }
 
     /// Waits until all parts are here: writable for who is to write them.
-    pub(crate) fn wait_held(&mut self, deadline: Instant) -> Result<()> {
+    pub(crate) async fn wait_held(&mut self, face: Face, deadline: Instant) -> Result<()> {
         let writes = self.parting == Some(Parting::Free) || self.info.kind == AllocationKind::Fixed;
-        self.wait_for(if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline)?;
+        self.wait_for(face, if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline).await?;
         self.base = self.session.table().base(self.info.id);
         Ok(())
     }
 
     /// Nobody tells a session of an allocation that was freed before its first part was sent: now and then it asks.
-    fn wait_for(&self, access: Access, deadline: Instant) -> Result<()> {
+    async fn wait_for(&self, face: Face, access: Access, deadline: Instant) -> Result<()> {
         let id = self.info.id;
         loop {
             let pause = deadline.min(Instant::now() + ASK_INTERVAL);
-            match self.session.wait_held(id, self.info.parts.len(), access, pause) {
+            match face.wait_held(&self.session, id, self.info.parts.len(), access, pause).await {
                 Err(Error::Deadline) if pause < deadline => {}
                 outcome => return outcome,
             }
-            if self.session.describe(id.into(), deadline)?.state == AllocationState::Freeing {
+            if describe(face, &self.session, id.into(), deadline).await?.state == AllocationState::Freeing {
                 return Err(Error::AllocationNotFound { allocation: id.to_string() });
             }
         }
@@ -81,7 +82,7 @@ impl Handle {
         &self.info
     }
 
-    pub(crate) fn seal(&mut self) -> Result<()> {
+    pub(crate) async fn seal(&mut self, face: Face) -> Result<()> {
         check_home(&self.session)?;
         let request = v1::SealRequest {
             session_id: self.session.id().get(),
@@ -89,15 +90,17 @@ impl Handle {
             allocation_id: self.info.id.get(),
         };
         let deadline = self.session.deadline();
-        let answer = self
-            .session
-            .call(deadline, request, |mut client, request| async move { client.seal(request).await });
-        let info = match answer {
+        let answer = face.call(&self.session, deadline, request, |mut client, request| async move {
+            client.seal(request).await
+        });
+        let info = match answer.await {
             Ok(answer) => AllocationInfo::from(answer.allocation.ok_or_else(|| missing("allocation"))?),
             // An earlier seal of this handle was told an error, and went on.
-            Err(error) if error.reason() == Some(Reason::AlreadySealed) => self.wait_sealed(deadline)?,
+            Err(error) if error.reason() == Some(Reason::AlreadySealed) => {
+                self.wait_sealed(face, deadline).await?
+            }
             Err(error) => {
-                self.wait_reopened(&error);
+                self.wait_reopened(face, &error).await;
                 if matches!(error.reason(), Some(Reason::Deadline | Reason::BrokerGone | Reason::StillMapped))
                 {
                     // It may be sealed, or be sealed yet: what is to stay must not be freed by a drop.
@@ -108,57 +111,77 @@ impl Handle {
         };
         self.parting = Some(parting_of(info.lifetime));
         self.info = info;
-        self.wait_for(Access::ReadOnly, deadline)
+        self.wait_for(face, Access::ReadOnly, deadline).await
     }
 
-    fn wait_sealed(&self, deadline: Instant) -> Result<AllocationInfo> {
+    async fn wait_sealed(&self, face: Face, deadline: Instant) -> Result<AllocationInfo> {
         loop {
-            let info = self.session.describe(self.info.id.into(), deadline)?;
+            let info = describe(face, &self.session, self.info.id.into(), deadline).await?;
             if info.state != AllocationState::Sealing {
                 return Ok(info);
             }
             if Instant::now() >= deadline {
                 return Err(Error::Deadline);
             }
-            std::thread::sleep(SEAL_POLL);
+            face.pause(SEAL_POLL).await;
         }
     }
 
     /// A seal that was begun and failed gives the writer its mapping back.
-    fn wait_reopened(&self, error: &Error) {
+    async fn wait_reopened(&self, face: Face, error: &Error) {
         if matches!(error.reason(), Some(Reason::DriverFailed | Reason::NameTaken)) {
             // It failed; the handle tells whether it is mapped.
             let deadline = Instant::now() + REOPEN_TIMEOUT;
-            let _ = self.session.table().wait_held(
-                self.info.id,
-                self.info.parts.len(),
-                Access::ReadWrite,
-                deadline,
-            );
+            let (id, parts) = (self.info.id, self.info.parts.len());
+            let _ = face.wait_held(&self.session, id, parts, Access::ReadWrite, deadline).await;
+        }
+    }
+
+    /// Nobody waits for the seal any more. What is to stay is sealed all the same; the rest goes as it would have.
+    pub(crate) fn finish_seal(mut self: Box<Self>) {
+        if self.session.is_home() && self.parting.is_some() && self.info.lifetime == Lifetime::Persistent {
+            self.session.clone().releases().work(move || {
+                // What came of it the handle knows.
+                let _ = now(self.seal(Face::Blocking));
+                self.part_now();
+            });
+        }
+    }
+
+    /// Does what a drop would have done, and waits for it.
+    pub(crate) fn part_now(mut self) {
+        if let Some(parting) = self.parting.take() {
+            drop(now(part(Face::Blocking, &self.session, self.info.id, parting, self.session.deadline())));
         }
     }
 
     /// Unmaps it and frees it for everybody.
-    pub(crate) fn free(mut self) -> Result<Released> {
+    pub(crate) async fn free(mut self, face: Face) -> Result<Released> {
         check_home(&self.session)?;
         let deadline = self.session.deadline();
         if self.parting == Some(Parting::Detach) {
             // Whether this session may is not certain: it stays attached until the daemon agrees, and then obeys the
             // revoke that follows.
-            let released = self.session.free(self.info.id, deadline)?;
+            let released = free(face, &self.session, self.info.id, deadline).await?;
             self.parting = None;
-            self.session.let_go(self.info.id, true);
+            face.let_go(&self.session, self.info.id, true).await;
             return Ok(released);
         }
-        self.parting = None;
-        self.session.part(self.info.id, Parting::Free, deadline)
+        self.part(face, Parting::Free, deadline).await
     }
 
     /// Unmaps it and leaves it as it is.
-    pub(crate) fn detach(mut self) -> Result<()> {
+    pub(crate) async fn detach(mut self, face: Face) -> Result<()> {
         check_home(&self.session)?;
+        self.part(face, Parting::Detach, self.session.deadline()).await.map(drop)
+    }
+
+    /// If nobody waits for it to its end, the drop does it again.
+    async fn part(&mut self, face: Face, parting: Parting, deadline: Instant) -> Result<Released> {
+        self.parting = Some(parting);
+        let outcome = part(face, &self.session, self.info.id, parting, deadline).await;
         self.parting = None;
-        self.session.part(self.info.id, Parting::Detach, self.session.deadline()).map(drop)
+        outcome
     }
 
     pub(crate) fn is_mapped(&self) -> bool {
@@ -177,22 +200,25 @@ impl Handle {
         self.base.is_some_and(|base| base.is_device)
     }
 
-    pub(crate) fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
-        let offset = self.check_range(offset_bytes, from.len())?;
-        for (index, chunk) in from.chunks(COPY_CHUNK_BYTES).enumerate() {
-            let at = offset + index * COPY_CHUNK_BYTES;
+    /// The caller has what it writes to for itself.
+    pub(crate) async fn copy_from_host(&self, face: Face, offset_bytes: u64, from: &[u8]) -> Result<()> {
+        let mut at = self.check_range(offset_bytes, from.len())?;
+        for chunk in from.chunks(face.copy_chunk()) {
             let (id, parts, access) = (self.info.id, self.info.parts.len(), Some(Access::ReadWrite));
             self.session.table().copying(id, parts, access, |window| window.write(at, chunk))?;
+            at += chunk.len();
+            face.breathe().await;
         }
         Ok(())
     }
 
-    pub(crate) fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        let offset = self.check_range(offset_bytes, to.len())?;
-        for (index, chunk) in to.chunks_mut(COPY_CHUNK_BYTES).enumerate() {
-            let at = offset + index * COPY_CHUNK_BYTES;
+    pub(crate) async fn copy_to_host(&self, face: Face, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+        let mut at = self.check_range(offset_bytes, to.len())?;
+        for chunk in to.chunks_mut(face.copy_chunk()) {
             let (id, parts) = (self.info.id, self.info.parts.len());
             self.session.table().copying(id, parts, None, |window| window.read(at, chunk))?;
+            at += chunk.len();
+            face.breathe().await;
         }
         Ok(())
     }

@@ -25,7 +25,8 @@
 //! ```
 //!
 //! A [`Client`] is one session: a channel, on which the daemon sends memory and takes it back, and calls beside it.
-//! All of it blocks; none of it needs a runtime, or minds one. Mappings keep their address for as long as their handle
+//! It blocks, and needs no runtime, nor minds one; the same as futures is [`aio`]. A [`Pool`] hands out small blocks
+//! without a call. Mappings keep their address for as long as their handle
 //! lives, across sealing and revocation. Dropping a handle never blocks or fails: the work is queued, and
 //! [`Client::flush`] waits for it where that matters.
 //!
@@ -36,7 +37,7 @@
 //! another driver library.
 //!
 //! **When the daemon goes away**, what is mapped stays usable, calls answer [`Error::BrokerGone`] within a second, and
-//! a new client can be connected once it is back.
+//! a new client can be connected once it is back ([`Client::reconnect`]).
 //!
 //! **After a fork** the child has none of it: mappings are not inherited, handles refuse (`SESSION_FOREIGN`), and
 //! their drops do nothing to the parent. The child may connect a client of its own.
@@ -51,15 +52,19 @@
 mod fault;
 
 pub mod admin;
+pub mod aio;
 mod allocation;
 mod channel;
 mod client;
 mod cuda;
 mod error;
+mod face;
 mod fork;
 mod handle;
+mod home;
 mod info;
 mod mapping;
+mod operations;
 mod past;
 mod paths;
 mod raw;
@@ -69,6 +74,7 @@ mod request_id;
 mod retry;
 mod rpc;
 mod session;
+mod small;
 mod status;
 #[cfg(feature = "trace-context")]
 mod trace;
@@ -90,6 +96,7 @@ pub use raw::{RawAllocation, RawClient};
 pub use request::{AllocationRequest, Target};
 pub use request_id::RequestId;
 pub use session::Released;
+pub use small::{Pool, PoolConfig, Small};
 #[cfg(feature = "trace-context")]
 pub use trace::{TraceGuard, TraceparentInvalid, enter_trace};
 pub use vramd_proto::v1::{Device, HandleType};

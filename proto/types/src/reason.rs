@@ -120,6 +120,8 @@ reasons! {
         "The tenant, or the node, has as many sessions as it may.";
     AllocationsTooMany, "ALLOCATIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
         "The tenant, or the node, has as many allocations or parts as it may.";
+    PoolFull, "POOL_FULL", ResourceExhausted, ["limit", "held", "asked"],
+        "It would take a program's pool of small allocations above its own limit. Never sent by the daemon.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
         "More requests are waiting than the daemon takes; try again.";
     SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],

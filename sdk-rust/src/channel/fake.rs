@@ -110,6 +110,7 @@ pub(crate) fn part(allocation: u64, index: u32, count: u64, access: Access) -> M
         handle_type: HandleType::Memfd.into(),
         device: 0,
         cuda_ipc_handle: Vec::new(),
+        slot: 0,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What this session maps, and where.
 
+mod changed;
 mod copy;
 mod region;
 mod reservation;

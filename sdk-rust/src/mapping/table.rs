@@ -6,15 +6,20 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::OwnedFd,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Instant,
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout_at};
 use vramd_proto::v1::{Access, Map, MapPart, PartRef, Revoke, RevokeReason, UnmapReason, UnmappedPart};
 use vramd_types::{AllocationId, Reason};
 
 use super::{
+    changed::Changed,
     copy::Window,
     region::{Mode, RawPart, Region},
     space::{Base, has_descriptor, is_of_cuda},
@@ -29,8 +34,10 @@ pub(crate) struct Table {
     mode: Mode,
     gpus: Gpus,
     state: Mutex<State>,
-    changed: Condvar,
+    changed: Changed,
     ended: watch::Sender<bool>,
+    /// How often the daemon has wanted something back.
+    revokes: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -71,8 +78,9 @@ impl Table {
             mode,
             gpus,
             state: Mutex::default(),
-            changed: Condvar::new(),
+            changed: Changed::default(),
             ended: watch::Sender::new(false),
+            revokes: Arc::default(),
         }
     }
 
@@ -148,6 +156,7 @@ impl Table {
     /// cannot go on.
     pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
         let mut state = self.lock();
+        self.revokes.fetch_add(1, Ordering::Release);
         let mut answer = Answer::default();
         let ids: BTreeSet<_> =
             revoke.parts.iter().map(|part| AllocationId::from_raw(part.allocation_id)).collect();
@@ -218,6 +227,27 @@ impl Table {
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+
+    /// The same for a task.
+    pub(crate) async fn wait_held_async(
+        &self,
+        id: AllocationId,
+        parts: usize,
+        access: Access,
+        deadline: Instant,
+    ) -> Result<()> {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // Before the look, so that no change is missed after it.
+            changed.as_mut().enable();
+            if self.is_held(id, parts, access)? {
+                return Ok(());
+            }
+            if timeout_at(deadline.into(), changed).await.is_err() {
+                return if self.is_held(id, parts, access)? { Ok(()) } else { Err(Error::Deadline) };
+            }
+        }
     }
 
     /// Whether they are here now; an error if they never will be.
@@ -309,6 +339,11 @@ impl Table {
 
     pub(crate) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
+    }
+
+    /// Counts what the daemon has wanted back, each before it goes.
+    pub(crate) fn revokes(&self) -> &Arc<AtomicU64> {
+        &self.revokes
     }
 
     /// Whether the session has ended and nothing of it is mapped any more.
