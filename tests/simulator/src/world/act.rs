@@ -24,6 +24,7 @@ pub(super) enum Choice {
     Repeat,
     Ask,
     Unmap,
+    Pin,
     Reopen,
     Leave,
 }
@@ -127,6 +128,7 @@ impl World {
             (w.repeat, Choice::Repeat),
             (w.ask, Choice::Ask),
             (w.unmap, Choice::Unmap),
+            (w.pin, Choice::Pin),
             (w.reopen, Choice::Reopen),
             (w.leave, Choice::Leave),
         ];
@@ -139,6 +141,7 @@ impl World {
         match chosen.map(|(_, choice)| *choice) {
             Some(Choice::Ask) => self.ask(pid, dice),
             Some(Choice::Unmap) => self.unmap_some(pid, script, dice),
+            Some(Choice::Pin) => self.pin_some(pid, dice),
             Some(Choice::Reopen) => self.reopen(pid, dice),
             Some(Choice::Leave) => self.die(pid),
             Some(choice) => self.request(pid, choice, dice),
@@ -183,7 +186,7 @@ impl World {
         let Some(channel) = self.channels.get(&id) else { return };
         let parts: Vec<_> = channel.mapped.keys().copied().collect();
         if let Some(part) = dice.pick(&parts).copied() {
-            self.unmap(id, pid, script, &[part]);
+            self.unmap_own(id, pid, script, part);
         }
     }
 

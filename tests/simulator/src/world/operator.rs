@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use broker_core::{DeviceSelector, Event, OperatorRequest, RequestKey, Target, Tier};
-use vramd_types::{Bytes, Quantity, SessionId};
+use vramd_types::{Bytes, PartIndex, Quantity, SessionId};
 
 use super::{World, driver::soon, queue::Happening};
 use crate::{
@@ -68,7 +68,19 @@ impl World {
             _ => DeviceSelector::One(dice.index(devices.len()).to_string()),
         };
         let tier = if dice.chance(30) { Tier::Host } else { Tier::Device };
-        Some(match dice.roll(20) {
+        Some(match dice.roll(32) {
+            20.. => {
+                let target = match dice.chance(50) {
+                    true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
+                    false => Target::Id(self.guess(dice)),
+                };
+                let parts = match dice.roll(4) {
+                    0 => vec![PartIndex(dice.small(3))],
+                    1 => vec![PartIndex(0), PartIndex(dice.small(2))],
+                    _ => Vec::new(),
+                };
+                OperatorRequest::RevokeMappings { target, parts, wait: dice.chance(500) }
+            }
             0..9 => {
                 let mib = u32::try_from(devices[0].share.get() >> 20).unwrap_or(64);
                 let low = dice.small(mib / 2);
