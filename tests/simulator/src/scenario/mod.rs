@@ -81,7 +81,7 @@ impl Scenario {
                     tenant: dice.one(&tenants),
                     script: dice.one(&Script::ALL),
                     devices: some,
-                    pins: dice.chance(700),
+                    pins: dice.chance(800),
                 }
             })
             .collect();

@@ -30,7 +30,6 @@ pub struct Weights {
     pub repeat: u64,
     pub ask: u64,
     pub unmap: u64,
-    pub pin: u64,
     pub reopen: u64,
     pub leave: u64,
 }
@@ -49,7 +48,6 @@ impl Script {
             repeat: 8,
             ask: 6,
             unmap: 3,
-            pin: 40,
             reopen: 1,
             leave: 1,
         };

@@ -24,7 +24,6 @@ pub(super) enum Choice {
     Repeat,
     Ask,
     Unmap,
-    Pin,
     Reopen,
     Leave,
 }
@@ -113,6 +112,9 @@ impl World {
             return self.lie(pid, dice);
         }
         if session.is_some() {
+            for _ in 0..dice.roll(4) {
+                self.pin_some(pid, dice);
+            }
             self.choose(pid, script, dice);
         }
     }
@@ -128,7 +130,6 @@ impl World {
             (w.repeat, Choice::Repeat),
             (w.ask, Choice::Ask),
             (w.unmap, Choice::Unmap),
-            (w.pin, Choice::Pin),
             (w.reopen, Choice::Reopen),
             (w.leave, Choice::Leave),
         ];
@@ -141,7 +142,6 @@ impl World {
         match chosen.map(|(_, choice)| *choice) {
             Some(Choice::Ask) => self.ask(pid, dice),
             Some(Choice::Unmap) => self.unmap_some(pid, script, dice),
-            Some(Choice::Pin) => self.pin_some(pid, dice),
             Some(Choice::Reopen) => self.reopen(pid, dice),
             Some(Choice::Leave) => self.die(pid),
             Some(choice) => self.request(pid, choice, dice),

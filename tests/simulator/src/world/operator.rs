@@ -33,6 +33,9 @@ impl World {
             return self.restart();
         }
         self.look(&mut dice);
+        if dice.chance(600) {
+            self.revoke_some(&mut dice);
+        }
         if dice.chance(200)
             && let Some((key, request)) = dice.pick(&self.operator_asked).cloned()
         {
@@ -68,19 +71,7 @@ impl World {
             _ => DeviceSelector::One(dice.index(devices.len()).to_string()),
         };
         let tier = if dice.chance(30) { Tier::Host } else { Tier::Device };
-        Some(match dice.roll(32) {
-            20.. => {
-                let target = match dice.chance(50) {
-                    true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
-                    false => Target::Id(self.guess(dice)),
-                };
-                let parts = match dice.roll(4) {
-                    0 => vec![PartIndex(dice.small(3))],
-                    1 => vec![PartIndex(0), PartIndex(dice.small(2))],
-                    _ => Vec::new(),
-                };
-                OperatorRequest::RevokeMappings { target, parts, wait: dice.chance(500) }
-            }
+        Some(match dice.roll(20) {
             0..9 => {
                 let mib = u32::try_from(devices[0].share.get() >> 20).unwrap_or(64);
                 let low = dice.small(mib / 2);
@@ -109,6 +100,28 @@ impl World {
             _ if self.broker.node().draining => OperatorRequest::Drain { draining: false },
             _ => return None,
         })
+    }
+
+    /// Several at once, so that sessions find themselves in each other's way.
+    fn revoke_some(&mut self, dice: &mut Dice) {
+        let open = self.channels.values().filter(|channel| channel.broker_open);
+        let parts: Vec<_> = open.flat_map(|channel| channel.slots.keys().copied()).collect();
+        let wait = dice.chance(500);
+        for _ in 0..dice.between(1, 4) {
+            let part = dice.pick(&parts).copied();
+            let id = part.map_or_else(|| self.guess(dice), |part| part.allocation);
+            let target = match dice.chance(40) {
+                true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
+                false => Target::Id(id),
+            };
+            let parts = match dice.roll(8) {
+                0 => vec![PartIndex(dice.small(3))],
+                1 => vec![PartIndex(0), PartIndex(dice.small(2))],
+                2..5 => part.map(|part| part.part).into_iter().collect(),
+                _ => Vec::new(),
+            };
+            self.operator_call(None, OperatorRequest::RevokeMappings { target, parts, wait });
+        }
     }
 
     /// Lists and tables, which must say what the oracle says.

@@ -33,7 +33,7 @@ impl World {
         let known: Vec<_> = channel.slots.keys().copied().collect();
         let count = dice.between(1, 3);
         let mut parts: Vec<PartRef> = (0..count).filter_map(|_| dice.pick(&known).copied()).collect();
-        if dice.chance(40) {
+        if dice.chance(8) {
             parts.push(PartRef { allocation: self.guess(dice), part: PartIndex(dice.small(3)) });
         }
         parts.sort_unstable();
