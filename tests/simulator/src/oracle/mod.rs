@@ -160,7 +160,7 @@ impl Oracle {
             Command::RevokeWords { part, words } => self.words_asked(*part, words),
             Command::ForgetWord { channel, slot } => self.word_forgotten(*channel, *slot),
             Command::Notice(Notice::SessionSilent { session, .. }) => self.is_silent(*session, true),
-            Command::Notice(Notice::SessionAnswered { session }) => self.is_silent(*session, false),
+            Command::Notice(Notice::SessionAnswered { session, .. }) => self.is_silent(*session, false),
             Command::Notice(Notice::RoomMade { tenant }) => self.room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
