@@ -22,10 +22,13 @@ use vramd_proto::v1::{
     self, Access, HandleType, Map, MapPart, PartRef, Revoke, RevokeReason, client_frame, daemon_frame::Frame,
 };
 
+use vramd_types::AllocationId;
+
 use super::{Link, socket::Socket, worker};
 use crate::{
     cuda::Gpus,
-    mapping::{Mode, Table},
+    mapping::{Mode, Table, Until},
+    pins::Words,
 };
 
 pub(crate) const PART: u64 = 2 << 20;
@@ -47,7 +50,7 @@ impl Fake {
         let (daemon, client) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let link = Arc::new(Link::new(Socket::from_fd(client).unwrap()).unwrap());
-        let table = Arc::new(Table::new(mode, gpus));
+        let table = Arc::new(Table::new(mode, gpus, Words::own().unwrap()));
         let worker = worker::spawn(Arc::clone(&link), Arc::clone(&table)).unwrap();
         Self { daemon, link, table, worker }
     }
@@ -110,6 +113,7 @@ pub(crate) fn part(allocation: u64, index: u32, count: u64, access: Access) -> M
         handle_type: HandleType::Memfd.into(),
         device: 0,
         cuda_ipc_handle: Vec::new(),
+        slot: 0,
     }
 }
 
@@ -120,6 +124,10 @@ pub(crate) fn memory(name: &str, fill: u8) -> OwnedFd {
     let bytes = vec![fill; usize::try_from(PART).unwrap()];
     assert_eq!(rustix::io::write(&fd, &bytes).unwrap(), bytes.len());
     fd
+}
+
+pub(crate) fn held(id: AllocationId, parts: usize, access: Access) -> Until {
+    Until::Held { id, parts, access }
 }
 
 pub(crate) fn soon() -> Instant {

@@ -11,7 +11,7 @@ use vramd_types::AllocationId;
 
 use super::{Mode, Table};
 use crate::{
-    channel::fake::{Fake, PATIENCE, memory, part, part_ref, soon},
+    channel::fake::{Fake, PATIENCE, held, memory, part, part_ref, soon},
     error::{Error, Result},
 };
 
@@ -37,7 +37,7 @@ fn a_revoke_of_several_allocations_waits_for_a_copy_of_one() {
         fake.table.claim(id(raw)).unwrap();
         fake.map(vec![part(raw, 0, 1, Access::ReadWrite)], &[memory("copying", fill)]);
         fake.next().unwrap();
-        fake.table.wait_held(id(raw), 1, Access::ReadWrite, soon()).unwrap();
+        fake.table.wait(held(id(raw), 1, Access::ReadWrite), soon()).unwrap();
         assert_eq!(first_byte(&fake.table, raw).unwrap(), fill);
     }
     let ((begun, is_begun), (go_on, may_go_on)) = (channel(), channel());
