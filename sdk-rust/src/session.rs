@@ -90,9 +90,21 @@ impl Session {
         }
         past::forget(socket_dir, &told);
 
+        let table = Table::new(mode, Gpus::new(&welcome.devices), words);
+        Self::begin(link, table, welcome, socket_dir, request_timeout)
+    }
+
+    /// Over a channel that is open.
+    pub(crate) fn begin(
+        link: Link,
+        table: Table,
+        welcome: v1::Welcome,
+        socket_dir: &Path,
+        request_timeout: Duration,
+    ) -> Result<ProcessBound<Self>> {
         let local = |error: std::io::Error| Error::BrokerGone { problem: format!("no thread: {error}") };
         let id = SessionId::from_raw(welcome.session_id);
-        let (link, table) = (Arc::new(link), Arc::new(Table::new(mode, Gpus::new(&welcome.devices), words)));
+        let (link, table) = (Arc::new(link), Arc::new(table));
         let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
         let releases = Releases::start().map_err(local)?;
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(local)?;

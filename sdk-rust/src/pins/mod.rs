@@ -15,6 +15,8 @@ mod guard;
 mod memory;
 mod reaper;
 mod set;
+#[cfg(test)]
+mod tests;
 mod views;
 mod wait;
 mod words;
