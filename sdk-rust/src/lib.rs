@@ -29,6 +29,29 @@
 //! lives, across sealing and revocation. Dropping a handle never blocks or fails: the work is queued, and
 //! [`Client::flush`] waits for it where that matters.
 //!
+//! **Pins.** A handle holds what it maps, unless told otherwise. With [`Allocation::unhold`] the daemon may take it back
+//! whenever nobody pins it, and [`Allocation::pin`] brings it again to the same address:
+//!
+//! ```no_run
+//! # use vramd_client::{Access, Client};
+//! # fn main() -> Result<(), vramd_client::Error> {
+//! # let client = Client::connect()?;
+//! let (mut weights, mut cache) = (client.attach("llama")?, client.attach("cache")?);
+//! weights.unhold()?;
+//! cache.unhold()?;
+//! // All or none: two programs that need both do not wait for one another.
+//! let both = client.pin_set(&[(&weights, Access::Read), (&cache, Access::Read)])?;
+//! // … launch on `both.guards()[0].as_device_ptr()`; a kernel outlives its launch, so the pin ends after the stream.
+//! let stream = 0;
+//! for guard in both.into_guards() {
+//!     guard.unpin_after(&[stream])?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! To pin and to unpin what is here costs an atomic instruction each, and no system call.
+//!
 //! **On a GPU** an allocation has a device pointer, in the primary context of its device, which is the one that the
 //! CUDA runtime and PyTorch use. [`Allocation::copy_from_host`] and [`Sealed::copy_to_host`] move bytes wherever they
 //! lie; slices are for memory that the CPU can follow. Kernels must have ended before their memory is sealed or let go.
@@ -38,8 +61,8 @@
 //! **When the daemon goes away**, what is mapped stays usable, calls answer [`Error::BrokerGone`] within a second, and
 //! a new client can be connected once it is back.
 //!
-//! **After a fork** the child has none of it: mappings are not inherited, handles refuse (`SESSION_FOREIGN`), and
-//! their drops do nothing to the parent. The child may connect a client of its own.
+//! **After a fork** (or a raw `clone`) the child has none of it: mappings are not inherited, handles and guards refuse
+//! ([`Error::Forked`]), and their drops do nothing to the parent. The child may connect a client of its own.
 //!
 //! **Descriptors** are closed as soon as a part is mapped; at most 128 are open at a time, so `RLIMIT_NOFILE` should
 //! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing behind.

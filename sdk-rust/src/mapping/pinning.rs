@@ -174,6 +174,7 @@ impl Table {
         state.words.is_shared()
             && state.regions.get(&id).is_some_and(|region| {
                 region.slots.len() == parts
+                    && region.failure.is_none()
                     && region.revoked.is_none()
                     && !region.without_standing(id).is_empty()
             })
