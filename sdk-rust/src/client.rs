@@ -4,6 +4,7 @@ use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
 use vramd_proto::v1::Device;
 use vramd_types::{AllocationId, SessionId};
+use vramd_words::Access;
 
 use crate::{
     allocation::{Allocation, Sealed},
@@ -14,6 +15,7 @@ use crate::{
     info::{AllocationInfo, AllocationKind},
     mapping::Mode,
     operations, paths,
+    pins::{Pinnable, PinnedSet, pin_set},
     raw::RawClient,
     request::{AllocationRequest, Target},
     session::{Released, Session, check_home, missing},
@@ -82,6 +84,13 @@ impl Client {
         self.claim_attached(target.into(), AllocationKind::Fixed).map(Allocation::new)
     }
 
+    /// Pins several allocations together, all or none, so that two programs which need the same ones do not each wait for
+    /// what the other has. Waits until all are here. At most 1,024 parts.
+    pub fn pin_set(&self, set: &[(&dyn Pinnable, Access)]) -> Result<PinnedSet> {
+        check_home(&self.session)?;
+        pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline())
+    }
+
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.
     pub fn free(&self, id: AllocationId) -> Result<Released> {
         now(operations::free_by_id(Face::Blocking, &self.session, id))
@@ -135,7 +144,7 @@ impl Client {
         self.session.is_home() && self.session.table().is_draining()
     }
 
-    /// Waits until everything that was dropped so far is unmapped and freed or detached.
+    /// Waits until everything that was dropped so far is unmapped and freed or detached, but for what guards still pin.
     pub fn flush(&self) -> Result<()> {
         now(operations::flush(Face::Blocking, &self.session))
     }

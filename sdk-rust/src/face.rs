@@ -13,14 +13,15 @@ use std::{
 
 use tokio::{sync::oneshot, task::spawn_blocking, time::timeout_at};
 use tonic::{Request, Response, Status, transport::Channel};
-use vramd_proto::v1::{Access, memory_service_client::MemoryServiceClient};
+use vramd_proto::v1::memory_service_client::MemoryServiceClient;
 use vramd_types::AllocationId;
 
 use crate::{
+    aio::blocking,
     channel::Seat,
     error::{Error, Result},
     fork::ProcessBound,
-    mapping::COPY_CHUNK_BYTES,
+    mapping::{COPY_CHUNK_BYTES, Until},
     session::Session,
 };
 
@@ -70,18 +71,22 @@ impl Face {
         }
     }
 
-    /// Waits until so many parts of a claimed allocation are here with that access, or never will be.
-    pub(crate) async fn wait_held(
-        self,
-        session: &Session,
-        id: AllocationId,
-        parts: usize,
-        access: Access,
-        deadline: Instant,
-    ) -> Result<()> {
+    /// Waits until it is so, or never will be.
+    pub(crate) async fn wait(self, session: &Session, until: Until, deadline: Instant) -> Result<()> {
         match self {
-            Self::Blocking => session.wait_held(id, parts, access, deadline),
-            Self::Async => session.table().wait_held_async(id, parts, access, deadline).await,
+            Self::Blocking => session.wait(until, deadline),
+            Self::Async => session.table().wait_async(until, deadline).await,
+        }
+    }
+
+    /// Does what blocks; a task has it done elsewhere.
+    pub(crate) async fn block<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        match self {
+            Self::Blocking => work(),
+            Self::Async => blocking(work).await,
         }
     }
 

@@ -30,6 +30,29 @@
 //! lives, across sealing and revocation. Dropping a handle never blocks or fails: the work is queued, and
 //! [`Client::flush`] waits for it where that matters.
 //!
+//! **Pins.** A handle holds what it maps, unless told otherwise. With [`Allocation::unhold`] the daemon may take it back
+//! whenever nobody pins it, and [`Allocation::pin`] brings it again to the same address:
+//!
+//! ```no_run
+//! # use vramd_client::{Access, Client};
+//! # fn main() -> Result<(), vramd_client::Error> {
+//! # let client = Client::connect()?;
+//! let (mut weights, mut cache) = (client.attach("llama")?, client.attach("cache")?);
+//! weights.unhold()?;
+//! cache.unhold()?;
+//! // All or none: two programs that need both do not wait for one another.
+//! let both = client.pin_set(&[(&weights, Access::Read), (&cache, Access::Read)])?;
+//! // … launch on `both.guards()[0].as_device_ptr()`; a kernel outlives its launch, so the pin ends after the stream.
+//! let stream = 0;
+//! for guard in both.into_guards() {
+//!     guard.unpin_after(&[stream])?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! To pin and to unpin what is here costs an atomic instruction each, and no system call.
+//!
 //! **On a GPU** an allocation has a device pointer, in the primary context of its device, which is the one that the
 //! CUDA runtime and PyTorch use. [`Allocation::copy_from_host`] and [`Sealed::copy_to_host`] move bytes wherever they
 //! lie; slices are for memory that the CPU can follow. Kernels must have ended before their memory is sealed or let go.
@@ -39,8 +62,8 @@
 //! **When the daemon goes away**, what is mapped stays usable, calls answer [`Error::BrokerGone`] within a second, and
 //! a new client can be connected once it is back ([`Client::reconnect`]).
 //!
-//! **After a fork** the child has none of it: mappings are not inherited, handles refuse (`SESSION_FOREIGN`), and
-//! their drops do nothing to the parent. The child may connect a client of its own.
+//! **After a fork** (or a raw `clone`) the child has none of it: mappings are not inherited, handles and guards refuse
+//! ([`Error::Forked`]), and their drops do nothing to the parent. The child may connect a client of its own.
 //!
 //! **Traces** go on in the daemon with the feature `trace-context`: a call carries the OpenTelemetry context of the thread
 //! that makes it, or what `enter_trace` was told.
@@ -67,6 +90,8 @@ mod mapping;
 mod operations;
 mod past;
 mod paths;
+mod pins;
+mod process;
 mod raw;
 mod release;
 mod request;
@@ -92,6 +117,7 @@ pub use fault::{FaultPoint, on_fault_point};
 pub use info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier};
 pub use mapping::RawPart;
 pub use paths::socket_dir;
+pub use pins::{Pinnable, Pinned, PinnedSet, UnpinFailed};
 pub use raw::{RawAllocation, RawClient};
 pub use request::{AllocationRequest, Target};
 pub use request_id::RequestId;
@@ -101,3 +127,4 @@ pub use small::{Pool, PoolConfig, Small};
 pub use trace::{TraceGuard, TraceparentInvalid, enter_trace};
 pub use vramd_proto::v1::{Device, HandleType};
 pub use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, StatusCode};
+pub use vramd_words::Access;

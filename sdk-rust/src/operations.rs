@@ -48,6 +48,7 @@ pub(crate) async fn claim_new(
         request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
         items: requests.into_iter().map(|request| request.spec).collect(),
     };
+    let _expecting = session.table().expect();
     let _seat = face.sit(session);
     let abandoned = Unless((face == Face::Async).then(|| {
         let (session, request) = (session.clone(), request.clone());
@@ -98,6 +99,7 @@ pub(crate) async fn claim_attached(
         request_id: RequestId::random().to_vec(),
         target: Some(target),
     };
+    let _expecting = session.table().expect();
     let _seat = face.sit(session);
     let abandoned = Unless((face == Face::Async).then(|| {
         let (session, request) = (session.clone(), request.clone());

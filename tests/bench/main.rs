@@ -1,6 +1,6 @@
 //! How fast a call is: `docs/benchmarks/rpc/README.md` says what is timed, and against what.
 //!
-//! `describe`, `batch`, `small` and `telemetry` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
+//! `describe`, `batch`, `pins`, `small` and `telemetry` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
 //! misses its target says so and is no failure. The other commands are the processes that ours is compared with.
 //!
 //! The daemon is the one that lies beside this program: build both with `--release`.
@@ -14,6 +14,7 @@ mod echo;
 mod jemalloc;
 mod load;
 mod ping_pong;
+mod pins;
 mod report;
 mod samples;
 #[cfg(any(feature = "jemalloc", test))]
@@ -45,6 +46,8 @@ enum What {
     /// Allocating and freeing small blocks out of parts, beside jemalloc.
     #[cfg(feature = "jemalloc")]
     Small(Benchmark),
+    /// A pin and its unpin by the SDK: alone, and by eight threads at once.
+    Pins(Benchmark),
     /// A tonic server that answers every `DescribeAllocation` alike.
     #[command(hide = true)]
     Echo { socket: PathBuf, answer: PathBuf },
@@ -80,6 +83,7 @@ fn run(what: What) -> Result<()> {
         What::Telemetry(benchmark) => measure(&benchmark, telemetry::run),
         #[cfg(feature = "jemalloc")]
         What::Small(benchmark) => measure(&benchmark, small::run),
+        What::Pins(benchmark) => measure(&benchmark, pins::run),
         What::Echo { socket, answer } => echo::serve(&socket, &answer),
         What::PingPong { socket } => ping_pong::serve(&socket),
     }

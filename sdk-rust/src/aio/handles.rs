@@ -1,6 +1,9 @@
 //! What handles do that takes a while, as futures.
 
+use std::ops::Range;
+
 use vramd_types::Bytes;
+use vramd_words::Access;
 
 use super::client::blocking;
 use crate::{
@@ -8,6 +11,7 @@ use crate::{
     error::Result,
     face::Face,
     handle::Handle,
+    pins::Pinned,
     session::Released,
     small::{Pool, Small},
 };
@@ -16,6 +20,21 @@ use crate::{
 struct Sealing(Option<Box<Handle>>);
 
 impl Allocation {
+    /// See [`Self::pin`].
+    pub async fn pin_async(&self, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(None, access).await
+    }
+
+    /// See [`Self::pin_parts`].
+    pub async fn pin_parts_async(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(Some(parts), access).await
+    }
+
+    /// See [`Self::hold`].
+    pub async fn hold_async(&mut self) -> Result<()> {
+        self.handle().hold(Face::Async).await
+    }
+
     /// See [`Self::seal`].
     pub async fn seal_async(self) -> Result<Sealed, SealFailed> {
         let mut sealing = Sealing(Some(self.into_handle()));
@@ -32,7 +51,7 @@ impl Allocation {
 
     /// See [`Self::free`].
     pub async fn free_async(self) -> Result<Released> {
-        self.into_handle().free(Face::Async).await
+        self.into_handle().as_mut().free(Face::Async).await
     }
 
     /// See [`Self::copy_to_host`].
@@ -47,14 +66,29 @@ impl Allocation {
 }
 
 impl Sealed {
+    /// See [`Self::pin`].
+    pub async fn pin_async(&self, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(None, access).await
+    }
+
+    /// See [`Self::pin_parts`].
+    pub async fn pin_parts_async(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(Some(parts), access).await
+    }
+
+    /// See [`Self::hold`].
+    pub async fn hold_async(&mut self) -> Result<()> {
+        self.handle().hold(Face::Async).await
+    }
+
     /// See [`Self::free`].
     pub async fn free_async(self) -> Result<Released> {
-        self.into_handle().free(Face::Async).await
+        self.into_handle().as_mut().free(Face::Async).await
     }
 
     /// See [`Self::detach`].
     pub async fn detach_async(self) -> Result<()> {
-        self.into_handle().detach(Face::Async).await
+        self.into_handle().as_mut().detach(Face::Async).await
     }
 
     /// See [`Self::copy_to_host`].

@@ -27,3 +27,4 @@ mod client;
 mod handles;
 
 pub use client::Client;
+pub(crate) use client::blocking;

@@ -1,11 +1,15 @@
 //! The opening of a session: `hello`, answered by `welcome` or a refusal.
 
-use std::{path::Path, time::Instant};
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    time::Instant,
+};
 
 use rustix::io::Errno;
 use vramd_proto::{
     channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
-    v1::{Feature, Hello, Welcome, client_frame, daemon_frame},
+    v1::{Feature, Hello, Welcome, WordsMapped, client_frame, daemon_frame},
 };
 use vramd_types::{Reason, SessionId};
 
@@ -13,7 +17,11 @@ use super::{
     link::Link,
     socket::{Received, Socket},
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    fork::Gate,
+    pins::Words,
+};
 
 /// What a client says of itself.
 #[derive(Clone, Debug)]
@@ -23,9 +31,11 @@ pub(crate) struct Greeting {
     pub(crate) devices: Option<Vec<String>>,
     /// Earlier sessions of this process that map nothing any more.
     pub(crate) unmapped_sessions: Vec<SessionId>,
+    /// It pins what it uses, where the daemon knows how.
+    pub(crate) pins: bool,
 }
 
-pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result<(Link, Welcome)> {
+pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result<(Link, Welcome, Words)> {
     let gone = |error: Errno| Error::BrokerGone { problem: format!("{}: {error}", path.display()) };
     let socket = Socket::connect(path).map_err(gone)?;
     fault_point!(Connected);
@@ -33,8 +43,8 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
     // A daemon that refuses before it reads may have closed already; its refusal is still there to be read.
     let sent = socket.send(hello);
     fault_point!(HelloSent);
-    let welcome = match answer(&socket, deadline) {
-        Ok(welcome) => welcome,
+    let (welcome, words) = match answer(&socket, deadline) {
+        Ok(answer) => answer,
         Err(error @ Error::BrokerGone { .. }) => return Err(sent.map_err(gone).err().unwrap_or(error)),
         Err(error) => return Err(error),
     };
@@ -43,14 +53,23 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
         let problem = "the daemon does not speak standing mappings, the only ones this build knows";
         return Err(Error::refused(Reason::ProtocolBroken, &[("problem", &problem)]));
     }
-    Ok((Link::new(socket).map_err(gone)?, welcome))
+    let words = match words {
+        Some(words) => {
+            // Before anything else is sent, and by nobody else: the daemon waits for it.
+            socket.send(client_frame::Frame::WordsMapped(WordsMapped {})).map_err(gone)?;
+            words
+        }
+        None => Words::own().map_err(|problem| Error::BrokerGone { problem })?,
+    };
+    Ok((Link::new(socket).map_err(gone)?, welcome, words))
 }
 
 fn hello(greeting: Greeting) -> Hello {
+    let pins = feature_bit(Feature::Pins);
     Hello {
         protocol_major: PROTOCOL_MAJOR,
         protocol_minor: PROTOCOL_MINOR,
-        features: FEATURES,
+        features: if greeting.pins { FEATURES | pins } else { FEATURES & !pins },
         any_device: greeting.devices.is_none(),
         devices: greeting.devices.unwrap_or_default(),
         client_name: greeting.client_name,
@@ -58,24 +77,39 @@ fn hello(greeting: Greeting) -> Hello {
     }
 }
 
-fn answer(socket: &Socket, deadline: Instant) -> Result<Welcome> {
+/// The welcome, with the words that came with it.
+fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)> {
     let gone = |problem: &str| Error::BrokerGone { problem: problem.to_owned() };
     loop {
         if !socket.wait_readable(Some(deadline)).map_err(|error| gone(&error.to_string()))? {
             return Err(Error::Deadline);
         }
+        // No child is to inherit the words' descriptor.
+        let _gate = Gate::hold();
         match socket.receive().map_err(|error| gone(&error.to_string()))? {
             None => {}
             Some(Received::Ended) => return Err(gone("the daemon ended the channel before it said welcome")),
             Some(Received::Unknown(problem)) => return Err(broken(&problem)),
             Some(Received::Packet(packet)) => {
                 return match packet.frame {
-                    daemon_frame::Frame::Welcome(welcome) => Ok(welcome),
+                    daemon_frame::Frame::Welcome(welcome) => {
+                        let words = words(&welcome, &packet.fds).map_err(|problem| broken(&problem))?;
+                        Ok((welcome, words))
+                    }
                     daemon_frame::Frame::Refused(refused) => Err(refused.into()),
                     _ => Err(broken("the daemon did not begin with welcome")),
                 };
             }
         }
+    }
+}
+
+/// Maps the table that comes with the feature; its descriptor is closed with the packet.
+fn words(welcome: &Welcome, fds: &[OwnedFd]) -> Result<Option<Words>, String> {
+    match fds {
+        _ if welcome.features & feature_bit(Feature::Pins) == 0 => Ok(None),
+        [fd] => Words::shared(fd.as_fd(), welcome.slot_count).map(Some),
+        fds => Err(format!("{} descriptors came with the welcome, not that of a word table", fds.len())),
     }
 }
 
@@ -85,14 +119,18 @@ fn broken(problem: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashMap, path::PathBuf, thread, time::Duration};
+    use std::{collections::HashMap, io::IoSlice, mem::MaybeUninit, path::PathBuf, thread, time::Duration};
 
     use prost::Message as _;
-    use rustix::net::{
-        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen,
-        recv, send, socket_with,
+    use rustix::{
+        fs::{MemfdFlags, ftruncate, memfd_create},
+        net::{
+            AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+            SocketFlags, SocketType, accept, bind, listen, recv, sendmsg, socket_with,
+        },
     };
     use vramd_proto::v1::{ClientFrame, DaemonFrame, Refused};
+    use vramd_words::{Daemon, Header, bytes_for};
 
     use super::*;
 
@@ -102,10 +140,21 @@ mod tests {
 
     fn greeting() -> Greeting {
         let unmapped_sessions = vec![SessionId::from_raw(9)];
-        Greeting { client_name: "test".to_owned(), devices: None, unmapped_sessions }
+        Greeting { client_name: "test".to_owned(), devices: None, unmapped_sessions, pins: true }
     }
 
     fn opened(name: &str, answer: Option<daemon_frame::Frame>) -> (Hello, Result<Welcome>) {
+        let (frames, outcome) = opened_with(name, answer, None);
+        let Some(client_frame::Frame::Hello(hello)) = frames.into_iter().next() else { panic!("no hello") };
+        (hello, outcome)
+    }
+
+    /// The client's frames until it ends the channel, and what became of it.
+    fn opened_with(
+        name: &str,
+        answer: Option<daemon_frame::Frame>,
+        fd: Option<OwnedFd>,
+    ) -> (Vec<client_frame::Frame>, Result<Welcome>) {
         let path = path(name);
         let listener =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -113,18 +162,27 @@ mod tests {
         listen(&listener, 1).unwrap();
         let daemon = thread::spawn(move || {
             let client = accept(&listener).unwrap();
-            let mut bytes = vec![0; 65536];
-            let (count, _) = recv(&client, bytes.as_mut_slice(), RecvFlags::empty()).unwrap();
+            let next = || {
+                let mut bytes = vec![0; 65536];
+                let (count, _) = recv(&client, bytes.as_mut_slice(), RecvFlags::empty()).unwrap();
+                (count > 0).then(|| ClientFrame::decode(&bytes[..count]).unwrap().frame.unwrap())
+            };
+            let mut frames = vec![next().unwrap()];
             if let Some(frame) = answer {
                 let frame = DaemonFrame { frame: Some(frame) }.encode_to_vec();
-                send(&client, &frame, SendFlags::empty()).unwrap();
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+                assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+                sendmsg(&client, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
+                frames.extend(std::iter::from_fn(next));
             }
-            ClientFrame::decode(&bytes[..count]).unwrap().frame.unwrap()
+            frames
         });
         let outcome = open(&path, greeting(), Instant::now() + Duration::from_secs(20));
         std::fs::remove_file(&path).unwrap();
-        let client_frame::Frame::Hello(hello) = daemon.join().unwrap() else { panic!("no hello") };
-        (hello, outcome.map(|(_, welcome)| welcome))
+        let outcome = outcome.map(|(link, welcome, _)| (link.end(), welcome).1);
+        (daemon.join().unwrap(), outcome)
     }
 
     #[test]
@@ -160,5 +218,55 @@ mod tests {
         let featureless = daemon_frame::Frame::Welcome(Welcome { session_id: 7, ..Default::default() });
         let (_, outcome) = opened("featureless", Some(featureless));
         assert_eq!(outcome.unwrap_err().reason(), Some(Reason::ProtocolBroken));
+    }
+
+    /// A table of so many slots, of a protocol.
+    fn table(slots: u32, major: u32) -> OwnedFd {
+        let fd = memfd_create("vramd-words", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, bytes_for(slots)).unwrap();
+        let memory = crate::pins::Memory::shared(fd.as_fd(), bytes_for(slots)).unwrap();
+        Daemon::create(memory, Header { major, minor: 0, features: 0, slots }).unwrap();
+        fd
+    }
+
+    fn pinning(slot_count: u32) -> Option<daemon_frame::Frame> {
+        let features = FEATURES | feature_bit(Feature::Pins);
+        Some(daemon_frame::Frame::Welcome(Welcome {
+            session_id: 7,
+            features,
+            slot_count,
+            ..Default::default()
+        }))
+    }
+
+    #[test]
+    fn a_word_table_is_mapped_and_that_is_said_first() {
+        let (frames, outcome) = opened_with("words", pinning(64), Some(table(64, PROTOCOL_MAJOR)));
+        assert_eq!(outcome.unwrap().slot_count, 64);
+        let [client_frame::Frame::Hello(hello), client_frame::Frame::WordsMapped(_)] = &frames[..] else {
+            panic!("{frames:?}")
+        };
+        assert_ne!(hello.features & feature_bit(Feature::Pins), 0);
+    }
+
+    #[test]
+    fn a_word_table_that_cannot_be_trusted_opens_no_session() {
+        let roomy = table(63, PROTOCOL_MAJOR);
+        ftruncate(&roomy, bytes_for(64)).unwrap();
+        for (name, fd, problem) in [
+            ("none", None, "0 descriptors came with the welcome"),
+            ("short", Some(table(63, PROTOCOL_MAJOR)), "Invalid argument"),
+            ("long", Some(table(65, PROTOCOL_MAJOR)), "65 slots promised, room for 64"),
+            ("roomy", Some(roomy), "has 63 slots, not 64"),
+            ("newer", Some(table(64, PROTOCOL_MAJOR + 1)), "the daemon's words are of protocol 2"),
+        ] {
+            let (frames, outcome) = opened_with(name, pinning(64), fd);
+            let error = outcome.unwrap_err();
+            assert_eq!((error.reason(), frames.len()), (Some(Reason::ProtocolBroken), 1), "{name}");
+            assert!(
+                error.to_string().contains(problem) || error.facts()["problem"].contains(problem),
+                "{error:?}"
+            );
+        }
     }
 }

@@ -24,10 +24,6 @@ impl Changed {
         self.tasks.notified()
     }
 
-    pub(super) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
-        self.threads.wait(guard)
-    }
-
     pub(super) fn wait_timeout<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
