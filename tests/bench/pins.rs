@@ -43,8 +43,7 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
     let extent = if quick { QUICK } else { FULL };
     let daemon = Daemon::start(&Config::default());
     let client = Client::builder().socket_dir(daemon.sockets()).connect()?;
-    let parts =
-        |count: u32| AllocationRequest::new(Bytes::mib(2 * u64::from(count))).part_size(Bytes::mib(2));
+    let parts = |count: u32| AllocationRequest::new(Bytes::mib(2 * count)).part_size(Bytes::mib(2));
     let one = client.allocate(parts(1))?;
     let wide = client.allocate(parts(THREADS))?;
     let apart = client.allocate_batch((0..THREADS).map(|_| parts(1)))?;

@@ -97,6 +97,17 @@ fn a_packet_without_all_its_descriptors_fails_whole() {
 }
 
 #[test]
+fn a_failure_is_remembered_for_who_claims_later() {
+    let fake = Fake::start(Mode::Map);
+    let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
+    fake.map(parts, &[memory("worker-early", 1)]);
+    assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
+    fake.table.claim(ID).unwrap();
+    let error = fake.table.is(held(ID, 2, Access::ReadWrite)).unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::MapFailed), "{error}");
+}
+
+#[test]
 fn what_cannot_be_mapped_is_told_and_what_can_is_mapped() {
     let fake = Fake::start(Mode::Map);
     let mut cuda = part(7, 0, 5, Access::ReadWrite);

@@ -132,6 +132,8 @@ impl Table {
         let mut spent = Vec::new();
         for part in map.parts {
             let Some(part_ref) = part.part else { continue };
+            // Also of what fails: whoever claims it later is to hear so.
+            state.region(part_ref);
             let outcome = match &problem {
                 Some(problem) => Err(problem.clone()),
                 None => {
@@ -168,11 +170,7 @@ impl Table {
         fds: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<Result<Option<Imported>, String>, String> {
         let fd = if has_descriptor(part.handle_type()) { fds.next() } else { None };
-        let State { regions, words, expecting, .. } = state;
-        let holds = *expecting > 0;
-        let region = regions
-            .entry(AllocationId::from_raw(part_ref.allocation_id))
-            .or_insert_with(|| Region::holding(holds));
+        let (region, words) = state.region(part_ref);
         if self.mode == Mode::Map && region.parts.contains_key(&part_ref.part_index) {
             return Err(format!("{part_ref:?} is mapped already"));
         }
@@ -330,6 +328,14 @@ impl Table {
 }
 
 impl State {
+    /// Of a part that comes, known or not; and the words.
+    fn region(&mut self, part: PartRef) -> (&mut Region, &mut Words) {
+        let holds = self.expecting > 0;
+        let id = AllocationId::from_raw(part.allocation_id);
+        let region = self.regions.entry(id).or_insert_with(|| Region::holding(holds));
+        (region, &mut self.words)
+    }
+
     pub(super) fn is_held(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
         let gone = || Error::AllocationNotFound { allocation: id.to_string() };
         let region = self.regions.get_mut(&id).ok_or_else(gone)?;

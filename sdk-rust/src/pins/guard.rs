@@ -35,7 +35,8 @@ pub struct Pinned {
 /// Streams can't be waited for; the guard comes back, and pins as before.
 #[derive(Debug)]
 pub struct UnpinFailed {
-    pub pinned: Pinned,
+    // Boxed, so that what does not fail costs nothing.
+    pub pinned: Box<Pinned>,
     pub error: Error,
 }
 
@@ -136,7 +137,7 @@ impl Pinned {
     pub fn unpin_after(self, streams: &[u64]) -> Result<(), UnpinFailed> {
         match self.record(streams) {
             Ok(events) => self.anchor.clone().session().reaper().take(self, events),
-            Err(error) => Err(UnpinFailed { pinned: self, error }),
+            Err(error) => Err(UnpinFailed { pinned: Box::new(self), error }),
         }
     }
 

@@ -48,7 +48,10 @@ impl Reaper {
                 Err(error) => {
                     let problem = format!("no thread: {error}");
                     let facts: [(&str, &dyn ToString); 2] = [("device", &""), ("problem", &problem)];
-                    return Err(UnpinFailed { pinned, error: Error::refused(Reason::DriverFailed, &facts) });
+                    return Err(UnpinFailed {
+                        pinned: Box::new(pinned),
+                        error: Error::refused(Reason::DriverFailed, &facts),
+                    });
                 }
             },
         };
