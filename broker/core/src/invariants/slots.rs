@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use vramd_types::AllocationId;
+use vramd_types::{AllocationId, SessionId};
 
 use super::{SLOTS, Violation, expect, expect_equal, scope::Scope};
 use crate::{broker::Broker, residency::Hold};
@@ -10,10 +10,7 @@ use crate::{broker::Broker, residency::Hold};
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
         let mut seen = BTreeSet::new();
-        for hold in session.maps.keys().flat_map(|allocation| holds(broker, *allocation)) {
-            if hold.session != id {
-                continue;
-            }
+        for hold in session.maps.keys().flat_map(|allocation| holds(broker, *allocation, id)) {
             let fits = match (&session.words, hold.slot()) {
                 (Some(words), Some(slot)) => words.slots.is_taken(slot) && seen.insert(slot),
                 (None, None) => true,
@@ -29,7 +26,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-fn holds(broker: &Broker, allocation: AllocationId) -> impl Iterator<Item = &Hold> {
+fn holds(broker: &Broker, allocation: AllocationId, of: SessionId) -> impl Iterator<Item = &Hold> {
     let parts = broker.allocations.get(allocation).map(|allocation| &*allocation.parts).unwrap_or_default();
-    parts.iter().flat_map(|part| &part.holds)
+    parts.iter().filter_map(move |part| part.hold(of))
 }

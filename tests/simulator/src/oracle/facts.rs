@@ -202,6 +202,10 @@ pub(super) struct Facts {
     pub(super) words_asked: BTreeMap<PartRef, u64>,
     /// Allocations of which mappings are being revoked, by the call; `None` of some that was named.
     pub(super) revoking: BTreeMap<CallId, Option<AllocationId>>,
+    /// Who was told to unmap what for a while, and has not.
+    pub(super) evicting: BTreeSet<(SessionId, PartRef)>,
+    /// Some pin call is in somebody's way who waits itself.
+    pub(super) some_stuck: bool,
     /// How many events there were.
     pub(super) clock: u64,
     pub(super) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
@@ -258,7 +262,10 @@ impl Facts {
                 extent.mappers.remove(&id);
             }
         }
-        if !self.sessions.values().any(|session| session.holds.contains_key(&part)) {
+        self.evicting.remove(&(id, part));
+        if self.fences.contains_key(&part)
+            && !self.sessions.values().any(|session| session.holds.contains_key(&part))
+        {
             self.fences.remove(&part);
         }
     }

@@ -46,6 +46,9 @@ impl Oracle {
 
     /// After each event: of which fences it is certain that they last.
     pub(super) fn fences_last(&mut self) {
+        if self.facts.fences.is_empty() {
+            return;
+        }
         let facts = &self.facts;
         let answers = |it: &SessionFacts| it.pins && !it.silent && !it.gone && facts.is_heard(it);
         let lasts = |part: &PartRef, fence: &FenceFacts| {

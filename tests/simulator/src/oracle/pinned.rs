@@ -27,6 +27,7 @@ impl Oracle {
         self.expect(PINNED, !taken, || format!("{part:?} is in a pin call of {id}, and is revoked"));
         let asked = since > 0;
         self.expect(PINNED, asked, || format!("{part:?} is evicted from {id}, and nobody asked for that"));
+        self.facts.evicting.insert((id, part));
         if self.step.words_revoked == Some(part)
             && let Some(session) = self.facts.sessions.get_mut(&id)
         {

@@ -12,6 +12,10 @@ use super::{
 
 impl Oracle {
     pub(super) fn nobody_stalls(&mut self) {
+        if self.facts.fences.is_empty() && self.facts.evicting.is_empty() && !self.facts.some_stuck {
+            return;
+        }
+        self.facts.some_stuck = false;
         let waits = |call: &PinFacts| !call.answered;
         let waiting = self.facts.sessions.iter().filter(|(_, it)| it.pin_calls.values().any(waits));
         let waiting: BTreeSet<SessionId> = waiting.map(|(id, _)| *id).collect();
@@ -39,6 +43,7 @@ impl Oracle {
             if let Some(call) = call {
                 call.stuck = since;
             }
+            self.facts.some_stuck |= since.is_some();
             let late = since.is_some_and(|since| since.after(longest) < self.facts.now);
             self.expect(STALLS, !late, || {
                 format!("call {number} of {id} waits since {since:?} for those who wait themselves")
