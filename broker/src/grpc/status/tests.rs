@@ -58,7 +58,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// What the shell or the client says, and the broker never.
-const NOT_THE_BROKERS: [Reason; 9] = [
+const NOT_THE_BROKERS: [Reason; 10] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
