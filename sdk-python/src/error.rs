@@ -1,0 +1,129 @@
+//! From the SDK's errors to the classes of `vramd.errors`.
+
+use std::{collections::BTreeMap, fmt::Display, time::Duration};
+
+use pyo3::{prelude::*, sync::PyOnceLock};
+use vramd_client::{Error, Reason, StatusCode};
+
+/// What `vramd.errors.of` makes an exception of.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    /// A class that says more than its reason.
+    class: Option<&'static str>,
+    reason: Option<String>,
+    code: Option<String>,
+    message: String,
+    facts: BTreeMap<String, String>,
+    retry_after: Option<Duration>,
+}
+
+impl Fault {
+    /// Of this package alone: no reason of the registry says it.
+    pub(crate) fn own(class: &'static str, message: impl Display) -> Self {
+        Self {
+            class: Some(class),
+            reason: None,
+            code: None,
+            message: message.to_string(),
+            facts: BTreeMap::new(),
+            retry_after: None,
+        }
+    }
+
+    /// A refusal that this process makes itself.
+    pub(crate) fn refused(reason: Reason, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
+        Self::named(reason.name(), reason.code(), message, facts)
+    }
+
+    /// A refusal for the sake of who looks at the memory.
+    pub(crate) fn pinned(message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
+        Self::named("PINNED", StatusCode::FailedPrecondition, message, facts)
+    }
+
+    fn named(reason: &str, code: StatusCode, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
+        Self {
+            class: None,
+            reason: Some(reason.to_owned()),
+            code: Some(code.name().to_owned()),
+            message: message.to_string(),
+            facts: facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect(),
+            retry_after: None,
+        }
+    }
+
+    pub(crate) fn of_class(self, class: &'static str) -> Self {
+        Self { class: Some(class), ..self }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        let class = match &error {
+            Error::DeviceMemory { .. } => Some("DeviceMemory"),
+            Error::NotMapped { .. } => Some("NotMapped"),
+            Error::CopyFailed { .. } => Some("CopyFailed"),
+            _ => None,
+        };
+        let (mut reason, mut code) = match error.reason() {
+            Some(reason) => (Some(reason.name().to_owned()), Some(reason.code().name().to_owned())),
+            None => (None, None),
+        };
+        let mut retry_after = None;
+        match &error {
+            Error::Refused(refusal) => retry_after = refusal.retry_after,
+            Error::Unknown { code: number, reason: name, .. } => {
+                reason = Some(name.clone()).filter(|name| !name.is_empty());
+                code = Some(code_name(*number));
+            }
+            _ => {}
+        }
+        Self { class, reason, code, message: error.to_string(), facts: error.facts(), retry_after }
+    }
+}
+
+impl From<Fault> for PyErr {
+    fn from(fault: Fault) -> Self {
+        Python::attach(|py| exception(py, &fault).map_or_else(|error| error, Self::from_value))
+    }
+}
+
+fn exception<'py>(py: Python<'py>, fault: &Fault) -> PyResult<Bound<'py, PyAny>> {
+    static OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let of = OF.get_or_try_init(py, || {
+        py.import("vramd.errors").and_then(|errors| errors.getattr("of")).map(Bound::unbind)
+    })?;
+    let retry_after = fault.retry_after.map(|wait| wait.as_secs_f64());
+    of.bind(py).call1((
+        fault.class,
+        fault.reason.as_deref(),
+        fault.code.as_deref(),
+        &fault.message,
+        fault.facts.clone(),
+        retry_after,
+    ))
+}
+
+/// gRPC's name of a code, also of one that vramd itself never sends.
+fn code_name(number: i32) -> String {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    let name = usize::try_from(number).ok().and_then(|number| NAMES.get(number));
+    name.map_or_else(|| number.to_string(), |name| (*name).to_owned())
+}
