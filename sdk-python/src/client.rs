@@ -94,10 +94,14 @@ impl Client {
 
 #[pymethods]
 impl Client {
-    #[pyo3(signature = (
-        size, *, name = None, device = None, lifetime = "session", readers = Vec::new(), part_size = None,
-        replace = false, uninitialized = false
-    ))]
+    #[pyo3(
+        signature = (
+            size, *, name = None, device = None, lifetime = "session", readers = Vec::new(), part_size = None,
+            replace = false, uninitialized = false
+        ),
+        text_signature = "($self, size, *, name=None, device=None, lifetime='session', readers=(), part_size=None, \
+                          replace=False, uninitialized=False)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
     fn allocate(
         &self,

@@ -88,7 +88,10 @@ impl Memory {
         copy::to_buffer(buffer, &self.shared, offset)
     }
 
-    #[pyo3(signature = (shape = None, dtype = DType::U8, offset = 0))]
+    #[pyo3(
+        signature = (shape = None, dtype = DType::U8, offset = 0),
+        text_signature = "($self, shape=None, dtype='uint8', offset=0)"
+    )]
     fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: DType, offset: usize) -> PyResult<Tensor> {
         Tensor::new(self.shared.view(py)?, shape, dtype, offset)
     }

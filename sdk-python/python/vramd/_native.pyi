@@ -4,7 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, final
 
-from typing_extensions import Buffer, CapsuleType, Self
+from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
+
+__all__ = [
+    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Released", "Sealed", "Tensor", "__version__", "connect",
+    "reasons", "socket_dir",
+]
 
 __version__: str
 
@@ -54,7 +59,7 @@ class Client:
         name: str | None = None,
         device: str | None = None,
         lifetime: Literal["session", "persistent"] = "session",
-        readers: Sequence[str] = ...,
+        readers: Sequence[str] = (),
         part_size: int | str | None = None,
         replace: bool = False,
         uninitialized: bool = False,
@@ -79,6 +84,7 @@ class Client:
     def __exit__(self, *_error: object) -> None: ...
     def __reduce__(self) -> NoReturn: ...
 
+@disjoint_base
 class Memory(Buffer):
     """Mapped memory: an `Allocation` or a `Sealed`."""
 
