@@ -18,6 +18,7 @@ gpu: gpu-bundle ## the GPU suite on this machine, results in target/gpu-results;
 	target/gpu-bundle/run $(if $(QUICK),--quick) target/gpu-results
 
 gpu-bundle: ## packs that suite for a machine without a toolchain, into target/gpu-bundle
+	tests/dev/install-tools
 	tests/gpu/bundle.py
 
 verify: ## all that .ci/run checks, but for cargo-deny, which takes long to build

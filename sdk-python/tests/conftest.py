@@ -24,10 +24,11 @@ MIB = 1 << 20
 
 
 class Daemon:
-    """A daemon. Leaving it ends it, and fails if it has logged an error."""
+    """A daemon. Ending it fails if it has logged an error."""
 
-    def __init__(self, *, memory: str = "256MiB", more: str = "") -> None:
-        assert PROGRAM.exists(), f"{PROGRAM} is missing: cargo build -p vramd"
+    def __init__(self, *, memory: str = "256MiB", driver: str = "", more: str = "") -> None:
+        assert PROGRAM.exists(), f"{PROGRAM} is missing: sdk-python/tests/run builds it"
+        driver = driver or f'kind = "sim"\n[[driver.sim.devices]]\nmemory = "{memory}"\n'
         self.folder = tempfile.TemporaryDirectory(prefix="vramd-python-", dir="/tmp")
         self.home = pathlib.Path(self.folder.name)
         self.sockets = self.home / "run"
@@ -36,7 +37,7 @@ class Daemon:
         config = self.home / "vramd.toml"
         config.write_text(
             f'[daemon]\nsocket_dir = "{self.sockets}"\nstate_dir = "{self.home / "state"}"\n'
-            f'[driver]\nkind = "sim"\n[[driver.sim.devices]]\nmemory = "{memory}"\n{more}'
+            f"[driver]\n{driver}{more}"
         )
         environment = {key: text for key, text in os.environ.items() if key != "VRAMD_SOCKET_DIR"}
         with open(self.log, "wb") as log:
