@@ -5,9 +5,13 @@ use std::{collections::BTreeMap, fmt::Display, time::Duration};
 use pyo3::{prelude::*, sync::PyOnceLock};
 use vramd_client::{Error, Reason, StatusCode};
 
+/// An error on its way to Python. Boxed, so that what goes well does not carry its size.
+#[derive(Debug)]
+pub(crate) struct Fault(Box<Told>);
+
 /// What `vramd.errors.of` makes an exception of.
 #[derive(Debug)]
-pub(crate) struct Fault {
+struct Told {
     /// A class that says more than its reason.
     class: Option<&'static str>,
     reason: Option<String>,
@@ -20,7 +24,7 @@ pub(crate) struct Fault {
 impl Fault {
     /// Of this package alone: no reason of the registry says it.
     pub(crate) fn own(class: &'static str, message: impl Display) -> Self {
-        Self {
+        Told {
             class: Some(class),
             reason: None,
             code: None,
@@ -28,6 +32,7 @@ impl Fault {
             facts: BTreeMap::new(),
             retry_after: None,
         }
+        .into()
     }
 
     /// A refusal that this process makes itself.
@@ -41,7 +46,7 @@ impl Fault {
     }
 
     fn named(reason: &str, code: StatusCode, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
-        Self {
+        Told {
             class: None,
             reason: Some(reason.to_owned()),
             code: Some(code.name().to_owned()),
@@ -49,10 +54,18 @@ impl Fault {
             facts: facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect(),
             retry_after: None,
         }
+        .into()
     }
 
-    pub(crate) fn of_class(self, class: &'static str) -> Self {
-        Self { class: Some(class), ..self }
+    pub(crate) fn of_class(mut self, class: &'static str) -> Self {
+        self.0.class = Some(class);
+        self
+    }
+}
+
+impl From<Told> for Fault {
+    fn from(told: Told) -> Self {
+        Self(Box::new(told))
     }
 }
 
@@ -77,28 +90,28 @@ impl From<Error> for Fault {
             }
             _ => {}
         }
-        Self { class, reason, code, message: error.to_string(), facts: error.facts(), retry_after }
+        Told { class, reason, code, message: error.to_string(), facts: error.facts(), retry_after }.into()
     }
 }
 
 impl From<Fault> for PyErr {
     fn from(fault: Fault) -> Self {
-        Python::attach(|py| exception(py, &fault).map_or_else(|error| error, Self::from_value))
+        Python::attach(|py| exception(py, &fault.0).map_or_else(|error| error, Self::from_value))
     }
 }
 
-fn exception<'py>(py: Python<'py>, fault: &Fault) -> PyResult<Bound<'py, PyAny>> {
+fn exception<'py>(py: Python<'py>, told: &Told) -> PyResult<Bound<'py, PyAny>> {
     static OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let of = OF.get_or_try_init(py, || {
         py.import("vramd.errors").and_then(|errors| errors.getattr("of")).map(Bound::unbind)
     })?;
-    let retry_after = fault.retry_after.map(|wait| wait.as_secs_f64());
+    let retry_after = told.retry_after.map(|wait| wait.as_secs_f64());
     of.bind(py).call1((
-        fault.class,
-        fault.reason.as_deref(),
-        fault.code.as_deref(),
-        &fault.message,
-        fault.facts.clone(),
+        told.class,
+        told.reason.as_deref(),
+        told.code.as_deref(),
+        &told.message,
+        told.facts.clone(),
         retry_after,
     ))
 }
