@@ -1,18 +1,28 @@
 //! Handles of mapped memory: an [`Allocation`] is written, then sealed; a [`Sealed`] one is only read.
 //!
-//! The address of a handle never changes. What lies there can be taken away: when an operator frees the allocation or
-//! ends the session, the daemon revokes the mapping, and the SDK obeys. From then on an access through a slice that
-//! the program still holds faults (SIGSEGV), and a kernel's access ends its context, as memory of a device that fell off
-//! the bus would; new slices and copies answer [`Error::NotMapped`]. `is_mapped` tells.
+//! The address of a handle never changes. What lies there can be taken away, in two ways.
+//!
+//! **By whoever needs the room**, while nobody pins it. A handle *holds* its allocation at first, which is a pin of its own:
+//! so nothing goes behind the back of slices and pointers. A program that uses memory now and then gives that pin up
+//! (`unhold`) and pins what it uses when it uses it (`pin`): the guard brings back what has gone, to the same address, with
+//! the same bytes. A guard may outlive its handle. While guards are alive, `seal`, `free` and `detach` are refused with
+//! [`Error::Pinned`]; a handle that is dropped is parted from when the last guard is gone.
+//!
+//! **For good**, when an operator frees the allocation or ends the session. The handle's own pin does not count then. Once
+//! no guard is left the SDK unmaps. From then on an access through a slice of the handle that the program still has
+//! faults (SIGSEGV), and a kernel's access ends its context, as memory of a device that fell off the bus would; new slices
+//! and copies answer [`Error::NotMapped`]. `is_mapped` tells.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use vramd_types::AllocationId;
+use vramd_words::Access;
 
 use crate::{
     error::{Error, Result},
     handle::Handle,
     info::AllocationInfo,
+    pins::{Pinnable, Pinned, private},
     session::Released,
 };
 
@@ -103,8 +113,35 @@ impl Allocation {
     }
 
     /// Unmaps and frees it, and reports what is still charged.
-    pub fn free(self) -> Result<Released> {
+    pub fn free(mut self) -> Result<Released> {
         self.handle.free()
+    }
+
+    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. Reading a pin costs
+    /// an atomic instruction a part and as much to end it. At most 1,024 parts.
+    pub fn pin(&self, access: Access) -> Result<Pinned> {
+        self.handle.pin(None, access)
+    }
+
+    /// The same for some of its parts.
+    pub fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
+        self.handle.pin(Some(parts), access)
+    }
+
+    /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the
+    /// handle are refused ([`Error::NotPinned`]). Copies bring it back as they need it.
+    pub fn unhold(&mut self) -> Result<()> {
+        self.handle.unhold()
+    }
+
+    /// Takes the handle's own pin again, and waits until it is here.
+    pub fn hold(&mut self) -> Result<()> {
+        self.handle.hold()
+    }
+
+    /// Whether the handle pins it, as every handle does at first.
+    pub fn is_held(&self) -> bool {
+        self.handle.is_held()
     }
 }
 
@@ -155,13 +192,56 @@ impl Sealed {
     }
 
     /// Unmaps it and frees it for everybody, which its owner may. Others that map it keep their mappings.
-    pub fn free(self) -> Result<Released> {
+    pub fn free(mut self) -> Result<Released> {
         self.handle.free()
     }
 
     /// Unmaps it, and leaves it as it is.
-    pub fn detach(self) -> Result<()> {
+    pub fn detach(mut self) -> Result<()> {
         self.handle.detach()
+    }
+
+    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. Reading a pin costs
+    /// an atomic instruction a part and as much to end it. At most 1,024 parts.
+    pub fn pin(&self, access: Access) -> Result<Pinned> {
+        self.handle.pin(None, access)
+    }
+
+    /// The same for some of its parts.
+    pub fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
+        self.handle.pin(Some(parts), access)
+    }
+
+    /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the
+    /// handle are refused ([`Error::NotPinned`]). Copies bring it back as they need it.
+    pub fn unhold(&mut self) -> Result<()> {
+        self.handle.unhold()
+    }
+
+    /// Takes the handle's own pin again, and waits until it is here.
+    pub fn hold(&mut self) -> Result<()> {
+        self.handle.hold()
+    }
+
+    /// Whether the handle pins it, as every handle does at first.
+    pub fn is_held(&self) -> bool {
+        self.handle.is_held()
+    }
+}
+
+impl Pinnable for Allocation {}
+
+impl private::Sealed for Allocation {
+    fn handle(&self) -> private::Handle<'_> {
+        private::Handle(&self.handle)
+    }
+}
+
+impl Pinnable for Sealed {}
+
+impl private::Sealed for Sealed {
+    fn handle(&self) -> private::Handle<'_> {
+        private::Handle(&self.handle)
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 
 use vramd_proto::v1::{self, Device};
 use vramd_types::{AllocationId, Reason, SessionId};
+use vramd_words::Access;
 
 use crate::{
     allocation::{Allocation, Sealed},
@@ -17,6 +18,7 @@ use crate::{
     info::{AllocationInfo, AllocationKind, AllocationState},
     mapping::Mode,
     paths,
+    pins::{Pinnable, PinnedSet, pin_set},
     raw::RawClient,
     request::{AllocationRequest, Target},
     request_id::RequestId,
@@ -74,6 +76,13 @@ impl Client {
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
     pub fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
         self.claim_attached(target.into(), AllocationKind::Fixed).map(Allocation::new)
+    }
+
+    /// Pins several allocations together, all or none, so that two programs which need the same ones do not each wait for
+    /// what the other has. Waits until all are here. At most 1,024 parts.
+    pub fn pin_set(&self, set: &[(&dyn Pinnable, Access)]) -> Result<PinnedSet> {
+        check_home(&self.session)?;
+        pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline())
     }
 
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.
@@ -138,7 +147,7 @@ impl Client {
         self.session.is_home() && self.session.table().is_draining()
     }
 
-    /// Waits until everything that was dropped so far is unmapped and freed or detached.
+    /// Waits until everything that was dropped so far is unmapped and freed or detached, but for what guards still pin.
     pub fn flush(&self) -> Result<()> {
         check_home(&self.session)?;
         self.flush_until(self.session.deadline())
@@ -159,6 +168,7 @@ impl Client {
             request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
             items: requests.into_iter().map(|request| request.spec).collect(),
         };
+        let _expecting = self.session.table().expect();
         let _seat = self.session.sit();
         let answer = self.session.call(deadline, request, |mut client, request| async move {
             client.allocate_batch(request).await
@@ -181,6 +191,7 @@ impl Client {
             request_id: RequestId::random().to_vec(),
             target: Some(target),
         };
+        let _expecting = self.session.table().expect();
         let _seat = self.session.sit();
         let answer = self
             .session

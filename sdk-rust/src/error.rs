@@ -37,6 +37,15 @@ pub enum Error {
     DeviceMemory { allocation: String },
     #[error("{allocation} is not mapped any more, or not for that")]
     NotMapped { allocation: String },
+    /// Its handle has let go of it: the daemon may take it back while nobody pins it.
+    #[error("{allocation} is not held: pin it, or hold it again")]
+    NotPinned { allocation: String },
+    /// Guards are alive. Nothing was done, and nothing is lost.
+    #[error("{allocation} is in use: {pins} pins of this process are left")]
+    Pinned { allocation: String, pins: u64 },
+    /// This process was forked from the one that the session belongs to.
+    #[error("session {session} belongs to the process that this one was forked from")]
+    Forked { session: String },
     #[error("{allocation} could not be copied: {problem}")]
     CopyFailed { allocation: String, problem: String },
     #[error("the bytes have the digest {found}, not {expected}")]
@@ -75,7 +84,10 @@ impl Error {
             Self::MapFailed { .. }
             | Self::DeviceMemory { .. }
             | Self::NotMapped { .. }
+            | Self::NotPinned { .. }
             | Self::CopyFailed { .. } => Reason::MapFailed,
+            Self::Pinned { .. } => Reason::Pinned,
+            Self::Forked { .. } => Reason::SessionForeign,
             Self::DigestMismatch { .. } => Reason::DigestMismatch,
             Self::Refused(refusal) => refusal.reason,
             Self::Unknown { .. } => return None,
@@ -110,9 +122,11 @@ impl Error {
             Self::MapFailed { allocation, problem } | Self::CopyFailed { allocation, problem } => {
                 facts(&[("allocation", allocation), ("problem", problem)])
             }
-            Self::DeviceMemory { allocation } | Self::NotMapped { allocation } => {
-                facts(&[("allocation", allocation), ("problem", self)])
-            }
+            Self::DeviceMemory { allocation }
+            | Self::NotMapped { allocation }
+            | Self::NotPinned { allocation } => facts(&[("allocation", allocation), ("problem", self)]),
+            Self::Pinned { allocation, pins } => facts(&[("allocation", allocation), ("pins", pins)]),
+            Self::Forked { session } => facts(&[("session", session), ("pid", &std::process::id())]),
             Self::DigestMismatch { expected, found } => facts(&[("expected", expected), ("found", found)]),
             Self::Refused(refusal) => refusal.facts.clone(),
             Self::Draining | Self::Deadline | Self::Unknown { .. } => BTreeMap::new(),
@@ -157,6 +171,9 @@ impl Error {
             Reason::Deadline => Self::Deadline,
             Reason::MapFailed => {
                 Self::MapFailed { allocation: text("allocation")?, problem: text("problem")? }
+            }
+            Reason::Pinned => {
+                Self::Pinned { allocation: text("allocation")?, pins: text("pins")?.parse().ok()? }
             }
             Reason::DigestMismatch => {
                 Self::DigestMismatch { expected: text("expected")?, found: text("found")? }

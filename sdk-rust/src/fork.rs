@@ -15,31 +15,47 @@ use std::{
     marker::PhantomData,
     mem::ManuallyDrop,
     ops::Deref,
-    process,
     sync::{Arc, Once},
 };
+
+use crate::process::Process;
 
 /// A shared value that only the process which made it may use or drop.
 #[derive(Debug)]
 pub(crate) struct ProcessBound<T> {
     value: ManuallyDrop<Arc<T>>,
-    pid: u32,
+    process: Process,
 }
 
 impl<T> ProcessBound<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { value: ManuallyDrop::new(Arc::new(value)), pid: process::id() }
+        Self { value: ManuallyDrop::new(Arc::new(value)), process: Process::current() }
     }
 
-    /// Whether this is not a forked child.
+    /// Whether this is not a forked child. No system call.
+    #[inline]
     pub(crate) fn is_home(&self) -> bool {
-        process::id() == self.pid
+        Process::current() == self.process
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.value, &other.value)
+    }
+
+    /// How many others share it.
+    pub(crate) fn others(&self) -> usize {
+        Arc::strong_count(&self.value) - 1
+    }
+
+    /// Whether nobody else shares it; what the others did with it has then happened before.
+    pub(crate) fn is_alone(&mut self) -> bool {
+        Arc::get_mut(&mut self.value).is_some()
     }
 }
 
 impl<T> Clone for ProcessBound<T> {
     fn clone(&self) -> Self {
-        Self { value: ManuallyDrop::new(Arc::clone(&self.value)), pid: self.pid }
+        Self { value: ManuallyDrop::new(Arc::clone(&self.value)), process: self.process }
     }
 }
 

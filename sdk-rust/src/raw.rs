@@ -102,7 +102,7 @@ impl RawAllocation {
 
     /// Says that nothing of it is mapped any more, and frees it.
     pub fn free(self) -> Result<Released> {
-        let Self { parts, handle } = self;
+        let Self { parts, mut handle } = self;
         drop(parts);
         handle.session().table().set_yielded(handle.info().id, true);
         handle.free()
@@ -110,7 +110,7 @@ impl RawAllocation {
 
     /// Says that nothing of it is mapped any more, and leaves it as it is.
     pub fn detach(self) -> Result<()> {
-        let Self { parts, handle } = self;
+        let Self { parts, mut handle } = self;
         drop(parts);
         handle.detach()
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tonic::{Request, Response, Status, transport::Channel};
-use vramd_proto::v1::{self, Access, memory_service_client::MemoryServiceClient};
+use vramd_proto::v1::{self, memory_service_client::MemoryServiceClient};
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
 
 use crate::{
@@ -17,8 +17,9 @@ use crate::{
     error::{Error, Result},
     fork::ProcessBound,
     info::AllocationInfo,
-    mapping::{Ending, Mode, Table},
+    mapping::{Ending, Mode, Table, Until},
     past, paths,
+    pins::Reaper,
     release::Releases,
     request::Target,
     request_id::RequestId,
@@ -44,6 +45,7 @@ pub(crate) struct Session {
     table: Arc<Table>,
     rpc: Rpc,
     releases: Releases,
+    reaper: Reaper,
 }
 
 /// What became of memory that was freed or detached.
@@ -74,21 +76,35 @@ impl Session {
         let unmapped_sessions = past::over(socket_dir);
         let told = unmapped_sessions.clone();
         let may_narrow = mode == Mode::Map && devices.is_none();
-        let greeting = Greeting { client_name, devices, unmapped_sessions };
+        // Nobody sees what a program does with parts that it maps itself.
+        let pins = mode == Mode::Map;
+        let greeting = Greeting { client_name, devices, unmapped_sessions, pins };
         let deadline = Instant::now() + request_timeout.min(HELLO_TIMEOUT);
         let path = paths::channel_socket(socket_dir);
-        let (mut link, mut welcome) = channel::open(&path, greeting.clone(), deadline)?;
+        let (mut link, mut welcome, mut words) = channel::open(&path, greeting.clone(), deadline)?;
         if may_narrow && let Some(seen) = visible::narrowed(&welcome.devices) {
             // It maps nothing, so its end is all that the daemon needs to forget it.
             link.end();
             let greeting = Greeting { devices: Some(seen), unmapped_sessions: Vec::new(), ..greeting };
-            (link, welcome) = channel::open(&path, greeting, deadline)?;
+            (link, welcome, words) = channel::open(&path, greeting, deadline)?;
         }
         past::forget(socket_dir, &told);
 
+        let table = Table::new(mode, Gpus::new(&welcome.devices), words);
+        Self::begin(link, table, welcome, socket_dir, request_timeout)
+    }
+
+    /// Over a channel that is open.
+    pub(crate) fn begin(
+        link: Link,
+        table: Table,
+        welcome: v1::Welcome,
+        socket_dir: &Path,
+        request_timeout: Duration,
+    ) -> Result<ProcessBound<Self>> {
         let local = |error: std::io::Error| Error::BrokerGone { problem: format!("no thread: {error}") };
         let id = SessionId::from_raw(welcome.session_id);
-        let (link, table) = (Arc::new(link), Arc::new(Table::new(mode, Gpus::new(&welcome.devices))));
+        let (link, table) = (Arc::new(link), Arc::new(table));
         let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
         let releases = Releases::start().map_err(local)?;
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(local)?;
@@ -103,6 +119,7 @@ impl Session {
             table,
             rpc,
             releases,
+            reaper: Reaper::default(),
         }))
     }
 
@@ -169,27 +186,28 @@ impl Session {
         })
     }
 
-    /// For a caller that is about to wait for memory: from now on it reads the channel itself, by [`Self::wait_held`].
+    pub(crate) fn reaper(&self) -> &Reaper {
+        &self.reaper
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// For a caller that is about to wait for memory: from now on it reads the channel itself, by [`Self::wait`].
     pub(crate) fn sit(&self) -> Option<Seat<'_>> {
         self.link.sit()
     }
 
-    /// Waits until so many parts of a claimed allocation are here with that access, or never will be.
-    pub(crate) fn wait_held(
-        &self,
-        id: AllocationId,
-        parts: usize,
-        access: Access,
-        deadline: Instant,
-    ) -> Result<()> {
-        while !self.table.is_held(id, parts, access)? {
+    /// Waits until it is so, or never will be.
+    pub(crate) fn wait(&self, until: Until, deadline: Instant) -> Result<()> {
+        while !self.table.is(until)? {
             match channel::attend(&self.link, &self.table, deadline) {
                 Attended::Packet => {}
                 Attended::Nothing => {
-                    let held = self.table.is_held(id, parts, access)?;
-                    return if held { Ok(()) } else { Err(Error::Deadline) };
+                    return if self.table.is(until)? { Ok(()) } else { Err(Error::Deadline) };
                 }
-                Attended::NotReader => return self.table.wait_held(id, parts, access, deadline),
+                Attended::NotReader => return self.table.wait(until, deadline),
             }
         }
         Ok(())
@@ -274,8 +292,7 @@ pub(crate) fn check_home(session: &ProcessBound<Session>) -> Result<()> {
     if session.is_home() {
         return Ok(());
     }
-    let facts: [(&str, &dyn ToString); 2] = [("session", &session.id), ("pid", &std::process::id())];
-    Err(Error::refused(Reason::SessionForeign, &facts))
+    Err(Error::Forked { session: session.id.to_string() })
 }
 
 fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {

@@ -49,6 +49,7 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
                 .iter()
                 .filter_map(|index| context.devices.get(usize::from(index.0)).cloned())
                 .collect(),
+            slot_count: 0,
         }),
         DaemonFrame::Refused(refusal) => Frame::Refused(super::refused::of_core(refusal)),
         DaemonFrame::Map(parts) => {
@@ -99,6 +100,7 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
             Handle::CudaIpc(handle) => handle.to_vec(),
             Handle::Memfd(_) | Handle::VmmFd(_) => Vec::new(),
         },
+        slot: 0,
     }
 }
 
@@ -120,6 +122,9 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
             bounded(mapped.parts.len())?;
             let parts = mapped.parts.iter().map(core_part).collect();
             Ok(Received::Frame(core::ClientFrame::Mapped(parts)))
+        }
+        Some(Frame::WordsMapped(_) | Frame::Pin(_) | Frame::PinEnded(_)) => {
+            Err("a frame about pins, of which nothing was agreed".to_owned())
         }
         Some(Frame::Unmapped(unmapped)) => {
             bounded(unmapped.parts.len())?;

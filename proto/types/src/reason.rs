@@ -122,12 +122,18 @@ reasons! {
         "The tenant, or the node, has as many allocations or parts as it may.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
         "More requests are waiting than the daemon takes; try again.";
+    PinsTooMany, "PINS_TOO_MANY", ResourceExhausted, ["allocation", "limit_count"],
+        "A part has as many pins as its word can count.";
     NotSealed, "NOT_SEALED", FailedPrecondition, ["allocation"],
         "Only a sealed allocation can be attached or replaced.";
     AlreadySealed, "ALREADY_SEALED", FailedPrecondition, ["allocation"],
         "The allocation is sealed, or is being sealed.";
     StillMapped, "STILL_MAPPED", FailedPrecondition, ["allocation"],
         "The session still unmaps an earlier mapping of the allocation.";
+    Pinned, "PINNED", FailedPrecondition, ["allocation", "pins"],
+        "The process itself still uses the allocation: its own pins must end first.";
+    StreamCapturing, "STREAM_CAPTURING", FailedPrecondition, ["allocation"],
+        "A stream is being captured, and can't be waited for: pin around the graph's launch. Never sent by the daemon.";
     DeviceNotVisible, "DEVICE_NOT_VISIBLE", FailedPrecondition, ["device"],
         "The session does not see the device.";
     SessionLost, "SESSION_LOST", FailedPrecondition, ["session"],
@@ -156,6 +162,8 @@ reasons! {
         "This driver cannot make allocations of that kind.";
     TierUnsupported, "TIER_UNSUPPORTED", Unimplemented, ["tier"],
         "This node has no such tier.";
+    StreamsUnsupported, "STREAMS_UNSUPPORTED", Unimplemented, ["allocation"],
+        "The allocation lies in memory that has no streams. Never sent by the daemon.";
     ContentLost, "CONTENT_LOST", DataLoss, ["allocation"],
         "The bytes of the allocation are lost.";
     DigestMismatch, "DIGEST_MISMATCH", DataLoss, ["expected", "found"],

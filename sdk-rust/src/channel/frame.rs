@@ -21,7 +21,7 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
             }
         }
         Frame::Revoke(revoke) => bounded(revoke.parts.len(), PARTS_PER_FRAME_MAX)?,
-        Frame::Welcome(_) | Frame::Refused(_) | Frame::Drain(_) => {}
+        Frame::Welcome(_) | Frame::Refused(_) | Frame::Drain(_) | Frame::PinAnswer(_) => {}
     }
     Ok(frame)
 }

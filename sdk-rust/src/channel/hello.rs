@@ -1,11 +1,15 @@
 //! The opening of a session: `hello`, answered by `welcome` or a refusal.
 
-use std::{path::Path, time::Instant};
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    time::Instant,
+};
 
 use rustix::io::Errno;
 use vramd_proto::{
     channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
-    v1::{Feature, Hello, Welcome, client_frame, daemon_frame},
+    v1::{Feature, Hello, Welcome, WordsMapped, client_frame, daemon_frame},
 };
 use vramd_types::{Reason, SessionId};
 
@@ -13,7 +17,11 @@ use super::{
     link::Link,
     socket::{Received, Socket},
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    fork::Gate,
+    pins::Words,
+};
 
 /// What a client says of itself.
 #[derive(Clone, Debug)]
@@ -23,9 +31,11 @@ pub(crate) struct Greeting {
     pub(crate) devices: Option<Vec<String>>,
     /// Earlier sessions of this process that map nothing any more.
     pub(crate) unmapped_sessions: Vec<SessionId>,
+    /// It pins what it uses, where the daemon knows how.
+    pub(crate) pins: bool,
 }
 
-pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result<(Link, Welcome)> {
+pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result<(Link, Welcome, Words)> {
     let gone = |error: Errno| Error::BrokerGone { problem: format!("{}: {error}", path.display()) };
     let socket = Socket::connect(path).map_err(gone)?;
     fault_point!(Connected);
@@ -33,8 +43,8 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
     // A daemon that refuses before it reads may have closed already; its refusal is still there to be read.
     let sent = socket.send(hello);
     fault_point!(HelloSent);
-    let welcome = match answer(&socket, deadline) {
-        Ok(welcome) => welcome,
+    let (welcome, words) = match answer(&socket, deadline) {
+        Ok(answer) => answer,
         Err(error @ Error::BrokerGone { .. }) => return Err(sent.map_err(gone).err().unwrap_or(error)),
         Err(error) => return Err(error),
     };
@@ -43,14 +53,23 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
         let problem = "the daemon does not speak standing mappings, the only ones this build knows";
         return Err(Error::refused(Reason::ProtocolBroken, &[("problem", &problem)]));
     }
-    Ok((Link::new(socket).map_err(gone)?, welcome))
+    let words = match words {
+        Some(words) => {
+            // Before anything else is sent, and by nobody else: the daemon waits for it.
+            socket.send(client_frame::Frame::WordsMapped(WordsMapped {})).map_err(gone)?;
+            words
+        }
+        None => Words::own().map_err(|problem| Error::BrokerGone { problem })?,
+    };
+    Ok((Link::new(socket).map_err(gone)?, welcome, words))
 }
 
 fn hello(greeting: Greeting) -> Hello {
+    let pins = feature_bit(Feature::Pins);
     Hello {
         protocol_major: PROTOCOL_MAJOR,
         protocol_minor: PROTOCOL_MINOR,
-        features: FEATURES,
+        features: if greeting.pins { FEATURES | pins } else { FEATURES & !pins },
         any_device: greeting.devices.is_none(),
         devices: greeting.devices.unwrap_or_default(),
         client_name: greeting.client_name,
@@ -58,24 +77,39 @@ fn hello(greeting: Greeting) -> Hello {
     }
 }
 
-fn answer(socket: &Socket, deadline: Instant) -> Result<Welcome> {
+/// The welcome, with the words that came with it.
+fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)> {
     let gone = |problem: &str| Error::BrokerGone { problem: problem.to_owned() };
     loop {
         if !socket.wait_readable(Some(deadline)).map_err(|error| gone(&error.to_string()))? {
             return Err(Error::Deadline);
         }
+        // No child is to inherit the words' descriptor.
+        let _gate = Gate::hold();
         match socket.receive().map_err(|error| gone(&error.to_string()))? {
             None => {}
             Some(Received::Ended) => return Err(gone("the daemon ended the channel before it said welcome")),
             Some(Received::Unknown(problem)) => return Err(broken(&problem)),
             Some(Received::Packet(packet)) => {
                 return match packet.frame {
-                    daemon_frame::Frame::Welcome(welcome) => Ok(welcome),
+                    daemon_frame::Frame::Welcome(welcome) => {
+                        let words = words(&welcome, &packet.fds).map_err(|problem| broken(&problem))?;
+                        Ok((welcome, words))
+                    }
                     daemon_frame::Frame::Refused(refused) => Err(refused.into()),
                     _ => Err(broken("the daemon did not begin with welcome")),
                 };
             }
         }
+    }
+}
+
+/// Maps the table that comes with the feature; its descriptor is closed with the packet.
+fn words(welcome: &Welcome, fds: &[OwnedFd]) -> Result<Option<Words>, String> {
+    match fds {
+        _ if welcome.features & feature_bit(Feature::Pins) == 0 => Ok(None),
+        [fd] => Words::shared(fd.as_fd(), welcome.slot_count).map(Some),
+        fds => Err(format!("{} descriptors came with the welcome, not that of a word table", fds.len())),
     }
 }
 
@@ -102,7 +136,7 @@ mod tests {
 
     fn greeting() -> Greeting {
         let unmapped_sessions = vec![SessionId::from_raw(9)];
-        Greeting { client_name: "test".to_owned(), devices: None, unmapped_sessions }
+        Greeting { client_name: "test".to_owned(), devices: None, unmapped_sessions, pins: true }
     }
 
     fn opened(name: &str, answer: Option<daemon_frame::Frame>) -> (Hello, Result<Welcome>) {
@@ -124,7 +158,7 @@ mod tests {
         let outcome = open(&path, greeting(), Instant::now() + Duration::from_secs(20));
         std::fs::remove_file(&path).unwrap();
         let client_frame::Frame::Hello(hello) = daemon.join().unwrap() else { panic!("no hello") };
-        (hello, outcome.map(|(_, welcome)| welcome))
+        (hello, outcome.map(|(_, welcome, _)| welcome))
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use rustix::io::Errno;
 use vramd_proto::{
     channel::PARTS_PER_FRAME_MAX,
-    v1::{Mapped, Unmapped, client_frame::Frame},
+    v1::{Mapped, Pin, PinEnded, Unmapped, client_frame::Frame},
 };
 
 use super::{
@@ -74,6 +74,14 @@ impl Turn<'_> {
         for parts in answer.unmapped.chunks(PARTS_PER_FRAME_MAX) {
             self.socket.send(Frame::Unmapped(Unmapped { parts: parts.to_vec() }))?;
         }
+        for call_id in answer.ended {
+            self.socket.send(Frame::PinEnded(PinEnded { call_id }))?;
+        }
         Ok(())
+    }
+
+    /// Asks for a set that is not all here.
+    pub(crate) fn ask(&self, pin: Pin) -> Result<(), Errno> {
+        self.socket.send(Frame::Pin(pin))
     }
 }

@@ -47,7 +47,9 @@ pub(super) fn serve(link: &Link, table: &Table) {
 }
 
 fn worker_step(link: &Link, table: &Table) -> Result<bool, Errno> {
-    link.socket.wait_readable(None)?;
+    if link.socket.wait_readable_or(table.woken(), None)? == Ready::Other {
+        return leave(link, table);
+    }
     link.place.wait_for_caller();
     if !link.socket.wait_readable(Some(Instant::now()))? {
         return Ok(false);
@@ -58,13 +60,35 @@ fn worker_step(link: &Link, table: &Table) -> Result<bool, Errno> {
     Ok(ended)
 }
 
+/// The last pin of something that the daemon wants back has ended. True if the session has ended by it.
+fn leave(link: &Link, table: &Table) -> Result<bool, Errno> {
+    table.hear_wake();
+    let turn = link.turn();
+    let left = table.leave();
+    fault_point!(Unmapped);
+    let ending = match left {
+        // Nothing is left to be told, or it was told before.
+        Ok(answer) if table.ending().is_none() => turn.tell(answer).err().map(failed),
+        Ok(_) => None,
+        Err(problem) => Some(broken(&problem)),
+    };
+    fault_point!(UnmapAnswered);
+    drop(turn);
+    let ended = ending.is_some();
+    if let Some(ending) = ending {
+        end(link, table, ending);
+    }
+    link.place.nudge();
+    Ok(ended)
+}
+
 /// A caller that sits in the worker's place: waits for one packet, and handles it.
 pub(crate) fn attend(link: &Link, table: &Table, deadline: Instant) -> Attended {
     let me = Reader::this_caller();
     if !link.place.is_of(me) {
         return Attended::NotReader;
     }
-    match link.socket.wait_readable_or(link.place.nudged(), deadline) {
+    match link.socket.wait_readable_or(link.place.nudged(), Some(deadline)) {
         Ok(Ready::Neither) => return Attended::Nothing,
         Ok(Ready::Other) => link.place.hear_nudge(),
         // Who has the turn may wait for something that takes longer than this caller may.
@@ -153,6 +177,10 @@ fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<
             fault_point!(MapReceived);
             let answer = table.map(map, packet.fds, packet.fds_lost);
             drop(gate);
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(problem) => return Ok(Some(broken(&problem))),
+            };
             fault_point!(Mapped);
             turn.tell(answer)?;
             fault_point!(MapAnswered);
@@ -175,6 +203,13 @@ fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<
         }
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("a second welcome"))),
+        Frame::PinAnswer(answer) => {
+            drop(gate);
+            match table.pin_answered(answer) {
+                Ok(answer) => turn.tell(answer)?,
+                Err(problem) => return Ok(Some(broken(&problem))),
+            }
+        }
     }
     Ok(None)
 }

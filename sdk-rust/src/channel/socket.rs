@@ -96,13 +96,7 @@ impl Socket {
     /// Waits for a packet or the end. False once the deadline has passed.
     pub(crate) fn wait_readable(&self, deadline: Option<Instant>) -> Result<bool, Errno> {
         loop {
-            let remaining = match deadline {
-                None => None,
-                Some(deadline) => {
-                    let remaining = deadline.saturating_duration_since(Instant::now());
-                    Some(Timespec::try_from(remaining).map_err(|_| Errno::OVERFLOW)?)
-                }
-            };
+            let remaining = remaining(deadline)?;
             match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], remaining.as_ref()) {
                 Ok(ready) => return Ok(ready > 0),
                 Err(Errno::INTR) => {}
@@ -112,13 +106,16 @@ impl Socket {
     }
 
     /// Waits for a packet or the end, or for something else that can be read, the packet first.
-    pub(crate) fn wait_readable_or(&self, other: BorrowedFd<'_>, deadline: Instant) -> Result<Ready, Errno> {
+    pub(crate) fn wait_readable_or(
+        &self,
+        other: BorrowedFd<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<Ready, Errno> {
         loop {
-            let remaining = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))
-                .map_err(|_| Errno::OVERFLOW)?;
+            let remaining = remaining(deadline)?;
             let mut both =
                 [PollFd::new(&self.fd, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
-            match poll(&mut both, Some(&remaining)) {
+            match poll(&mut both, remaining.as_ref()) {
                 Ok(0) => return Ok(Ready::Neither),
                 Ok(_) if both[0].revents().is_empty() => return Ok(Ready::Other),
                 Ok(_) => return Ok(Ready::Packet),
@@ -174,4 +171,9 @@ impl Socket {
         // It fails only where it has ended already.
         let _ = shutdown(self.fd.as_fd(), Shutdown::Both);
     }
+}
+
+fn remaining(deadline: Option<Instant>) -> Result<Option<Timespec>, Errno> {
+    let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    remaining.map(|remaining| Timespec::try_from(remaining).map_err(|_| Errno::OVERFLOW)).transpose()
 }

@@ -16,7 +16,7 @@ use vramd_types::{AllocationId, Reason};
 
 use super::{
     Attended, attend,
-    fake::{Fake, PART, memory, part, part_ref, soon},
+    fake::{Fake, PART, held, memory, part, part_ref, soon},
 };
 use crate::{
     error::Error,
@@ -64,7 +64,7 @@ fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
 
     fake.map(parts(Access::ReadWrite), &fds);
     assert_eq!(fake.next(), Some(mapped(&[0, 1])));
-    fake.table.wait_held(ID, 2, Access::ReadWrite, soon()).unwrap();
+    fake.table.wait(held(ID, 2, Access::ReadWrite), soon()).unwrap();
     let base = fake.table.base(ID).unwrap();
     assert!(maps_line("worker-seal-1").unwrap().contains("rw-s"));
     assert_eq!(descriptors_of("worker-seal-0"), 1, "only the test's own is open");
@@ -78,7 +78,7 @@ fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
 
     fake.map(parts(Access::ReadOnly), &fds);
     assert_eq!(fake.next(), Some(mapped(&[0, 1])));
-    fake.table.wait_held(ID, 2, Access::ReadOnly, soon()).unwrap();
+    fake.table.wait(held(ID, 2, Access::ReadOnly), soon()).unwrap();
     assert_eq!(fake.table.base(ID), Some(base));
     let line = maps_line("worker-seal-0").unwrap();
     assert!(line.starts_with(&format!("{:x}-", base.address)) && line.contains("r--s"), "{line}");
@@ -91,7 +91,7 @@ fn a_packet_without_all_its_descriptors_fails_whole() {
     let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
     fake.map(parts, &[memory("worker-short", 1)]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
-    let error = fake.table.wait_held(ID, 2, Access::ReadWrite, soon()).unwrap_err();
+    let error = fake.table.wait(held(ID, 2, Access::ReadWrite), soon()).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::MapFailed), "{error}");
     assert_eq!(descriptors_of("worker-short"), 0, "what came is closed");
 }
@@ -150,7 +150,7 @@ fn what_is_mapped_outlives_the_channel_and_who_waits_is_woken() {
     fake.map(vec![part(7, 0, 2, Access::ReadWrite)], &[memory("worker-gone", 5)]);
     fake.next().unwrap();
     let table = Arc::clone(&fake.table);
-    let waiter = thread::spawn(move || table.wait_held(ID, 2, Access::ReadWrite, soon()));
+    let waiter = thread::spawn(move || table.wait(held(ID, 2, Access::ReadWrite), soon()));
     let table = fake.hang_up();
     assert_eq!(waiter.join().unwrap().unwrap_err().reason(), Some(Reason::BrokerGone));
     assert!(maps_line("worker-gone").is_some());
@@ -211,7 +211,7 @@ fn raw_parts_are_the_programs_until_it_lets_go() {
 
 /// As a session waits for its first part.
 fn wait_at_the_channel(fake: &Fake, id: AllocationId, deadline: Instant) -> Attended {
-    while !fake.table.is_held(id, 1, Access::ReadWrite).unwrap() {
+    while !fake.table.is(held(id, 1, Access::ReadWrite)).unwrap() {
         match attend(&fake.link, &fake.table, deadline) {
             Attended::Packet => {}
             other => return other,
@@ -261,7 +261,7 @@ fn no_caller_sleeps_on_when_the_worker_was_faster() {
             // About as long as the worker waits: whoever is first, the caller must see it.
             thread::sleep(Duration::from_micros(raw % 7 * 300));
             assert_ne!(wait_at_the_channel(fake, id, soon()), Attended::Nothing);
-            fake.table.wait_held(id, 1, Access::ReadWrite, soon()).unwrap();
+            fake.table.wait(held(id, 1, Access::ReadWrite), soon()).unwrap();
             drop(seat);
             let turn = fake.link.turn();
             fake.table.let_go(id, true).unwrap();
@@ -281,7 +281,7 @@ fn a_caller_waits_no_longer_than_it_may_for_somebody_elses_turn() {
     let deadline = Instant::now() + Duration::from_millis(50);
     assert_eq!(wait_at_the_channel(&fake, ID, deadline), Attended::NotReader);
     drop(turn);
-    fake.table.wait_held(ID, 1, Access::ReadWrite, soon()).unwrap();
+    fake.table.wait(held(ID, 1, Access::ReadWrite), soon()).unwrap();
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn a_caller_that_does_not_come_loses_its_place() {
     fake.table.claim(ID).unwrap();
     let seat = fake.link.sit().unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("no-show", 1)]);
-    fake.table.wait_held(ID, 1, Access::ReadWrite, soon()).unwrap();
+    fake.table.wait(held(ID, 1, Access::ReadWrite), soon()).unwrap();
     assert_eq!(attend(&fake.link, &fake.table, soon()), Attended::NotReader);
     drop(seat);
     drop(fake.link.sit().unwrap());
@@ -332,9 +332,9 @@ fn an_end_that_a_caller_reads_ends_the_session() {
     thread::scope(|scope| {
         let table = Arc::clone(&fake.table);
         scope.spawn(|| fake.hang_up());
-        while !matches!(table.is_held(ID, 1, Access::ReadWrite), Err(Error::BrokerGone { .. })) {
+        while !matches!(table.is(held(ID, 1, Access::ReadWrite)), Err(Error::BrokerGone { .. })) {
             if attend(&link, &table, soon()) == Attended::NotReader {
-                table.wait_held(ID, 1, Access::ReadWrite, soon()).unwrap_err();
+                table.wait(held(ID, 1, Access::ReadWrite), soon()).unwrap_err();
             }
         }
     });

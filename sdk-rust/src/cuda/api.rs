@@ -47,10 +47,15 @@ pub(super) const ACCESS_READ_WRITE: c_uint = 3;
 pub(super) const HANDLE_POSIX_FD: c_uint = 1;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
+pub(super) const CAPTURE_MODE_RELAXED: c_uint = 2;
 pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 const SUCCESS: u32 = 0;
 pub(super) const NOT_READY: u32 = 600;
+/// The default stream, while another one of its context is being captured.
+pub(super) const CAPTURE_IMPLICIT: u32 = 906;
+/// Answers of a context that is lost, with all that was running in it.
+const LOST: [u32; 17] = [4, 201, 214, 220, 400, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 721];
 
 type ErrorName = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
 
@@ -113,6 +118,9 @@ functions! {
         (host: *mut c_void, device: u64, size: usize, stream: RawStream);
     stream_create = c"cuStreamCreate" (stream: *mut RawStream, flags: c_uint);
     stream_destroy = c"cuStreamDestroy_v2" (stream: RawStream);
+    stream_is_capturing = c"cuStreamIsCapturing" (stream: RawStream, status: *mut c_uint);
+    stream_get_ctx = c"cuStreamGetCtx" (stream: RawStream, context: *mut RawContext);
+    thread_exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut c_uint);
     event_create = c"cuEventCreate" (event: *mut RawEvent, flags: c_uint);
     event_record = c"cuEventRecord" (event: RawEvent, stream: RawStream);
     event_query = c"cuEventQuery" (event: RawEvent);
@@ -163,6 +171,12 @@ impl Api {
         // SAFETY: needed to read it. The driver's names end with a zero and stay as long as the library, which is open.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
+}
+
+/// Whether what was asked for can never happen, since its context is lost: deinitialised, destroyed, or ended by an error
+/// of a kernel or of the hardware.
+pub(super) fn is_lost(code: u32) -> bool {
+    LOST.contains(&code)
 }
 
 impl fmt::Debug for Api {

@@ -25,6 +25,13 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opaque(*mut std::ffi::c_void);
 
+impl Opaque {
+    /// A stream as the program has it.
+    pub(super) fn from_number(number: u64) -> Self {
+        Self(ptr::without_provenance_mut(usize::try_from(number).unwrap_or(usize::MAX)))
+    }
+}
+
 // SAFETY: needed for the pointer, which this process never follows. The driver takes it from any thread.
 unsafe impl Send for Opaque {}
 // SAFETY: as above.
@@ -149,6 +156,35 @@ impl Api {
     pub(super) fn destroy_stream(&self, stream: Opaque) -> Result<(), Fault> {
         // SAFETY: needed to call it. The stream is the caller's, who uses it no more.
         unsafe { self.stream_destroy(stream.0) }
+    }
+
+    /// A capture of this thread, or a global one of another, allows all calls from now on. What it was before.
+    pub(super) fn relax_capture(&self) -> Result<u32, Fault> {
+        self.exchange_capture_mode(api::CAPTURE_MODE_RELAXED)
+    }
+
+    pub(super) fn exchange_capture_mode(&self, mut mode: u32) -> Result<u32, Fault> {
+        // SAFETY: needed to call it. It reads and writes one number, of this thread alone.
+        unsafe { self.thread_exchange_capture_mode(&raw mut mode)? };
+        Ok(mode)
+    }
+
+    /// Whether what is launched on a stream of the program's becomes part of a graph instead of running.
+    pub(super) fn is_capturing(&self, stream: Opaque) -> Result<bool, Fault> {
+        let mut status = 0;
+        // SAFETY: needed to call it. It writes one number; the stream is the program's, who says that it lives.
+        match unsafe { self.stream_is_capturing(stream.0, &raw mut status) } {
+            Ok(()) => Ok(status != 0),
+            Err(fault) if fault.code == api::CAPTURE_IMPLICIT => Ok(true),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    pub(super) fn context_of(&self, stream: Opaque) -> Result<Opaque, Fault> {
+        let mut context: RawContext = ptr::null_mut();
+        // SAFETY: needed to call it. It writes one handle; the stream is the program's, who says that it lives.
+        unsafe { self.stream_get_ctx(stream.0, &raw mut context)? };
+        Ok(Opaque(context))
     }
 
     pub(super) fn create_event(&self) -> Result<Opaque, Fault> {

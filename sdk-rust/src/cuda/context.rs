@@ -22,10 +22,13 @@ pub(crate) struct Context {
     idle: Mutex<Vec<Stream>>,
 }
 
-/// The context is current on this thread, until this is dropped.
+/// The context is current on this thread, until this is dropped. Meanwhile nothing that the thread does disturbs a capture
+/// of a stream, its own or another thread's: a program's thread may come here in the middle of one.
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     context: &'a Context,
+    /// As the thread had it.
+    capture_mode: u32,
     // What is current is a matter of the thread.
     _thread: PhantomData<*const ()>,
 }
@@ -37,8 +40,25 @@ impl Context {
     }
 
     pub(super) fn enter(&self) -> Result<Current<'_>, Fault> {
-        self.driver.api.push(self.raw)?;
-        Ok(Current { context: self, _thread: PhantomData })
+        self.enter_other(self.raw)
+    }
+
+    /// Another context of the program's.
+    pub(super) fn enter_other(&self, raw: Opaque) -> Result<Current<'_>, Fault> {
+        let capture_mode = self.driver.api.relax_capture()?;
+        let current = Current { context: self, capture_mode, _thread: PhantomData };
+        match self.driver.api.push(raw) {
+            Ok(()) => Ok(current),
+            Err(fault) => {
+                current.restore_capture_mode();
+                std::mem::forget(current);
+                Err(fault)
+            }
+        }
+    }
+
+    pub(super) fn raw(&self) -> Opaque {
+        self.raw
     }
 
     /// Returns when the bytes are there.
@@ -76,12 +96,18 @@ impl Current<'_> {
     pub(super) fn device(&self) -> Device {
         self.context.device
     }
+
+    fn restore_capture_mode(&self) {
+        // What set it once sets it again.
+        let _ = self.api().exchange_capture_mode(self.capture_mode);
+    }
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         // It fails only where the driver has shut down, with the process.
         let _ = self.api().pop();
+        self.restore_capture_mode();
     }
 }
 

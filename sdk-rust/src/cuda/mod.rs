@@ -16,6 +16,9 @@
 //! at its offset, and its imported handle released at once, so that the mapping alone holds the memory. Access is set
 //! once for each run of neighbouring parts of a packet: that call costs the most, and hardly more for many parts.
 //!
+//! **Captures.** Each call here is made in the relaxed capture mode, and the thread's own mode is restored: the worker,
+//! or a thread that waits for memory, may map while another captures a stream, and a strict mode would end that capture.
+//!
 //! **Unmapping does not wait for kernels.** A kernel that still uses memory which is unmapped faults and takes the
 //! context along, so a program ends its kernels before it seals, frees, detaches or drops a handle. Only an operator
 //! who frees the memory or ends the session does not ask.
@@ -25,6 +28,7 @@ mod arena;
 mod calls;
 mod context;
 mod driver;
+mod event;
 mod fault;
 mod gpus;
 mod legacy;
@@ -41,5 +45,6 @@ pub fn cuda_ordinal(uuid: &str) -> Option<i32> {
 pub(crate) use arena::{Arena, Imported};
 pub(crate) use context::Context;
 pub(crate) use driver::Driver;
+pub(crate) use event::{Event, NotRecorded};
 pub(crate) use gpus::Gpus;
 pub(crate) use legacy::{HANDLE_BYTES, LegacyBlock};

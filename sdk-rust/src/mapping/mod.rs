@@ -1,12 +1,17 @@
 //! What this session maps, and where.
 
+mod calls;
 mod copy;
+mod held;
+mod pinning;
 mod region;
 mod reservation;
 mod space;
 mod table;
 
-pub(crate) use copy::CHUNK_BYTES as COPY_CHUNK_BYTES;
+pub(crate) use calls::{Wanted, refusal};
+pub(crate) use copy::{CHUNK_BYTES as COPY_CHUNK_BYTES, Window};
+pub(crate) use pinning::{Asked, Until};
 pub(crate) use region::Mode;
 pub use region::RawPart;
 pub(crate) use space::Base;

@@ -1,6 +1,6 @@
 //! One allocation as this session holds it: its address and its parts.
 
-use std::{collections::BTreeMap, os::fd::OwnedFd};
+use std::{collections::BTreeMap, os::fd::OwnedFd, sync::Arc};
 
 use vramd_proto::v1::{Access, HandleType, MapPart, RevokeReason};
 use vramd_types::{Bytes, PartIndex};
@@ -9,7 +9,10 @@ use super::{
     copy::Window,
     space::{Base, Space},
 };
-use crate::cuda::{Gpus, HANDLE_BYTES, Imported};
+use crate::{
+    cuda::{Context, Gpus, HANDLE_BYTES, Imported},
+    pins::Words,
+};
 
 /// What becomes of a part's handle when it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +45,13 @@ pub struct RawPart {
 #[derive(Debug, Default)]
 pub(super) struct Region {
     space: Option<Space>,
-    parts: BTreeMap<u32, Part>,
+    pub(super) parts: BTreeMap<u32, Part>,
+    /// Where the words of each part are that ever came: it keeps them, mapped or not.
+    pub(super) slots: BTreeMap<u32, u32>,
+    /// Each part is to have a pin of the handle's own: what it maps stays, whoever else pins.
+    pub(super) holds: bool,
+    /// As the parts last came: whoever pins a part that is not here may be pinning it for writing.
+    pub(super) writes: bool,
     /// Why a part could not be mapped.
     pub(super) failure: Option<String>,
     /// Why the daemon last took parts back. Forgotten when parts come again.
@@ -51,22 +60,24 @@ pub(super) struct Region {
     pub(super) claimed: bool,
     /// The program has said that it has unmapped all that was handed over to it.
     pub(super) yielded: bool,
-    /// Copies that are under way.
-    pub(super) copies: usize,
-    /// The daemon waits for it: no new copies.
-    pub(super) revoking: bool,
 }
 
 #[derive(Debug)]
-struct Part {
+pub(super) struct Part {
     offset: usize,
     size: usize,
-    access: Access,
-    place: Place,
+    pub(super) access: Access,
+    pub(super) place: Place,
+    /// Where its words are, once it is mapped.
+    pub(super) slot: Option<u32>,
+    /// The handle's own pin is there.
+    pub(super) standing: bool,
+    /// The daemon wants it back, and waits for pins to end.
+    pub(super) wanted: Option<RevokeReason>,
 }
 
 #[derive(Debug)]
-enum Place {
+pub(super) enum Place {
     /// Not usable before access is granted.
     Placed,
     Mapped,
@@ -75,15 +86,24 @@ enum Place {
 }
 
 impl Region {
+    pub(super) fn holding(holds: bool) -> Self {
+        Self { holds, ..Self::default() }
+    }
+
     /// Takes a part that the daemon has sent. What is mapped becomes usable by [`Self::grant`].
     pub(super) fn accept(
         &mut self,
         mode: Mode,
         gpus: &Gpus,
+        words: &mut Words,
         part: &MapPart,
         fd: Option<OwnedFd>,
     ) -> Result<Option<Imported>, String> {
         let index = part.part.as_ref().map_or(0, |part| part.part_index);
+        let slot = match mode {
+            Mode::Map => Some(self.slot(index, part.slot, words)?),
+            Mode::HandOver => None,
+        };
         let number =
             |bytes: u64| usize::try_from(bytes).map_err(|_| "it is larger than this process's addresses");
         let (offset, size) = (number(part.offset_bytes)?, number(part.size_bytes)?);
@@ -106,7 +126,9 @@ impl Region {
         };
         self.revoked = None;
         self.yielded = false;
-        self.parts.insert(index, Part { offset, size, access: part.access(), place });
+        self.writes = part.access() == Access::ReadWrite;
+        let part = Part { offset, size, access: part.access(), place, slot, standing: false, wanted: None };
+        self.parts.insert(index, part);
         Ok(imported)
     }
 
@@ -148,33 +170,6 @@ impl Region {
         refused
     }
 
-    /// Lets go of one part that the daemon wants back. True if it is to be told so now.
-    pub(super) fn revoke(&mut self, index: u32, reason: RevokeReason) -> Result<bool, String> {
-        let Some(part) = self.parts.get(&index) else { return Ok(false) };
-        self.revoked = Some(reason);
-        match part.place {
-            Place::HandedOver if !self.yielded => return Ok(false),
-            Place::Mapped | Place::Placed => self.unmap(part.offset, part.size)?,
-            Place::HandedOver | Place::Waiting(_) => {}
-        }
-        self.parts.remove(&index);
-        Ok(true)
-    }
-
-    /// Lets go of all parts, and says which they were.
-    pub(super) fn let_go(&mut self) -> Result<Vec<u32>, String> {
-        let mapped: Vec<_> = self
-            .parts
-            .values()
-            .filter(|part| matches!(part.place, Place::Mapped | Place::Placed))
-            .map(|part| (part.offset, part.size))
-            .collect();
-        for (offset, size) in mapped {
-            self.unmap(offset, size)?;
-        }
-        Ok(std::mem::take(&mut self.parts).into_keys().collect())
-    }
-
     /// How many parts are here with that access; with any, if none is named.
     pub(super) fn held(&self, access: Option<Access>) -> usize {
         self.parts.values().filter(|part| access.is_none_or(|access| part.access == access)).count()
@@ -184,10 +179,14 @@ impl Region {
         self.space.as_ref()?.base()
     }
 
-    /// For copies, as long as all that many parts are here with that access.
-    pub(super) fn window(&self, parts: usize, access: Option<Access>) -> Option<Window> {
-        let whole = !self.revoking && self.held(access) == parts;
-        whole.then_some(self.space.as_ref()?).and_then(Space::window)
+    /// For copies, while what they touch is pinned.
+    pub(super) fn window(&self) -> Option<Window> {
+        self.space.as_ref()?.window()
+    }
+
+    /// Where its events are recorded; `None` for memory that is none of a GPU's.
+    pub(super) fn context(&self) -> Option<Arc<Context>> {
+        self.space.as_ref()?.context()
     }
 
     /// The parts that wait to be taken; they are the program's from now on.
@@ -202,6 +201,19 @@ impl Region {
         taken
     }
 
+    /// Where a part's words are. They stay there.
+    fn slot(&mut self, index: u32, told: u32, words: &mut Words) -> Result<u32, String> {
+        match self.slots.get(&index) {
+            Some(slot) if *slot == told || !words.is_shared() => Ok(*slot),
+            Some(slot) => Err(format!("its words moved from slot {slot} to {told}")),
+            None => {
+                let slot = words.slot(told)?;
+                self.slots.insert(index, slot);
+                Ok(slot)
+            }
+        }
+    }
+
     fn space(&mut self, part: &MapPart, span: usize, gpus: &Gpus) -> Result<&mut Space, String> {
         let space = match self.space.take() {
             None => Space::open(part, span, gpus)?,
@@ -213,6 +225,16 @@ impl Region {
             }
         };
         Ok(self.space.insert(space))
+    }
+
+    /// What lies there goes; the part is forgotten by the caller.
+    pub(super) fn unmap_part(&mut self, index: u32) -> Result<(), String> {
+        match self.parts.get(&index) {
+            Some(Part { offset, size, place: Place::Mapped | Place::Placed, .. }) => {
+                self.unmap(*offset, *size)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn unmap(&mut self, offset: usize, size: usize) -> Result<(), String> {

@@ -139,6 +139,14 @@ impl Space {
         Some(Window::new(place, self.span()))
     }
 
+    pub(super) fn context(&self) -> Option<Arc<Context>> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(arena) => Some(Arc::clone(arena.context())),
+            Self::Fixed { context, .. } => Some(Arc::clone(context)),
+        }
+    }
+
     pub(super) fn span(&self) -> usize {
         match self {
             Self::Host(reservation) => reservation.span(),

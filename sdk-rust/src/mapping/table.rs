@@ -6,8 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::OwnedFd,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::watch;
@@ -15,28 +14,40 @@ use vramd_proto::v1::{Access, Map, MapPart, PartRef, Revoke, RevokeReason, Unmap
 use vramd_types::{AllocationId, Reason};
 
 use super::{
-    copy::Window,
+    calls::Calls,
+    held::Left,
     region::{Mode, RawPart, Region},
     space::{Base, has_descriptor, is_of_cuda},
 };
 use crate::{
     cuda::{Gpus, Imported},
     error::{Error, Result},
+    pins::{Words, WordsView},
 };
 
 #[derive(Debug)]
 pub(crate) struct Table {
     mode: Mode,
     gpus: Gpus,
-    state: Mutex<State>,
-    changed: Condvar,
+    pub(super) view: WordsView,
+    /// Readable once the last pin of something that is wanted back has ended.
+    pub(super) wake: Arc<OwnedFd>,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
     ended: watch::Sender<bool>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    regions: BTreeMap<AllocationId, Region>,
-    ending: Option<Ending>,
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) regions: BTreeMap<AllocationId, Region>,
+    pub(super) words: Words,
+    /// Who waits for pins.
+    pub(super) calls: Calls,
+    /// Parts that the daemon wants back and somebody uses.
+    pub(super) wanted: BTreeSet<(AllocationId, u32)>,
+    /// Calls that may bring an allocation which has no handle yet.
+    pub(super) expecting: usize,
+    pub(super) ending: Option<Ending>,
     draining: bool,
 }
 
@@ -63,17 +74,24 @@ impl Ending {
 pub(crate) struct Answer {
     pub(crate) mapped: Vec<PartRef>,
     pub(crate) unmapped: Vec<UnmappedPart>,
+    /// Calls for pins that are over.
+    pub(crate) ended: Vec<u64>,
 }
 
 impl Table {
-    pub(crate) fn new(mode: Mode, gpus: Gpus) -> Self {
-        Self {
-            mode,
-            gpus,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            ended: watch::Sender::new(false),
-        }
+    pub(crate) fn new(mode: Mode, gpus: Gpus, words: Words) -> Self {
+        let (view, wake) = (words.view(), words.wake());
+        let state = State {
+            regions: BTreeMap::new(),
+            words,
+            calls: Calls::default(),
+            wanted: BTreeSet::new(),
+            expecting: 0,
+            ending: None,
+            draining: false,
+        };
+        let (state, changed, ended) = (Mutex::new(state), Condvar::new(), watch::Sender::new(false));
+        Self { mode, gpus, view, wake, state, changed, ended }
     }
 
     /// Whether [`Self::prepare`] may have something to do.
@@ -89,12 +107,13 @@ impl Table {
     }
 
     /// Maps what one packet brought. Parts of a packet whose descriptors did not all arrive are failures, all of them:
-    /// nobody can tell which descriptors are missing.
-    pub(crate) fn map(&self, map: Map, fds: Vec<OwnedFd>, fds_lost: bool) -> Answer {
+    /// nobody can tell which descriptors are missing. An error means that the daemon takes something for unmapped that is
+    /// not: the channel cannot go on.
+    pub(crate) fn map(&self, map: Map, fds: Vec<OwnedFd>, fds_lost: bool) -> Result<Answer, String> {
         let mut state = self.lock();
         let mut answer = Answer::default();
         if state.ending.is_some() {
-            return answer;
+            return Ok(answer);
         }
         let expected = map.parts.iter().filter(|part| has_descriptor(part.handle_type())).count();
         let problem = if fds_lost {
@@ -107,14 +126,15 @@ impl Table {
         let mut spent = Vec::new();
         for part in map.parts {
             let Some(part_ref) = part.part else { continue };
-            let region = state.regions.entry(AllocationId::from_raw(part_ref.allocation_id)).or_default();
             let outcome = match &problem {
                 Some(problem) => Err(problem.clone()),
-                None => self.accept(region, &part, &mut fds).map(|imported| spent.extend(imported)),
+                None => {
+                    self.accept(&mut state, part_ref, &part, &mut fds)?.map(|imported| spent.extend(imported))
+                }
             };
             outcomes.push((part_ref, outcome));
         }
-        state.grant(&mut outcomes);
+        state.grant(&mut outcomes)?;
         for (part_ref, outcome) in outcomes {
             match outcome {
                 Ok(()) => answer.mapped.push(part_ref),
@@ -122,67 +142,75 @@ impl Table {
                     part: Some(part_ref),
                     reason: UnmapReason::MapFailed.into(),
                     detail: problem,
+                    ..UnmappedPart::default()
                 }),
             }
         }
+        answer.ended = state.calls.ended();
         self.changed.notify_all();
         drop(state);
         // Who waits for the memory in another thread is on its way; the handles that it was mapped by go behind its back.
         drop(spent);
-        answer
+        Ok(answer)
     }
 
     fn accept(
         &self,
-        region: &mut Region,
+        state: &mut State,
+        part_ref: PartRef,
         part: &MapPart,
         fds: &mut impl Iterator<Item = OwnedFd>,
-    ) -> Result<Option<Imported>, String> {
+    ) -> Result<Result<Option<Imported>, String>, String> {
         let fd = if has_descriptor(part.handle_type()) { fds.next() } else { None };
-        region.accept(self.mode, &self.gpus, part, fd)
+        let State { regions, words, expecting, .. } = state;
+        let holds = *expecting > 0;
+        let region = regions
+            .entry(AllocationId::from_raw(part_ref.allocation_id))
+            .or_insert_with(|| Region::holding(holds));
+        if self.mode == Mode::Map && region.parts.contains_key(&part_ref.part_index) {
+            return Err(format!("{part_ref:?} is mapped already"));
+        }
+        Ok(region.accept(self.mode, &self.gpus, words, part, fd))
     }
 
     /// Lets go of what the daemon wants back. Parts that are not here had been let go before: that answer is on its
-    /// way. Copies that are under way end first. An error means that something is mapped that should not be: the channel
-    /// cannot go on.
+    /// way. What is pinned goes when the last pin ends, by [`Self::leave`]. An error means that something is mapped that
+    /// should not be: the channel cannot go on.
     pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
         let mut state = self.lock();
         let mut answer = Answer::default();
-        let ids: BTreeSet<_> =
-            revoke.parts.iter().map(|part| AllocationId::from_raw(part.allocation_id)).collect();
-        // All of them take no more copies from here on, before any is waited for.
-        for id in &ids {
-            if let Some(region) = state.regions.get_mut(id) {
-                region.revoking = true;
-            }
-        }
-        let copied =
-            |state: &State| ids.iter().any(|id| state.regions.get(id).is_some_and(|it| it.copies > 0));
-        while copied(&state) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
         for part in &revoke.parts {
-            let Some(region) = state.regions.get_mut(&AllocationId::from_raw(part.allocation_id)) else {
-                continue;
-            };
-            region.revoking = false;
-            if region.revoke(part.part_index, revoke.reason())? {
-                answer.unmapped.push(done(*part));
-            }
+            let id = AllocationId::from_raw(part.allocation_id);
+            let State { regions, words, .. } = &mut *state;
+            let Some(region) = regions.get_mut(&id) else { continue };
+            let left = region.revoke(part.part_index, revoke.reason(), words)?;
+            state.left(id, part.part_index, left, &mut answer);
         }
         self.changed.notify_all();
         Ok(answer)
     }
 
-    /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well.
+    /// Lets go of what the daemon wants back and nobody uses any more.
+    pub(crate) fn leave(&self) -> Result<Answer, String> {
+        let mut state = self.lock();
+        let answer = state.leave()?;
+        self.changed.notify_all();
+        Ok(answer)
+    }
+
+    /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well. Only once no
+    /// guard of it is left.
     pub(crate) fn let_go(&self, id: AllocationId, forget: bool) -> Result<Answer, String> {
         let mut state = self.lock();
+        let State { regions, words, wanted, .. } = &mut *state;
         let mut answer = Answer::default();
-        if let Some(region) = state.regions.get_mut(&id) {
-            let part = |part_index| done(PartRef { allocation_id: id.get(), part_index });
-            answer.unmapped = region.let_go()?.into_iter().map(part).collect();
-            if forget {
-                state.regions.remove(&id);
+        if let Some(region) = regions.get_mut(&id) {
+            region.holds = false;
+            let gone = region.let_go(words)?;
+            wanted.retain(|(other, _)| *other != id);
+            answer.unmapped = gone.into_iter().map(|(index, written)| done(id, index, written)).collect();
+            if forget && let Some(region) = regions.remove(&id) {
+                region.slots.into_values().for_each(|slot| words.give_back(slot));
             }
         }
         self.changed.notify_all();
@@ -192,61 +220,20 @@ impl Table {
     /// Makes the caller the one who answers for an allocation, mapped already or not yet.
     pub(crate) fn claim(&self, id: AllocationId) -> Result<()> {
         let mut state = self.lock();
-        let region = state.regions.entry(id).or_default();
+        let State { regions, words, .. } = &mut *state;
+        let region = regions.entry(id).or_default();
         if region.claimed {
             return Err(Error::refused(Reason::StillMapped, &[("allocation", &id)]));
         }
         region.claimed = true;
+        // What came while nobody waited for it is pinned now, unless it is wanted back: `is_away` tells.
+        let _ = region.take_standing(words);
         Ok(())
     }
 
-    /// Waits until so many parts of a claimed allocation are here with that access, or never will be.
-    pub(crate) fn wait_held(
-        &self,
-        id: AllocationId,
-        parts: usize,
-        access: Access,
-        deadline: Instant,
-    ) -> Result<()> {
-        let mut state = self.lock();
-        while !state.is_held(id, parts, access)? {
-            let patience = deadline.saturating_duration_since(Instant::now());
-            if patience.is_zero() {
-                return Err(Error::Deadline);
-            }
-            state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Ok(())
-    }
-
-    /// Whether they are here now; an error if they never will be.
-    pub(crate) fn is_held(&self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
-        self.lock().is_held(id, parts, access)
-    }
-
-    /// Copies to or from a whole allocation, all of whose parts must be here with that access. It stays mapped
-    /// meanwhile, and a revoke waits, so a long copy is many calls.
-    pub(crate) fn copying(
-        &self,
-        id: AllocationId,
-        parts: usize,
-        access: Option<Access>,
-        copy: impl FnOnce(&Window) -> Result<(), String>,
-    ) -> Result<()> {
-        let gone = || Error::NotMapped { allocation: id.to_string() };
-        let window = {
-            let mut state = self.lock();
-            let region = state.regions.get_mut(&id).ok_or_else(gone)?;
-            let window = region.window(parts, access).ok_or_else(gone)?;
-            region.copies += 1;
-            window
-        };
-        let outcome = copy(&window);
-        if let Some(region) = self.lock().regions.get_mut(&id) {
-            region.copies -= 1;
-        }
-        self.changed.notify_all();
-        outcome.map_err(|problem| Error::CopyFailed { allocation: id.to_string(), problem })
+    /// The words, as any thread sees them.
+    pub(crate) fn view(&self) -> WordsView {
+        self.view.clone()
     }
 
     /// The address that an allocation keeps as long as it is claimed.
@@ -285,7 +272,12 @@ impl Table {
 
     /// The session is over: what is mapped stands, who waits is woken. The first ending counts.
     pub(crate) fn end(&self, ending: Ending) {
-        self.lock().ending.get_or_insert(ending);
+        let mut state = self.lock();
+        let State { regions, words, wanted, .. } = &mut *state;
+        regions.values_mut().for_each(|region| region.stay(words));
+        wanted.clear();
+        state.ending.get_or_insert(ending);
+        drop(state);
         self.changed.notify_all();
         self.ended.send_replace(true);
     }
@@ -293,11 +285,15 @@ impl Table {
     /// Lets go of everything, after the end of the session and of all its handles.
     pub(crate) fn clear(&self) -> Answer {
         let mut answer = Answer::default();
-        for (id, mut region) in std::mem::take(&mut self.lock().regions) {
-            let part = |part_index| done(PartRef { allocation_id: id.get(), part_index });
+        let mut state = self.lock();
+        let State { regions, words, wanted, .. } = &mut *state;
+        wanted.clear();
+        for (id, mut region) in std::mem::take(regions) {
             // What fails to go is not said to be gone.
-            answer.unmapped.extend(region.let_go().unwrap_or_default().into_iter().map(part));
+            let gone = region.let_go(words).unwrap_or_default();
+            answer.unmapped.extend(gone.into_iter().map(|(index, written)| done(id, index, written)));
         }
+        drop(state);
         self.gpus.let_go();
         answer
     }
@@ -316,16 +312,16 @@ impl Table {
         state.ending.is_some() && state.regions.values().all(|region| region.held(None) == 0)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn is_held(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
+    pub(super) fn is_held(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
         let gone = || Error::AllocationNotFound { allocation: id.to_string() };
         let region = self.regions.get_mut(&id).ok_or_else(gone)?;
-        if region.held(Some(access)) >= parts {
+        if region.held_parts(Some(access)) >= parts {
             return Ok(true);
         }
         if let Some(problem) = region.failure.take() {
@@ -338,23 +334,53 @@ impl State {
     }
 
     /// Opens what a packet has mapped; parts that cannot be opened become failures.
-    fn grant(&mut self, outcomes: &mut [(PartRef, Result<(), String>)]) {
-        let ids: BTreeSet<_> = outcomes.iter().map(|(part, _)| part.allocation_id).collect();
-        for id in ids {
-            let Some(region) = self.regions.get_mut(&AllocationId::from_raw(id)) else { continue };
+    fn grant(&mut self, outcomes: &mut [(PartRef, Result<(), String>)]) -> Result<(), String> {
+        let raw_ids: BTreeSet<_> = outcomes.iter().map(|(part, _)| part.allocation_id).collect();
+        for raw_id in raw_ids {
+            let id = AllocationId::from_raw(raw_id);
+            let Some(region) = self.regions.get_mut(&id) else { continue };
             let refused: BTreeMap<_, _> = region.grant().into_iter().collect();
-            for (part, outcome) in outcomes.iter_mut().filter(|(part, _)| part.allocation_id == id) {
+            for (part, outcome) in outcomes.iter_mut().filter(|(part, _)| part.allocation_id == raw_id) {
                 if let Some(problem) = refused.get(&part.part_index) {
                     *outcome = Err(problem.clone());
                 }
-                if let Err(problem) = outcome {
-                    region.failure = Some(problem.clone());
+                match outcome {
+                    Err(problem) => region.failure = Some(problem.clone()),
+                    Ok(()) => {
+                        let waiting = self.calls.waiting_for(id, part.part_index);
+                        region.set_mapped(part.part_index, &self.words, waiting)?;
+                        self.calls.grant(id, part.part_index);
+                    }
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Lets go of what is wanted back and nobody uses any more.
+    pub(super) fn leave(&mut self) -> Result<Answer, String> {
+        let mut answer = Answer::default();
+        for (id, index) in std::mem::take(&mut self.wanted) {
+            let Some(region) = self.regions.get_mut(&id) else { continue };
+            let left = region.leave(index, &self.words)?;
+            self.left(id, index, left, &mut answer);
+        }
+        Ok(answer)
+    }
+
+    fn left(&mut self, id: AllocationId, index: u32, left: Left, answer: &mut Answer) {
+        match left {
+            Left::Unmapped { written } => {
+                self.wanted.remove(&(id, index));
+                answer.unmapped.push(done(id, index, written));
+            }
+            Left::Pinned => drop(self.wanted.insert((id, index))),
+            Left::NotHere => {}
         }
     }
 }
 
-fn done(part: PartRef) -> UnmappedPart {
-    UnmappedPart { part: Some(part), reason: UnmapReason::Done.into(), detail: String::new() }
+fn done(id: AllocationId, part_index: u32, written: bool) -> UnmappedPart {
+    let part = Some(PartRef { allocation_id: id.get(), part_index });
+    UnmappedPart { part, reason: UnmapReason::Done.into(), written, ..UnmappedPart::default() }
 }

@@ -64,6 +64,22 @@ impl FakeDriver {
     }
 }
 
+impl FakeDriver {
+    /// Whether what was launched on a stream goes on, and whether the stream is captured.
+    pub(crate) fn stream(&self, stream: u64, busy: bool, capturing: bool) {
+        // SAFETY: needed to find the function, of the type that `libcuda.rs` gives it.
+        let set = unsafe { self.library.get::<extern "C" fn(usize, bool, bool)>("fake_stream") }.unwrap();
+        set(usize::try_from(stream).unwrap(), busy, capturing);
+    }
+
+    /// The capture mode of this thread: 0, which is global, unless somebody changed it.
+    pub(crate) fn capture_mode(&self) -> u32 {
+        // SAFETY: as above.
+        let mode = unsafe { self.library.get::<extern "C" fn() -> u32>("fake_capture_mode") }.unwrap();
+        mode()
+    }
+}
+
 fn fail(library: &Library, function: &str, code: u32) {
     let function = CString::new(function).unwrap();
     // SAFETY: as above.

@@ -4,7 +4,7 @@
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeMap,
     ffi::{CStr, c_char, c_int, c_void},
     ptr,
@@ -28,11 +28,19 @@ const CONTEXT: usize = 0xc0;
 
 static CALLS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static FAILURES: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
-static ASKED: Mutex<bool> = Mutex::new(false);
+/// Of each event: the stream that it was recorded on, and whether it was asked for.
+static EVENTS: Mutex<BTreeMap<usize, (usize, bool)>> = Mutex::new(BTreeMap::new());
+/// Streams whose work does not end.
+static BUSY: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static CAPTURING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+const RELAXED: u32 = 2;
+/// Streams from here on are of a context that is no device's primary one.
+const OTHERS_STREAMS: usize = 0xd000;
 
 thread_local! {
     /// The test's own context lies at the bottom, so to say.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Writes the call down; its result is what the test wants.
@@ -45,6 +53,9 @@ fn call(name: &str, facts: String) -> u32 {
 fn within(name: &str, facts: String) -> u32 {
     if CURRENT.with_borrow(|current| current.is_empty()) {
         return call(name, "WITHOUT A CONTEXT".to_owned());
+    }
+    if CAPTURE_MODE.get() != RELAXED {
+        return call(name, "IN A STRICT CAPTURE MODE".to_owned());
     }
     call(name, facts)
 }
@@ -66,6 +77,38 @@ pub extern "C" fn fake_calls(size: *mut usize) -> *const u8 {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_current() -> usize {
     CURRENT.with_borrow(Vec::len)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_capture_mode() -> u32 {
+    CAPTURE_MODE.get()
+}
+/// Whether a stream's work goes on, and whether it is captured.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_stream(stream: usize, busy: bool, capturing: bool) {
+    for (streams, is_one) in [(&BUSY, busy), (&CAPTURING, capturing)] {
+        let mut streams = streams.lock().unwrap();
+        streams.retain(|other| *other != stream);
+        streams.extend(is_one.then_some(stream));
+    }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> u32 {
+    // SAFETY: the caller hands over a mode and a place for the other, as it does to the driver.
+    unsafe { *mode = CAPTURE_MODE.replace(*mode) };
+    0
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: usize, status: *mut u32) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
+    unsafe { *status = CAPTURING.lock().unwrap().contains(&stream).into() };
+    within("cuStreamIsCapturing", format!("{stream:x}"))
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCtx(stream: usize, context: *mut usize) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
+    unsafe { *context = if stream < OTHERS_STREAMS { CONTEXT } else { stream } };
+    within("cuStreamGetCtx", format!("{stream:x}"))
 }
 
 #[unsafe(no_mangle)]
@@ -244,24 +287,38 @@ pub extern "C" fn cuStreamDestroy_v2(_stream: usize) -> u32 {
 }
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: u32) -> u32 {
+    let mut events = EVENTS.lock().unwrap();
+    let new = events.last_key_value().map_or(0xe00, |(last, _)| last + 1);
+    events.insert(new, (0, false));
     // SAFETY: the caller hands over a place for the result, as it does to the driver.
-    unsafe { *event = 0xe };
+    unsafe { *event = new };
     within("cuEventCreate", format!("flags {flags}"))
 }
+/// An event and its stream are of one context.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventRecord(_event: usize, _stream: usize) -> u32 {
-    *ASKED.lock().unwrap() = false;
+pub extern "C" fn cuEventRecord(event: usize, stream: usize) -> u32 {
+    EVENTS.lock().unwrap().insert(event, (stream, false));
+    let current = CURRENT.with_borrow(|current| current.last().copied());
+    if stream >= OTHERS_STREAMS && current != Some(stream) {
+        return within("cuEventRecord", "IN ANOTHER CONTEXT".to_owned());
+    }
     within("cuEventRecord", String::new())
 }
-/// Not ready when first asked.
+/// Not ready when first asked, nor while the stream is busy.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(_event: usize) -> u32 {
-    match std::mem::replace(&mut *ASKED.lock().unwrap(), true) {
-        false => NOT_READY,
-        true => within("cuEventQuery", String::new()),
+pub extern "C" fn cuEventQuery(event: usize) -> u32 {
+    let mut events = EVENTS.lock().unwrap();
+    let Some((stream, was_asked)) = events.get_mut(&event) else { return INVALID_VALUE };
+    if !std::mem::replace(was_asked, true) {
+        return NOT_READY;
+    }
+    match BUSY.lock().unwrap().contains(stream) {
+        true => FAILURES.lock().unwrap().get("cuEventQuery").copied().unwrap_or(NOT_READY),
+        false => within("cuEventQuery", String::new()),
     }
 }
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventDestroy_v2(_event: usize) -> u32 {
+pub extern "C" fn cuEventDestroy_v2(event: usize) -> u32 {
+    EVENTS.lock().unwrap().remove(&event);
     within("cuEventDestroy", String::new())
 }

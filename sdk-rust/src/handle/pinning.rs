@@ -1,0 +1,120 @@
+//! A handle and its pins: its own, which hold the whole allocation, and those of its guards.
+
+use std::{
+    ops::Range,
+    thread,
+    time::{Duration, Instant},
+};
+
+use vramd_proto::channel::PARTS_PER_FRAME_MAX;
+use vramd_types::Reason;
+use vramd_words::Access;
+
+use super::Handle;
+use crate::{
+    error::{Error, Result},
+    fork::ProcessBound,
+    info::AllocationState,
+    pins::{Anchor, Pinned, Seen, View},
+    session::{Session, check_home},
+};
+
+/// How often who waits for streams looks again.
+const STREAMS_POLL: Duration = Duration::from_micros(200);
+
+impl Handle {
+    pub(crate) fn anchor(&self) -> &ProcessBound<Anchor> {
+        &self.anchor
+    }
+
+    pub(crate) fn is_of(&self, session: &ProcessBound<Session>) -> bool {
+        self.session.is_same(session)
+    }
+
+    /// All parts, or some.
+    pub(crate) fn pin(&self, parts: Option<Range<u32>>, access: Access) -> Result<Pinned> {
+        self.check_pin(access)?;
+        let parts = self.anchor.parts(parts)?;
+        Pinned::take(&self.anchor, parts, access, || self.session.deadline())
+    }
+
+    /// Whether it can be pinned at all. No system call.
+    pub(crate) fn check_pin(&self, access: Access) -> Result<()> {
+        check_home(&self.session)?;
+        self.anchor.views().handle_is_borrowed();
+        if access == Access::Write && self.info.state == AllocationState::Sealed {
+            return Err(Error::refused(Reason::AlreadySealed, &[("allocation", &self.info.id)]));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.session.is_home() && self.session.table().is_holding(self.info.id)
+    }
+
+    pub(crate) fn hold(&mut self) -> Result<()> {
+        check_home(&self.session)?;
+        self.anchor.views().handle_is_alone();
+        self.hold_until(self.session.deadline())
+    }
+
+    pub(crate) fn unhold(&mut self) -> Result<()> {
+        check_home(&self.session)?;
+        self.anchor.views().handle_is_alone();
+        self.session.table().unhold(self.info.id);
+        Ok(())
+    }
+
+    /// Takes the handle's own pins, and waits for what is not here.
+    pub(super) fn hold_until(&self, deadline: Instant) -> Result<()> {
+        let (id, table) = (self.info.id, self.session.table());
+        let held = table.is_holding(id);
+        let outcome = table.hold(id).and_then(|missing| {
+            missing.chunks(PARTS_PER_FRAME_MAX).try_for_each(|parts| {
+                self.session.pin_waiting(parts, deadline)?;
+                table.adopt(id, parts);
+                Ok(())
+            })
+        });
+        let whole = || table.held_parts(id, None) == self.info.parts.len();
+        let outcome = outcome.and_then(|()| {
+            // Who freed it meanwhile has it.
+            whole().then_some(()).ok_or_else(|| Error::NotMapped { allocation: id.to_string() })
+        });
+        if outcome.is_err() && !held {
+            table.unhold(id);
+        }
+        outcome
+    }
+
+    /// Before it is parted from or sealed: refused while guards are alive, but those that streams will end are waited for.
+    pub(super) fn wait_unpinned(&mut self, deadline: Instant) -> Result<()> {
+        loop {
+            // In this order: a guard whose stream is done goes before its count does.
+            let for_streams = self.anchor.waiting_for_streams();
+            let guards = self.anchor.others();
+            if guards > for_streams {
+                let pins = guards.saturating_sub(for_streams) as u64;
+                return Err(Error::Pinned { allocation: self.info.id.to_string(), pins });
+            }
+            if for_streams == 0 && self.anchor.is_alone() {
+                self.anchor.views().handle_is_alone();
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Deadline);
+            }
+            thread::sleep(STREAMS_POLL);
+        }
+    }
+
+    /// Lends the bytes as a slice, unless a guard's forbids it.
+    pub(super) fn see(&self, view: View) -> Result<()> {
+        let allocation = || self.info.id.to_string();
+        let pins = || self.anchor.others() as u64;
+        self.anchor
+            .views()
+            .by_handle(view)
+            .map_err(|Seen| Error::Pinned { allocation: allocation(), pins: pins() })
+    }
+}

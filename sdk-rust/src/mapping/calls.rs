@@ -1,0 +1,168 @@
+//! Calls of this process that wait until all parts of a set are pinned for them.
+//!
+//! A part that comes by a `Map` frame is pinned for each of them with the same step that makes it usable, so nothing can
+//! take it back in between; what is here already is pinned when the daemon answers, which protects it until `PinEnded`.
+
+use std::collections::BTreeMap;
+
+use vramd_proto::v1::PartRef;
+use vramd_types::{AllocationId, Reason};
+use vramd_words::{Access, PinRefused, Waiting};
+
+use crate::{
+    error::Error,
+    pins::{Words, one},
+};
+
+/// One part of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) id: AllocationId,
+    pub(crate) index: u32,
+    pub(crate) slot: u32,
+    pub(crate) access: Access,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    last: u64,
+    waiting: BTreeMap<u64, Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    /// In the order of allocations and parts; true for those that are pinned for this call.
+    parts: Vec<(Wanted, bool)>,
+    missing: usize,
+    refused: Option<Error>,
+    /// The daemon knows that it is over.
+    ended: bool,
+}
+
+/// What a call leaves to be done.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Leavings {
+    /// The daemon is to hear that this call has ended.
+    pub(super) ended: Option<u64>,
+    /// A pin that was given back was the last of what the daemon wants back.
+    pub(super) wake: bool,
+}
+
+impl Calls {
+    /// Parts, each once.
+    pub(super) fn open(&mut self, mut parts: Vec<Wanted>) -> u64 {
+        parts.sort_unstable_by_key(|part| (part.id, part.index));
+        self.last += 1;
+        let missing = parts.len();
+        let parts = parts.into_iter().map(|part| (part, false)).collect();
+        self.waiting.insert(self.last, Call { parts, missing, refused: None, ended: false });
+        self.last
+    }
+
+    /// Whether the daemon may answer such a call: one that has been made.
+    pub(super) fn was_made(&self, call: u64) -> bool {
+        (1..=self.last).contains(&call)
+    }
+
+    /// Who waits for a part now.
+    pub(super) fn waiting_for(&mut self, id: AllocationId, index: u32) -> Waiting {
+        let mut all = Waiting::default();
+        for (part, _) in self.waiting.values_mut().filter_map(|call| call.missing(id, index)) {
+            let one = one(part.access);
+            all.readers += one.readers;
+            all.writers += one.writers;
+        }
+        all
+    }
+
+    /// They have their pins.
+    pub(super) fn grant(&mut self, id: AllocationId, index: u32) {
+        for call in self.waiting.values_mut() {
+            if let Some((_, pinned)) = call.missing(id, index) {
+                *pinned = true;
+                call.missing -= 1;
+            }
+        }
+    }
+
+    /// Calls that have all their pins since the last time: the daemon is to hear that they have ended.
+    pub(super) fn ended(&mut self) -> Vec<u64> {
+        let complete = |call: &Call| call.missing == 0 && !call.ended && call.refused.is_none();
+        let ended = self.waiting.iter_mut().filter(|(_, call)| complete(call));
+        ended.map(|(id, call)| (call.ended = true, *id).1).collect()
+    }
+
+    /// The daemon says that all of a set are mapped here and stay, or why not.
+    pub(super) fn answered(&mut self, id: u64, refusal: Option<Error>, words: &Words) -> Leavings {
+        let Some(call) = self.waiting.get_mut(&id).filter(|call| !call.ended) else {
+            return Leavings::default();
+        };
+        let told = refusal.is_some();
+        let refusal = refusal.or_else(|| call.pin_the_rest(words).err());
+        call.ended = true;
+        let wake = refusal.is_some() && call.give_back(words);
+        call.refused = refusal;
+        Leavings { ended: (!told).then_some(id), wake }
+    }
+
+    /// Whether a call has all its pins, which are the caller's then.
+    pub(super) fn is_pinned(&mut self, id: u64) -> Option<Result<(), Error>> {
+        let call = self.waiting.get(&id)?;
+        if call.refused.is_none() && call.missing > 0 {
+            return None;
+        }
+        self.waiting.remove(&id).map(|call| call.refused.map_or(Ok(()), Err))
+    }
+
+    /// Its caller waits no longer.
+    pub(super) fn give_up(&mut self, id: u64, words: &Words) -> Leavings {
+        let Some(mut call) = self.waiting.remove(&id) else { return Leavings::default() };
+        Leavings { ended: (!call.ended).then_some(id), wake: call.give_back(words) }
+    }
+}
+
+impl Call {
+    fn missing(&mut self, id: AllocationId, index: u32) -> Option<&mut (Wanted, bool)> {
+        let at = self.parts.binary_search_by_key(&(id, index), |(part, _)| (part.id, part.index)).ok()?;
+        self.parts.get_mut(at).filter(|(_, pinned)| !pinned && self.refused.is_none())
+    }
+
+    fn pin_the_rest(&mut self, words: &Words) -> Result<(), Error> {
+        for (part, pinned) in self.parts.iter_mut().filter(|(_, pinned)| !pinned) {
+            words.pin(part.slot, one(part.access)).map_err(|refused| refusal(refused, part.id))?;
+            *pinned = true;
+            self.missing -= 1;
+        }
+        Ok(())
+    }
+
+    /// True if the worker has waited for that.
+    fn give_back(&mut self, words: &Words) -> bool {
+        let mut wake = false;
+        for (part, pinned) in self.parts.iter_mut().filter(|(_, pinned)| *pinned) {
+            wake |= words.unpin(part.slot);
+            *pinned = false;
+            self.missing += 1;
+        }
+        wake
+    }
+}
+
+/// Why a part could not be pinned that was to be here.
+pub(crate) fn refusal(refused: PinRefused, id: AllocationId) -> Error {
+    match refused {
+        // Who frees it or ends the session does not ask for pins that are only wanted.
+        PinRefused::NeedsFrame => Error::refused(Reason::Raced, &[("allocation", &id)]),
+        PinRefused::Saturated => Error::refused(
+            Reason::PinsTooMany,
+            &[("allocation", &id), ("limit_count", &vramd_words::Word::PINS_MAX)],
+        ),
+        // This side writes no such word: a session's words are not there in a forked child.
+        PinRefused::Forked => Error::NotMapped { allocation: id.to_string() },
+    }
+}
+
+/// As frames name them.
+pub(super) fn part_refs(parts: &[Wanted]) -> Vec<PartRef> {
+    parts.iter().map(|part| PartRef { allocation_id: part.id.get(), part_index: part.index }).collect()
+}

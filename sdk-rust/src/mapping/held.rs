@@ -1,0 +1,165 @@
+//! The words of one allocation's parts, from mapped to unmapped: who maps and unmaps, and the handle's own pins.
+//!
+//! While the handle holds its allocation, each mapped part has one pin of the handle's, the *standing* one. So slices and
+//! pointers of a handle stay good without anybody's pinning, and only who frees the allocation, seals it or ends the
+//! session takes it away: for that the standing pin goes first, and what remains are pins of the program's own.
+
+use vramd_proto::v1::{Access, RevokeReason};
+use vramd_words::{PinRefused, Waiting};
+
+use super::region::{Place, Region};
+use crate::pins::{Unmappable, Words, one};
+
+/// What became of a part that the daemon wants back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// It is unmapped; the daemon is to hear so, and whether it was written.
+    Unmapped { written: bool },
+    /// Somebody uses it; the last unpin wakes the worker.
+    Pinned,
+    /// It is not here, or none of this side's to unmap: there is nothing to say.
+    NotHere,
+}
+
+impl Region {
+    /// A part is mapped and accessible: so its word says, with a pin for each call that waits and for the handle.
+    pub(super) fn set_mapped(&mut self, index: u32, words: &Words, mut calls: Waiting) -> Result<(), String> {
+        let Some(part) = self.parts.get_mut(&index) else { return Ok(()) };
+        let Some(slot) = part.slot else { return Ok(()) };
+        if self.holds {
+            let standing = one(pinned_as(part.access));
+            calls.readers += standing.readers;
+            calls.writers += standing.writers;
+        }
+        words.set_mapped(slot, calls)?;
+        part.standing = self.holds;
+        Ok(())
+    }
+
+    /// The daemon wants a part back. An error means that something is mapped that should not be.
+    pub(super) fn revoke(&mut self, index: u32, reason: RevokeReason, words: &Words) -> Result<Left, String> {
+        let Some(part) = self.parts.get_mut(&index) else { return Ok(Left::NotHere) };
+        let comes_back = reason == RevokeReason::Evicted;
+        if !comes_back {
+            self.revoked = Some(reason);
+        }
+        let Some(slot) = part.slot else {
+            if matches!(part.place, Place::HandedOver) && !self.yielded {
+                return Ok(Left::NotHere);
+            }
+            self.parts.remove(&index);
+            return Ok(Left::Unmapped { written: false });
+        };
+        if !comes_back && part.standing {
+            words.unpin(slot);
+            part.standing = false;
+        }
+        if part.wanted.is_none() || !comes_back {
+            part.wanted = Some(reason);
+        }
+        self.leave(index, words)
+    }
+
+    /// Unmaps a part that is wanted back, if nobody uses it.
+    pub(super) fn leave(&mut self, index: u32, words: &Words) -> Result<Left, String> {
+        let Some((slot, _)) = self.parts.get(&index).and_then(|part| part.slot.zip(part.wanted)) else {
+            return Ok(Left::NotHere);
+        };
+        match words.begin_revoked(slot)? {
+            Unmappable::Pinned => Ok(Left::Pinned),
+            Unmappable::Now(unmapping) => {
+                self.unmap_part(index)?;
+                self.parts.remove(&index);
+                Ok(Left::Unmapped { written: unmapping.finish() })
+            }
+        }
+    }
+
+    /// Lets go of all parts, and says which they were, and which were written. No guard of the program's is left.
+    pub(super) fn let_go(&mut self, words: &Words) -> Result<Vec<(u32, bool)>, String> {
+        self.release_standing(words);
+        let mut gone = Vec::new();
+        while let Some((index, slot)) = self.parts.first_key_value().map(|(index, part)| (*index, part.slot))
+        {
+            let unmapping = slot.map(|slot| words.begin_own(slot)).transpose()?;
+            self.unmap_part(index)?;
+            self.parts.remove(&index);
+            gone.push((index, unmapping.is_some_and(|unmapping| unmapping.finish())));
+        }
+        Ok(gone)
+    }
+
+    /// The handle's own pins where they are not yet and can be had at once.
+    pub(super) fn take_standing(&mut self, words: &Words) -> Result<(), PinRefused> {
+        self.holds = true;
+        let mut outcome = Ok(());
+        for part in self.parts.values_mut().filter(|part| !part.standing && part.wanted.is_none()) {
+            let Some(slot) = part.slot else { continue };
+            match words.pin(slot, one(pinned_as(part.access))) {
+                Ok(()) => part.standing = true,
+                Err(refused) => outcome = Err(refused),
+            }
+        }
+        outcome
+    }
+
+    /// Pins that a call has taken for these parts become the handle's own. Those that it has already are given back, and
+    /// so are those that the daemon wants for good. True if the worker has waited for one.
+    pub(super) fn adopt_standing(&mut self, indexes: &[u32], words: &Words) -> bool {
+        let mut wake = false;
+        for index in indexes {
+            let Some(slot) = self.slots.get(index) else { continue };
+            match self.parts.get_mut(index) {
+                Some(part) if !part.standing && !part.is_wanted_for_good() => part.standing = true,
+                _ => wake |= words.unpin(*slot),
+            }
+        }
+        wake
+    }
+
+    /// The handle's own pins go. True if the worker has waited for one.
+    pub(super) fn release_standing(&mut self, words: &Words) -> bool {
+        let mut wake = false;
+        for part in self.parts.values_mut().filter(|part| part.standing) {
+            part.standing = false;
+            wake |= part.slot.is_some_and(|slot| words.unpin(slot));
+        }
+        wake
+    }
+
+    /// The channel has ended: nothing moves any more, and what is mapped stays usable.
+    pub(super) fn stay(&mut self, words: &Words) {
+        for part in self.parts.values_mut() {
+            part.wanted = None;
+            if let Some(slot) = part.slot {
+                words.forget_revoke(slot);
+            }
+        }
+        if self.holds {
+            // What can't be pinned is not mapped.
+            let _ = self.take_standing(words);
+        }
+    }
+
+    /// How many parts are here with that access, and stay.
+    pub(super) fn held_parts(&self, access: Option<Access>) -> usize {
+        let stays = |part: &&super::region::Part| part.slot.is_none() || part.standing;
+        let fits = |part: &&super::region::Part| access.is_none_or(|access| part.access == access);
+        self.parts.values().filter(stays).filter(fits).count()
+    }
+}
+
+impl super::region::Part {
+    /// The daemon waits for it, and will not send it again unless it was sealed.
+    pub(super) fn is_wanted_for_good(&self) -> bool {
+        self.wanted.is_some_and(|reason| reason != RevokeReason::Evicted)
+    }
+}
+
+/// What the handle may do there by itself: who may write at any time counts as writing.
+pub(super) fn pinned_as(access: Access) -> vramd_words::Access {
+    match access {
+        Access::ReadWrite => vramd_words::Access::Write,
+        Access::ReadOnly | Access::Unspecified => vramd_words::Access::Read,
+    }
+}

@@ -1,0 +1,323 @@
+//! Pins that take more than an instruction: of calls that wait, of handles, and of copies.
+
+use std::{
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::PoisonError,
+    time::Instant,
+};
+
+use rustix::io::{read, write};
+use vramd_proto::v1::{self, Access};
+use vramd_types::AllocationId;
+
+use super::{
+    Answer, Table, Wanted,
+    calls::{Leavings, part_refs, refusal},
+    copy::Window,
+    held::pinned_as,
+    region::Region,
+    table::State,
+};
+use crate::{
+    cuda::Context,
+    error::{Error, Result},
+    pins::one,
+};
+
+/// What somebody waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Until {
+    /// So many parts of a claimed allocation are here with that access, and stay.
+    Held { id: AllocationId, parts: usize, access: Access },
+    /// A call has all its pins.
+    Pinned { call: u64 },
+}
+
+/// What came of asking for a set.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// All of it is pinned.
+    Pinned,
+    /// The daemon is to be asked, and the call then waits.
+    Call { call: u64, frame: v1::Pin },
+}
+
+/// While it lives, allocations that come without a handle are kept for one.
+#[derive(Debug)]
+pub(crate) struct Expecting<'a>(&'a Table);
+
+impl Table {
+    /// Waits until it is so, or never will be.
+    pub(crate) fn wait(&self, until: Until, deadline: Instant) -> Result<()> {
+        let mut state = self.lock();
+        while !state.is(until)? {
+            let patience = deadline.saturating_duration_since(Instant::now());
+            if patience.is_zero() {
+                return Err(Error::Deadline);
+            }
+            state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// Whether it is so now; an error if it never will be.
+    pub(crate) fn is(&self, until: Until) -> Result<bool> {
+        self.lock().is(until)
+    }
+
+    /// Begins a call for a set that could not be pinned at once. After the end of the channel nothing comes any more, and
+    /// nothing goes: what is mapped is pinned here and now.
+    pub(crate) fn ask(&self, parts: &[Wanted]) -> Result<Asked> {
+        let mut state = self.lock();
+        if state.ending.is_none() && state.words.is_shared() {
+            let write = parts.iter().any(|part| part.access == vramd_words::Access::Write);
+            let call = state.calls.open(parts.to_vec());
+            return Ok(Asked::Call {
+                call,
+                frame: v1::Pin { call_id: call, parts: part_refs(parts), write },
+            });
+        }
+        if state.ending.is_some() {
+            // The daemon may not have known that it has ended when it revoked this.
+            parts.iter().for_each(|part| state.words.forget_revoke(part.slot));
+        }
+        for (taken, part) in parts.iter().enumerate() {
+            if let Err(why) = state.words.pin(part.slot, one(part.access)) {
+                let wake =
+                    parts[..taken].iter().fold(false, |wake, part| state.words.unpin(part.slot) | wake);
+                self.wake_if(wake);
+                return Err(match (&state.ending, why) {
+                    (Some(ending), vramd_words::PinRefused::NeedsFrame) => ending.error(),
+                    (None, vramd_words::PinRefused::NeedsFrame) => {
+                        Error::NotMapped { allocation: part.id.to_string() }
+                    }
+                    (_, why) => refusal(why, part.id),
+                });
+            }
+        }
+        Ok(Asked::Pinned)
+    }
+
+    /// The daemon has answered a call. An error means that there is none.
+    pub(crate) fn pin_answered(&self, answer: v1::PinAnswer) -> Result<Answer, String> {
+        let mut state = self.lock();
+        if !state.calls.was_made(answer.call_id) {
+            return Err(format!("an answer to a call {} that was never made", answer.call_id));
+        }
+        let State { calls, words, .. } = &mut *state;
+        let leavings = calls.answered(answer.call_id, answer.refused.map(Error::from), words);
+        let answer = state.clear_up(leavings)?;
+        self.changed.notify_all();
+        Ok(answer)
+    }
+
+    /// Who has made a call waits no longer. An error means that something is mapped that should not be.
+    pub(crate) fn give_up(&self, call: u64) -> Result<Answer, String> {
+        let mut state = self.lock();
+        let State { calls, words, .. } = &mut *state;
+        let leavings = calls.give_up(call, words);
+        let answer = state.clear_up(leavings)?;
+        self.changed.notify_all();
+        Ok(answer)
+    }
+
+    /// Holds an allocation as far as that can be done at once: the parts that are left.
+    pub(crate) fn hold(&self, id: AllocationId) -> Result<Vec<Wanted>> {
+        let mut state = self.lock();
+        let State { regions, words, .. } = &mut *state;
+        let region = regions.get_mut(&id).ok_or_else(|| not_mapped(id))?;
+        match region.take_standing(words) {
+            Ok(()) | Err(vramd_words::PinRefused::NeedsFrame) => Ok(region.without_standing(id)),
+            Err(why) => Err(refusal(why, id)),
+        }
+    }
+
+    /// Pins that a call has taken are the handle's own from now on.
+    pub(crate) fn adopt(&self, id: AllocationId, parts: &[Wanted]) {
+        let mut state = self.lock();
+        let State { regions, words, .. } = &mut *state;
+        let indexes: Vec<_> = parts.iter().map(|part| part.index).collect();
+        let wake = regions.get_mut(&id).is_some_and(|region| region.adopt_standing(&indexes, words));
+        self.wake_if(wake);
+    }
+
+    /// The handle holds nothing of it any more.
+    pub(crate) fn unhold(&self, id: AllocationId) {
+        let mut state = self.lock();
+        let State { regions, words, .. } = &mut *state;
+        let Some(region) = regions.get_mut(&id) else { return };
+        region.holds = false;
+        let wake = region.release_standing(words);
+        self.wake_if(wake);
+    }
+
+    /// Parts that come from now on are the handle's to hold.
+    pub(crate) fn set_holding(&self, id: AllocationId) {
+        if let Some(region) = self.lock().regions.get_mut(&id) {
+            region.holds = true;
+        }
+    }
+
+    pub(crate) fn is_holding(&self, id: AllocationId) -> bool {
+        self.lock().regions.get(&id).is_some_and(|region| region.holds)
+    }
+
+    /// How many parts are here with that access, and stay as long as the handle holds them.
+    pub(crate) fn held_parts(&self, id: AllocationId, access: Option<Access>) -> usize {
+        self.lock().regions.get(&id).map_or(0, |region| region.held_parts(access))
+    }
+
+    /// Whether parts that had come were taken back again before a handle could hold them: they come if they are asked
+    /// for.
+    pub(crate) fn is_away(&self, id: AllocationId, parts: usize) -> bool {
+        let state = self.lock();
+        state.words.is_shared()
+            && state.regions.get(&id).is_some_and(|region| {
+                region.slots.len() == parts
+                    && region.revoked.is_none()
+                    && !region.without_standing(id).is_empty()
+            })
+    }
+
+    /// Where the words of all parts are, in their order, once all have come.
+    pub(crate) fn slots(&self, id: AllocationId) -> Box<[u32]> {
+        self.lock()
+            .regions
+            .get(&id)
+            .map(|region| region.slots.values().copied().collect())
+            .unwrap_or_default()
+    }
+
+    /// Where events of its streams are recorded; `None` for memory that has no streams.
+    pub(crate) fn context(&self, id: AllocationId) -> Option<std::sync::Arc<Context>> {
+        self.lock().regions.get(&id)?.context()
+    }
+
+    /// For copies by somebody who has pinned what they touch.
+    pub(crate) fn window(&self, id: AllocationId) -> Option<Window> {
+        self.lock().regions.get(&id)?.window()
+    }
+
+    /// Copies to or from a whole allocation, all of whose parts must be here with that access. They are pinned meanwhile,
+    /// so a revoke waits, and a long copy is many calls: none of them begins once the daemon wants it for good.
+    pub(crate) fn copying(
+        &self,
+        id: AllocationId,
+        parts: usize,
+        access: Option<Access>,
+        copy: impl FnOnce(&Window) -> Result<(), String>,
+    ) -> Result<()> {
+        let (window, slots) = {
+            let mut state = self.lock();
+            let State { regions, words, .. } = &mut *state;
+            let region = regions.get_mut(&id).ok_or_else(|| not_mapped(id))?;
+            let calls = one(access.map_or(vramd_words::Access::Read, pinned_as));
+            let pinned = region.copied(parts, access).ok_or_else(|| not_mapped(id))?;
+            let window = region.window().ok_or_else(|| not_mapped(id))?;
+            for (taken, slot) in pinned.iter().enumerate() {
+                if words.pin(*slot, calls).is_err() {
+                    let wake = pinned[..taken].iter().fold(false, |wake, slot| words.unpin(*slot) | wake);
+                    self.wake_if(wake);
+                    return Err(not_mapped(id));
+                }
+            }
+            (window, pinned)
+        };
+        let outcome = copy(&window);
+        let unpin = |slot| {
+            matches!(
+                self.view.slot(slot).map(|word| word.unpin()),
+                Some(Ok(vramd_words::Unpinned::WakeWorker))
+            )
+        };
+        let wake = slots.into_iter().fold(false, |wake, slot| unpin(slot) | wake);
+        self.wake_if(wake);
+        outcome.map_err(|problem| Error::CopyFailed { allocation: id.to_string(), problem })
+    }
+
+    /// For calls that may bring what has no handle yet.
+    pub(crate) fn expect(&self) -> Expecting<'_> {
+        self.lock().expecting += 1;
+        Expecting(self)
+    }
+
+    /// The last pin of something that the daemon wants back has ended: the worker is to see.
+    pub(crate) fn wake(&self) {
+        // It fails only where so many are unheard that it is readable anyway.
+        let _ = write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn wake_if(&self, wake: bool) {
+        if wake {
+            self.wake();
+        }
+    }
+
+    /// Readable once the worker is to see what it can let go.
+    pub(crate) fn woken(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    pub(crate) fn hear_wake(&self) {
+        // There may be none.
+        let _ = read(&*self.wake, &mut [0; 8]);
+    }
+}
+
+impl State {
+    fn is(&mut self, until: Until) -> Result<bool> {
+        match until {
+            Until::Held { id, parts, access } => self.is_held(id, parts, access),
+            Until::Pinned { call } => match (self.calls.is_pinned(call), &self.ending) {
+                (Some(outcome), _) => outcome.map(|()| true),
+                (None, Some(ending)) => Err(ending.error()),
+                (None, None) => Ok(false),
+            },
+        }
+    }
+
+    fn clear_up(&mut self, Leavings { ended, wake }: Leavings) -> Result<Answer, String> {
+        let mut answer = if wake { self.leave()? } else { Answer::default() };
+        answer.ended.extend(ended);
+        Ok(answer)
+    }
+}
+
+impl Region {
+    /// The parts that ever came, and that the handle has no pin of.
+    fn without_standing(&self, id: AllocationId) -> Vec<Wanted> {
+        let access = if self.writes { vramd_words::Access::Write } else { vramd_words::Access::Read };
+        let missing =
+            self.slots.iter().filter(|(index, _)| self.parts.get(index).is_none_or(|part| !part.standing));
+        missing.map(|(index, slot)| Wanted { id, index: *index, slot: *slot, access }).collect()
+    }
+
+    /// The words of all of so many parts, if they are here with that access and the daemon does not want them for good.
+    fn copied(&self, parts: usize, access: Option<Access>) -> Option<Vec<u32>> {
+        let good = |part: &&super::region::Part| !part.is_wanted_for_good();
+        let slots: Vec<_> = self.parts.values().filter(good).filter_map(|part| part.slot).collect();
+        (slots.len() == parts && self.held(access) == parts).then_some(slots)
+    }
+}
+
+impl Drop for Expecting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.expecting -= 1;
+        if state.expecting > 0 {
+            return;
+        }
+        // Whose call gave up before they came: nobody holds them.
+        let State { regions, words, .. } = &mut *state;
+        let mut wake = false;
+        for region in regions.values_mut().filter(|region| !region.claimed) {
+            region.holds = false;
+            wake |= region.release_standing(words);
+        }
+        self.0.wake_if(wake);
+    }
+}
+
+fn not_mapped(id: AllocationId) -> Error {
+    Error::NotMapped { allocation: id.to_string() }
+}

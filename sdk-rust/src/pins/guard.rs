@@ -1,0 +1,216 @@
+//! The guard of a pin.
+
+#![allow(unsafe_code, reason = "slices over shared mappings")]
+
+use std::{fmt, ops::Range, ptr, slice, sync::atomic::AtomicU64, time::Instant};
+
+use vramd_types::{AllocationId, Reason};
+use vramd_words::{Access, PinRefused};
+
+use super::{
+    Anchor,
+    views::{Seen, View},
+    wait::check_count,
+};
+use crate::{
+    error::{Error, Result},
+    fork::ProcessBound,
+    mapping::refusal,
+};
+
+/// Parts of an allocation that stay where they are, mapped, until this is dropped.
+///
+/// It has no lifetime and may outlive its handle, which is then parted from when the last guard is gone. Dropping it
+/// never blocks, and makes no system call unless the daemon waits for the memory. A kernel that still runs needs its
+/// memory pinned: see [`Self::unpin_after`]. In a forked child it does nothing.
+#[must_use = "dropped, it pins nothing"]
+pub struct Pinned {
+    anchor: ProcessBound<Anchor>,
+    parts: Range<u32>,
+    access: Access,
+    /// Among those who see slices; 0: it does not.
+    view: AtomicU64,
+}
+
+/// Streams can't be waited for; the guard comes back, and pins as before.
+#[derive(Debug)]
+pub struct UnpinFailed {
+    pub pinned: Pinned,
+    pub error: Error,
+}
+
+impl Pinned {
+    /// Pins these parts, and waits until they are here if they are not.
+    #[inline]
+    pub(crate) fn take(
+        anchor: &ProcessBound<Anchor>,
+        parts: Range<u32>,
+        access: Access,
+        deadline: impl FnOnce() -> Instant,
+    ) -> Result<Self> {
+        check_count(parts.len())?;
+        match anchor.pin(&parts, access) {
+            Ok(()) => {}
+            Err(PinRefused::NeedsFrame) => {
+                anchor.session().pin_waiting(&anchor.wanted(&parts, access), deadline())?;
+            }
+            Err(refused) => return Err(refusal(refused, anchor.id())),
+        }
+        Ok(Self::taken(anchor, parts, access))
+    }
+
+    /// Whoever pinned them gives the pins to this.
+    pub(super) fn taken(anchor: &ProcessBound<Anchor>, parts: Range<u32>, access: Access) -> Self {
+        Self { anchor: anchor.clone(), parts, access, view: AtomicU64::new(0) }
+    }
+
+    pub fn id(&self) -> AllocationId {
+        self.anchor.id()
+    }
+
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The parts that are pinned.
+    pub fn parts(&self) -> Range<u32> {
+        self.parts.clone()
+    }
+
+    /// How many bytes are pinned, of those that were asked for.
+    pub fn len_bytes(&self) -> u64 {
+        let bytes = self.bytes();
+        bytes.end - bytes.start
+    }
+
+    /// Where the pinned bytes begin: a device pointer if it [is device memory](Self::is_device_memory), valid in the
+    /// primary context of its device; otherwise an address of this process.
+    pub fn as_device_ptr(&self) -> u64 {
+        self.anchor.placed().map_or(0, |placed| placed.base.address + self.bytes().start)
+    }
+
+    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    pub fn is_device_memory(&self) -> bool {
+        self.anchor.placed().is_some_and(|placed| placed.base.is_device)
+    }
+
+    /// The pinned bytes in place. Refused for device memory, in a forked child, and while somebody else has a slice to
+    /// write some of them: another guard, or the handle, until that is used otherwise.
+    pub fn as_slice(&self) -> Result<&[u8]> {
+        let (address, len) = self.place(View::Shared)?;
+        // SAFETY: needed to read shared memory. What is pinned is mapped whole until this guard is gone, which is
+        // borrowed. `place` has checked that no other slice of this process can write it meanwhile; another process
+        // maps what is unsealed only if it is fixed, which is never the CPU's.
+        Ok(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), len) })
+    }
+
+    /// The pinned bytes, to be written in place. Refused as [`Self::as_slice`] is, for a pin to read, and while anybody
+    /// else has a slice of some of them: the handle's own count until it is borrowed mutably, as `unhold` does.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
+        if self.access != Access::Write {
+            return Err(Error::NotMapped { allocation: self.id().to_string() });
+        }
+        let (address, len) = self.place(View::Alone)?;
+        // SAFETY: needed to write shared memory. As above; `place` has checked that there is no other slice of it, a
+        // write pin is of memory that is mapped writably, and this guard is borrowed mutably.
+        Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), len) })
+    }
+
+    /// Unpins once everything is done that was launched on these CUDA streams (`CUstream` or `cudaStream_t` as a number)
+    /// so far. Returns at once. The default streams are those of the primary context. A stream that is being captured is
+    /// refused (`STREAM_CAPTURING`): what it captures runs when the graph is launched, so that is what to pin around.
+    pub fn unpin_after(self, streams: &[u64]) -> Result<(), UnpinFailed> {
+        match self.record(streams) {
+            Ok(events) => self.anchor.clone().session().reaper().take(self, events),
+            Err(error) => Err(UnpinFailed { pinned: self, error }),
+        }
+    }
+
+    fn record(&self, streams: &[u64]) -> Result<Vec<crate::cuda::Event>> {
+        self.check_home()?;
+        let allocation = self.id();
+        let context = self
+            .anchor
+            .session()
+            .table()
+            .context(allocation)
+            .ok_or_else(|| Error::refused(Reason::StreamsUnsupported, &[("allocation", &allocation)]))?;
+        context.record_all(streams).map_err(|refused| match refused {
+            crate::cuda::NotRecorded::Capturing => {
+                Error::refused(Reason::StreamCapturing, &[("allocation", &allocation)])
+            }
+            crate::cuda::NotRecorded::Failed(problem) => {
+                Error::refused(Reason::DriverFailed, &[("device", &""), ("problem", &problem)])
+            }
+        })
+    }
+
+    pub(super) fn anchor(&self) -> &ProcessBound<Anchor> {
+        &self.anchor
+    }
+
+    fn bytes(&self) -> Range<u64> {
+        self.anchor.placed().map_or(0..0, |placed| placed.bytes(&self.parts))
+    }
+
+    /// Where the CPU finds them, to be seen so.
+    fn place(&self, view: View) -> Result<(usize, usize)> {
+        self.check_home()?;
+        let allocation = || self.id().to_string();
+        if self.is_device_memory() {
+            return Err(Error::DeviceMemory { allocation: allocation() });
+        }
+        let seen = self.anchor.views().by_guard(&self.view, &self.parts, view);
+        seen.map_err(|Seen| Error::Pinned { allocation: allocation(), pins: self.anchor.others() as u64 })?;
+        let number =
+            |number: u64| usize::try_from(number).map_err(|_| Error::NotMapped { allocation: allocation() });
+        Ok((number(self.as_device_ptr())?, number(self.len_bytes())?))
+    }
+
+    fn check_home(&self) -> Result<()> {
+        if self.anchor.is_home() {
+            return Ok(());
+        }
+        Err(Error::Forked { session: self.anchor.session().id().to_string() })
+    }
+}
+
+impl Drop for Pinned {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.anchor.is_home() {
+            return;
+        }
+        let view = *self.view.get_mut();
+        if view != 0 {
+            self.anchor.views().leave(view);
+        }
+        self.anchor.unpin(&self.parts);
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Pinned");
+        debug.field("id", &self.id()).field("parts", &self.parts).field("access", &self.access).finish()
+    }
+}
+
+impl fmt::Display for UnpinFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unpinning {} after streams: {}", self.pinned.id(), self.error)
+    }
+}
+
+impl std::error::Error for UnpinFailed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// Unpins now.
+impl From<UnpinFailed> for Error {
+    fn from(failed: UnpinFailed) -> Self {
+        failed.error
+    }
+}

@@ -1,0 +1,32 @@
+//! Pins: what a program says of its use of memory, by words that it shares with the daemon (`vramd-words`).
+//!
+//! ```text
+//!  Handle ──────────┐                       ┌── words: pinned and unpinned by any thread, one instruction each
+//!  Pinned, Pinned … ┴─► Anchor (one a handle)┤
+//!                                           └── session: asked by a frame for what is not here, and woken by the last
+//!                                               unpin of what the daemon wants back
+//! ```
+//!
+//! An [`Anchor`] lives as long as the handle or one of its guards. Whoever drops it last has the allocation parted from,
+//! so a guard that outlives its handle still keeps the memory where it is.
+
+mod anchor;
+mod guard;
+mod memory;
+mod reaper;
+mod set;
+#[cfg(test)]
+mod tests;
+mod views;
+mod wait;
+mod words;
+
+pub(crate) use anchor::{Anchor, Placed};
+pub use guard::{Pinned, UnpinFailed};
+#[cfg(test)]
+pub(crate) use memory::Memory;
+pub(crate) use reaper::Reaper;
+pub use set::{Pinnable, PinnedSet};
+pub(crate) use set::{pin_set, private};
+pub(crate) use views::{Seen, View};
+pub(crate) use words::{Unmappable, Words, WordsView, one};

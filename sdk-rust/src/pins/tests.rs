@@ -1,0 +1,425 @@
+//! Pins of a whole session against a daemon that a test plays, frame by frame.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use vramd_proto::v1::{
+    self, Access as MapAccess, Mapped, PartRef, PinAnswer, PinEnded, RevokeReason, UnmappedPart,
+    client_frame::Frame as Said, daemon_frame::Frame,
+};
+use vramd_types::{Bytes, Reason};
+use vramd_words::{Access, State};
+
+use crate::{
+    allocation::{Allocation, Sealed},
+    channel::fake::{PART, PATIENCE, Pinning, memory, part, part_ref},
+    cuda::Gpus,
+    error::Error,
+    handle::Handle,
+    info::{AllocationInfo, AllocationState, PartInfo, Tier},
+    pins::{Pinnable, pin_set},
+    session::Parting,
+};
+
+const ID: u64 = 7;
+const OTHER: u64 = 8;
+
+fn start() -> Pinning {
+    Pinning::start(Gpus::new(&[]), PATIENCE)
+}
+
+fn info(id: u64, parts: u32) -> AllocationInfo {
+    let part = |index| PartInfo {
+        index,
+        offset: Bytes::new(u64::from(index) * PART),
+        size: Bytes::new(PART),
+        tier: Tier::Device,
+        mappers: Vec::new(),
+    };
+    let wire =
+        v1::Allocation { allocation_id: id, size_bytes: u64::from(parts) * PART, ..Default::default() };
+    AllocationInfo { state: AllocationState::Open, parts: (0..parts).map(part).collect(), ..wire.into() }
+}
+
+/// An allocation whose parts have come, each full of `fill`.
+fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Allocation {
+    let expecting = daemon.session.table().expect();
+    bring(daemon, id, 0..parts, parts, fill);
+    let said = Said::Mapped(Mapped { parts: (0..parts).map(|index| part_ref(id, index)).collect() });
+    assert_eq!(daemon.next(), Some(said));
+    let mut handle = Handle::claim(&daemon.session, info(id, parts), Parting::Free).unwrap();
+    handle.wait_held(Instant::now() + PATIENCE).unwrap();
+    drop(expecting);
+    Allocation::new(handle)
+}
+
+fn bring(daemon: &Pinning, id: u64, which: std::ops::Range<u32>, of: u32, fill: u8) {
+    let fds: Vec<_> = which.clone().map(|_| memory("pinned", fill)).collect();
+    let parts = which.map(|index| part(id, index, of.into(), MapAccess::ReadWrite)).collect();
+    daemon.map(parts, &fds);
+}
+
+fn unmapped(part: PartRef, written: bool) -> Option<Said> {
+    let reason = v1::UnmapReason::Done.into();
+    let part = UnmappedPart { part: Some(part), reason, written, ..Default::default() };
+    Some(Said::Unmapped(v1::Unmapped { parts: vec![part] }))
+}
+
+fn mapped(part: PartRef) -> Option<Said> {
+    Some(Said::Mapped(Mapped { parts: vec![part] }))
+}
+
+fn ended(call_id: u64) -> Option<Said> {
+    Some(Said::PinEnded(PinEnded { call_id }))
+}
+
+fn asked(call_id: u64, parts: &[PartRef], write: bool) -> Option<Said> {
+    Some(Said::Pin(v1::Pin { call_id, parts: parts.to_vec(), write }))
+}
+
+fn state(daemon: &Pinning, part: PartRef) -> State {
+    daemon.word(part).state().unwrap()
+}
+
+/// Let go of by its handle, and evicted.
+fn evicted(daemon: &Pinning, id: u64) -> Allocation {
+    let mut allocation = allocate(daemon, id, 1, 1);
+    allocation.unhold().unwrap();
+    evict(daemon, part_ref(id, 0));
+    allocation
+}
+
+fn evict(daemon: &Pinning, part: PartRef) {
+    daemon.revoke(part, RevokeReason::Evicted);
+    assert_eq!(daemon.next(), unmapped(part, true));
+}
+
+#[test]
+fn a_handle_holds_what_it_allocates_until_it_lets_go() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let mut allocation = allocate(&daemon, ID, 1, 5);
+    assert_eq!((state(&daemon, the), allocation.is_held()), (State::Resident { pins: 1 }, true));
+    daemon.revoke(the, RevokeReason::Evicted);
+    assert!(daemon.is_silent());
+    assert_eq!(allocation.as_slice().unwrap()[0], 5);
+
+    allocation.unhold().unwrap();
+    assert_eq!(daemon.next(), unmapped(the, true));
+    assert_eq!((state(&daemon, the), allocation.is_mapped()), (State::Absent, false));
+    assert!(matches!(allocation.as_slice(), Err(Error::NotPinned { .. })));
+
+    thread::scope(|scope| {
+        let holder = scope.spawn(|| allocation.hold());
+        assert_eq!(daemon.next(), asked(1, &[the], true));
+        bring(&daemon, ID, 0..1, 1, 6);
+        assert_eq!((daemon.next(), daemon.next()), (mapped(the), ended(1)));
+        holder.join().unwrap().unwrap();
+    });
+    assert_eq!((state(&daemon, the), allocation.as_slice().unwrap()[0]), (State::Resident { pins: 1 }, 6));
+}
+
+#[test]
+fn a_guard_keeps_it_and_its_end_lets_it_go() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let mut allocation = allocate(&daemon, ID, 1, 5);
+    allocation.unhold().unwrap();
+    let one = allocation.pin(Access::Read).unwrap();
+    let two = allocation.pin(Access::Write).unwrap();
+    assert_eq!(state(&daemon, the), State::Resident { pins: 2 });
+    daemon.revoke(the, RevokeReason::Evicted);
+    // While one of them lasts more may join.
+    let three = allocation.pin(Access::Read).unwrap();
+    drop(one);
+    drop(two);
+    assert!(daemon.is_silent());
+    assert_eq!(three.as_slice().unwrap().len() as u64, PART);
+    drop(three);
+    assert_eq!(daemon.next(), unmapped(the, true));
+
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(1, &[the], false));
+        bring(&daemon, ID, 0..1, 1, 6);
+        assert_eq!((daemon.next(), daemon.next()), (mapped(the), ended(1)));
+        let pinned = pinner.join().unwrap().unwrap();
+        assert_eq!((pinned.as_slice().unwrap()[0], pinned.as_device_ptr()), (6, allocation.as_device_ptr()));
+        assert_eq!(state(&daemon, the), State::Resident { pins: 1 });
+    });
+    daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: None }));
+    daemon.revoke(the, RevokeReason::Evicted);
+    assert_eq!(
+        daemon.next(),
+        unmapped(the, true),
+        "an answer that comes late harms nobody, and WRITTEN stays"
+    );
+}
+
+#[test]
+fn what_is_freed_drops_the_hold_and_waits_for_guards() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let allocation = allocate(&daemon, ID, 1, 5);
+    let pinned = allocation.pin(Access::Read).unwrap();
+    daemon.revoke(the, RevokeReason::Evicted);
+    // The frame with the new reason is answered by the same unmap.
+    daemon.tell_revoke(the, RevokeReason::Freed);
+    let deadline = Instant::now() + PATIENCE;
+    while allocation.as_slice().is_ok() {
+        assert!(Instant::now() < deadline, "the handle's own pin goes");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(pinned.as_slice().unwrap()[0], 5);
+    drop(pinned);
+    assert_eq!(daemon.next(), unmapped(the, true));
+    assert!(daemon.is_silent());
+    assert!(matches!(allocation.as_slice(), Err(Error::NotMapped { .. })));
+}
+
+#[test]
+fn a_revoke_of_what_is_not_mapped_is_dropped_and_one_without_its_bit_is_a_breach() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let allocation = evicted(&daemon, ID);
+    daemon.tell_revoke(the, RevokeReason::Evicted);
+    assert!(daemon.is_silent());
+    bring(&daemon, ID, 0..1, 1, 6);
+    assert_eq!(daemon.next(), mapped(the));
+    daemon.tell_revoke(the, RevokeReason::Evicted);
+    assert_eq!(daemon.next(), None, "the client hangs up");
+    assert!(allocation.pin(Access::Read).is_ok(), "what is mapped stays usable");
+}
+
+#[test]
+fn a_set_is_pinned_whole_or_not_at_all() {
+    let daemon = start();
+    let here = allocate(&daemon, OTHER, 2, 1);
+    let away = evicted(&daemon, ID);
+    let deadline = || Instant::now() + PATIENCE;
+    let pin = || {
+        let set: [(&dyn Pinnable, Access); 2] = [(&here, Access::Read), (&away, Access::Write)];
+        pin_set(&set, |_| true, deadline)
+    };
+    let all = [part_ref(ID, 0), part_ref(OTHER, 0), part_ref(OTHER, 1)];
+    let wanted = [all[1], all[2], all[0]];
+    thread::scope(|scope| {
+        let pinner = scope.spawn(pin);
+        assert_eq!(daemon.next(), asked(1, &wanted, true));
+        assert_eq!(state(&daemon, all[1]), State::Resident { pins: 1 }, "the handle's own");
+        bring(&daemon, ID, 0..1, 1, 6);
+        assert_eq!(daemon.next(), mapped(all[0]));
+        assert_eq!(state(&daemon, all[0]), State::Resident { pins: 1 });
+        assert!(daemon.is_silent(), "it waits for the answer");
+        daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: None }));
+        assert_eq!(daemon.next(), ended(1));
+        let pinned = pinner.join().unwrap().unwrap();
+        assert_eq!(all.map(|part| state(&daemon, part)), [1, 2, 2].map(|pins| State::Resident { pins }));
+        let names = pinned.guards().iter().map(|guard| guard.id().get()).collect::<Vec<_>>();
+        assert_eq!(names, [OTHER, ID]);
+    });
+    assert_eq!(all.map(|part| state(&daemon, part)), [0, 1, 1].map(|pins| State::Resident { pins }));
+    assert_eq!(pin().unwrap().guards().len(), 2, "now all of it is here, and nobody is asked");
+
+    let twice: [(&dyn Pinnable, Access); 2] = [(&here, Access::Read), (&here, Access::Read)];
+    let error = pin_set(&twice, |_| true, deadline).unwrap_err();
+    assert_eq!(
+        (error.reason(), &*error.facts()["problem"]),
+        (Some(Reason::RequestInvalid), "a-8 is named twice")
+    );
+    assert_eq!(pin_set(&twice, |_| false, deadline).unwrap_err().reason(), Some(Reason::RequestInvalid));
+    assert_eq!(pin_set(&[], |_| true, deadline).unwrap().guards().len(), 0);
+}
+
+#[test]
+fn a_refusal_is_its_reason_and_leaves_no_pin() {
+    let daemon = start();
+    let mut allocation = allocate(&daemon, ID, 2, 1);
+    allocation.unhold().unwrap();
+    evict(&daemon, part_ref(ID, 0));
+    evict(&daemon, part_ref(ID, 1));
+    let refused = v1::Refused {
+        code: Reason::Raced.code() as i32,
+        reason: Reason::Raced.name().to_owned(),
+        message: "somebody is in the way".to_owned(),
+        metadata: [("allocation".to_owned(), "a-7".to_owned())].into(),
+    };
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(1, &[part_ref(ID, 0), part_ref(ID, 1)], false));
+        bring(&daemon, ID, 0..1, 2, 6);
+        assert_eq!(daemon.next(), mapped(part_ref(ID, 0)));
+        assert_eq!(state(&daemon, part_ref(ID, 0)), State::Resident { pins: 1 });
+        daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: Some(refused) }));
+        assert_eq!(pinner.join().unwrap().unwrap_err().reason(), Some(Reason::Raced));
+    });
+    assert!(daemon.is_silent(), "who refuses a call knows that it has ended");
+    assert_eq!(state(&daemon, part_ref(ID, 0)), State::Resident { pins: 0 });
+    daemon.send(Frame::PinAnswer(PinAnswer { call_id: 2, refused: None }));
+    assert_eq!(daemon.next(), None, "an answer to a call that was never made");
+}
+
+#[test]
+fn who_gives_up_is_pinned_nothing() {
+    let daemon = Pinning::start(Gpus::new(&[]), Duration::from_millis(200));
+    let mut allocation = allocate(&daemon, ID, 2, 1);
+    allocation.unhold().unwrap();
+    evict(&daemon, part_ref(ID, 0));
+    evict(&daemon, part_ref(ID, 1));
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(1, &[part_ref(ID, 0), part_ref(ID, 1)], false));
+        bring(&daemon, ID, 0..1, 2, 6);
+        assert_eq!(daemon.next(), mapped(part_ref(ID, 0)));
+        assert_eq!(pinner.join().unwrap().unwrap_err(), Error::Deadline);
+    });
+    assert_eq!(daemon.next(), ended(1));
+    assert_eq!(state(&daemon, part_ref(ID, 0)), State::Resident { pins: 0 });
+    bring(&daemon, ID, 1..2, 2, 6);
+    assert_eq!(daemon.next(), mapped(part_ref(ID, 1)));
+    assert_eq!(state(&daemon, part_ref(ID, 1)), State::Resident { pins: 0 }, "nobody waits any more");
+}
+
+#[test]
+fn the_end_of_the_channel_leaves_what_is_mapped() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let mut allocation = allocate(&daemon, ID, 1, 5);
+    let away = evicted(&daemon, OTHER);
+    allocation.unhold().unwrap();
+    let pinned = allocation.pin(Access::Read).unwrap();
+    daemon.revoke(the, RevokeReason::Evicted);
+    assert!(daemon.is_silent());
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| away.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(1, &[part_ref(OTHER, 0)], false));
+        let session = daemon.hang_up();
+        assert_eq!(pinner.join().unwrap().unwrap_err().reason(), Some(Reason::BrokerGone));
+        assert!(session.table().ending().is_some());
+    });
+    drop(pinned);
+    assert_eq!(allocation.pin(Access::Write).unwrap().as_slice().unwrap()[0], 5);
+    allocation.hold().unwrap();
+    assert_eq!(allocation.as_slice().unwrap()[0], 5);
+}
+
+#[test]
+fn guards_forbid_the_handle_to_part_and_may_outlive_it() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let allocation = allocate(&daemon, ID, 1, 5);
+    let (one, two) = (allocation.pin(Access::Read).unwrap(), allocation.pin(Access::Read).unwrap());
+    let failed = allocation.seal().unwrap_err();
+    assert_eq!(failed.error, Error::Pinned { allocation: "a-7".to_owned(), pins: 2 });
+    let allocation = failed.allocation;
+    assert_eq!(allocation.as_slice().unwrap()[0], 5, "nothing is lost");
+    drop(one);
+    assert_eq!(allocation.free().unwrap_err(), Error::Pinned { allocation: "a-7".to_owned(), pins: 1 });
+    // The handle is gone. Others wait for their own alone.
+    assert!(daemon.session.releases().flush(Instant::now() + PATIENCE));
+    assert!(daemon.is_silent());
+    assert_eq!((two.as_slice().unwrap()[0], two.len_bytes()), (5, PART));
+    drop(two);
+    assert_eq!(daemon.next(), unmapped(the, true));
+}
+
+#[test]
+fn bytes_that_one_writes_nobody_else_sees() {
+    let daemon = start();
+    let mut allocation = allocate(&daemon, ID, 2, 5);
+    allocation.as_mut_slice().unwrap()[0] = 1;
+    let mut one = allocation.pin_parts(0..1, Access::Write).unwrap();
+    let mut two = allocation.pin_parts(1..2, Access::Write).unwrap();
+    assert!(matches!(one.as_mut_slice(), Err(Error::Pinned { .. })), "the handle may be read");
+    allocation.unhold().unwrap();
+    one.as_mut_slice().unwrap()[1] = 2;
+    two.as_mut_slice().unwrap()[0] = 3;
+    allocation.hold().unwrap();
+    assert!(matches!(allocation.as_slice(), Err(Error::Pinned { .. })));
+    assert!(matches!(allocation.copy_to_host(0, &mut [0]), Err(Error::Pinned { .. })));
+    let mut whole = allocation.pin(Access::Read).unwrap();
+    assert!(matches!(whole.as_slice(), Err(Error::Pinned { pins: 3, .. })));
+    assert!(matches!(whole.as_mut_slice(), Err(Error::NotMapped { .. })), "a pin to read");
+    drop((one, two));
+    assert_eq!(whole.as_slice().unwrap()[..3], [1, 2, 5]);
+    drop(whole);
+    assert_eq!(allocation.as_slice().unwrap()[usize::try_from(PART).unwrap()], 3);
+}
+
+#[test]
+fn what_cannot_be_pinned_is_refused() {
+    let daemon = start();
+    let allocation = allocate(&daemon, ID, 2, 5);
+    for parts in [2..3, 0..3, 1..1] {
+        let error = allocation.pin_parts(parts, Access::Read).unwrap_err();
+        assert_eq!(error.reason(), Some(Reason::RequestInvalid), "{error}");
+    }
+    let no_streams = allocation.pin(Access::Read).unwrap().unpin_after(&[0]).unwrap_err();
+    assert_eq!(no_streams.error.reason(), Some(Reason::StreamsUnsupported));
+    assert_eq!(state(&daemon, part_ref(ID, 0)), State::Resident { pins: 2 }, "the guard came back");
+
+    let sealed = AllocationInfo { state: AllocationState::Sealed, ..info(OTHER, 1) };
+    let handle = Handle::claim(&daemon.session, sealed, Parting::Detach).unwrap();
+    let error = Sealed::new(handle).pin(Access::Write).unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::AlreadySealed));
+}
+
+#[test]
+fn copies_bring_back_what_the_handle_does_not_hold() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let allocation = evicted(&daemon, ID);
+    thread::scope(|scope| {
+        let copier = scope.spawn(|| {
+            let mut bytes = [0; 3];
+            allocation.copy_to_host(1, &mut bytes).map(|()| bytes)
+        });
+        assert_eq!(daemon.next(), asked(1, &[the], false));
+        bring(&daemon, ID, 0..1, 1, 9);
+        assert_eq!((daemon.next(), daemon.next()), (mapped(the), ended(1)));
+        assert_eq!(copier.join().unwrap(), Ok([9; 3]));
+    });
+    assert_eq!(state(&daemon, the), State::Resident { pins: 0 });
+}
+
+#[test]
+fn what_came_for_a_call_that_gave_up_is_held_by_nobody() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let expecting = daemon.session.table().expect();
+    bring(&daemon, ID, 0..1, 1, 4);
+    assert_eq!(daemon.next(), mapped(the));
+    assert_eq!(state(&daemon, the), State::Resident { pins: 1 });
+    drop(expecting);
+    assert_eq!(state(&daemon, the), State::Resident { pins: 0 });
+    evict(&daemon, the);
+    // Asked for again with the same request id, say.
+    thread::scope(|scope| {
+        let claimer = scope.spawn(|| {
+            let mut handle = Handle::claim(&daemon.session, info(ID, 1), Parting::Free)?;
+            handle.wait_held(Instant::now() + PATIENCE).map(|()| Allocation::new(handle))
+        });
+        assert_eq!(daemon.next(), asked(1, &[the], true));
+        bring(&daemon, ID, 0..1, 1, 4);
+        assert_eq!((daemon.next(), daemon.next()), (mapped(the), ended(1)));
+        assert_eq!(claimer.join().unwrap().unwrap().as_slice().unwrap()[0], 4);
+    });
+}
+
+#[test]
+fn words_that_the_daemon_gives_twice_or_not_at_all_end_the_session() {
+    let daemon = start();
+    let _held = allocate(&daemon, ID, 1, 5);
+    let mut elsewhere = part(OTHER, 0, 1, MapAccess::ReadWrite);
+    elsewhere.slot = 1 << 20;
+    let fd = memory("pinned", 1);
+    daemon.send_map(elsewhere.clone(), &fd);
+    let Some(Said::Unmapped(failed)) = daemon.next() else { panic!("it can't be mapped") };
+    assert_eq!(failed.parts[0].detail, "slot 1048576 is none of 2048");
+    // The first part of allocation 7 has that slot.
+    elsewhere.slot = 7 * 8;
+    daemon.send_map(elsewhere, &fd);
+    assert_eq!(daemon.next(), None, "the client hangs up");
+}

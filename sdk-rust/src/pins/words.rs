@@ -1,0 +1,176 @@
+//! The words of a session as those of the SDK see them who map and unmap.
+//!
+//! A daemon that knows no pins shares no table. The session then has one of its own, so that everything here goes the
+//! same way: what the daemon wants back is asked back by this side, and waits for pins as it does otherwise.
+
+use std::{
+    fmt,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use vramd_proto::channel::{PROTOCOL_MAJOR, PROTOCOL_MINOR};
+use vramd_words::{
+    Access, Client, Daemon, Header, NotUnmappable, PinRefused, Unmapping, Unpinned, Waiting, Worker,
+    bytes_for, open,
+};
+
+use super::memory::Memory;
+
+/// Enough for any session of a daemon that has no table of its own; untouched ones take no memory.
+const OWN_SLOTS: u32 = 1 << 20;
+
+/// As any thread sees them.
+pub(crate) type WordsView = Client<Memory>;
+
+pub(crate) struct Words {
+    view: WordsView,
+    wake: Arc<OwnedFd>,
+    worker: Worker<Memory>,
+    slots: u32,
+    /// Where the daemon shares none.
+    own: Option<Own>,
+}
+
+struct Own {
+    daemon: Daemon<Memory>,
+    free: Vec<u32>,
+    next: u32,
+}
+
+/// What came of the first step of an unmap.
+#[must_use = "unmap, then finish"]
+pub(crate) enum Unmappable<'a> {
+    Now(Unmapping<'a>),
+    /// The last unpin wakes the worker.
+    Pinned,
+}
+
+impl Words {
+    /// Those of a file that the daemon has sent.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, slots: u32) -> Result<Self, String> {
+        let memory =
+            Memory::shared(fd, bytes_for(slots)).map_err(|error| format!("the word table: {error}"))?;
+        let (view, worker) =
+            open(memory, PROTOCOL_MAJOR).map_err(|error| format!("the word table: {error}"))?;
+        match view.header().slots {
+            found if found == slots => Ok(Self { view, wake: waker()?, worker, slots, own: None }),
+            found => Err(format!("the word table has {found} slots, not {slots}")),
+        }
+    }
+
+    pub(crate) fn own() -> Result<Self, String> {
+        let header = Header { major: PROTOCOL_MAJOR, minor: PROTOCOL_MINOR, features: 0, slots: OWN_SLOTS };
+        let memory =
+            Memory::private(bytes_for(OWN_SLOTS)).map_err(|error| format!("a word table: {error}"))?;
+        let daemon = Daemon::create(memory.clone(), header).map_err(|error| error.to_string())?;
+        let (view, worker) = open(memory, PROTOCOL_MAJOR).map_err(|error| error.to_string())?;
+        let own = Own { daemon, free: Vec::new(), next: 0 };
+        Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, own: Some(own) })
+    }
+
+    /// Whether the daemon answers who asks for what is not here.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.own.is_none()
+    }
+
+    pub(crate) fn view(&self) -> WordsView {
+        self.view.clone()
+    }
+
+    /// How the last unpin of what is wanted back wakes the worker.
+    pub(crate) fn wake(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.wake)
+    }
+
+    /// Where the words of a part are that comes for the first time.
+    pub(crate) fn slot(&mut self, told: u32) -> Result<u32, String> {
+        let outside = |slot| format!("slot {slot} is none of {}", self.slots);
+        match &mut self.own {
+            None if told < self.slots => Ok(told),
+            None => Err(outside(told)),
+            Some(own) => match own.free.pop() {
+                Some(slot) => Ok(slot),
+                None if own.next < OWN_SLOTS => {
+                    own.next += 1;
+                    Ok(own.next - 1)
+                }
+                None => Err("there are no slots left for its words".to_owned()),
+            },
+        }
+    }
+
+    /// Nothing of this part will come again.
+    pub(crate) fn give_back(&mut self, slot: u32) {
+        if let Some(own) = &mut self.own {
+            own.free.push(slot);
+        }
+    }
+
+    /// The part is mapped and accessible.
+    pub(crate) fn set_mapped(&self, slot: u32, calls: Waiting) -> Result<(), String> {
+        let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
+        word.set_mapped(calls).map_err(|refused| format!("a part was to be mapped whose word is {refused}"))
+    }
+
+    /// Pins what is mapped, for calls that wait.
+    pub(crate) fn pin(&self, slot: u32, calls: Waiting) -> Result<(), PinRefused> {
+        self.worker.slot(slot).ok_or(PinRefused::NeedsFrame)?.pin_waiting(calls)
+    }
+
+    /// Pins were given back. True if the worker has waited for that.
+    pub(crate) fn unpin(&self, slot: u32) -> bool {
+        let word = self.view.slot(slot);
+        word.is_some_and(|word| matches!(word.unpin(), Ok(Unpinned::WakeWorker)))
+    }
+
+    /// A `revoke` frame came for a part that is mapped here.
+    pub(crate) fn begin_revoked(&self, slot: u32) -> Result<Unmappable<'_>, String> {
+        if let Some(own) = &self.own
+            && let Some(word) = own.daemon.slot(slot)
+        {
+            // A daemon without a table can't; a second frame finds that it was done.
+            let _ = word.revoke_to_fence();
+        }
+        let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
+        match word.begin_unmap_revoked() {
+            Ok(unmapping) => Ok(Unmappable::Now(unmapping)),
+            Err(NotUnmappable::Pinned) => Ok(Unmappable::Pinned),
+            Err(refused) => Err(format!("a part was revoked whose word is {refused}")),
+        }
+    }
+
+    /// The program parts from it.
+    pub(crate) fn begin_own(&self, slot: u32) -> Result<Unmapping<'_>, String> {
+        let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
+        word.begin_unmap().map_err(|refused| format!("a part that nobody uses is {refused}"))
+    }
+
+    /// The channel has ended.
+    pub(crate) fn forget_revoke(&self, slot: u32) {
+        if let Some(word) = self.worker.slot(slot) {
+            word.forget_revoke();
+        }
+    }
+}
+
+fn waker() -> Result<Arc<OwnedFd>, String> {
+    let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    waker.map(Arc::new).map_err(|error| format!("a waker: {error}"))
+}
+
+/// One call that waits.
+pub(crate) fn one(access: Access) -> Waiting {
+    match access {
+        Access::Read => Waiting { readers: 1, writers: 0 },
+        Access::Write => Waiting { readers: 0, writers: 1 },
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Words").field("slots", &self.slots).field("shared", &self.own.is_none()).finish()
+    }
+}
