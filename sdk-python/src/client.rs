@@ -15,7 +15,7 @@ use crate::{
     error::Fault,
     info::{AllocationInfo, Device},
     sealed::Sealed,
-    shared::{Handle, Shared, forked},
+    shared::{Handle, Shared, check_process},
 };
 
 /// One session, which ends when the client is closed and its memory is gone.
@@ -62,10 +62,7 @@ pub(crate) fn socket_dir() -> PathBuf {
 
 impl Client {
     fn sdk(&self) -> Result<vramd_client::Client, Fault> {
-        let pid = process::id();
-        if pid != self.pid {
-            return Err(forked(pid));
-        }
+        check_process(self.pid)?;
         let sdk = self.sdk.lock().unwrap_or_else(PoisonError::into_inner);
         sdk.clone().ok_or_else(|| Fault::own("HandleClosed", "the client was closed"))
     }

@@ -40,11 +40,6 @@ impl Fault {
         Self::named(reason.name(), reason.code(), message, facts)
     }
 
-    /// A refusal for the sake of who looks at the memory.
-    pub(crate) fn pinned(message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
-        Self::named("PINNED", StatusCode::FailedPrecondition, message, facts)
-    }
-
     fn named(reason: &str, code: StatusCode, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
         Told {
             class: None,
@@ -75,6 +70,7 @@ impl From<Error> for Fault {
             Error::DeviceMemory { .. } => Some("DeviceMemory"),
             Error::NotMapped { .. } => Some("NotMapped"),
             Error::CopyFailed { .. } => Some("CopyFailed"),
+            Error::Forked { .. } => Some("Forked"),
             _ => None,
         };
         let (mut reason, mut code) = match error.reason() {

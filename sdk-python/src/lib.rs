@@ -5,7 +5,7 @@
 //! Three rules keep an interpreter whole:
 //! - **Nobody waits with the GIL.** Whatever may block (a call, a copy, a lock) runs detached.
 //! - **Under a lock nobody touches Python**, so that who holds it always gets done.
-//! - **Who looks keeps.** A buffer, capsule or tensor that Python holds is a [`view::View`]: as long as one lives the
+//! - **Who looks keeps.** A buffer, capsule, tensor or pin that Python holds is a `View`: as long as one lives the
 //!   memory stays mapped, and is neither sealed nor freed, whatever became of the object that it was taken of.
 
 use pyo3::prelude::*;
@@ -20,6 +20,7 @@ mod dtype;
 mod error;
 mod info;
 mod memory;
+mod pin;
 mod reasons;
 mod sealed;
 mod shared;
@@ -36,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<allocation::Allocation>()?;
     module.add_class::<sealed::Sealed>()?;
     module.add_class::<tensor::Tensor>()?;
+    module.add_class::<pin::Pin>()?;
     module.add_class::<info::AllocationInfo>()?;
     module.add_class::<info::Device>()?;
     module.add_class::<info::Released>()?;

@@ -3,12 +3,14 @@
 use std::{ffi::c_int, sync::Arc};
 
 use pyo3::{exceptions::PyTypeError, ffi, prelude::*};
+use vramd_client::Access;
 
 use crate::{
     buffer, copy,
     dlpack::{self, Wish},
     dtype::DType,
     info::AllocationInfo,
+    pin::Pin,
     shared::{Handle, Shared},
     tensor::{Shape, Tensor},
 };
@@ -71,6 +73,25 @@ impl Memory {
     fn is_mapped(&self, py: Python<'_>) -> bool {
         // Who was sealed, freed, detached or forked away from maps nothing through this object.
         self.shared.read(py, |handle| Ok(Handle::is_mapped(handle))).unwrap_or(false)
+    }
+
+    #[getter]
+    fn is_held(&self, py: Python<'_>) -> bool {
+        self.shared.read(py, |handle| Ok(Handle::is_held(handle))).unwrap_or(false)
+    }
+
+    fn hold(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.write(py, Handle::hold)?)
+    }
+
+    fn unhold(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.write(py, Handle::unhold)?)
+    }
+
+    #[pyo3(signature = (*, write = false))]
+    fn pin(&self, py: Python<'_>, write: bool) -> PyResult<Pin> {
+        let access = if write { Access::Write } else { Access::Read };
+        Ok(Pin::new(self.shared.view_for(py, access)?))
     }
 
     #[pyo3(signature = (offset = 0, length = None))]

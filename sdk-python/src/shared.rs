@@ -1,6 +1,7 @@
 //! The SDK's handle, shared by the Python object and all that looks at its memory.
 
 use std::{
+    ops::Range,
     process,
     sync::{
         Arc, PoisonError, RwLock, RwLockWriteGuard,
@@ -9,9 +10,14 @@ use std::{
 };
 
 use pyo3::prelude::*;
-use vramd_client::{Allocation, AllocationId, AllocationInfo, Client, Error, Reason, Released, Sealed};
+use vramd_client::{
+    Access, Allocation, AllocationId, AllocationInfo, Client, Error, Pinned, Reason, Released, Sealed,
+};
 
-use crate::{error::Fault, view::View};
+use crate::{
+    error::Fault,
+    view::{self, View},
+};
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -80,17 +86,20 @@ impl Shared {
 
     /// Something to look at the memory through, which keeps it.
     pub(crate) fn view(self: &Arc<Self>, py: Python<'_>) -> Result<View, Fault> {
+        self.view_for(py, if self.facts.writable { Access::Write } else { Access::Read })
+    }
+
+    /// The same for reading or writing; waits until the memory is here.
+    pub(crate) fn view_for(self: &Arc<Self>, py: Python<'_>, access: Access) -> Result<View, Fault> {
         self.read(py, |handle| {
-            if !handle.is_mapped() {
-                return Err(Error::NotMapped { allocation: self.id().to_string() });
-            }
+            let pins = view::pin(handle, access)?;
             // Under the lock, so that who has it alone sees all that there will be.
             self.views.fetch_add(1, Ordering::Relaxed);
-            Ok(View::new(Arc::clone(self)))
+            Ok(View::new(Arc::clone(self), pins))
         })
     }
 
-    /// For [`View`]'s drop alone.
+    /// For the drop of a [`View`] alone.
     pub(crate) fn unview(&self) {
         // Release: what was done through the view is done before the memory goes.
         self.views.fetch_sub(1, Ordering::Release);
@@ -165,8 +174,7 @@ impl Shared {
 
     /// Also keeps a forked child away from locks that its parent's threads held.
     fn check_home(&self) -> Result<(), Fault> {
-        let pid = process::id();
-        if pid == self.pid { Ok(()) } else { Err(forked(pid)) }
+        check_process(self.pid)
     }
 
     fn lock(&self) -> RwLockWriteGuard<'_, Option<Handle>> {
@@ -182,7 +190,7 @@ impl Shared {
             "{views} buffers, tensors or pins of {} are alive: release or delete them first",
             self.id()
         );
-        Fault::pinned(message, &[("allocation", &self.id()), ("pins", &views)])
+        Fault::refused(Reason::Pinned, message, &[("allocation", &self.id()), ("pins", &views)])
     }
 }
 
@@ -208,6 +216,41 @@ impl Facts {
 }
 
 impl Handle {
+    pub(crate) fn info(&self) -> &AllocationInfo {
+        match self {
+            Self::Open(allocation) => allocation.info(),
+            Self::Sealed(sealed) => sealed.info(),
+        }
+    }
+
+    pub(crate) fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned, Error> {
+        match self {
+            Self::Open(allocation) => allocation.pin_parts(parts, access),
+            Self::Sealed(sealed) => sealed.pin_parts(parts, access),
+        }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        match self {
+            Self::Open(allocation) => allocation.is_held(),
+            Self::Sealed(sealed) => sealed.is_held(),
+        }
+    }
+
+    pub(crate) fn hold(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Open(allocation) => allocation.hold(),
+            Self::Sealed(sealed) => sealed.hold(),
+        }
+    }
+
+    pub(crate) fn unhold(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Open(allocation) => allocation.unhold(),
+            Self::Sealed(sealed) => sealed.unhold(),
+        }
+    }
+
     pub(crate) fn is_mapped(&self) -> bool {
         match self {
             Self::Open(allocation) => allocation.is_mapped(),
@@ -216,8 +259,12 @@ impl Handle {
     }
 }
 
-/// What a forked child is told, whatever it wants.
-pub(crate) fn forked(pid: u32) -> Fault {
+/// Whether this is the process that the object was made in; a forked child is told, whatever it wants.
+pub(crate) fn check_process(made_in: u32) -> Result<(), Fault> {
+    let pid = process::id();
+    if pid == made_in {
+        return Ok(());
+    }
     let message = "this object belongs to the parent of this forked process: connect a client of its own";
-    Fault::refused(Reason::SessionForeign, message, &[("pid", &pid)]).of_class("Forked")
+    Err(Fault::refused(Reason::SessionForeign, message, &[("pid", &pid)]).of_class("Forked"))
 }

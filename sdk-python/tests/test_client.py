@@ -150,7 +150,7 @@ def test_a_seal_and_a_free_at_once(client: vramd.Client) -> None:
 
 def test_nothing_is_pickled_or_copied(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
-    for thing in (client, memory, memory.tensor()):
+    for thing in (client, memory, memory.tensor(), memory.pin()):
         for way in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="belongs to its process"):
                 way(thing)
@@ -185,7 +185,7 @@ def test_other_arguments_that_mean_nothing(client: vramd.Client, daemon: Daemon)
     for timeout in (0, -1, float("nan"), float("inf"), 1e300):
         with pytest.raises(ValueError, match="timeout"):
             daemon.connect(timeout=timeout)
-    for kind in (vramd.Client, vramd.Memory, vramd.Allocation, vramd.Sealed, vramd.Tensor):
+    for kind in (vramd.Client, vramd.Memory, vramd.Allocation, vramd.Sealed, vramd.Tensor, vramd.Pin):
         with pytest.raises(TypeError):
             kind()
     assert client.list() == []

@@ -76,6 +76,10 @@ del tensor
 assert refused(vramd.Pinned, memory.seal).pins == 1
 managed.contents.deleter(managed)
 
+pin = memory.pin(write=True)
+pin.unpin_after(1, 2)
+assert pin.is_released
+
 floats = memory.tensor((4,), "float32")
 assert floats.__cuda_array_interface__ == {
     "shape": (4,), "typestr": "<f4", "data": (memory.device_ptr, False), "strides": None, "stream": None, "version": 3,

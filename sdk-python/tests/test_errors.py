@@ -43,8 +43,7 @@ def test_all_classes_are_exported() -> None:
     classes = {name for name, thing in vars(errors).items() if isinstance(thing, type) and issubclass(thing, Exception)}
     assert classes <= set(vramd.__all__)
     assert all(hasattr(vramd, name) for name in vramd.__all__)
-    own = {"PINNED"} - set(REGISTRY)
-    assert set(errors.BY_REASON) <= set(REGISTRY) | own
+    assert set(errors.BY_REASON) <= set(REGISTRY)
 
 
 def test_limits_come_with_their_numbers(start) -> None:  # type: ignore[no-untyped-def]

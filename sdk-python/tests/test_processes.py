@@ -81,12 +81,12 @@ def test_a_forked_child_is_told(daemon: Daemon, client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     sealed = client.allocate(MIB).seal()
     array = np.frombuffer(sealed, dtype=np.uint8)
-    tensor = memory.tensor()
+    tensor, pin = memory.tensor(), memory.pin(write=True)
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            status = in_child(daemon, client, memory, sealed, tensor)
+            status = in_child(daemon, client, memory, sealed, tensor, pin)
         finally:
             del array
             os._exit(status)
@@ -94,16 +94,18 @@ def test_a_forked_child_is_told(daemon: Daemon, client: vramd.Client) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
     assert memory.is_mapped and sealed.is_mapped and client.is_connected, "the parent's stands"
     memory.copy_from(b"still mine")
+    assert pin.device_ptr == memory.device_ptr
     assert bytes(array[:3]) == bytes(3)
 
 
 def in_child(
-    daemon: Daemon, client: vramd.Client, memory: vramd.Allocation, sealed: vramd.Sealed, tensor: vramd.Tensor
+    daemon: Daemon, client: vramd.Client, memory: vramd.Allocation, sealed: vramd.Sealed, tensor: vramd.Tensor,
+    pin: vramd.Pin,
 ) -> int:
     uses: list[Callable[[], object]] = [
         client.list, client.flush, lambda: client.allocate(1), lambda: client.session_id, lambda: client.devices,
         memory.seal, memory.free, memory.copy_to, lambda: memory.copy_from(b"x"), lambda: memoryview(memory),
-        memory.tensor, sealed.detach, sealed.free, lambda: np.from_dlpack(sealed), lambda: memoryview(tensor),
+        memory.tensor, memory.pin, memory.hold, memory.unhold, lambda: pin.device_ptr, pin.unpin_after, sealed.detach, sealed.free, lambda: np.from_dlpack(sealed), lambda: memoryview(tensor),
     ]  # fmt: skip
     for number, use in enumerate(uses):
         try:
@@ -118,7 +120,8 @@ def in_child(
     client.close()
     with daemon.connect("child") as own:
         own.allocate(MIB).copy_from(b"a client of its own")
-    del memory, sealed, tensor, client
+    pin.release()
+    del memory, sealed, tensor, client, pin
     return 0
 
 

@@ -29,6 +29,9 @@ def look(memory: vramd.Memory) -> None:
     array = np.frombuffer(memory, dtype=np.float32)
     tensor = memory.tensor((2, 3), np.float32)
     assert_type(tensor.shape, tuple[int, ...])
+    with memory.pin(write=True) as pin:
+        assert_type(pin, vramd.Pin)
+        pin.unpin_after(pin.device_ptr)
     print(view[0], array[0], np.from_dlpack(tensor), memory.copy_to(0, 4))
 
 

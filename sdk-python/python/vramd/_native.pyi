@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn, final
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Released", "Sealed", "Tensor", "__version__", "connect",
+    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "Released", "Sealed", "Tensor", "__version__", "connect",
     "reasons", "socket_dir",
 ]
 
@@ -110,6 +110,15 @@ class Memory(Buffer):
     @property
     def info(self) -> AllocationInfo:
         """As the daemon described it when it was made, sealed or attached."""
+    @property
+    def is_held(self) -> bool:
+        """Whether this object pins it, as every one does at first."""
+    def hold(self) -> None:
+        """Pins it by this object again, and waits until it is here."""
+    def unhold(self) -> None:
+        """Gives up this object's own pin: the daemon may unmap it while nobody looks. Whoever looks brings it back."""
+    def pin(self, *, write: bool = False) -> Pin:
+        """Keeps it mapped at its address until the pin is released, and waits until it is here."""
     def copy_to(self, offset: int = 0, length: int | None = None) -> bytes:
         """Copies bytes out, up to the end unless told."""
     def copy_into(self, buffer: Buffer, offset: int = 0) -> None:
@@ -184,6 +193,28 @@ class Tensor(Buffer):
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __reduce__(self) -> NoReturn: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Pin:
+    """Memory that stays where it is while kernels use it. As a context it is released at the end."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def device_ptr(self) -> int: ...
+    @property
+    def write(self) -> bool: ...
+    @property
+    def is_released(self) -> bool: ...
+    def release(self) -> None: ...
+    def unpin_after(self, *streams: int) -> None:
+        """Releases it once these CUDA streams have done what was launched on them so far. Returns at once.
+
+        A stream that is being captured is refused, and the pin stays: pin around the graph's launch.
+        """
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_error: object) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class AllocationInfo:

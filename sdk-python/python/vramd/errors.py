@@ -128,6 +128,12 @@ class Pinned(FailedPrecondition):
     pins: int | None
 
 
+class StreamCapturing(FailedPrecondition):
+    """The stream is being captured, and cannot be waited for: pin around the graph's launch."""
+
+    allocation: str | None
+
+
 class MapFailed(FailedPrecondition):
     """The process could not map what the daemon sent."""
 
@@ -242,6 +248,7 @@ BY_REASON: Mapping[str, type[Error]] = {
     "ALREADY_SEALED": AlreadySealed,
     "SESSION_LOST": SessionLost,
     "PINNED": Pinned,
+    "STREAM_CAPTURING": StreamCapturing,
     "MAP_FAILED": MapFailed,
     "NAME_TAKEN": NameTaken,
     "BROKER_GONE": BrokerGone,
