@@ -169,6 +169,7 @@ impl App {
                 hello_timeout: self.config.limits.hello_timeout,
                 greeting_max: self.config.limits.greeting_max,
                 greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
+                word_slots: self.config.limits.words_per_session_max,
             },
             stopped(stop),
         );

@@ -119,6 +119,15 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.free_allocation(request).await })
     }
 
+    /// Takes an allocation out of the processes that map it; they keep it. Returns when it is known what came of each part.
+    pub fn revoke_mappings(
+        &self,
+        mut request: v1::RevokeMappingsRequest,
+    ) -> Result<v1::RevokeMappingsResponse> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.revoke_mappings(request).await })
+    }
+
     pub fn node(&self) -> Result<v1::GetNodeResponse> {
         self.call(v1::GetNodeRequest {}, |mut client, request| async move { client.get_node(request).await })
     }

@@ -247,7 +247,8 @@ fn a_part_that_cannot_be_mapped_is_told() {
     let allocation = session.reserve(spec(4 * MIB)).allocation_id;
     drop(session.receive_map());
     let part = Some(PartRef { allocation_id: allocation, part_index: 0 });
-    let failed = UnmappedPart { part, reason: 2, detail: "no descriptors left".to_owned() };
+    let detail = "no descriptors left".to_owned();
+    let failed = UnmappedPart { part, reason: 2, detail, ..Default::default() };
     session.channel.send(client_frame::Frame::Unmapped(Unmapped { parts: vec![failed] })).unwrap();
     until("nothing is in flight", || daemon.books().node.fds_in_flight == 0);
     until("it is logged", || daemon.log().contains("no descriptors left"));

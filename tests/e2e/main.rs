@@ -11,6 +11,7 @@ mod idempotency;
 mod limits;
 mod operators;
 mod other_languages;
+mod pins;
 mod quotas;
 mod recycling;
 mod sdk;

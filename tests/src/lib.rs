@@ -19,6 +19,7 @@ pub mod stubborn;
 pub mod tools;
 pub mod victim;
 pub mod wait;
+pub mod words;
 
 pub use self::{
     books::Books,

@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     ptr::{self, NonNull},
     slice,
+    sync::atomic::AtomicU64,
 };
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -38,6 +39,14 @@ impl Mapping {
         // SAFETY: reading mapped memory needs a raw slice. It is mapped readable for `len` bytes until `self` is
         // dropped, and the protocol lets nobody write while a test compares.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The same memory as words that others may change at any time.
+    pub fn words(&self) -> &[AtomicU64] {
+        assert!(self.writable && self.start.cast::<AtomicU64>().is_aligned());
+        // SAFETY: looking at shared words needs a raw slice. As in `bytes`, and mapped for writing, which atomics need; whoever
+        // else changes them does so atomically.
+        unsafe { slice::from_raw_parts(self.start.cast().as_ptr(), self.len / size_of::<AtomicU64>()) }
     }
 
     /// Fails the test on a read-only mapping, where writing would end the process.

@@ -8,14 +8,15 @@ use std::{
 
 use rustix::io::Errno;
 use vramd_proto::{
-    channel::{FEATURES, PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR},
+    channel::{FEATURES, PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
     v1::{
-        Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest,
-        FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, ReleaseResult, Revoke, RevokeReason,
-        SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, attach_request::Target, client_frame,
-        daemon_frame,
+        Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest, Feature,
+        FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, Pin, PinEnded, ReleaseResult, Revoke,
+        RevokeReason, SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, WordsMapped,
+        attach_request::Target, client_frame, daemon_frame,
     },
 };
+use vramd_words::Waiting;
 
 use crate::{
     channel::{Packet, RawChannel},
@@ -23,6 +24,7 @@ use crate::{
     refusal::Refused,
     rpc::Memory,
     wait::PATIENCE,
+    words::WordTable,
 };
 
 /// One session, whose process is the test's.
@@ -32,6 +34,13 @@ pub struct RawSession {
     pub welcome: Welcome,
     pub memory: Memory,
     mapped: BTreeMap<(u64, u32), Mapping>,
+    /// With pins.
+    pub words: Option<WordTable>,
+    /// The slots of parts that have one.
+    pub slots: BTreeMap<(u64, u32), u32>,
+    /// Pins that a part gets when it is mapped.
+    pub pins_on_map: u32,
+    last_call: u64,
     spans: BTreeMap<u64, u64>,
 }
 
@@ -48,12 +57,17 @@ pub fn persistent(name: &str, size_bytes: u64) -> AllocationSpec {
     AllocationSpec { name: name.to_owned(), lifetime: Lifetime::Persistent.into(), ..spec(size_bytes) }
 }
 
-/// What an ordinary client says first.
+/// What a client with pins says first.
+pub fn hello_with_pins() -> Hello {
+    Hello { features: FEATURES, ..hello() }
+}
+
+/// What a client without pins says first.
 pub fn hello() -> Hello {
     Hello {
         protocol_major: PROTOCOL_MAJOR,
         protocol_minor: PROTOCOL_MINOR,
-        features: FEATURES,
+        features: feature_bit(Feature::StandingMappings),
         any_device: true,
         client_name: "test".to_owned(),
         ..Default::default()
@@ -66,6 +80,12 @@ impl RawSession {
         Self::greet(socket_dir, hello()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
     }
 
+    /// One that pins, and maps its word table.
+    #[track_caller]
+    pub fn open_with_pins(socket_dir: &Path) -> Self {
+        Self::greet(socket_dir, hello_with_pins()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
+    }
+
     #[track_caller]
     pub fn greet(socket_dir: &Path, hello: Hello) -> Result<Self, Refused> {
         let channel = RawChannel::connect(socket_dir).expect("the channel's socket is there");
@@ -73,8 +93,15 @@ impl RawSession {
         let sent = channel.send(client_frame::Frame::Hello(hello));
         assert!(matches!(sent, Ok(()) | Err(Errno::PIPE)), "a hello can be sent: {sent:?}");
         match channel.receive(PATIENCE) {
-            Packet::Frame(daemon_frame::Frame::Welcome(welcome), _) => {
-                Ok(Self::welcomed(socket_dir, channel, welcome))
+            Packet::Frame(daemon_frame::Frame::Welcome(welcome), fds) => {
+                let slots = welcome.slot_count;
+                let mut session = Self::welcomed(socket_dir, channel, welcome);
+                if slots > 0 {
+                    let [table] = &fds[..] else { panic!("a word table has one descriptor: {fds:?}") };
+                    session.words = Some(WordTable::map(table, slots));
+                    session.send(client_frame::Frame::WordsMapped(WordsMapped {}));
+                }
+                Ok(session)
             }
             Packet::Frame(daemon_frame::Frame::Refused(refused), _) => Err(Refused::from_frame(refused)),
             other => panic!("neither welcome nor refused: {other:?}"),
@@ -84,7 +111,22 @@ impl RawSession {
     /// One whose hello was said, and answered, on that channel.
     pub fn welcomed(socket_dir: &Path, channel: RawChannel, welcome: Welcome) -> Self {
         let memory = Memory::new(socket_dir);
-        Self { channel, welcome, memory, mapped: BTreeMap::new(), spans: BTreeMap::new() }
+        Self {
+            channel,
+            welcome,
+            memory,
+            mapped: BTreeMap::new(),
+            words: None,
+            slots: BTreeMap::new(),
+            pins_on_map: 0,
+            last_call: 0,
+            spans: BTreeMap::new(),
+        }
+    }
+
+    #[track_caller]
+    pub fn send(&self, frame: client_frame::Frame) {
+        self.channel.send(frame).expect("the channel stands");
     }
 
     pub fn id(&self) -> u64 {
@@ -180,6 +222,11 @@ impl RawSession {
             let known = self.mapped.insert((part.allocation_id, part.part_index), mapping);
             assert!(known.is_none(), "the daemon maps a part only where it is not mapped");
             self.spans.insert(part.allocation_id, map.span_bytes);
+            if let Some(words) = &self.words {
+                self.slots.insert((part.allocation_id, part.part_index), map.slot);
+                let waiting = Waiting { readers: self.pins_on_map, writers: 0 };
+                words.worker(map.slot).set_mapped(waiting).expect("the daemon maps what is absent");
+            }
             parts.push(part);
         }
         parts
@@ -277,10 +324,63 @@ impl RawSession {
         self.tell_unmapped(&parts);
     }
 
-    /// Unmaps parts and says nothing yet.
+    /// Unmaps parts and says nothing yet. With pins: none may be pinned.
     pub fn unmap_untold(&mut self, parts: &[PartRef]) {
         for part in parts {
-            self.mapped.remove(&(part.allocation_id, part.part_index));
+            let part = (part.allocation_id, part.part_index);
+            if self.mapped.contains_key(&part)
+                && let Some((words, slot)) = self.words.as_ref().zip(self.slots.get(&part))
+            {
+                let word = words.worker(*slot);
+                let unmapping = word.begin_unmap_revoked().or_else(|_| word.begin_unmap());
+                self.mapped.remove(&part);
+                let _written = unmapping.expect("nobody pins it").finish();
+            }
+            self.mapped.remove(&part);
+        }
+    }
+
+    /// The slot of a part that this session maps, or mapped.
+    #[track_caller]
+    pub fn slot(&self, allocation: u64, part: u32) -> u32 {
+        *self.slots.get(&(allocation, part)).expect("a part that was mapped with pins has a slot")
+    }
+
+    #[track_caller]
+    pub fn word_table(&self) -> &WordTable {
+        self.words.as_ref().expect("the session has pins")
+    }
+
+    /// Asks for a set of parts. The call's number.
+    #[track_caller]
+    pub fn pin(&mut self, parts: Vec<PartRef>) -> u64 {
+        self.last_call += 1;
+        let call_id = self.last_call;
+        self.send(client_frame::Frame::Pin(Pin { call_id, parts, write: false }));
+        call_id
+    }
+
+    #[track_caller]
+    pub fn pin_ended(&self, call_id: u64) {
+        self.send(client_frame::Frame::PinEnded(PinEnded { call_id }));
+    }
+
+    /// Maps what comes until that call is answered.
+    #[track_caller]
+    pub fn pin_answer(&mut self, call: u64) -> Result<(), Refused> {
+        loop {
+            match self.channel.receive(PATIENCE) {
+                Packet::Frame(daemon_frame::Frame::PinAnswer(answer), _) => {
+                    assert_eq!(answer.call_id, call);
+                    return answer.refused.map_or(Ok(()), |refused| Err(Refused::from_frame(refused)));
+                }
+                Packet::Frame(daemon_frame::Frame::Map(map), fds) => {
+                    let parcel = map.parts.into_iter().zip(fds).collect();
+                    self.accept(parcel);
+                }
+                Packet::Frame(daemon_frame::Frame::Revoke(revoke), _) if self.is_answered(&revoke) => {}
+                other => panic!("no answer to the pin: {other:?}"),
+            }
         }
     }
 

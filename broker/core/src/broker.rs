@@ -11,13 +11,13 @@ use crate::{
     command::{Command, Notice},
     config::Config,
     event::{Event, Tier},
-    handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer},
+    handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
     observed::Transitions,
     pool::Pool,
-    residency::AllocationTable,
-    tenancy::{OpTable, RequestLog, SessionTable, Tenants},
+    residency::{AllocationTable, Revocations},
+    tenancy::{OpTable, PinTable, RequestLog, SessionTable, Tenants},
     time::Time,
     view::StoredQuotas,
 };
@@ -34,6 +34,11 @@ pub struct Broker {
     pub(crate) allocations: AllocationTable,
     pub(crate) pool: Pool,
     pub(crate) ops: OpTable,
+    pub(crate) pins: PinTable,
+    pub(crate) revocations: Revocations,
+    pub(crate) unsettled: Unsettled,
+    /// How many mappings are being evicted.
+    pub(crate) evicting: usize,
     /// What operators asked for, by uid.
     pub(crate) operators: BTreeMap<u32, RequestLog>,
     pub(crate) quota_queue: QuotaQueue,
@@ -80,6 +85,10 @@ impl Broker {
             allocations: AllocationTable::default(),
             pool: Pool::default(),
             ops: OpTable::default(),
+            pins: PinTable::default(),
+            revocations: Revocations::new(),
+            unsettled: Unsettled::default(),
+            evicting: 0,
             operators: BTreeMap::new(),
             quota_queue: QuotaQueue::default(),
             awaited_room: AwaitedRoom::default(),
@@ -129,6 +138,7 @@ impl Broker {
             Event::QuotasStored { result } => self.on_quotas_stored(result),
             Event::Tick => {}
         }
+        self.settle();
         for detail in self.ledger.take_broken() {
             self.broken(invariants::LEDGER_BOOKS, detail);
         }
@@ -170,8 +180,8 @@ impl Broker {
             .map(|(index, _)| index)
     }
 
-    pub(crate) fn device_indices(&self) -> Vec<DeviceIndex> {
-        devices_of(&self.config).map(|(index, _)| index).collect()
+    pub(crate) fn device_indices(&self) -> impl Iterator<Item = DeviceIndex> + use<> {
+        (0..=u16::MAX).map(DeviceIndex).take(self.config.devices.len())
     }
 
     /// The tier that memory lies in until it moves.

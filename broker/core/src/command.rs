@@ -1,10 +1,10 @@
 //! What the broker wants done. The shell executes commands in the order in which they were queued.
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
 use crate::{
     error::Refusal,
-    event::{CallId, ChannelId, Kind, PartRef, Tier},
+    event::{CallId, ChannelId, Kind, PartRef, Slot, Tier},
     view::{AllocationView, QuotaView, StoredQuotas},
 };
 
@@ -26,6 +26,12 @@ pub enum Command {
     ReleaseExtent { extent: ExtentId },
     /// Hashes these bytes, one after the other.
     Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
+    /// Sets REVOKE in the words of all these sessions for one part, unless one of them is pinned: then in none. A word
+    /// whose client is unmapping on its own is passed over.
+    RevokeWords { part: PartRef, words: Vec<(ChannelId, SessionId, Slot)> },
+    /// The part in this slot is gone from the session: what its word says of writes is collected before the slot serves
+    /// another part.
+    ForgetWord { channel: ChannelId, slot: Slot },
     /// Asks who holds memory of a device besides the broker, and whether unreturned extents are back.
     /// `clients` are the processes of its sessions that see the device.
     Survey { device: DeviceIndex, clients: Vec<u32> },
@@ -35,14 +41,15 @@ pub enum Command {
     Notice(Notice),
 }
 
+/// Large views are boxed: every command is as large as the largest.
 #[derive(Clone, Debug)]
 pub enum Reply {
     Allocated(Vec<AllocationView>),
     /// Answers `FreeBatch` and `Detach`, in the order of the ids.
     Released(Vec<(AllocationId, Result<Released, Refusal>)>),
-    Attached(AllocationView),
-    Sealed(AllocationView),
-    QuotaSet(QuotaView),
+    Attached(Box<AllocationView>),
+    Sealed(Box<AllocationView>),
+    QuotaSet(Box<QuotaView>),
     QuotaDeleted,
     SessionEnded {
         gone: bool,
@@ -52,6 +59,10 @@ pub enum Reply {
         allocation: AllocationId,
         still_charged: Bytes,
         mappers: Vec<SessionId>,
+    },
+    MappingsRevoked {
+        allocation: AllocationId,
+        parts: Vec<(PartIndex, PartRevocation)>,
     },
     Drained {
         draining: bool,
@@ -69,21 +80,42 @@ pub struct Released {
     pub mappers: usize,
 }
 
+/// What came of revoking the mappings of one part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PartRevocation {
+    /// Nobody maps it now.
+    Revoked,
+    /// In use. Who was told to unmap it does so when its pins end.
+    Pinned { by: Vec<SessionId> },
+    /// These map it and do not answer.
+    Silent { by: Vec<SessionId> },
+    /// These map it without pins, so they were not asked.
+    Standing { by: Vec<SessionId> },
+}
+
 #[derive(Clone, Debug)]
 pub enum DaemonFrame {
     Welcome {
         session: SessionId,
         tenant: String,
         devices: Vec<DeviceIndex>,
+        /// How many slots its word table has; 0 without pins.
+        slots: u32,
     },
     /// The channel is closed after this.
     Refused(Refusal),
     /// At most [`crate::limits::FDS_PER_PACKET_MAX`] parts, each with the descriptor of its extent.
     Map(Vec<MapPart>),
-    /// At most [`crate::limits::PARTS_PER_FRAME_MAX`] parts.
+    /// At most [`crate::limits::PARTS_PER_FRAME_MAX`] parts. REVOKE is set in those of their words that do not carry it
+    /// yet, and then the frame is sent.
     Revoke {
-        parts: Vec<PartRef>,
+        parts: Vec<RevokedPart>,
         reason: RevokeReason,
+    },
+    /// Answers `Pin`: without a refusal all of the set are mapped, and none is revoked before `PinEnded`.
+    PinAnswer {
+        call: u64,
+        refusal: Option<Refusal>,
     },
     Drain {
         draining: bool,
@@ -100,6 +132,15 @@ pub struct MapPart {
     /// Of all parts of the allocation together.
     pub span: Bytes,
     pub writable: bool,
+    /// With pins.
+    pub slot: Option<Slot>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RevokedPart {
+    pub part: PartRef,
+    /// With pins.
+    pub slot: Option<Slot>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +149,8 @@ pub enum RevokeReason {
     Detached,
     Sealing,
     SessionEnded,
+    /// The session keeps it, and a `Pin` brings it back.
+    Evicted,
 }
 
 /// The first `bytes` of an extent.
@@ -139,6 +182,17 @@ pub enum Notice {
         session: SessionId,
         part: PartRef,
         problem: String,
+    },
+    /// Everybody was told to unmap a part that nobody pinned.
+    Evicted {
+        part: PartRef,
+        /// How many mapped it.
+        mappers: usize,
+    },
+    /// A pin call waited for sessions that all waited themselves, and was aborted.
+    PinStalled {
+        session: SessionId,
+        call: u64,
     },
     /// Memory was released, and some process outside the broker's reach still holds it.
     Unreturned {

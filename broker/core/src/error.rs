@@ -81,6 +81,10 @@ pub enum Refusal {
     QueueFull {
         limit: usize,
     },
+    SlotsExhausted {
+        session: SessionId,
+        limit: u32,
+    },
     NotSealed {
         allocation: AllocationId,
     },
@@ -110,6 +114,9 @@ pub enum Refusal {
     },
     Raced {
         allocation: AllocationId,
+    },
+    PinStalled {
+        session: SessionId,
     },
     NameTaken {
         name: String,
@@ -171,6 +178,7 @@ impl Refusal {
             Self::SessionsTooMany { .. } => Reason::SessionsTooMany,
             Self::AllocationsTooMany { .. } => Reason::AllocationsTooMany,
             Self::QueueFull { .. } => Reason::QueueFull,
+            Self::SlotsExhausted { .. } => Reason::SlotsExhausted,
             Self::NotSealed { .. } => Reason::NotSealed,
             Self::AlreadySealed { .. } => Reason::AlreadySealed,
             Self::StillMapped { .. } => Reason::StillMapped,
@@ -180,6 +188,7 @@ impl Refusal {
             Self::ProtocolBroken { .. } => Reason::ProtocolBroken,
             Self::GuaranteeUnbacked { .. } => Reason::GuaranteeUnbacked,
             Self::Raced { .. } => Reason::Raced,
+            Self::PinStalled { .. } => Reason::PinStalled,
             Self::NameTaken { .. } => Reason::NameTaken,
             Self::Draining => Reason::Draining,
             Self::DriverFailed { .. } => Reason::DriverFailed,
@@ -215,7 +224,9 @@ impl Refusal {
                 vec![("items_max", items_max.to_string()), ("items", items.to_string())]
             }
             Self::AllocationNotFound { allocation } => vec![("allocation", allocation.clone())],
-            Self::SessionNotFound { session } | Self::SessionLost { session } => {
+            Self::SessionNotFound { session }
+            | Self::SessionLost { session }
+            | Self::PinStalled { session } => {
                 vec![("session", session.to_string())]
             }
             Self::QuotaNotFound { tenant, device } => {
@@ -247,6 +258,9 @@ impl Refusal {
                 vec![("tenant", tenant.clone()), ("limit_count", limit.to_string())]
             }
             Self::QueueFull { limit } => vec![("limit_count", limit.to_string())],
+            Self::SlotsExhausted { session, limit } => {
+                vec![("session", session.to_string()), ("limit_count", limit.to_string())]
+            }
             Self::DeviceNotVisible { device } => vec![("device", device.clone())],
             Self::ProtocolBroken { problem } | Self::StoreFailed { problem } => {
                 vec![("problem", problem.clone())]
@@ -325,6 +339,9 @@ impl fmt::Display for Refusal {
                 write!(f, "no more allocations or parts for tenant `{tenant}`: a limit of {limit} is reached")
             }
             Self::QueueFull { limit } => write!(f, "{limit} requests are waiting already"),
+            Self::SlotsExhausted { session, limit } => {
+                write!(f, "session {session} has no slots left for these parts: its word table has {limit}")
+            }
             Self::NotSealed { allocation } => write!(f, "{allocation} is not sealed"),
             Self::AlreadySealed { allocation } => write!(f, "{allocation} is sealed, or being sealed"),
             Self::StillMapped { allocation } => {
@@ -342,6 +359,10 @@ impl fmt::Display for Refusal {
                  of {capacity}"
             ),
             Self::Raced { allocation } => write!(f, "{allocation} was changed by something else meanwhile"),
+            Self::PinStalled { session } => write!(
+                f,
+                "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again"
+            ),
             Self::NameTaken { name } => write!(f, "the name `{name}` is taken"),
             Self::Draining => write!(f, "the node is being taken out of service"),
             Self::DriverFailed { device, problem } => write!(f, "the driver of {device} failed: {problem}"),

@@ -72,6 +72,10 @@ pub enum Event {
     Tick,
 }
 
+/// Where a part's words are in the word table of its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
 /// Who said hello, and what it said. Uid, pid and tenant are the kernel's and the operator's word, not its own.
 #[derive(Clone, Debug)]
 pub struct Hello {
@@ -83,6 +87,8 @@ pub struct Hello {
     pub devices: Option<Vec<String>>,
     /// Earlier sessions of the same process that have unmapped everything.
     pub unmapped_sessions: Vec<SessionId>,
+    /// Both sides speak pins: the session has a word table, and what it does not pin may be revoked.
+    pub pins: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,6 +101,17 @@ pub struct PartRef {
 pub enum ClientFrame {
     Mapped(Vec<PartRef>),
     Unmapped(Vec<UnmappedPart>),
+    /// All of these are to be mapped, and none to be revoked until `PinEnded`.
+    Pin {
+        /// Greater than any before in the session.
+        call: u64,
+        parts: Vec<PartRef>,
+        write: bool,
+    },
+    /// The client has pinned the set by its words, or has given it up.
+    PinEnded {
+        call: u64,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +119,8 @@ pub struct UnmappedPart {
     pub part: PartRef,
     /// Why it never was mapped, if so.
     pub failure: Option<String>,
+    /// By its word it was written since that was looked at last.
+    pub written: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -175,6 +194,14 @@ pub enum OperatorRequest {
         kill: bool,
     },
     FreeAllocation(Target),
+    /// Has everybody unmap these parts; who pins them again maps them again.
+    RevokeMappings {
+        target: Target,
+        /// None is all.
+        parts: Vec<PartIndex>,
+        /// Whether to wait for pins to end; else what is pinned is left alone.
+        wait: bool,
+    },
     Drain {
         draining: bool,
     },
@@ -208,12 +235,25 @@ pub enum Completion {
         allocation: AllocationId,
         result: Result<[u8; 32], String>,
     },
+    /// Answers [`crate::Command::RevokeWords`].
+    WordsRevoked {
+        part: PartRef,
+        outcome: WordsOutcome,
+    },
     /// `contexts` counts the clients that have a context there; what these take is not unbrokered.
     Surveyed {
         device: DeviceIndex,
         unbrokered: Bytes,
         contexts: u32,
     },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WordsOutcome {
+    /// REVOKE stands in every word whose client is not unmapping on its own: their frames are to follow.
+    Revoked,
+    /// In use: all words are as they were.
+    Pinned { by: Vec<SessionId> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

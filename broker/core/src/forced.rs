@@ -9,7 +9,7 @@ use crate::{
     event::PartRef,
     invariants,
     observed::Transition,
-    residency::MapEvent,
+    residency::{Hold, MapEvent},
 };
 
 /// What became of a step that was forced.
@@ -44,7 +44,8 @@ impl Broker {
             }
             Transition::Mapping { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };
-                self.allocations.get_mut(id)?.set_map_state(part.part, session, Some(from));
+                let slot = self.allocations.get(id)?.part(part.part)?.hold(session)?.slot();
+                self.allocations.get_mut(id)?.set_hold(part.part, Hold::new(session, slot, from));
                 match event {
                     MapEvent::Send => {
                         let tenant = self.sessions.get(session)?.tenant;

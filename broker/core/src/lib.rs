@@ -41,12 +41,16 @@ mod time;
 mod view;
 
 pub use broker::Broker;
-pub use command::{Command, DaemonFrame, DigestSpan, MapPart, Notice, Released, Reply, RevokeReason};
+pub use command::{
+    Command, DaemonFrame, DigestSpan, MapPart, Notice, PartRevocation, Released, Reply, RevokeReason,
+    RevokedPart,
+};
 pub use config::{Config, DeviceConfig};
 pub use error::Refusal;
 pub use event::{
     AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector,
-    Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey, Target, Tier, UnmappedPart,
+    Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey, Slot, Target, Tier,
+    UnmappedPart, WordsOutcome,
 };
 #[cfg(feature = "observed")]
 pub use forced::Forced;

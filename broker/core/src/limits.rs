@@ -13,6 +13,9 @@ pub const FDS_PER_PACKET_MAX: usize = 128;
 /// Most parts that one `Revoke` names.
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
+/// Most parts that one `Pin` names.
+pub const PIN_PARTS_MAX: usize = 1024;
+
 /// Most parts of one allocation: a table of them stays small beside the memory it describes.
 pub const PARTS_PER_ALLOCATION_MAX: usize = 65_536;
 
@@ -42,6 +45,12 @@ pub struct Limits {
     pub map_answer_timeout: Duration,
     /// A session that has not answered a `Revoke` by then is silent until it does.
     pub revoke_answer_timeout: Duration,
+    /// Slots of a session's word table: parts that it maps, or keeps to map again. At least 1.
+    pub words_per_session_max: u32,
+    /// Pin calls of one session that have not ended.
+    pub pins_waiting_max: usize,
+    /// A pin call that waits so long for sessions that all wait themselves is aborted.
+    pub pin_stall: Duration,
     /// How often the driver is asked who holds what, while memory is unreturned or outsiders may come and go.
     pub survey_interval: Duration,
     /// Freed memory that a tenant keeps on each device for its next allocations; zero is none.
@@ -66,6 +75,9 @@ impl Default for Limits {
             fds_in_flight_per_tenant_max: 2048,
             map_answer_timeout: Duration::from_secs(30),
             revoke_answer_timeout: Duration::from_secs(10),
+            words_per_session_max: 65_536,
+            pins_waiting_max: 256,
+            pin_stall: Duration::from_secs(1),
             survey_interval: Duration::from_secs(5),
             cached_bytes_per_tenant_max: Bytes::ZERO,
             cached_for: Duration::from_secs(60),

@@ -117,6 +117,14 @@ mod bugs {
         NameTwiceInBatch: "one batch gives a name to two allocations", [UNIQUE];
         MapperNotShown: "of those who map an allocation one is not shown", [VISIBLE];
         NotListed: "what is freed and mapped still is not in its tenant's list", [VISIBLE];
+        EvictedThoughPinned: "an evict takes a part that a pin call is on", [PINNED];
+        AwayStillMapped: "what is evicted counts as mapped all the same", [SUMS];
+        SlotReused: "the slot of an evicted part is given to another", [SLOTS];
+        WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE];
+        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS];
+        EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
+        FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
+        StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
     }
 

@@ -128,7 +128,7 @@ fn a_part_that_could_not_be_mapped_is_mapped_by_nobody() {
     world.stopped.insert(client.channel);
     let id = world.allocate(client, spec(4)).expect("made");
     let part = PartRef { allocation: id, part: PartIndex(0) };
-    let unmapped = UnmappedPart { part, failure: Some("no descriptors".to_owned()) };
+    let unmapped = UnmappedPart { part, failure: Some("no descriptors".to_owned()), written: false };
     world.event(Event::Frame { channel: client.channel, frame: ClientFrame::Unmapped(vec![unmapped]) });
     assert_eq!(world.broker.show(&Target::Id(id)).expect("there").mapper_count, 0);
     world.stopped.clear();

@@ -21,6 +21,7 @@ use super::{
     refused::HelloRefusal,
     socket::Socket,
     text, watch,
+    words::Words,
 };
 use crate::{
     platform::{credentials::Packet, descriptors::Descriptors, identity::Rules, peer::Peer, readiness},
@@ -41,6 +42,8 @@ pub(super) struct Shared {
     pub(super) inbox: Inbox,
     pub(super) rules: Rules,
     pub(super) hello_timeout: Duration,
+    /// Of each word table.
+    pub(super) word_slots: u32,
 }
 
 /// A connection of somebody who is known, and has a while to say hello.
@@ -116,7 +119,7 @@ async fn greet(
             Ok(Some((tenant, hello)))
         }
         Received::Hello(hello) => Err(HelloRefusal::Version { client_major: hello.protocol_major }),
-        Received::Frame(_) => Err(broken("the first frame is no hello".to_owned())),
+        Received::Frame(_) | Received::WordsMapped => Err(broken("the first frame is no hello".to_owned())),
     }
 }
 
@@ -141,11 +144,13 @@ async fn serve(
         }
     };
     let channel = channels.next_id();
+    let (features, words) = words_of(hello.features & protocol::FEATURES, shared.word_slots);
     let entry = Arc::new(Entry {
         socket,
         outbox: Outbox::new(),
         pidfd,
-        features: hello.features & protocol::FEATURES,
+        features,
+        words,
         forgotten: Notify::new(),
         channel_over: AtomicBool::new(false),
         process_over: AtomicBool::new(false),
@@ -158,6 +163,7 @@ async fn serve(
             pid,
             uid,
             client_name: text::plain(&hello.client_name, CLIENT_NAME_BYTES_MAX),
+            pins: entry.words.is_some(),
             devices: (!hello.any_device).then_some(hello.devices),
             unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_raw).collect(),
         },
@@ -165,31 +171,59 @@ async fn serve(
     drop(waiting);
     tokio::spawn(watch::process(channel, watched, Arc::clone(&entry), Arc::clone(channels), inbox.clone()));
     let Entry { socket, outbox, .. } = &*entry;
-    tokio::join!(read(socket, channel, pid, inbox, outbox), write(socket, channel, outbox));
+    tokio::join!(read(&entry, channel, pid, inbox), write(socket, channel, outbox));
     // The socket stays open while the process is watched: what lies in it unread would stay there as long.
     socket.discard_received();
     inbox.event(Event::ChannelEnded { channel });
     channels.settle(channel, &entry.channel_over);
 }
 
+/// What both sides speak, and the words that belong to it. A session without pins is better than none.
+fn words_of(features: u64, slots: u32) -> (u64, Option<Words>) {
+    if features & protocol::PINS == 0 {
+        return (features, None);
+    }
+    match Words::create(slots) {
+        Ok(words) => (features, Some(words)),
+        Err(error) => {
+            tracing::warn!(%error, "no word table can be made: the session has no pins");
+            (features & !protocol::PINS, None)
+        }
+    }
+}
+
 /// Turns packets into events, one at a time: the next is read once the reactor has seen the one before, so that no
 /// client fills the reactor's queue.
-async fn read(socket: &Socket, channel: ChannelId, pid: u32, inbox: &Inbox, outbox: &Outbox) {
+async fn read(entry: &Entry, channel: ChannelId, pid: u32, inbox: &Inbox) {
     let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
-    while let Ok(packet) = socket.receive(&mut buffer).await {
+    while let Ok(packet) = entry.socket.receive(&mut buffer).await {
         if packet.is_end() {
             break;
         }
-        inbox.event(match whole_frame(&buffer, packet, pid) {
-            Ok(Received::Frame(frame)) => Event::Frame { channel, frame },
-            Ok(Received::Hello(_)) => Event::Malformed { channel, problem: "a second hello".to_owned() },
+        let taken = whole_frame(&buffer, packet, pid).and_then(|received| take(entry, received));
+        inbox.event(match taken {
+            Ok(Some(frame)) => Event::Frame { channel, frame },
+            Ok(None) => continue,
             Err(problem) => Event::Malformed { channel, problem },
         });
         if inbox.handled().await.is_none() {
             break;
         }
     }
-    outbox.abort();
+    entry.outbox.abort();
+}
+
+/// What of a frame after the first is for the core: all but that the word table is mapped, which comes before all else.
+fn take(entry: &Entry, received: Received) -> Result<Option<core::ClientFrame>, String> {
+    match (received, &entry.words) {
+        (Received::Hello(_), _) => Err("a second hello".to_owned()),
+        (Received::WordsMapped, Some(words)) => words.mapped().map(|()| None),
+        (Received::WordsMapped, None) => Err("there is no word table to map".to_owned()),
+        (Received::Frame(_), Some(words)) if !words.is_mapped() => {
+            Err("the word table is not mapped yet".to_owned())
+        }
+        (Received::Frame(frame), _) => Ok(Some(frame)),
+    }
 }
 
 /// Sends what is queued, in order; a client that does not take its frames holds up nobody but itself.

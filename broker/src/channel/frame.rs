@@ -18,6 +18,8 @@ pub struct Context<'a> {
     pub devices: &'a [v1::Device],
     /// What both sides of the channel speak; see [`super::Channels::features`].
     pub features: u64,
+    /// Of a new session with pins.
+    pub word_table: Option<&'a Handle>,
     pub handle: &'a dyn Fn(ExtentId) -> Option<Handle>,
 }
 
@@ -38,19 +40,22 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
     use v1::daemon_frame::Frame;
     let mut handles = Vec::new();
     let frame = match frame {
-        DaemonFrame::Welcome { session, tenant, devices } => Frame::Welcome(v1::Welcome {
-            session_id: session.get(),
-            protocol_major: protocol::PROTOCOL_MAJOR,
-            protocol_minor: protocol::PROTOCOL_MINOR,
-            features: context.features,
-            daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
-            tenant: tenant.clone(),
-            devices: devices
-                .iter()
-                .filter_map(|index| context.devices.get(usize::from(index.0)).cloned())
-                .collect(),
-            slot_count: 0,
-        }),
+        DaemonFrame::Welcome { session, tenant, devices, slots } => {
+            handles.extend(context.word_table.cloned());
+            Frame::Welcome(v1::Welcome {
+                session_id: session.get(),
+                protocol_major: protocol::PROTOCOL_MAJOR,
+                protocol_minor: protocol::PROTOCOL_MINOR,
+                features: context.features,
+                daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
+                tenant: tenant.clone(),
+                devices: devices
+                    .iter()
+                    .filter_map(|index| context.devices.get(usize::from(index.0)).cloned())
+                    .collect(),
+                slot_count: *slots,
+            })
+        }
         DaemonFrame::Refused(refusal) => Frame::Refused(super::refused::of_core(refusal)),
         DaemonFrame::Map(parts) => {
             let mut packed = Vec::with_capacity(parts.len());
@@ -62,14 +67,19 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
             Frame::Map(v1::Map { parts: packed })
         }
         DaemonFrame::Revoke { parts, reason } => Frame::Revoke(v1::Revoke {
-            parts: parts.iter().map(part_ref).collect(),
+            parts: parts.iter().map(|revoked| part_ref(&revoked.part)).collect(),
             reason: match reason {
                 RevokeReason::Freed => v1::RevokeReason::Freed,
                 RevokeReason::Detached => v1::RevokeReason::Detached,
                 RevokeReason::Sealing => v1::RevokeReason::Sealing,
                 RevokeReason::SessionEnded => v1::RevokeReason::SessionEnded,
+                RevokeReason::Evicted => v1::RevokeReason::Evicted,
             }
             .into(),
+        }),
+        DaemonFrame::PinAnswer { call, refusal } => Frame::PinAnswer(v1::PinAnswer {
+            call_id: *call,
+            refused: refusal.as_ref().map(super::refused::of_core),
         }),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
     };
@@ -100,7 +110,7 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
             Handle::CudaIpc(handle) => handle.to_vec(),
             Handle::Memfd(_) | Handle::VmmFd(_) => Vec::new(),
         },
-        slot: 0,
+        slot: part.slot.map_or(0, |slot| slot.0),
     }
 }
 
@@ -108,6 +118,7 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
 #[derive(Debug)]
 pub enum Received {
     Hello(v1::Hello),
+    WordsMapped,
     Frame(core::ClientFrame),
 }
 
@@ -123,8 +134,14 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
             let parts = mapped.parts.iter().map(core_part).collect();
             Ok(Received::Frame(core::ClientFrame::Mapped(parts)))
         }
-        Some(Frame::WordsMapped(_) | Frame::Pin(_) | Frame::PinEnded(_)) => {
-            Err("a frame about pins, of which nothing was agreed".to_owned())
+        Some(Frame::WordsMapped(_)) => Ok(Received::WordsMapped),
+        Some(Frame::Pin(pin)) => {
+            bounded(pin.parts.len())?;
+            let parts = pin.parts.iter().map(core_part).collect();
+            Ok(Received::Frame(core::ClientFrame::Pin { call: pin.call_id, parts, write: pin.write }))
+        }
+        Some(Frame::PinEnded(ended)) => {
+            Ok(Received::Frame(core::ClientFrame::PinEnded { call: ended.call_id }))
         }
         Some(Frame::Unmapped(unmapped)) => {
             bounded(unmapped.parts.len())?;
@@ -155,14 +172,14 @@ fn unmapped_part(unmapped: v1::UnmappedPart) -> Result<UnmappedPart, String> {
             return Err(format!("an unmapped part with the unknown reason {}", unmapped.reason));
         }
     };
-    Ok(UnmappedPart { part: core_part(&part), failure })
+    Ok(UnmappedPart { part: core_part(&part), failure, written: unmapped.written })
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use broker_core::{ClientFrame, Refusal};
+    use broker_core::{ClientFrame, Refusal, RevokedPart, Slot};
     use vramd_types::{Bytes, DeviceIndex, SessionId};
 
     use super::*;
@@ -190,6 +207,7 @@ mod tests {
             part: Some(reference(3)),
             reason: v1::UnmapReason::MapFailed.into(),
             detail: "ä".repeat(200),
+            ..v1::UnmappedPart::default()
         };
         let unmapped = client(v1::client_frame::Frame::Unmapped(v1::Unmapped { parts: vec![failed] }));
         let Ok(Received::Frame(ClientFrame::Unmapped(parts))) = decode(&unmapped) else { panic!() };
@@ -197,11 +215,28 @@ mod tests {
     }
 
     #[test]
+    fn frames_about_pins_are_read() {
+        let pin = v1::Pin { call_id: 9, parts: vec![reference(4)], write: true };
+        let Ok(Received::Frame(ClientFrame::Pin { call: 9, parts, write: true })) =
+            decode(&client(v1::client_frame::Frame::Pin(pin)))
+        else {
+            panic!()
+        };
+        assert_eq!(parts, [PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(4) }]);
+        let ended = client(v1::client_frame::Frame::PinEnded(v1::PinEnded { call_id: 9 }));
+        assert!(matches!(decode(&ended), Ok(Received::Frame(ClientFrame::PinEnded { call: 9 }))));
+        for parts in [0, 1025] {
+            let pin = v1::Pin { parts: vec![reference(0); parts], ..v1::Pin::default() };
+            assert!(decode(&client(v1::client_frame::Frame::Pin(pin))).is_err(), "{parts}");
+        }
+    }
+
+    #[test]
     fn garbage_is_told_apart() {
         let no_parts = client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![] }));
         let many = client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![reference(0); 1025] }));
         let unmapped = |part, reason| {
-            let parts = vec![v1::UnmappedPart { part, reason, detail: String::new() }];
+            let parts = vec![v1::UnmappedPart { part, reason, ..v1::UnmappedPart::default() }];
             client(v1::client_frame::Frame::Unmapped(v1::Unmapped { parts }))
         };
         for (packet, problem) in [
@@ -226,7 +261,7 @@ mod tests {
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let handle = Handle::Memfd(Arc::new(memfd));
         let known = |extent: ExtentId| (extent.get() < 10).then(|| handle.clone());
-        let context = Context { devices: &[], features: 0, handle: &known };
+        let context = Context { devices: &[], features: 0, word_table: None, handle: &known };
         let part = |extent| MapPart {
             part: PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(0) },
             extent: ExtentId::from_raw(extent),
@@ -235,13 +270,14 @@ mod tests {
             size: Bytes::mib(2),
             span: Bytes::mib(4),
             writable: false,
+            slot: Some(Slot(7)),
         };
         let frame = encode(&DaemonFrame::Map(vec![part(1), part(2)]), context).unwrap();
         assert_eq!(frame.handles.len(), 2);
         let v1::daemon_frame::Frame::Map(map) = daemon(&frame) else { panic!() };
         assert_eq!(map.parts[0].access(), v1::Access::ReadOnly);
         assert_eq!(map.parts[0].handle_type(), v1::HandleType::Memfd);
-        assert_eq!((map.parts[0].device, map.parts[0].span_bytes), (2, 4 << 20));
+        assert_eq!((map.parts[0].device, map.parts[0].span_bytes, map.parts[0].slot), (2, 4 << 20, 7));
 
         let lost = encode(&DaemonFrame::Map(vec![part(11)]), context);
         assert_eq!(lost.err(), Some(UnknownExtent(ExtentId::from_raw(11))));
@@ -251,9 +287,9 @@ mod tests {
     fn the_largest_frames_fit_in_a_packet() {
         let part = PartRef { allocation: AllocationId::from_raw(u64::MAX), part: PartIndex(u32::MAX) };
         let none = |_| None;
-        let context = Context { devices: &[], features: 0, handle: &none };
+        let context = Context { devices: &[], features: 0, word_table: None, handle: &none };
         let revoke = DaemonFrame::Revoke {
-            parts: vec![part; broker_core::limits::PARTS_PER_FRAME_MAX],
+            parts: vec![RevokedPart { part, slot: None }; broker_core::limits::PARTS_PER_FRAME_MAX],
             reason: RevokeReason::Freed,
         };
         assert!(encode(&revoke, context).unwrap().bytes.len() <= protocol::FRAME_BYTES_MAX);
@@ -264,15 +300,19 @@ mod tests {
         let none = |_| None;
         let device = v1::Device { uuid: "GPU-1".into(), index: 1, name: "sim".into() };
         let devices = [v1::Device::default(), device.clone()];
-        let context = Context { devices: &devices, features: 2, handle: &none };
+        let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let table = Handle::Memfd(Arc::new(memfd));
+        let context = Context { devices: &devices, features: 2, word_table: Some(&table), handle: &none };
         let welcome = DaemonFrame::Welcome {
             session: SessionId::from_raw(5),
             tenant: "team-a".into(),
             devices: vec![DeviceIndex(1)],
+            slots: 64,
         };
-        let v1::daemon_frame::Frame::Welcome(welcome) = daemon(&encode(&welcome, context).unwrap()) else {
-            panic!()
-        };
+        let packet = encode(&welcome, context).unwrap();
+        assert_eq!(packet.handles.len(), 1, "the word table");
+        let v1::daemon_frame::Frame::Welcome(welcome) = daemon(&packet) else { panic!() };
+        assert_eq!(welcome.slot_count, 64);
         assert_eq!((welcome.session_id, welcome.features, welcome.devices), (5, 2, vec![device]));
 
         let refused = DaemonFrame::Refused(Refusal::SessionsTooMany { tenant: "team-a".into(), limit: 3 });

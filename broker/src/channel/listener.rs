@@ -29,6 +29,8 @@ pub struct Settings {
     /// Most connections that have not said hello, in all and of one user.
     pub greeting_max: usize,
     pub greeting_per_uid_max: usize,
+    /// Parts that a session with pins can map at once.
+    pub word_slots: u32,
 }
 
 /// Serves `channel.sock` until `stop` is done, and then ends every channel.
@@ -40,9 +42,9 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let listener = readiness::of_socket(listener)?;
-    let Settings { rules, hello_timeout, greeting_max, greeting_per_uid_max } = settings;
+    let Settings { rules, hello_timeout, greeting_max, greeting_per_uid_max, word_slots } = settings;
     let gate = Gate::new(Bounds { all: greeting_max, per_uid: greeting_per_uid_max });
-    let shared = Arc::new(Shared { channels, inbox, rules, hello_timeout });
+    let shared = Arc::new(Shared { channels, inbox, rules, hello_timeout, word_slots });
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {

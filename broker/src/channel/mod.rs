@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A peer can stall, stop or send garbage: each connection waits in tasks of its own, its outbox is bounded, and
-//! it has at most one frame in the reactor's queue. The price is a task and two descriptors a session.
+//! it has at most one frame in the reactor's queue. The price is a task and two descriptors a session, and a mapping
+//! where the client pins (`words`).
 
 mod connection;
 pub mod frame;
@@ -18,6 +19,7 @@ mod refused;
 mod socket;
 mod text;
 mod watch;
+mod words;
 
 use std::{
     os::fd::OwnedFd,
@@ -27,15 +29,17 @@ use std::{
     },
 };
 
-use broker_core::ChannelId;
+use broker_core::{ChannelId, Slot};
 use broker_driver::Handle;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
 pub use listener::{Settings, serve};
+pub use words::Asked;
 
 use outbox::Outbox;
 use socket::Socket;
+use words::Words;
 
 /// A frame on its way to a client, with the handles whose descriptors travel in the same packet.
 #[derive(Debug)]
@@ -59,6 +63,8 @@ struct Entry {
     outbox: Outbox,
     pidfd: Arc<OwnedFd>,
     features: u64,
+    /// With the feature `Pins`.
+    words: Option<Words>,
     forgotten: Notify,
     channel_over: AtomicBool,
     process_over: AtomicBool,
@@ -108,6 +114,35 @@ impl Channels {
     /// The feature bits that both sides of the channel speak.
     pub fn features(&self, channel: ChannelId) -> u64 {
         self.entry(channel).map_or(0, |entry| entry.features)
+    }
+
+    /// What a new client maps its word table by.
+    pub fn word_table(&self, channel: ChannelId) -> Option<Handle> {
+        self.with_words(channel, Words::handle)?
+    }
+
+    /// Asks for a part that nobody pins, by its word. A channel without words says that it is pinned.
+    pub fn evict(&self, channel: ChannelId, slot: Slot) -> Result<Asked, String> {
+        self.with_words(channel, |words| words.evict(slot)).unwrap_or(Ok(Asked::Pinned))
+    }
+
+    /// Takes that back, as long as no frame told of it.
+    pub fn take_back(&self, channel: ChannelId, slot: Slot) {
+        self.with_words(channel, |words| words.take_back(slot));
+    }
+
+    /// Asks for a part whoever pins it. The frame that tells of it follows.
+    pub fn fence(&self, channel: ChannelId, slot: Slot) -> Result<(), String> {
+        self.with_words(channel, |words| words.fence(slot)).unwrap_or(Ok(()))
+    }
+
+    /// The slot will serve another part.
+    pub fn forget_word(&self, channel: ChannelId, slot: Slot) -> Result<(), String> {
+        self.with_words(channel, |words| words.forget(slot)).unwrap_or(Ok(()))
+    }
+
+    fn with_words<T>(&self, channel: ChannelId, act: impl FnOnce(&Words) -> T) -> Option<T> {
+        self.entry(channel)?.words.as_ref().map(act)
     }
 
     /// Ends every channel: the daemon stops.

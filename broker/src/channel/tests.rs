@@ -25,6 +25,8 @@ use crate::{
     reactor::{InboxLimits, Message, inbox},
 };
 
+mod words;
+
 /// Longest that a test waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -72,6 +74,7 @@ impl Daemon {
             hello_timeout,
             greeting_max,
             greeting_per_uid_max: greeting_max,
+            word_slots: 16,
         };
         let (stop, mut stopped) = watch::channel(false);
         let stopped = async move { drop(stopped.wait_for(|stop| *stop).await) };
@@ -149,7 +152,7 @@ impl Client {
 fn hello() -> v1::Hello {
     v1::Hello {
         protocol_major: protocol::PROTOCOL_MAJOR,
-        features: u64::MAX,
+        features: u64::MAX & !protocol::PINS,
         any_device: true,
         client_name: "test".to_owned(),
         ..v1::Hello::default()
@@ -182,7 +185,8 @@ async fn a_session_from_hello_to_end() {
     assert_eq!((said.pid, said.client_name.as_str()), (std::process::id(), "test"));
     assert_eq!(said.tenant, format!("uid-{}", said.uid));
     assert_eq!(said.devices, None);
-    assert_eq!(daemon.channels.features(channel), protocol::FEATURES);
+    assert_eq!(daemon.channels.features(channel), protocol::FEATURES & !protocol::PINS);
+    assert!(!said.pins && daemon.channels.word_table(channel).is_none());
 
     client.send(&mapped_packet(3));
     let Event::Frame { frame: ClientFrame::Mapped(parts), .. } = daemon.event().await else { panic!() };

@@ -44,6 +44,13 @@ pub struct Limits {
     pub cached_bytes_per_tenant_max: Bytes,
     #[serde(rename = "cached_for_ms", deserialize_with = "millis")]
     pub cached_for: Duration,
+    /// Parts that a session with pins can map, or keep to map again.
+    #[serde(deserialize_with = "slots")]
+    pub words_per_session_max: u32,
+    #[serde(deserialize_with = "above_zero")]
+    pub pins_waiting_max: usize,
+    #[serde(rename = "pin_stall_ms", deserialize_with = "millis")]
+    pub pin_stall: Duration,
     /// Connections to `channel.sock` that have not said hello.
     #[serde(deserialize_with = "above_zero")]
     pub greeting_max: usize,
@@ -79,6 +86,9 @@ impl Default for Limits {
             survey_interval,
             cached_bytes_per_tenant_max,
             cached_for,
+            words_per_session_max,
+            pins_waiting_max,
+            pin_stall,
         } = broker_core::Limits::default();
         Self {
             sessions_max,
@@ -97,6 +107,9 @@ impl Default for Limits {
             survey_interval,
             cached_bytes_per_tenant_max,
             cached_for,
+            words_per_session_max,
+            pins_waiting_max,
+            pin_stall,
             greeting_max: 256,
             greeting_per_uid_max: 64,
             connections_per_uid_max: 1024,
@@ -135,6 +148,9 @@ impl Limits {
             survey_interval: self.survey_interval,
             cached_bytes_per_tenant_max: self.cached_bytes_per_tenant_max,
             cached_for: self.cached_for,
+            words_per_session_max: self.words_per_session_max,
+            pins_waiting_max: self.pins_waiting_max,
+            pin_stall: self.pin_stall,
         }
     }
 }
@@ -143,6 +159,17 @@ fn above_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Er
     match usize::deserialize(deserializer)? {
         0 => Err(de::Error::custom("0 would let nothing through")),
         number => Ok(number),
+    }
+}
+
+/// A session's word table is mapped by the daemon too.
+const WORDS_MAX: u32 = 1 << 24;
+
+fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        0 => Err(de::Error::custom("0 would let nothing through")),
+        slots if slots <= WORDS_MAX => Ok(slots),
+        slots => Err(de::Error::custom(format!("{slots} are too many: at most {WORDS_MAX}"))),
     }
 }
 

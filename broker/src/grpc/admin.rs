@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 use broker_core::{Broker, Event, OperatorRequest, Refusal, Reply, RequestKey, SessionState};
 use tonic::{Request, Response, Status, async_trait};
 use vramd_proto::v1::{self, admin_service_server::AdminService};
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, PartIndex, SessionId};
 
 use super::{
     caller::Operator,
@@ -84,7 +84,7 @@ impl AdminService for Admin {
         let change = set_quota(message).map_err(|refusal| refused(&refusal))?;
         match self.submit(operator, key, change).await? {
             Reply::QuotaSet(quota) => {
-                Ok(Response::new(v1::SetQuotaResponse { quota: Some(view::quota(quota)) }))
+                Ok(Response::new(v1::SetQuotaResponse { quota: Some(view::quota(*quota)) }))
             }
             other => Err(status::wrong_reply("SetQuota", &other)),
         }
@@ -221,6 +221,25 @@ impl AdminService for Admin {
                 }))
             }
             other => Err(status::wrong_reply("FreeAllocation", &other)),
+        }
+    }
+
+    async fn revoke_mappings(
+        &self,
+        request: Request<v1::RevokeMappingsRequest>,
+    ) -> Result<Response<v1::RevokeMappingsResponse>, Status> {
+        let operator = self.operator(&request)?;
+        let message = request.into_inner();
+        let key = key!(message);
+        let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
+        let parts = message.part_indexes.into_iter().map(PartIndex).collect();
+        let change = OperatorRequest::RevokeMappings { target, parts, wait: message.wait };
+        match self.submit(operator, key, change).await? {
+            Reply::MappingsRevoked { allocation, parts } => Ok(Response::new(v1::RevokeMappingsResponse {
+                allocation_id: allocation.get(),
+                parts: parts.into_iter().map(view::revocation).collect(),
+            })),
+            other => Err(status::wrong_reply("RevokeMappings", &other)),
         }
     }
 

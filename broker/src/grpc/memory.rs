@@ -109,7 +109,7 @@ impl MemoryService for Memory {
         let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
         match self.submit(caller, session, key, ClientRequest::Attach(target)).await? {
             Reply::Attached(view) => {
-                let allocation = Some(view::allocation(view, For::Clients));
+                let allocation = Some(view::allocation(*view, For::Clients));
                 Ok(Response::new(v1::AttachResponse { allocation }))
             }
             other => Err(status::wrong_reply("Attach", &other)),
@@ -136,7 +136,7 @@ impl MemoryService for Memory {
         let id = AllocationId::from_raw(message.allocation_id);
         match self.submit(caller, session, key, ClientRequest::Seal(id)).await? {
             Reply::Sealed(view) => {
-                let allocation = Some(view::allocation(view, For::Clients));
+                let allocation = Some(view::allocation(*view, For::Clients));
                 Ok(Response::new(v1::SealResponse { allocation }))
             }
             other => Err(status::wrong_reply("Seal", &other)),

@@ -119,6 +119,9 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::DeviceFull { .. } | R::DriverFailed { .. } | R::StoreFailed { .. } => {
             details.set_retry_info(Some(RETRY_ROOM));
         }
+        R::SlotsExhausted { session, .. } => {
+            details.add_quota_failure_violation(format!("session:{session}"), message);
+        }
         R::QueueFull { .. } => {
             details.set_retry_info(Some(RETRY_QUEUE));
         }
@@ -135,6 +138,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::NotOwner { .. }
         | R::SessionForeign { .. }
         | R::Raced { .. }
+        | R::PinStalled { .. }
         | R::KindUnsupported { .. }
         | R::TierUnsupported { .. }
         | R::InvariantBroken { .. } => {}

@@ -9,5 +9,6 @@ pub mod paths;
 pub mod peer;
 pub mod private_dir;
 pub mod readiness;
+pub mod shared_memory;
 pub mod sockets;
 pub mod unread;

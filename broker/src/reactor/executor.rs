@@ -3,14 +3,17 @@
 
 use std::{fmt, sync::Arc};
 
-use broker_core::{ChannelId, Command, Completion, CreateError, DaemonFrame, Event, Kind, StoredQuotas};
+use broker_core::{
+    ChannelId, Command, Completion, CreateError, DaemonFrame, Event, Kind, PartRef, RevokedPart, Slot,
+    StoredQuotas, WordsOutcome,
+};
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
-use vramd_types::AllocationId;
+use vramd_types::{AllocationId, SessionId};
 
 use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices};
-use crate::channel::{Channels, frame};
+use crate::channel::{Asked, Channels, frame};
 
 /// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
 pub type QuotaWriter = Arc<dyn Fn(&StoredQuotas) -> Result<(), String> + Send + Sync>;
@@ -82,6 +85,12 @@ impl Executor {
                 self.driver.submit(Submission::Digest { ticket: allocation.get(), spans });
             }
             Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
+            Command::RevokeWords { part, words } => self.revoke_words(part, &words),
+            Command::ForgetWord { channel, slot } => {
+                if let Err(problem) = self.channels.forget_word(channel, slot) {
+                    self.inbox.event(Event::Malformed { channel, problem });
+                }
+            }
             Command::StoreQuotas(quotas) => self.store(quotas),
             Command::Notice(notice) => self.notices.log(&notice),
         }
@@ -118,10 +127,40 @@ impl Executor {
         })
     }
 
+    /// All mappers of a part are asked, or none: whose part is pinned by another keeps it.
+    fn revoke_words(&self, part: PartRef, words: &[(ChannelId, SessionId, Slot)]) {
+        let mut asked = Vec::with_capacity(words.len());
+        let mut by = Vec::new();
+        for (channel, session, slot) in words.iter().copied() {
+            match self.channels.evict(channel, slot) {
+                Ok(Asked::Revoked) => asked.push((channel, slot)),
+                Ok(Asked::Pinned) => by.push(session),
+                Ok(Asked::Leaving) => {}
+                Err(problem) => {
+                    self.inbox.event(Event::Malformed { channel, problem });
+                    by.push(session);
+                }
+            }
+        }
+        if !by.is_empty() {
+            for (channel, slot) in asked {
+                self.channels.take_back(channel, slot);
+            }
+        }
+        let outcome = if by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by } };
+        self.inbox.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
+    }
+
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
+        if let DaemonFrame::Revoke { parts, .. } = frame {
+            self.fence(channel, parts);
+        }
+        let is_welcome = matches!(frame, DaemonFrame::Welcome { .. });
+        let word_table = is_welcome.then(|| self.channels.word_table(channel)).flatten();
         let context = frame::Context {
             devices: &self.devices,
             features: self.channels.features(channel),
+            word_table: word_table.as_ref(),
             handle: &|extent| self.extents.get(extent).cloned(),
         };
         match frame::encode(frame, context) {
@@ -129,6 +168,15 @@ impl Executor {
             Err(problem) => {
                 tracing::error!(channel = channel.0, %problem, "a frame could not be made, channel ended: this is a bug");
                 self.channels.close(channel);
+            }
+        }
+    }
+
+    /// The words say what the frame is about to say. One that cannot be is reported, and the client told all the same.
+    fn fence(&self, channel: ChannelId, parts: &[RevokedPart]) {
+        for slot in parts.iter().filter_map(|part| part.slot) {
+            if let Err(problem) = self.channels.fence(channel, slot) {
+                self.inbox.event(Event::Malformed { channel, problem });
             }
         }
     }

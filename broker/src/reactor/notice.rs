@@ -15,6 +15,7 @@ const QUIET: Duration = Duration::from_secs(1);
 pub(super) struct Notices {
     map_failed: Thinned,
     create_failed: Thinned,
+    pin_stalled: Thinned,
     unreturned: Thinned,
     returned: Thinned,
 }
@@ -43,6 +44,7 @@ impl Notices {
         let thinned = match notice {
             Notice::MapFailed { .. } => &mut self.map_failed,
             Notice::CreateFailed { .. } => &mut self.create_failed,
+            Notice::PinStalled { .. } => &mut self.pin_stalled,
             Notice::Unreturned { .. } => &mut self.unreturned,
             Notice::Returned { .. } => &mut self.returned,
             _ => return log(notice, 0),
@@ -64,6 +66,12 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::SessionGone { session } => info!(%session, "session gone"),
         Notice::MapFailed { session, part, problem } => {
             warn!(%session, allocation = %part.allocation, part = part.part.0, problem, left_out, "client could not map a part");
+        }
+        Notice::Evicted { part, mappers } => {
+            debug!(allocation = %part.allocation, part = part.part.0, mappers, "mappings of a part are revoked");
+        }
+        Notice::PinStalled { session, call } => {
+            warn!(%session, call, left_out, "a pin waited for sessions that all waited themselves, and was aborted");
         }
         Notice::Unreturned { extent, bytes } => {
             warn!(%extent, bytes = bytes.get(), left_out, "released memory is still held by some process; it stays charged");

@@ -131,6 +131,7 @@ async fn session(inbox: &Inbox) -> SessionId {
         pid: PEER.pid,
         uid: PEER.uid,
         client_name: "test".to_owned(),
+        pins: false,
         devices: None,
         unmapped_sessions: vec![],
     };

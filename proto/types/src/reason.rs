@@ -124,6 +124,8 @@ reasons! {
         "More requests are waiting than the daemon takes; try again.";
     PinsTooMany, "PINS_TOO_MANY", ResourceExhausted, ["allocation", "limit_count"],
         "A part has as many pins as its word can count.";
+    SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],
+        "The session maps, or keeps to map again, as many parts as its word table has slots.";
     NotSealed, "NOT_SEALED", FailedPrecondition, ["allocation"],
         "Only a sealed allocation can be attached or replaced.";
     AlreadySealed, "ALREADY_SEALED", FailedPrecondition, ["allocation"],
@@ -148,6 +150,8 @@ reasons! {
         "The guarantee could not be kept: what is guaranteed and held already would exceed the capacity.";
     Raced, "RACED", Aborted, ["allocation"],
         "Something else changed the allocation or its session meanwhile.";
+    PinStalled, "PIN_STALLED", Aborted, ["session"],
+        "The pin waited for sessions that all waited themselves; unpin what is held and try again.";
     NameTaken, "NAME_TAKEN", AlreadyExists, ["name"],
         "The tenant has an allocation of that name already.";
     Draining, "DRAINING", Unavailable, [],

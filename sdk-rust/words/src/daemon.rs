@@ -148,8 +148,9 @@ impl DaemonSlot<'_> {
         }
     }
 
-    /// Only before a frame was sent, so it is no method for anybody else.
-    fn take_back(self) {
+    /// Takes a revoke back that stands, since another mapper of the part pins it. Only before its frame was sent, and never
+    /// after that.
+    pub fn take_back(self) {
         self.slot.keep(!bits::REVOKE);
     }
 }

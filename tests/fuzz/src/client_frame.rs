@@ -43,6 +43,8 @@ fn is_allowed(frame: &Frame) -> bool {
     let count = |parts: usize| (1..=PARTS_MAX).contains(&parts);
     match frame {
         Frame::Hello(_) => true,
+        Frame::WordsMapped(_) | Frame::PinEnded(_) => true,
+        Frame::Pin(pin) => count(pin.parts.len()),
         Frame::Mapped(mapped) => count(mapped.parts.len()),
         Frame::Unmapped(unmapped) => {
             count(unmapped.parts.len())
@@ -55,6 +57,13 @@ fn is_allowed(frame: &Frame) -> bool {
 fn written(received: &Received) -> Frame {
     match received {
         Received::Hello(hello) => Frame::Hello(hello.clone()),
+        Received::WordsMapped => Frame::WordsMapped(v1::WordsMapped {}),
+        Received::Frame(ClientFrame::Pin { call, parts, write }) => Frame::Pin(v1::Pin {
+            call_id: *call,
+            parts: parts.iter().map(reference).collect(),
+            write: *write,
+        }),
+        Received::Frame(ClientFrame::PinEnded { call }) => Frame::PinEnded(v1::PinEnded { call_id: *call }),
         Received::Frame(ClientFrame::Mapped(parts)) => {
             Frame::Mapped(v1::Mapped { parts: parts.iter().map(reference).collect() })
         }
@@ -74,7 +83,7 @@ fn unmapped(part: &UnmappedPart) -> v1::UnmappedPart {
     let detail = part.failure.clone().unwrap_or_default();
     assert!(detail.len() <= DETAIL_BYTES_MAX, "{} bytes of detail", detail.len());
     assert!(!detail.contains(char::is_control), "{detail:?}");
-    v1::UnmappedPart { part: Some(reference(&part.part)), reason, detail }
+    v1::UnmappedPart { part: Some(reference(&part.part)), reason, detail, written: part.written }
 }
 
 /// All but the details, which are made fit to be shown.

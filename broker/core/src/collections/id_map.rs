@@ -2,17 +2,19 @@
 //!
 //! A tree with an entry for each id costs as much for its half-empty nodes as for what is in them, since keys that
 //! only grow split every node in the middle; and each step from node to node is a miss of the cache. So the tree leads
-//! to blocks instead, each of 64 pages. A page has a bit for each of 16 ids in a row and the values of those that are
-//! there, side by side:
+//! to regions of 256 blocks instead, which nearly always are a handful, and a block is 64 pages. A page has a bit for
+//! each of 16 ids in a row and the values of those that are there, side by side in any order:
 //!
 //! ```text
-//!   tree ──► block 1: ids 1024 to 2047 ──► page 4: ids 1088 to 1103   bits 1 0 1 1 0 0 …
-//!                                                                          │   │ └──────────────┐
-//!                                                                   values [ of 1088, of 1090, of 1091 ]
+//!   tree ──► region 0 ──► block 1: ids 1024 to 2047 ──► page 4: ids 1088 to 1103   bits   1 0 1 1 0 0 …
+//!                                                                                  places 1 · 0 2 · · …
+//!                                                             values [ of 1090, of 1088, of 1091 ]
 //! ```
 //!
-//! The price: to insert or remove moves the values behind it in the page, and a block takes 2 KiB for as long as one
-//! of its ids is there. What is left of a page takes little more than the values that are still in it.
+//! Whatever is removed, the last value of the page takes its place: nothing else moves.
+//!
+//! The price: a region takes 2 KiB and a block 3 KiB for as long as one of its ids is there. What is left of a page
+//! takes little more than the values that are still in it.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -20,11 +22,20 @@ use std::{collections::BTreeMap, ops::Bound};
 const PAGE: usize = 16;
 const PAGES: usize = 64;
 const BLOCK: u64 = (PAGE * PAGES) as u64;
+const BLOCKS: usize = 256;
+const REGION: u64 = BLOCK * BLOCKS as u64;
 
 #[derive(Debug)]
 pub(crate) struct IdMap<V> {
-    blocks: BTreeMap<u64, Box<Block<V>>>,
+    regions: BTreeMap<u64, Box<Region<V>>>,
     len: usize,
+}
+
+/// `len` is of blocks.
+#[derive(Debug)]
+struct Region<V> {
+    len: usize,
+    blocks: [Option<Box<Block<V>>>; BLOCKS],
 }
 
 #[derive(Debug)]
@@ -36,12 +47,30 @@ struct Block<V> {
 #[derive(Debug)]
 struct Page<V> {
     bits: u16,
+    /// Of each id that is there, which value is its own.
+    places: Sixteen,
+    /// Of each value, which id of the page it belongs to.
+    owners: Sixteen,
     values: Vec<V>,
+}
+
+/// Sixteen numbers below sixteen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sixteen(u64);
+
+impl Sixteen {
+    const fn get(self, at: usize) -> usize {
+        (self.0 >> (4 * at) & 0xf) as usize
+    }
+
+    const fn set(&mut self, at: usize, number: usize) {
+        self.0 = self.0 & !(0xf << (4 * at)) | (number as u64) << (4 * at);
+    }
 }
 
 impl<V> Default for IdMap<V> {
     fn default() -> Self {
-        Self { blocks: BTreeMap::new(), len: 0 }
+        Self { regions: BTreeMap::new(), len: 0 }
     }
 }
 
@@ -51,48 +80,51 @@ impl<V> IdMap<V> {
     }
 
     pub(crate) fn get(&self, id: u64) -> Option<&V> {
-        let page = self.blocks.get(&(id / BLOCK))?.pages.get(page_of(id))?;
+        let block = self.regions.get(&(id / REGION))?.blocks.get(block_of(id))?.as_ref()?;
+        let page = block.pages.get(page_of(id))?;
         page.values.get(page.find(id)?)
     }
 
     pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut V> {
-        let page = self.blocks.get_mut(&(id / BLOCK))?.pages.get_mut(page_of(id))?;
+        let block = self.regions.get_mut(&(id / REGION))?.blocks.get_mut(block_of(id))?.as_mut()?;
+        let page = block.pages.get_mut(page_of(id))?;
         let at = page.find(id)?;
         page.values.get_mut(at)
     }
 
     /// Puts a value in, and returns the one that was there.
     pub(crate) fn insert(&mut self, id: u64, value: V) -> Option<V> {
-        let block = self.blocks.entry(id / BLOCK).or_default();
-        let page = block.pages.get_mut(page_of(id))?;
-        if let Some(old) = page.find(id).and_then(|at| page.values.get_mut(at)) {
-            return Some(std::mem::replace(old, value));
+        let region = self.regions.entry(id / REGION).or_default();
+        let slot = region.blocks.get_mut(block_of(id))?;
+        let block = match slot {
+            Some(block) => block,
+            None => {
+                region.len = region.len.saturating_add(1);
+                slot.insert(Box::default())
+            }
+        };
+        let old = block.pages.get_mut(page_of(id))?.insert(id, value);
+        if old.is_none() {
+            block.len = block.len.saturating_add(1);
+            self.len = self.len.saturating_add(1);
         }
-        if page.bits == 0 {
-            // Ids grow: the rest of the page is next.
-            page.values.reserve_exact(PAGE);
-        }
-        page.values.insert(page.rank(id), value);
-        page.bits |= bit(id);
-        block.len = block.len.saturating_add(1);
-        self.len = self.len.saturating_add(1);
-        None
+        old
     }
 
     pub(crate) fn remove(&mut self, id: u64) -> Option<V> {
-        let block = self.blocks.get_mut(&(id / BLOCK))?;
-        let page = block.pages.get_mut(page_of(id))?;
-        let at = page.find(id)?;
-        let value = page.values.remove(at);
-        page.bits &= !bit(id);
-        if page.values.len() <= page.values.capacity() / 4 {
-            page.values.shrink_to_fit();
-        }
+        let region = self.regions.get_mut(&(id / REGION))?;
+        let slot = region.blocks.get_mut(block_of(id))?;
+        let block = slot.as_mut()?;
+        let value = block.pages.get_mut(page_of(id))?.remove(id)?;
+        self.len = self.len.saturating_sub(1);
         block.len = block.len.saturating_sub(1);
         if block.len == 0 {
-            self.blocks.remove(&(id / BLOCK));
+            *slot = None;
+            region.len = region.len.saturating_sub(1);
+            if region.len == 0 {
+                self.regions.remove(&(id / REGION));
+            }
         }
-        self.len = self.len.saturating_sub(1);
         Some(value)
     }
 
@@ -103,11 +135,16 @@ impl<V> IdMap<V> {
 
     /// In the order of their ids, those after `after`.
     pub(crate) fn iter_after(&self, after: Option<u64>) -> impl Iterator<Item = (u64, &V)> {
-        let first = after.map_or(0, |after| after / BLOCK);
-        let blocks = self.blocks.range((Bound::Included(first), Bound::Unbounded));
+        let first = after.unwrap_or(0);
+        let regions = self.regions.range((Bound::Included(first / REGION), Bound::Unbounded));
+        let blocks = regions.flat_map(|(number, region)| {
+            let bases =
+                (0u64..).map(|at| number.saturating_mul(REGION).saturating_add(at.saturating_mul(BLOCK)));
+            bases.zip(&region.blocks).filter_map(|(base, block)| Some((base, block.as_ref()?)))
+        });
         blocks
-            .flat_map(|(number, block)| {
-                let base = number.saturating_mul(BLOCK);
+            .skip_while(move |(base, _)| *base < first / BLOCK * BLOCK)
+            .flat_map(|(base, block)| {
                 let pages = block.pages.iter().zip(0u64..);
                 pages.flat_map(move |(page, at)| {
                     page.iter(base.saturating_add(at.saturating_mul(PAGE as u64)))
@@ -117,28 +154,69 @@ impl<V> IdMap<V> {
     }
 }
 
+impl<V> Default for Region<V> {
+    fn default() -> Self {
+        Self { len: 0, blocks: std::array::from_fn(|_| None) }
+    }
+}
+
 impl<V> Default for Block<V> {
     fn default() -> Self {
-        Self { len: 0, pages: std::array::from_fn(|_| Page { bits: 0, values: Vec::new() }) }
+        Self { len: 0, pages: std::array::from_fn(|_| Page::default()) }
+    }
+}
+
+impl<V> Default for Page<V> {
+    fn default() -> Self {
+        Self { bits: 0, places: Sixteen::default(), owners: Sixteen::default(), values: Vec::new() }
     }
 }
 
 impl<V> Page<V> {
     /// Where the value of the id is.
     const fn find(&self, id: u64) -> Option<usize> {
-        if self.bits & bit(id) == 0 { None } else { Some(self.rank(id)) }
+        if self.bits & bit(id) == 0 { None } else { Some(self.places.get(slot_of(id))) }
     }
 
-    /// How many ids before this one are there.
-    const fn rank(&self, id: u64) -> usize {
-        (self.bits & bit(id).wrapping_sub(1)).count_ones() as usize
+    fn insert(&mut self, id: u64, value: V) -> Option<V> {
+        if let Some(old) = self.find(id).and_then(|at| self.values.get_mut(at)) {
+            return Some(std::mem::replace(old, value));
+        }
+        if self.bits == 0 {
+            // Ids grow: the rest of the page is next.
+            self.values.reserve_exact(PAGE);
+        }
+        self.bits |= bit(id);
+        self.places.set(slot_of(id), self.values.len());
+        self.owners.set(self.values.len(), slot_of(id));
+        self.values.push(value);
+        None
+    }
+
+    /// The last value takes the place of the one that goes.
+    fn remove(&mut self, id: u64) -> Option<V> {
+        let at = self.find(id)?;
+        let value = self.values.swap_remove(at);
+        self.bits &= !bit(id);
+        let moved = self.owners.get(self.values.len());
+        self.owners.set(at, moved);
+        self.places.set(moved, at);
+        if self.values.len() <= self.values.capacity() / 4 {
+            self.values.shrink_to_fit();
+        }
+        Some(value)
     }
 
     fn iter(&self, base: u64) -> impl Iterator<Item = (u64, &V)> {
-        let bits = self.bits;
-        let ids = (base..=base.saturating_add(PAGE as u64 - 1)).filter(move |id| bits & bit(*id) != 0);
-        ids.zip(&self.values)
+        let ids = base..=base.saturating_add(PAGE as u64 - 1);
+        ids.filter_map(|id| Some((id, self.values.get(self.find(id)?)?)))
     }
+}
+
+/// Which block of its region the id is in.
+#[allow(clippy::cast_possible_truncation, reason = "below the number of blocks")]
+const fn block_of(id: u64) -> usize {
+    (id % REGION / BLOCK) as usize
 }
 
 /// Which page of its block the id is in.
@@ -147,8 +225,14 @@ const fn page_of(id: u64) -> usize {
     (id % BLOCK) as usize / PAGE
 }
 
+/// Which of its page the id is.
+#[allow(clippy::cast_possible_truncation, reason = "below the number of ids in a page")]
+const fn slot_of(id: u64) -> usize {
+    id as usize % PAGE
+}
+
 const fn bit(id: u64) -> u16 {
-    1 << (id % PAGE as u64)
+    1 << slot_of(id)
 }
 
 #[cfg(test)]
@@ -163,9 +247,10 @@ mod tests {
         for step in 0..30_000u64 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let near = seed >> 33;
-            let id = match near % 7 {
-                0 => u64::MAX - near % 70,
+            let id = match near % 8 {
+                0 => u64::MAX - near % 80,
                 1 => near << 20,
+                2 => (near % 90) << 10,
                 _ => near % 3000,
             };
             match seed >> 13 & 3 {
@@ -183,7 +268,7 @@ mod tests {
         for id in model.into_keys() {
             map.remove(id);
         }
-        assert!(map.blocks.is_empty(), "blocks go with their last id");
+        assert!(map.regions.is_empty(), "blocks and regions go with their last id");
     }
 
     #[test]
@@ -195,7 +280,8 @@ mod tests {
         for id in 1..BLOCK {
             map.remove(id);
         }
-        let pages = map.blocks.values().flat_map(|block| &block.pages);
+        let blocks = map.regions.values().flat_map(|region| region.blocks.iter().flatten());
+        let pages = blocks.flat_map(|block| &block.pages);
         assert_eq!(pages.map(|page| page.values.capacity()).sum::<usize>(), 1);
     }
 }

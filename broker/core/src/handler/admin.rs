@@ -24,6 +24,7 @@ impl Broker {
             OperatorRequest::DeleteQuota { .. } => Method::DeleteQuota,
             OperatorRequest::EndSession { .. } => Method::EndSession,
             OperatorRequest::FreeAllocation(_) => Method::FreeAllocation,
+            OperatorRequest::RevokeMappings { .. } => Method::RevokeMappings,
             OperatorRequest::Drain { .. } => Method::Drain,
         };
         let requester = Requester::Operator { uid };
@@ -43,6 +44,9 @@ impl Broker {
             }
             OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
             OperatorRequest::FreeAllocation(target) => self.free_for_operator(op, &target),
+            OperatorRequest::RevokeMappings { target, parts, wait } => {
+                self.revoke_mappings(op, &target, parts, wait)
+            }
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
         let is_quota = matches!(start, Ok(Started::Waiting(OpKind::Quota(_))));

@@ -62,6 +62,10 @@ impl Broker {
         self.check_names(&plans)?;
         let choice = self.check_room(tenant, &plans)?;
         self.check_counts(tenant, &plans, &choice)?;
+        self.check_slots(
+            session,
+            plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count)),
+        )?;
         if !choice.is_nothing() {
             self.make_room(op, choice);
             let items = plans.into_iter().map(|plan| plan.spec).collect();
@@ -211,6 +215,17 @@ impl Broker {
         Ok(())
     }
 
+    /// Whether the session's word table has slots for so many more parts, if it has one.
+    pub(crate) fn check_slots(&self, id: SessionId, parts: usize) -> Result<(), Refusal> {
+        let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
+        match words {
+            Some(words) if !words.slots.has_room_for(parts) => {
+                Err(Refusal::SlotsExhausted { session: id, limit: words.slots.max() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the batch as a whole would be admitted, device by device; and of what is cached, what it will have and
     /// what must be given up for it.
     fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<Choice, Refusal> {
@@ -300,13 +315,13 @@ impl Broker {
             digest: None,
             digesting: false,
             extents_left: 0,
-            map_entries: 0,
+            hold_count: 0,
             extents_unreturned: 0,
             op: Some(op),
             watchers: Few::default(),
         };
-        let (mut parts, mut ordered) = (Vec::with_capacity(part_count), 0);
-        for index in (0..).map(PartIndex).take(part_count) {
+        let mut ordered = 0;
+        let parts = (0..).map(PartIndex).take(part_count).map(|index| {
             let part = PartRef { allocation: id, part: index };
             let size = allocation.size_of(index);
             let extent = match takes_cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
@@ -316,13 +331,16 @@ impl Broker {
                     self.order(tenant, device, size, part, allocation.kind)?
                 }
             };
-            parts.push(Part { extent, mappers: Few::default() });
-        }
-        allocation.parts = parts.into_iter().collect();
+            Ok(Part { extent, holds: Few::default() })
+        });
+        allocation.parts = parts.collect::<Result<_, Refusal>>()?;
         allocation.extents_left = part_count;
         self.allocations.insert(id, allocation);
         if let Some(session) = self.sessions.get_mut(session) {
             session.owned.insert(id);
+            if let Some(words) = &mut session.words {
+                words.slots.promise(part_count);
+            }
         }
         Ok((id, ordered))
     }
@@ -479,7 +497,19 @@ impl Broker {
         let (from, next) = (allocation.state, allocation.state.on(event));
         self.transitions.note(Transition::Allocation { from, event, legal: next.is_some() });
         match next {
-            Some(next) => allocation.state = next,
+            Some(next) => {
+                allocation.state = next;
+                let (owner, parts) = (allocation.owner, allocation.parts.len());
+                if from.promises_slots() != next.promises_slots()
+                    && let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner))
+                    && let Some(words) = &mut session.words
+                {
+                    match next.promises_slots() {
+                        true => words.slots.promise(parts),
+                        false => words.slots.keep_promise(parts),
+                    }
+                }
+            }
             None => {
                 let detail = format!("{id}: {event:?} in state {:?}", allocation.state);
                 self.broken(invariants::TRANSITIONS, detail);

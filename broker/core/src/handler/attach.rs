@@ -30,12 +30,18 @@ impl Broker {
         if !sees && !planted!(self, AttachedUnseen) {
             return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
         }
-        let leaving = |state| matches!(state, MapState::Revoking | MapState::OfferedRevoked);
-        if allocation.parts.iter().any(|part| part.map_state(session).is_some_and(leaving)) {
+        if allocation.parts.iter().any(|part| part.map_state(session).is_some_and(MapState::is_leaving)) {
             return Err(Refusal::StillMapped { allocation: id });
         }
+        self.check_slots(session, self.parts_not_held(session, id))?;
         self.queue_maps(session, id);
         Ok(Started::Done(Outcome::Attached(id)))
+    }
+
+    /// How many parts of an allocation a session would need slots for.
+    pub(crate) fn parts_not_held(&self, session: SessionId, id: AllocationId) -> usize {
+        let parts = self.allocations.get(id).map(|allocation| &*allocation.parts).unwrap_or_default();
+        parts.iter().filter(|part| part.map_state(session).is_none()).count()
     }
 
     /// An allocation that a tenant may know of: its own, or one that it is a reader of.

@@ -12,6 +12,7 @@ impl Broker {
                 self.on_digested(allocation, result);
                 self.remove_if_gone(allocation);
             }
+            Completion::WordsRevoked { part, outcome } => self.on_words_revoked(part, outcome),
             Completion::Surveyed { device, unbrokered, contexts } => {
                 self.on_surveyed(device, unbrokered, contexts);
             }

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use vramd_types::SessionId;
 
-use crate::tenancy::TenantId;
+use crate::tenancy::{ByTenant, TenantId};
 
 #[derive(Debug, Default)]
 pub(crate) struct FdBudget {
     pub(crate) total: usize,
-    by_tenant: BTreeMap<TenantId, usize>,
+    by_tenant: ByTenant<usize>,
     starved: Starved,
 }
 
@@ -30,19 +30,17 @@ pub(super) struct Turn(u64);
 
 impl FdBudget {
     pub(crate) fn of(&self, tenant: TenantId) -> usize {
-        self.by_tenant.get(&tenant).copied().unwrap_or_default()
+        self.by_tenant.get(tenant).copied().unwrap_or_default()
     }
 
     pub(super) fn spend(&mut self, tenant: TenantId, fds: usize) {
         self.total = self.total.saturating_add(fds);
-        let spent = self.by_tenant.entry(tenant).or_default();
-        *spent = spent.saturating_add(fds);
+        self.by_tenant.change(tenant, |spent| *spent = spent.saturating_add(fds));
     }
 
     pub(crate) fn give_back(&mut self, tenant: TenantId, fds: usize) {
         self.total = self.total.saturating_sub(fds);
-        let spent = self.by_tenant.entry(tenant).or_default();
-        *spent = spent.saturating_sub(fds);
+        self.by_tenant.change(tenant, |spent| *spent = spent.saturating_sub(fds));
     }
 
     /// The session waits, if it does not already.
@@ -62,7 +60,7 @@ impl FdBudget {
     /// Takes the first of those that came before the turn and whose tenant has not spent `own_max`.
     pub(super) fn next_starved(&mut self, before: Turn, own_max: usize) -> Option<SessionId> {
         let Starved { lines, waiting, .. } = &mut self.starved;
-        let spent = |tenant: &TenantId| self.by_tenant.get(tenant).copied().unwrap_or_default();
+        let spent = |tenant: &TenantId| self.by_tenant.get(*tenant).copied().unwrap_or_default();
         let fronts = lines.iter().filter(|(tenant, _)| spent(tenant) < own_max);
         let fronts = fronts.filter_map(|(tenant, line)| Some((line.front()?.0, *tenant)));
         let (_, tenant) = fronts.min().filter(|(turn, _)| *turn < before)?;

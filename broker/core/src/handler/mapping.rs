@@ -6,17 +6,18 @@ use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame, MapPart, Notice, RevokeReason},
+    command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     invariants,
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
     observed::Transition,
-    residency::{AllocationState, MapEvent, MapState, MapStep},
+    residency::{AllocationState, Hold, MapEvent, MapState, MapStep},
     tenancy::{SessionEvent, TenantId},
 };
 
 impl Broker {
-    /// Queues every part of an allocation that the session does not map yet.
+    /// Queues every part of an allocation that the session does not hold yet; what is being revoked waits for the end of
+    /// that.
     pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
         self.queue_parts(id, allocation_id);
         self.pump(id);
@@ -39,12 +40,31 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
+        let mut queued = 0;
         for index in allocation.indices() {
-            if allocation.part(index).is_some_and(|part| part.map_state(id).is_none()) {
-                allocation.set_map_state(index, id, Some(MapState::Queued));
-                session.queue.push(PartRef { allocation: allocation_id, part: index });
-                *session.maps.entry(allocation_id).or_default() += 1;
+            if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
+                continue;
             }
+            let slot = session.words.as_mut().map(|words| words.slots.take());
+            if slot == Some(None) {
+                return self.broken(invariants::SLOTS, format!("{id} has no slot for {allocation_id}"));
+            }
+            let part = PartRef { allocation: allocation_id, part: index };
+            let state = match self.revocations.get_mut(&part) {
+                Some(revocation) => {
+                    revocation.comers.push(id);
+                    MapState::Away
+                }
+                None => MapState::Queued,
+            };
+            allocation.set_hold(index, Hold::new(id, slot.flatten(), state));
+            if state == MapState::Queued {
+                session.queue.push(part);
+            }
+            queued += 1;
+        }
+        if queued > 0 {
+            *session.maps.entry(allocation_id).or_default() += queued;
         }
     }
 
@@ -108,14 +128,15 @@ impl Broker {
             true => self.pool.stranger(tenant).unwrap_or(entry.extent),
             false => entry.extent,
         };
-        let from = entry.map_state(id);
+        let hold = entry.hold(id).copied();
+        let (from, slot) = (hold.map(|hold| hold.state), hold.and_then(|hold| hold.slot()));
         let sent = from.and_then(|state| state.on(MapEvent::Send));
         if let Some(from) = from {
             let legal = sent.is_some();
             self.transitions.note(Transition::Mapping { from, event: MapEvent::Send, legal });
         }
         match sent {
-            Some(MapStep::To(next)) => allocation.set_map_state(part.part, id, Some(next)),
+            Some(MapStep::To(next)) => allocation.set_hold(part.part, Hold::new(id, slot, next)),
             other => self.broken(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}")),
         }
         if let Some(extent) = self.pool.get_mut(extent)
@@ -123,27 +144,26 @@ impl Broker {
         {
             extent.sent_to.push(tenant);
         }
-        Some(MapPart { part, extent, device, offset, size, span, writable })
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot })
     }
 
-    /// Tells the session to unmap all it maps of an allocation. What is only queued is forgotten.
+    /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.
     pub(crate) fn revoke(&mut self, id: SessionId, allocation_id: AllocationId, reason: RevokeReason) {
         let Some(allocation) = self.allocations.get(allocation_id) else { return };
-        let mut to_tell: Vec<_> = allocation
+        let held: Vec<_> = allocation
             .indices()
             .filter(|index| allocation.part(*index).is_some_and(|part| part.map_state(id).is_some()))
             .map(|part| PartRef { allocation: allocation_id, part })
             .collect();
-        let mut gone = Vec::new();
-        to_tell.retain(|part| {
-            match self.step(id, *part, MapEvent::Revoke) {
-                Ok(MapStep::SendRevoke) => return true,
-                Ok(MapStep::Gone) => gone.push(*part),
-                Ok(MapStep::To(_)) => {}
+        let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
+        for part in held {
+            match self.step(id, part, MapEvent::Revoke) {
+                Ok(MapStep::SendRevoke) => to_tell.push(self.revoked_part(id, part)),
+                Ok(MapStep::Gone) => gone.push(part),
+                Ok(_) => {}
                 Err(problem) => self.broken(invariants::TRANSITIONS, problem),
             }
-            false
-        });
+        }
         self.send_revoke(id, to_tell, reason);
         self.expect_answer(id);
         for part in gone {
@@ -153,10 +173,10 @@ impl Broker {
 
     /// Sets a deadline for what the session was told to unmap, also for what it has been told before and let pass:
     /// whoever waits for it now waits no longer than the first one did.
-    fn expect_answer(&mut self, id: SessionId) {
+    pub(crate) fn expect_answer(&mut self, id: SessionId) {
         let deadline = self.now.after(self.config.limits.revoke_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
-        if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
+        if session.channel_open && session.owes_unmapped() && session.revoke_deadline.is_none() {
             session.revoke_deadline = Some(deadline);
             if !planted!(self, RevokeTimerLost) {
                 self.arm_session(deadline, id);
@@ -164,7 +184,13 @@ impl Broker {
         }
     }
 
-    fn send_revoke(&mut self, id: SessionId, mut parts: Vec<PartRef>, reason: RevokeReason) {
+    /// The part as a `Revoke` names it.
+    pub(crate) fn revoked_part(&self, id: SessionId, part: PartRef) -> RevokedPart {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        RevokedPart { part, slot: entry.and_then(|entry| entry.hold(id)?.slot()) }
+    }
+
+    pub(crate) fn send_revoke(&mut self, id: SessionId, mut parts: Vec<RevokedPart>, reason: RevokeReason) {
         let Some(session) = self.sessions.get(id) else { return };
         if !session.channel_open {
             return;
@@ -178,58 +204,6 @@ impl Broker {
         }
     }
 
-    /// Moves one session's hold on one part along its table, and all counts with it.
-    pub(crate) fn step(&mut self, id: SessionId, part: PartRef, event: MapEvent) -> Result<MapStep, String> {
-        let unknown = || {
-            format!("{event:?} of part {} of {}, which the session does not map", part.part, part.allocation)
-        };
-        let session = self.sessions.get_mut(id).ok_or_else(unknown)?;
-        let allocation = self.allocations.get_mut(part.allocation).ok_or_else(unknown)?;
-        let old = allocation.part(part.part).and_then(|entry| entry.map_state(id)).ok_or_else(unknown)?;
-        let step = old.on(event);
-        self.transitions.note(Transition::Mapping { from: old, event, legal: step.is_some() });
-        let step = step.ok_or_else(|| {
-            format!("{event:?} of part {} of {}, which is {old:?}", part.part, part.allocation)
-        })?;
-        let new = match step {
-            MapStep::To(state) => Some(state),
-            MapStep::SendRevoke => Some(MapState::Revoking),
-            MapStep::Gone => None,
-        };
-        allocation.set_map_state(part.part, id, new);
-        if old != MapState::Queued && new.is_none() {
-            session.mapped = session.mapped.saturating_sub(allocation.size_of(part.part));
-        }
-        if old == MapState::Queued && new.is_none() {
-            session.queue.forget(|part| self.allocations.is_queued(id, part));
-        }
-        if old.in_flight() && !new.is_some_and(MapState::in_flight) {
-            session.fds_in_flight = session.fds_in_flight.saturating_sub(1);
-            if session.fds_in_flight == 0 {
-                session.map_deadline = None;
-            }
-            self.fds.give_back(session.tenant, 1);
-        }
-        if new == Some(MapState::Revoking) && old != MapState::Revoking {
-            session.revoking += 1;
-        }
-        if old == MapState::Revoking && new.is_none() {
-            session.revoking = session.revoking.saturating_sub(1);
-            if session.revoking == 0 {
-                session.revoke_deadline = None;
-            }
-        }
-        if new.is_none()
-            && let Some(count) = session.maps.get_mut(&part.allocation)
-        {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                session.maps.remove(&part.allocation);
-            }
-        }
-        Ok(step)
-    }
-
     pub(crate) fn on_frame(&mut self, channel: ChannelId, frame: ClientFrame) {
         let Some(id) = self.sessions.on_channel(channel) else { return };
         if self.sessions.get(id).is_none_or(|session| !session.channel_open) {
@@ -238,6 +212,8 @@ impl Broker {
         let taken = match frame {
             ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
             ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
+            ClientFrame::Pin { call, parts, .. } => self.on_pin(id, call, parts),
+            ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
         };
         if let Err(problem) = taken
             && !planted!(self, LieBelieved)
@@ -253,7 +229,8 @@ impl Broker {
         for part in parts {
             if self.step(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
                 let reason = self.revoke_reason(id, part.allocation);
-                self.send_revoke(id, vec![part], reason);
+                let told = vec![self.revoked_part(id, part)];
+                self.send_revoke(id, told, reason);
                 self.expect_answer(id);
             }
         }
@@ -261,20 +238,28 @@ impl Broker {
     }
 
     fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
-        for UnmappedPart { part, failure } in parts {
-            self.step(id, part, MapEvent::Unmapped)?;
+        for UnmappedPart { part, failure, .. } in parts {
+            let step = self.step(id, part, MapEvent::Unmapped)?;
             if let Some(problem) = failure {
                 self.notice(Notice::MapFailed { session: id, part, problem });
             }
-            self.unmapped(id, part);
+            if step == MapStep::Gone || self.leaves_for_good(id, part) {
+                self.unmapped(id, part);
+            }
         }
         Ok(())
     }
 
+    /// What was evicted of an allocation that has been freed meanwhile does not come back.
+    fn leaves_for_good(&mut self, id: SessionId, part: PartRef) -> bool {
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        state == Some(AllocationState::Freeing) && self.step(id, part, MapEvent::Revoke).is_ok()
+    }
+
     /// What follows when a session has let go of a part.
-    fn unmapped(&mut self, id: SessionId, part: PartRef) {
+    pub(crate) fn unmapped(&mut self, id: SessionId, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
-        let still = self.sessions.get(id).is_some_and(|session| session.maps.contains_key(&part.allocation));
+        let still = self.maps_any(id, part.allocation, allocation);
         match allocation.state {
             AllocationState::Freeing => {
                 self.give_back_part(part);
@@ -310,7 +295,7 @@ impl Broker {
         if session.ending && session.maps.is_empty() {
             return self.session_gone(id, SessionEvent::UnmappedAll);
         }
-        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && session.revoking == 0 {
+        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
             self.session_event(id, SessionEvent::Answered, None);
             self.notice(Notice::SessionAnswered { session: id });
         }
@@ -326,63 +311,5 @@ impl Broker {
         {
             self.pump(id);
         }
-    }
-
-    /// Nothing more is sent to a session. What is in flight to it stays in the budget and in the mapper sets until it
-    /// is gone: what lies in its socket can be received as long as anybody holds that socket.
-    pub(crate) fn drop_queue(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(id) else { return };
-        session.map_deadline = None;
-        let queued = session.queue.take(|part| self.allocations.is_queued(id, part));
-        for part in queued {
-            match self.step(id, part, MapEvent::Revoke) {
-                Ok(_) => self.unmapped(id, part),
-                Err(problem) => self.broken(invariants::TRANSITIONS, problem),
-            }
-        }
-    }
-
-    /// What was to be sent of an allocation is not: it was freed, and nobody is to map it anew.
-    pub(crate) fn forget_queued(&mut self, id: AllocationId) {
-        let Some(allocation) = self.allocations.get(id).filter(|entry| entry.map_entries > 0) else { return };
-        let mut queued = Vec::new();
-        for index in allocation.indices() {
-            let mappers = allocation.part(index).map(|part| &*part.mappers).unwrap_or_default();
-            let waiting = mappers.iter().filter(|(_, state)| *state == MapState::Queued);
-            queued.extend(waiting.map(|(session, _)| (*session, PartRef { allocation: id, part: index })));
-        }
-        for (session, part) in queued {
-            if let Err(problem) = self.step(session, part, MapEvent::Revoke) {
-                self.broken(invariants::TRANSITIONS, problem);
-            }
-        }
-    }
-
-    /// Takes a session out of the mapper sets: it maps nothing any more, whatever its state was.
-    pub(crate) fn forget_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
-        let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
-        let parts: Vec<_> = allocation.indices().collect();
-        let mut held = Vec::new();
-        for part in parts.iter().copied() {
-            if let Some(entry) = allocation.part(part)
-                && entry.map_state(id).is_some_and(|state| state != MapState::Queued)
-            {
-                held.push(entry.extent);
-            }
-            allocation.set_map_state(part, id, None);
-        }
-        let freeing = allocation.state == AllocationState::Freeing;
-        for extent in held {
-            self.not_acknowledged(extent);
-        }
-        if freeing {
-            for part in parts {
-                self.give_back_part(PartRef { allocation: allocation_id, part });
-            }
-            if self.remove_if_gone(allocation_id) {
-                return;
-            }
-        }
-        self.notify(allocation_id);
     }
 }

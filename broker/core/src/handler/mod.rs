@@ -6,21 +6,28 @@ mod attach;
 mod client;
 mod completion;
 mod fd_budget;
+mod forget;
 mod mapping;
+mod pin;
 mod query;
 mod quota;
 mod recycle;
 mod release;
 mod reply;
+mod revocation;
 mod room;
 mod seal;
 mod session;
+mod settle;
+mod stall;
+mod step;
 mod survey;
 mod timer;
 
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use quota::{QuotaChange, QuotaQueue};
 pub(crate) use room::AwaitedRoom;
+pub(crate) use settle::Unsettled;
 pub(crate) use survey::Surveys;
 pub(crate) use timer::Timer;
 

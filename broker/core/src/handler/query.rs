@@ -158,7 +158,7 @@ impl Broker {
                 shortfall: books.shortfall(),
             })
         };
-        self.device_indices().into_iter().zip(&self.config.devices).filter_map(view).collect()
+        self.device_indices().zip(&self.config.devices).filter_map(view).collect()
     }
 
     pub fn node(&self) -> NodeView {
@@ -210,12 +210,12 @@ impl Broker {
         mappers: bool,
     ) -> AllocationView {
         let tenant = self.tenants.name(allocation.tenant).to_owned();
-        let part_view = |index| {
-            let part = allocation.part(index)?;
+        let part_view = |(index, part)| {
             let mappers = if mappers { mappers_of(part).collect() } else { Vec::new() };
             let (offset, size) = (allocation.offset_of(index), allocation.size_of(index));
-            Some(PartView { index, offset, size, tier: Self::tier(), mappers })
+            PartView { index, offset, size, tier: Self::tier(), mappers }
         };
+        let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         for extent in self.extents_of(id, allocation) {
             charged = charged.saturating_add(extent.size);
@@ -240,10 +240,10 @@ impl Broker {
             digest: allocation.digest.as_deref().copied(),
             readers: allocation.readers.iter().map(str::to_owned).collect(),
             owner: allocation.owner,
-            parts: if parts { allocation.indices().filter_map(part_view).collect() } else { Vec::new() },
+            parts: parts.unwrap_or_default(),
             mapper_count: match planted!(self, MapperNotShown) {
-                true => allocation.mappers().len().saturating_sub(1),
-                false => allocation.mappers().len(),
+                true => allocation.mapper_count().saturating_sub(1),
+                false => allocation.mapper_count(),
             },
         }
     }

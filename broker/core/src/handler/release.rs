@@ -99,15 +99,21 @@ impl Broker {
         }
     }
 
+    /// Whether a session maps any part of the allocation, was offered one or is about to be.
+    pub(crate) fn maps_any(&self, session: SessionId, id: AllocationId, allocation: &Allocation) -> bool {
+        let its = || self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
+        allocation.hold_count > 0 && its()
+    }
+
     /// What is left of an allocation for a session that released it, once nothing more will come of that.
     fn released_of(&self, id: AllocationId, session: SessionId) -> Option<Released> {
         let Some(allocation) = self.allocations.get(id) else {
             return Some(Released { still_charged: Bytes::ZERO, mappers: 0 });
         };
-        if self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id)) {
+        if self.maps_any(session, id, allocation) {
             return None;
         }
-        (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mappers().len()))
+        (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))
     }
 
     /// What an operator's free has come to, once nothing more will come of it.
@@ -180,7 +186,7 @@ impl Broker {
         for (op, ids) in waiting.collect::<Vec<_>>() {
             for id in ids {
                 let Some(allocation) = self.allocations.get(id) else { continue };
-                let left = self.what_is_left(id, allocation, allocation.mappers().len());
+                let left = self.what_is_left(id, allocation, allocation.mapper_count());
                 self.resolve(op, id, left);
             }
         }
@@ -215,9 +221,7 @@ impl Broker {
         if let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner)) {
             session.owned.remove(&id);
         }
-        if !planted!(self, FreedIsSent) {
-            self.forget_queued(id);
-        }
+        self.forget_unmapped(id);
         self.give_back(id);
     }
 
@@ -240,7 +244,7 @@ impl Broker {
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
-        let mapped = !entry.mappers.is_empty() && !planted!(self, ReleasedWhileMapped);
+        let mapped = !entry.holds.is_empty() && !planted!(self, ReleasedWhileMapped);
         if hashed || mapped || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
             return;
         }
@@ -327,5 +331,5 @@ impl Broker {
 /// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
 fn going_back(allocation: &Allocation) -> bool {
     let settled = allocation.extents_left == allocation.extents_unreturned;
-    allocation.state == AllocationState::Freeing && allocation.map_entries == 0 && !settled
+    allocation.state == AllocationState::Freeing && allocation.hold_count == 0 && !settled
 }

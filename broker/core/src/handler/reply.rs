@@ -65,10 +65,14 @@ impl Broker {
 
     /// Finishes an operation if what it waited for is so.
     pub(crate) fn check_op(&mut self, id: OpId) {
-        match self.ops.get_mut(id).map(|op| &op.kind) {
+        match self.ops.get_mut(id).map(|op| &mut op.kind) {
             Some(OpKind::Allocate { extents_left: 0, .. }) => self.allocated(id),
             Some(OpKind::Release { items, .. }) if items.is_complete() => {
                 self.released(id);
+            }
+            Some(OpKind::Revoke(revoked)) if revoked.is_complete() => {
+                let outcome = revoked.outcome();
+                self.finish(id, Ok(outcome));
             }
             _ => {}
         }
@@ -92,10 +96,10 @@ impl Broker {
                 let result = |result: &ItemResult| result.clone().map_err(|refusal| *refusal);
                 Reply::Released(items.iter().map(|(id, of)| (*id, result(of))).collect())
             }
-            Outcome::Attached(id) => Reply::Attached(view(*id)?),
-            Outcome::Sealed(id) => Reply::Sealed(view(*id)?),
+            Outcome::Attached(id) => Reply::Attached(Box::new(view(*id)?)),
+            Outcome::Sealed(id) => Reply::Sealed(Box::new(view(*id)?)),
             Outcome::QuotaSet { tenant, device, tier } => {
-                Reply::QuotaSet(self.quota_view(*tenant, device, *tier))
+                Reply::QuotaSet(Box::new(self.quota_view(*tenant, device, *tier)))
             }
             Outcome::QuotaDeleted => Reply::QuotaDeleted,
             Outcome::SessionEnded { gone, still_mapped } => {
@@ -106,6 +110,9 @@ impl Broker {
                 still_charged: *still_charged,
                 mappers: mappers.to_vec(),
             },
+            Outcome::MappingsRevoked { allocation, parts } => {
+                Reply::MappingsRevoked { allocation: *allocation, parts: parts.to_vec() }
+            }
             Outcome::Drained => Reply::Drained {
                 draining: self.draining,
                 sessions: self.sessions.len(),

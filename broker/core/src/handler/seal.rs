@@ -30,6 +30,7 @@ impl Broker {
             return Err(Refusal::KindUnsupported { kind: "sealed fixed" });
         }
         self.check_own_name(id)?;
+        self.check_slots(session, self.parts_not_held(session, id))?;
         self.advance(id, AllocationEvent::SealAsked);
         if let Some(allocation) = self.allocations.get_mut(id) {
             allocation.op = Some(op);

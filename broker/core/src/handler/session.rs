@@ -12,7 +12,7 @@ use crate::{
     observed::Transition,
     residency::AllocationState,
     tenancy::{
-        Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason,
+        Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason, Words,
     },
 };
 
@@ -51,7 +51,7 @@ impl Broker {
         }
         let seen =
             |uuid: &str| hello.devices.as_ref().is_none_or(|seen| seen.iter().any(|text| text == uuid));
-        let devices = self.device_indices().into_iter().filter(|device| seen(self.uuid(*device))).collect();
+        let devices = self.device_indices().filter(|device| seen(self.uuid(*device))).collect();
         let raw = self.ids.sessions.next_raw();
         let id =
             raw.map(SessionId::from_raw).ok_or(Refusal::InvariantBroken { invariant: invariants::IDS })?;
@@ -78,6 +78,7 @@ impl Broker {
             alarm: None,
             ending: false,
             requests: RequestLog::default(),
+            words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1)))),
         };
         self.sessions.insert(id, session);
         self.notice(Notice::SessionOpened { session: id, tenant: hello.tenant, pid: hello.pid });
@@ -87,7 +88,8 @@ impl Broker {
     fn welcome(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(id) else { return };
         let tenant = self.tenants.name(session.tenant).to_owned();
-        let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone() };
+        let slots = session.words.as_ref().map_or(0, |words| words.slots.max());
+        let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone(), slots };
         let channel = session.channel;
         self.command(Command::Send { channel, frame });
     }
@@ -156,9 +158,13 @@ impl Broker {
 
     /// From here on nothing is sent and nothing is heard. Who maps nothing is gone at once.
     fn channel_over(&mut self, id: SessionId, reason: SilentReason) {
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.channel_open = false;
+        }
+        self.drop_pins(id);
         self.drop_queue(id);
+        self.unsettle_session(id);
         let Some(session) = self.sessions.get_mut(id) else { return };
-        session.channel_open = false;
         session.revoke_deadline = None;
         if session.maps.is_empty() || planted!(self, SilentTakenForGone) {
             return self.session_gone(id, SessionEvent::UnmappedAll);
@@ -189,6 +195,7 @@ impl Broker {
     /// The session maps nothing any more, for certain. All that lived by it ends.
     pub(crate) fn session_gone(&mut self, id: SessionId, event: SessionEvent) {
         self.session_event(id, event, None);
+        self.drop_pins(id);
         self.drop_queue(id);
         let Some(session) = self.sessions.remove(id) else { return };
         if !planted!(self, FdBudgetKept) {

@@ -5,6 +5,7 @@ use vramd_types::SessionId;
 use crate::{
     broker::Broker,
     error::Refusal,
+    event::PartRef,
     tenancy::{OpKind, Outcome, SessionEvent, SilentReason},
     time::Time,
 };
@@ -15,6 +16,10 @@ pub(crate) enum Timer {
     Survey,
     /// Some tenant without a session has kept memory long enough.
     Cached,
+    /// A fence has lasted long enough.
+    Fence(PartRef),
+    /// A pin call may have stalled.
+    Stall,
 }
 
 impl Broker {
@@ -45,6 +50,9 @@ impl Broker {
             match timer {
                 Timer::Session(id) => self.check_deadlines(id),
                 Timer::Cached => self.expire_cached(),
+                Timer::Fence(part) => self.fence_lasted(part),
+                // Whoever stalled is looked for after every event.
+                Timer::Stall => {}
                 Timer::Survey => {
                     self.survey_all();
                     self.arm_survey();
@@ -65,6 +73,7 @@ impl Broker {
         if due(session.revoke_deadline) {
             session.revoke_deadline = None;
             self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
+            self.unsettle_session(id);
             self.resolve_overdue(id);
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
             self.check_ends(id);

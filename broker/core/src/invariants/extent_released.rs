@@ -19,7 +19,7 @@ fn check_part(broker: &Broker, of: PartRef, found: &mut Vec<Violation>) {
     let Some(part) = allocation.part(of.part) else { return };
     let state = broker.pool.behind(of, part.extent).map(|extent| &extent.state);
     if matches!(state, Some(ExtentState::Releasing(_) | ExtentState::Unreturned(_))) {
-        let unused = part.mappers.is_empty() && !allocation.digesting;
+        let unused = part.holds.is_empty() && !allocation.digesting;
         expect(found, EXTENT_RELEASED, unused, || format!("{} is released and in use", part.extent));
     }
 }

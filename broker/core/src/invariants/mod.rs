@@ -12,8 +12,10 @@ mod ledger_books;
 mod ledger_sums;
 mod mapper_sets;
 mod names;
+mod pins;
 mod registry;
 mod scope;
+mod slots;
 mod sums;
 mod timers;
 mod unsealed;
@@ -34,7 +36,7 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 14] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
@@ -42,6 +44,8 @@ const CHECKS: [Check; 12] = [
     cached::check,
     mapper_sets::check,
     sums::check,
+    slots::check,
+    pins::check,
     unsealed::check,
     descriptors::check,
     names::check,

@@ -65,6 +65,20 @@ registry! {
         "what is counted along the way of what a session maps and waits for says what looking would";
     SENT = "INV-MAP-5", Oracle "sent.rs",
         "who is connected and answers is sent all of its own memory and of what it attached";
+    SLOTS = "INV-SLOT-1", Recomputed "slots.rs",
+        "every part that a session with pins holds has a slot of its own, and no other slot is taken";
+    SLOT_USE = "INV-SLOT-2", Oracle "slots.rs",
+        "a slot serves one part until its word was given up, and only then another";
+    PINS = "INV-PIN-1", Recomputed "pins.rs",
+        "a pin call waits for parts that will be mapped, and what it has stays mapped until it ends";
+    PINNED = "INV-PIN-2", Oracle "pinned.rs",
+        "no part of a pin call that was taken is evicted before the call has ended";
+    PIN_ANSWERS = "INV-PIN-3", Oracle "pins.rs",
+        "every pin call is answered once, when all its parts are mapped, or refused for a reason that it can have";
+    FENCES = "INV-PIN-4", Oracle "fences.rs",
+        "nobody is sent a part, or told that it may be used, who came for it after a fence that is not over";
+    STALLS = "INV-PIN-5", Oracle "stalls.rs",
+        "pin calls in each other's way do not wait for ever";
     FDS = "INV-FDS-1", Recomputed "descriptors.rs",
         "no descriptor is in flight but to a session that exists, and the budgets add up";
     FDS_SENT = "INV-FDS-2", Oracle "packets.rs",
@@ -99,7 +113,7 @@ registry! {
         "what is served is within its bounds: batches, readers, allocations, parts, extents, sessions";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
-    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, session.rs",
+    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, session.rs, step.rs",
         "allocations, sessions and mappings move only along their tables";
     IDS = "INV-ID-1", Oracle "ids.rs",
         "ids are never reused, over restarts too";

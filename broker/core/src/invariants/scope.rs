@@ -99,6 +99,14 @@ impl Scope {
         }
     }
 
+    pub(super) fn has_session(&self, id: SessionId) -> bool {
+        match self {
+            Self::All => true,
+            #[cfg(feature = "observed")]
+            Self::Touched(touched) => touched.sessions.binary_search(&id).is_ok(),
+        }
+    }
+
     pub(super) fn has_account(&self, account: (TenantId, Place)) -> bool {
         match self {
             Self::All => true,
@@ -139,6 +147,7 @@ impl Touched {
                 }
                 OpKind::Free(id) | OpKind::Seal(id) => allocation(id),
                 OpKind::EndSession { session: id, .. } => session(id),
+                OpKind::Revoke(revoked) => allocation(&revoked.allocation),
                 OpKind::Allocate { .. } | OpKind::Room { .. } | OpKind::Quota(_) => false,
             }
     }

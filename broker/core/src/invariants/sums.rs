@@ -16,6 +16,17 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let queued: usize = maps_of(broker, session).map(|allocation| queued_of(allocation, id)).sum();
         expect_equal(found, SUMS, || format!("parts queued for {id}"), &session.queue.len(), &queued);
     }
+    if matches!(scope, Scope::All) {
+        let parts = broker.allocations.iter_after(None).flat_map(|(_, allocation)| &*allocation.parts);
+        let evicting = parts.flat_map(|part| &part.holds).filter(|hold| hold.state == MapState::Evicting);
+        expect_equal(
+            found,
+            SUMS,
+            || "mappings being evicted".to_owned(),
+            &broker.evicting,
+            &evicting.count(),
+        );
+    }
 }
 
 fn maps_of<'a>(broker: &'a Broker, session: &'a Session) -> impl Iterator<Item = &'a Allocation> {

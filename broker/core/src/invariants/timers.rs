@@ -1,7 +1,7 @@
 //! A deadline that no timer knows of passes unseen. A session has one timer, which may come too early, never too late.
 
 use super::{TIMERS, Violation, expect, scope::Scope};
-use crate::{broker::Broker, handler::Timer};
+use crate::{broker::Broker, handler::Timer, residency::Stage};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
@@ -10,5 +10,20 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let watched = armed.is_some_and(|alarm| alarm <= deadline);
             expect(found, TIMERS, watched, || format!("{id} has a deadline at {deadline:?} and no timer"));
         }
+    }
+    for (part, under_way) in &broker.revocations {
+        let until = match under_way.stage {
+            Stage::Fence { until } | Stage::Words { fence: Some(until), .. } => until,
+            Stage::Words { .. } | Stage::Evict => continue,
+        };
+        let is_over = until <= broker.now && matches!(under_way.stage, Stage::Words { .. });
+        let watched = is_over || broker.timers.contains(&(until, Timer::Fence(*part)));
+        expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer looks"));
+    }
+    for (id, call) in broker.pins.waiting() {
+        let Some(since) = call.stalled else { continue };
+        let due = since.after(broker.config.limits.pin_stall);
+        let watched = due <= broker.now || broker.timers.contains(&(due, Timer::Stall));
+        expect(found, TIMERS, watched, || format!("{id:?} stalls since {since:?}, and no timer looks"));
     }
 }

@@ -5,6 +5,8 @@ use vramd_types::{AllocationId, SessionId};
 use super::{OPS, Violation, expect, scope::Scope};
 use crate::{
     broker::Broker,
+    event::PartRef,
+    residency::Stage,
     tenancy::{OpId, OpKind, Session},
 };
 
@@ -28,6 +30,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             }
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,
             OpKind::Room { .. } => broker.awaited_room.left(id) > 0,
+            OpKind::Revoke(revoked) => {
+                let of = revoked.allocation;
+                revoked.open().all(|part| is_revoked(broker, PartRef { allocation: of, part }, id))
+            }
             OpKind::Quota(_) => true,
         };
         expect(found, OPS, waits, || format!("{id:?} waits for nothing: {op:?}"));
@@ -36,6 +42,22 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 
 fn is_watched(broker: &Broker, allocation: AllocationId, op: OpId) -> bool {
     broker.allocations.get(allocation).is_some_and(|allocation| allocation.watchers.contains(&op))
+}
+
+/// Whether the part's revocation is under way and will end: the shell answers, a fence has its time, and who was told to
+/// unmap has a deadline.
+fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
+    broker.revocations.get(&part).is_some_and(|under_way| {
+        let ends = match under_way.stage {
+            Stage::Words { .. } | Stage::Fence { .. } => true,
+            Stage::Evict => {
+                let mapping = broker.holds(part).iter().filter(|hold| hold.state.maps());
+                mapping.clone().next().is_some()
+                    && mapping.into_iter().all(|hold| has_deadline(broker, hold.session))
+            }
+        };
+        ends && under_way.ops.contains(&op)
+    })
 }
 
 fn has_deadline(broker: &Broker, session: SessionId) -> bool {

@@ -22,7 +22,11 @@ pub(crate) use quota::{Quota, QuotaBook, QuotaDevice};
 pub(crate) use reservation::{Charge, Debt, Reservation};
 pub(crate) use spared::Spared;
 
-use crate::{event::Tier, observed::Touched, tenancy::TenantId};
+use crate::{
+    event::Tier,
+    observed::Touched,
+    tenancy::{ByTenant, TenantId},
+};
 
 /// Where bytes are charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,7 +61,7 @@ pub(crate) struct Books {
     held: Bytes,
     /// Sum of the larger of guarantee and held, by account.
     committed: Bytes,
-    accounts: BTreeMap<TenantId, Account>,
+    accounts: ByTenant<Account>,
 }
 
 impl Books {
@@ -90,15 +94,15 @@ impl Books {
     }
 
     pub(crate) fn unreturned(&self) -> Bytes {
-        self.accounts.values().fold(Bytes::ZERO, |sum, account| sum.saturating_add(account.unreturned))
+        self.accounts.iter().fold(Bytes::ZERO, |sum, (_, account)| sum.saturating_add(account.unreturned))
     }
 
     pub(crate) fn account(&self, tenant: TenantId) -> Option<&Account> {
-        self.accounts.get(&tenant)
+        self.accounts.get(tenant)
     }
 
     pub(crate) fn accounts(&self) -> impl Iterator<Item = (TenantId, &Account)> {
-        self.accounts.iter().map(|(tenant, account)| (*tenant, account))
+        self.accounts.iter()
     }
 
     /// The committed sum without what is spared.
@@ -135,7 +139,7 @@ impl Ledger {
             contexts: Bytes::ZERO,
             held: Bytes::ZERO,
             committed: Bytes::ZERO,
-            accounts: BTreeMap::new(),
+            accounts: ByTenant::default(),
         };
         let books = shares.into_iter().map(|(place, share)| (place, books(share))).collect();
         let mut ledger = Self {
@@ -372,7 +376,7 @@ impl Ledger {
             return;
         };
         let quotas = &self.quotas;
-        let known = books.accounts.get_mut(&tenant);
+        let known = books.accounts.get_mut(tenant);
         let old = known.as_deref().copied().unwrap_or_else(|| quotas.open(tenant, place, books.share));
         let mut new = old;
         let before = known.as_ref().map_or(Bytes::ZERO, |account| account.commitment());
@@ -386,7 +390,7 @@ impl Ledger {
                 (books.held, books.committed) = (held, committed);
                 match known {
                     Some(account) => *account = new,
-                    None => _ = books.accounts.insert(tenant, new),
+                    None => books.accounts.insert(tenant, new),
                 }
             }
             None => self.broken.push(format!("account of device {} does not add up: {old:?}", place.device)),

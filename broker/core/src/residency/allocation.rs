@@ -1,13 +1,13 @@
 //! What a client asked for, cut into parts.
 
-use std::sync::Arc;
+use std::{num::NonZeroU32, sync::Arc};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
 use super::{AllocationState, MapState};
 use crate::{
     collections::Few,
-    event::{Kind, Lifetime},
+    event::{Kind, Lifetime, Slot},
     tenancy::{OpId, TenantId},
 };
 
@@ -35,24 +35,51 @@ impl Readers {
     }
 }
 
+/// What one session has of one part. As large as two words: there is one for each part of each session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) session: SessionId,
+    /// One more than its slot, if it has one.
+    slot: Option<NonZeroU32>,
+    pub(crate) state: MapState,
+}
+
+impl Hold {
+    pub(crate) fn new(session: SessionId, slot: Option<Slot>, state: MapState) -> Self {
+        let slot = slot.and_then(|slot| NonZeroU32::new(slot.0.saturating_add(1)));
+        Self { session, slot, state }
+    }
+
+    pub(crate) const fn in_state(self, state: MapState) -> Self {
+        Self { state, ..self }
+    }
+
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.slot.map(|slot| Slot(slot.get().saturating_sub(1)))
+    }
+}
+
 /// A fixed slice of an allocation, mapped whole.
 #[derive(Debug)]
 pub(crate) struct Part {
     /// Gone from the pool once given back.
     pub(crate) extent: ExtentId,
-    /// Who maps it or is about to, at most once each, in the order of their ids.
-    pub(crate) mappers: Few<(SessionId, MapState)>,
+    /// Who maps it, is about to or may again, at most once each, in the order of their ids.
+    pub(crate) holds: Few<Hold>,
 }
 
 impl Part {
     pub(crate) fn map_state(&self, session: SessionId) -> Option<MapState> {
-        let at = self.find(session).ok()?;
-        self.mappers.get(at).map(|(_, state)| *state)
+        self.hold(session).map(|hold| hold.state)
     }
 
-    /// Where the session is among the mappers, or would be.
+    pub(crate) fn hold(&self, session: SessionId) -> Option<&Hold> {
+        self.holds.get(self.find(session).ok()?)
+    }
+
+    /// Where the session is among the holds, or would be.
     fn find(&self, session: SessionId) -> Result<usize, usize> {
-        self.mappers.binary_search_by_key(&session, |(mapper, _)| *mapper)
+        self.holds.binary_search_by_key(&session, |hold| hold.session)
     }
 }
 
@@ -79,8 +106,8 @@ pub(crate) struct Allocation {
     pub(crate) digesting: bool,
     /// Extents that are not gone from the pool yet.
     pub(crate) extents_left: usize,
-    /// How many entries the mapper sets of its parts have.
-    pub(crate) map_entries: usize,
+    /// How many holds there are on its parts.
+    pub(crate) hold_count: usize,
     /// Of these, let go and not given back yet.
     pub(crate) extents_unreturned: usize,
     /// The operation that makes or seals it.
@@ -94,25 +121,32 @@ impl Allocation {
         self.parts.get(usize::try_from(index.0).ok()?)
     }
 
-    /// Sets, adds or removes what a session holds of a part.
-    pub(crate) fn set_map_state(&mut self, index: PartIndex, session: SessionId, state: Option<MapState>) {
-        let Some(part) = usize::try_from(index.0).ok().and_then(|at| self.parts.get_mut(at)) else { return };
-        match (part.find(session), state) {
-            (Ok(at), Some(state)) => {
-                if let Some(entry) = part.mappers.get_mut(at) {
-                    entry.1 = state;
+    /// Adds or changes what a session holds of a part. A hold keeps its slot for life.
+    pub(crate) fn set_hold(&mut self, index: PartIndex, new: Hold) {
+        let Some(part) = self.part_mut(index) else { return };
+        match part.find(new.session) {
+            Ok(at) => {
+                if let Some(hold) = part.holds.get_mut(at) {
+                    hold.state = new.state;
                 }
             }
-            (Err(at), Some(state)) => {
-                part.mappers.insert(at, (session, state));
-                self.map_entries = self.map_entries.saturating_add(1);
+            Err(at) => {
+                part.holds.insert(at, new);
+                self.hold_count = self.hold_count.saturating_add(1);
             }
-            (Ok(at), None) => {
-                part.mappers.remove(at);
-                self.map_entries = self.map_entries.saturating_sub(1);
-            }
-            (Err(_), None) => {}
         }
+    }
+
+    pub(crate) fn remove_hold(&mut self, index: PartIndex, session: SessionId) {
+        let Some(part) = self.part_mut(index) else { return };
+        if let Ok(at) = part.find(session) {
+            part.holds.remove(at);
+            self.hold_count = self.hold_count.saturating_sub(1);
+        }
+    }
+
+    fn part_mut(&mut self, index: PartIndex) -> Option<&mut Part> {
+        self.parts.get_mut(usize::try_from(index.0).ok()?)
     }
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = PartIndex> + use<> {
@@ -139,6 +173,15 @@ impl Allocation {
         self.kind == Kind::Fixed || (self.owner == Some(session) && open)
     }
 
+    /// How many sessions map any part.
+    pub(crate) fn mapper_count(&self) -> usize {
+        match &*self.parts {
+            // A session stands at most once among the mappers of a part.
+            [only] => mappers_of(only).count(),
+            _ => self.mappers().len(),
+        }
+    }
+
     /// Sessions that map any part, in the order of their ids.
     pub(crate) fn mappers(&self) -> Vec<SessionId> {
         let mut mappers: Vec<_> = self.parts.iter().flat_map(mappers_of).collect();
@@ -150,8 +193,22 @@ impl Allocation {
 
 /// Sessions that map a part or were offered it.
 pub(crate) fn mappers_of(part: &Part) -> impl Iterator<Item = SessionId> {
-    part.mappers.iter().filter(|(_, state)| *state != MapState::Queued).map(|(session, _)| *session)
+    part.holds.iter().filter(|hold| hold.state.maps()).map(|hold| hold.session)
 }
 
 /// The allocation and its id, for those who hand both on.
 pub(crate) type Entry<'a> = (AllocationId, &'a Allocation);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hold_is_small_and_keeps_its_slot() {
+        assert_eq!((size_of::<Hold>(), size_of::<Part>()), (16, 32));
+        let session = SessionId::from_raw(1);
+        for slot in [None, Some(Slot(0)), Some(Slot(65_535))] {
+            assert_eq!(Hold::new(session, slot, MapState::Queued).slot(), slot);
+        }
+    }
+}

@@ -6,12 +6,19 @@
 //! ```text
 //!            Send             Mapped            Revoke
 //!  Queued ────────► Offered ─────────► Mapped ─────────► Revoking
-//!    │ Revoke          │ Revoke                              │
-//!    ▼                 ▼              Mapped, then Revoke    │
-//!  (none)        OfferedRevoked ─────────────────────────────┤
-//!                                                            ▼
-//!  an answer `Unmapped`, or the session's end, leads to (none) from everywhere but Queued
+//!   │ ▲ Revoke         │ Revoke         │ Evict             ▲ ▲
+//!   │ │                ▼                ▼      Revoke       │ │
+//!   ▼ │          OfferedRevoked     Evicting ───────────────╯ │
+//! (none)               │ Mapped       │ Unmapped             │
+//!   ▲ │ Pin            ╰──────────────┼─────────────────────╯
+//!   │ ╰──────────────── Away ◄────────╯
+//!   ╰─── Revoke ─────────╯
+//!
+//!  an answer `Unmapped`, or the session's end, leads to (none) from Offered, OfferedRevoked, Mapped and Revoking
 //! ```
+//!
+//! What is evicted stays the session's: it has a place in its word table, and a pin brings it back. It is mapped no
+//! more, though: who is `Away` is no mapper.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MapState {
@@ -22,8 +29,12 @@ pub enum MapState {
     /// Sent, not answered, and to be revoked as soon as it is.
     OfferedRevoked,
     Mapped,
-    /// Told to unmap.
+    /// Told to unmap, for good.
     Revoking,
+    /// Told to unmap, until a pin brings it back.
+    Evicting,
+    /// Not mapped, and the session's still.
+    Away,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +43,8 @@ pub enum MapEvent {
     Mapped,
     Revoke,
     Unmapped,
+    Evict,
+    Pin,
 }
 
 /// What follows from an event.
@@ -40,13 +53,22 @@ pub(crate) enum MapStep {
     To(MapState),
     /// On to [`MapState::Revoking`], and the session must be told.
     SendRevoke,
-    /// The session does not map the part any more.
+    /// On to [`MapState::Evicting`], and the session must be told.
+    SendEvict,
+    /// The part is the session's no more.
     Gone,
 }
 
 impl MapState {
-    pub const ALL: [Self; 5] =
-        [Self::Queued, Self::Offered, Self::OfferedRevoked, Self::Mapped, Self::Revoking];
+    pub const ALL: [Self; 7] = [
+        Self::Queued,
+        Self::Offered,
+        Self::OfferedRevoked,
+        Self::Mapped,
+        Self::Revoking,
+        Self::Evicting,
+        Self::Away,
+    ];
 
     /// What the event leads to, or `None` if it does not fit: the session is quarantined for it.
     pub(crate) const fn on(self, event: MapEvent) -> Option<MapStep> {
@@ -55,9 +77,14 @@ impl MapState {
             (Self::Queued, E::Send) => MapStep::To(Self::Offered),
             (Self::Offered, E::Mapped) => MapStep::To(Self::Mapped),
             (Self::Offered | Self::OfferedRevoked, E::Revoke) => MapStep::To(Self::OfferedRevoked),
-            (Self::OfferedRevoked, E::Mapped) | (Self::Mapped, E::Revoke) => MapStep::SendRevoke,
+            (Self::OfferedRevoked, E::Mapped) | (Self::Mapped | Self::Evicting, E::Revoke) => {
+                MapStep::SendRevoke
+            }
             (Self::Revoking, E::Revoke) => MapStep::To(Self::Revoking),
-            (Self::Queued, E::Revoke)
+            (Self::Mapped, E::Evict) => MapStep::SendEvict,
+            (Self::Evicting, E::Unmapped) => MapStep::To(Self::Away),
+            (Self::Away, E::Pin) => MapStep::To(Self::Queued),
+            (Self::Queued | Self::Away, E::Revoke)
             | (Self::Offered | Self::OfferedRevoked | Self::Mapped | Self::Revoking, E::Unmapped) => {
                 MapStep::Gone
             }
@@ -74,10 +101,33 @@ impl MapState {
     pub const fn in_flight(self) -> bool {
         matches!(self, Self::Offered | Self::OfferedRevoked)
     }
+
+    /// Whether the session maps the part, or may by now.
+    pub const fn maps(self) -> bool {
+        !matches!(self, Self::Queued | Self::Away)
+    }
+
+    /// Whether the part will soon be the session's no more.
+    pub(crate) const fn is_leaving(self) -> bool {
+        matches!(self, Self::OfferedRevoked | Self::Revoking)
+    }
+}
+
+impl MapStep {
+    /// Where it leads, or `None` if the part is the session's no more.
+    pub(crate) const fn target(self) -> Option<MapState> {
+        match self {
+            Self::To(state) => Some(state),
+            Self::SendRevoke => Some(MapState::Revoking),
+            Self::SendEvict => Some(MapState::Evicting),
+            Self::Gone => None,
+        }
+    }
 }
 
 impl MapEvent {
-    pub const ALL: [Self; 4] = [Self::Send, Self::Mapped, Self::Revoke, Self::Unmapped];
+    pub const ALL: [Self; 6] =
+        [Self::Send, Self::Mapped, Self::Revoke, Self::Unmapped, Self::Evict, Self::Pin];
 }
 
 #[cfg(test)]
@@ -107,8 +157,13 @@ mod tests {
              OfferedRevoked + Unmapped = Gone\n\
              Mapped + Revoke = SendRevoke\n\
              Mapped + Unmapped = Gone\n\
+             Mapped + Evict = SendEvict\n\
              Revoking + Revoke = To(Revoking)\n\
-             Revoking + Unmapped = Gone\n"
+             Revoking + Unmapped = Gone\n\
+             Evicting + Revoke = SendRevoke\n\
+             Evicting + Unmapped = To(Away)\n\
+             Away + Revoke = Gone\n\
+             Away + Pin = To(Queued)\n"
         );
     }
 }

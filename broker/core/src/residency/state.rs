@@ -54,6 +54,11 @@ impl AllocationState {
             _ => return None,
         })
     }
+
+    /// Whether its owner's session will be sent all its parts once it gets on.
+    pub(crate) const fn promises_slots(self) -> bool {
+        matches!(self, Self::Creating | Self::Unmapping | Self::Digesting)
+    }
 }
 
 impl AllocationEvent {

@@ -9,12 +9,17 @@ use std::{
 use vramd_types::{AllocationId, SessionId};
 
 use super::{Allocation, MapState, allocation::Entry};
-use crate::{collections::IdMap, event::PartRef, observed::Touched, tenancy::TenantId};
+use crate::{
+    collections::IdMap,
+    event::PartRef,
+    observed::Touched,
+    tenancy::{ByTenant, TenantId},
+};
 
 #[derive(Debug, Default)]
 pub(crate) struct AllocationTable {
     allocations: IdMap<Allocation>,
-    by_tenant: BTreeMap<TenantId, OfTenant>,
+    by_tenant: ByTenant<OfTenant>,
     pub(crate) touched: Touched<AllocationId>,
 }
 
@@ -48,17 +53,18 @@ impl AllocationTable {
 
     /// Adds an allocation. It bears its name unless another one does.
     pub(crate) fn insert(&mut self, id: AllocationId, allocation: Allocation) {
-        let of = self.by_tenant.entry(allocation.tenant).or_default();
-        of.ids.insert(id);
-        of.parts += allocation.parts.len();
-        if !allocation.readers.is_empty() {
-            of.shared.insert(id);
-        }
-        if let Some(name) = &allocation.name
-            && *of.bearers.entry(name.clone()).or_insert(id) != id
-        {
-            of.not_bearing.insert(id);
-        }
+        self.by_tenant.change(allocation.tenant, |of| {
+            of.ids.insert(id);
+            of.parts += allocation.parts.len();
+            if !allocation.readers.is_empty() {
+                of.shared.insert(id);
+            }
+            if let Some(name) = &allocation.name
+                && *of.bearers.entry(name.clone()).or_insert(id) != id
+            {
+                of.not_bearing.insert(id);
+            }
+        });
         self.touched.note(id);
         self.allocations.insert(id.get(), allocation);
     }
@@ -66,7 +72,7 @@ impl AllocationTable {
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
         self.touched.note(id);
         let allocation = self.allocations.remove(id.get())?;
-        if let Some(of) = self.by_tenant.get_mut(&allocation.tenant) {
+        if let Some(of) = self.by_tenant.get_mut(allocation.tenant) {
             of.ids.remove(&id);
             of.parts = of.parts.saturating_sub(allocation.parts.len());
             if !allocation.readers.is_empty() {
@@ -83,7 +89,7 @@ impl AllocationTable {
 
     /// Allocations and parts of a tenant.
     pub(crate) fn count_of(&self, tenant: TenantId) -> (usize, usize) {
-        self.by_tenant.get(&tenant).map(|of| (of.ids.len(), of.parts)).unwrap_or_default()
+        self.by_tenant.get(tenant).map(|of| (of.ids.len(), of.parts)).unwrap_or_default()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -102,7 +108,7 @@ impl AllocationTable {
         tenant: TenantId,
         after: Option<AllocationId>,
     ) -> impl Iterator<Item = Entry<'_>> {
-        self.entries(self.by_tenant.get(&tenant).map(|of| &of.ids), after)
+        self.entries(self.by_tenant.get(tenant).map(|of| &of.ids), after)
     }
 
     /// Of a tenant's, those that have readers.
@@ -111,7 +117,7 @@ impl AllocationTable {
         tenant: TenantId,
         after: Option<AllocationId>,
     ) -> impl Iterator<Item = Entry<'_>> {
-        self.entries(self.by_tenant.get(&tenant).map(|of| &of.shared), after)
+        self.entries(self.by_tenant.get(tenant).map(|of| &of.shared), after)
     }
 
     /// Of a tenant's, those that may have a name with the prefix, in the order of their ids; `None` if that is more
@@ -122,7 +128,7 @@ impl AllocationTable {
         prefix: &str,
         at_most: usize,
     ) -> Option<BTreeSet<AllocationId>> {
-        let Some(of) = self.by_tenant.get(&tenant) else { return Some(BTreeSet::new()) };
+        let Some(of) = self.by_tenant.get(tenant) else { return Some(BTreeSet::new()) };
         let from = of.bearers.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
         let bearers = from.take_while(|(name, _)| name.starts_with(prefix)).map(|(_, id)| id);
         let mut found = BTreeSet::new();
@@ -137,24 +143,25 @@ impl AllocationTable {
 
     /// Who bears a name.
     pub(crate) fn bearer(&self, tenant: TenantId, name: &str) -> Option<AllocationId> {
-        self.by_tenant.get(&tenant)?.bearers.get(name).copied()
+        self.by_tenant.get(tenant)?.bearers.get(name).copied()
     }
 
     /// Gives the name to the allocation, whoever bore it.
     pub(crate) fn bind(&mut self, tenant: TenantId, name: &Arc<str>, id: AllocationId) {
         self.touched.note(id);
-        let of = self.by_tenant.entry(tenant).or_default();
-        of.not_bearing.remove(&id);
-        if let Some(before) = of.bearers.insert(name.clone(), id) {
-            of.not_bearing.insert(before);
-        }
+        self.by_tenant.change(tenant, |of| {
+            of.not_bearing.remove(&id);
+            if let Some(before) = of.bearers.insert(name.clone(), id) {
+                of.not_bearing.insert(before);
+            }
+        });
     }
 
     /// Takes the name away from the allocation, if it bears it.
     pub(crate) fn release_name(&mut self, id: AllocationId) {
         if let Some(allocation) = self.allocations.get(id.get())
             && let Some(name) = &allocation.name
-            && let Some(of) = self.by_tenant.get_mut(&allocation.tenant)
+            && let Some(of) = self.by_tenant.get_mut(allocation.tenant)
             && let Bearer::Occupied(bearer) = of.bearers.entry(name.clone())
             && *bearer.get() == id
         {
@@ -166,7 +173,7 @@ impl AllocationTable {
     /// Every name with its bearer.
     pub(crate) fn names(&self) -> impl Iterator<Item = (TenantId, &str, AllocationId)> {
         let of = self.by_tenant.iter();
-        of.flat_map(|(tenant, of)| of.bearers.iter().map(|(name, id)| (*tenant, &**name, *id)))
+        of.flat_map(|(tenant, of)| of.bearers.iter().map(move |(name, id)| (tenant, &**name, *id)))
     }
 
     fn entries<'a>(

@@ -1,17 +1,27 @@
 //! Who asks: tenants, their sessions, and what is remembered of their requests.
 
+mod by_tenant;
 mod map_queue;
 mod op;
+mod pins;
 mod releases;
 mod requests;
+mod revoked;
 mod session;
+mod slots;
 mod state;
 mod tenant;
+mod words;
 
+pub(crate) use by_tenant::ByTenant;
 pub(crate) use map_queue::MapQueue;
 pub(crate) use op::{Op, OpId, OpKind, OpTable, Requester};
+pub(crate) use pins::{Arrival, PinCall, PinId, PinTable};
 pub(crate) use releases::{ItemResult, Releases, Watched};
 pub(crate) use requests::{Method, Outcome, Recall, RequestLog};
+pub(crate) use revoked::Revoked;
 pub(crate) use session::{Session, SessionTable, SilentReason};
+pub(crate) use slots::Slots;
 pub use state::{SessionEvent, SessionState};
 pub(crate) use tenant::{TenantId, Tenants};
+pub(crate) use words::Words;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{Method, Releases, TenantId};
+use super::{ByTenant, Method, Releases, Revoked, TenantId};
 use crate::{
     error::Refusal,
     event::{AllocationSpec, CallId, RequestKey},
@@ -45,6 +45,8 @@ pub(crate) enum OpKind {
         session: SessionId,
         kill: bool,
     },
+    /// An operator's: waits until all revocations are over.
+    Revoke(Revoked),
     Quota(QuotaChange),
 }
 
@@ -84,7 +86,7 @@ pub(crate) struct OpTable {
     ops: BTreeMap<OpId, Op>,
     last: u64,
     calls: usize,
-    by_tenant: BTreeMap<TenantId, usize>,
+    by_tenant: ByTenant<usize>,
     pub(crate) touched: Touched<OpId>,
     by_session: BTreeSet<(SessionId, OpId)>,
 }
@@ -136,7 +138,7 @@ impl OpTable {
     }
 
     pub(crate) fn calls_of(&self, tenant: TenantId) -> usize {
-        self.by_tenant.get(&tenant).copied().unwrap_or_default()
+        self.by_tenant.get(tenant).copied().unwrap_or_default()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Op)> {
@@ -152,8 +154,7 @@ impl OpTable {
     fn count(&mut self, requester: Requester, change: impl Fn(usize) -> usize) {
         self.calls = change(self.calls);
         if let Some(tenant) = requester.tenant() {
-            let calls = self.by_tenant.entry(tenant).or_default();
-            *calls = change(*calls);
+            self.by_tenant.change(tenant, |calls| *calls = change(*calls));
         }
     }
 }

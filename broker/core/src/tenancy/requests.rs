@@ -1,11 +1,12 @@
 //! What is remembered of a requester's mutations, so that a repeated one does nothing twice.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque, btree_map::Entry as Place};
 
-use vramd_types::{AllocationId, Bytes, SessionId};
+use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 
 use super::{ItemResult, OpId, TenantId};
 use crate::{
+    command::PartRevocation,
     event::{RequestKey, Tier},
     ledger::QuotaDevice,
     limits::REQUESTS_REMEMBERED,
@@ -23,6 +24,7 @@ pub(crate) enum Method {
     DeleteQuota,
     EndSession,
     FreeAllocation,
+    RevokeMappings,
     Drain,
 }
 
@@ -37,6 +39,7 @@ pub(crate) enum Outcome {
     QuotaDeleted,
     SessionEnded { gone: bool, still_mapped: Bytes },
     AllocationFreed { allocation: AllocationId, still_charged: Bytes, mappers: Box<[SessionId]> },
+    MappingsRevoked { allocation: AllocationId, parts: Box<[(PartIndex, PartRevocation)]> },
     Drained,
 }
 
@@ -113,13 +116,19 @@ impl RequestLog {
         let Some(RequestKey { id, fingerprint }) = key else { return };
         let name = (method, id);
         let entry = Entry { name, fingerprint, progress: Some(progress) };
-        if let Some(there) = self.find_mut(name) {
-            *there = entry;
-            return;
+        match self.places.entry(name) {
+            Place::Occupied(place) => {
+                let at = index(*place.get(), self.forgotten);
+                if let Some(there) = at.and_then(|at| self.entries.get_mut(at)) {
+                    *there = entry;
+                }
+                return;
+            }
+            Place::Vacant(place) => {
+                place.insert(self.forgotten.saturating_add(self.entries.len() as u64));
+                self.entries.push_back(entry);
+            }
         }
-        let place = self.forgotten.saturating_add(self.entries.len() as u64);
-        self.places.insert(name, place);
-        self.entries.push_back(entry);
         if self.places.len() > REQUESTS_REMEMBERED
             && let Some(oldest) = self.entries.front().map(|entry| entry.name)
         {
@@ -129,10 +138,11 @@ impl RequestLog {
 
     /// The first entry is always one that is remembered.
     fn forget(&mut self, name: Name) {
-        if let Some(entry) = self.find_mut(name) {
+        let place = self.places.remove(&name);
+        let at = place.and_then(|place| index(place, self.forgotten));
+        if let Some(entry) = at.and_then(|at| self.entries.get_mut(at)) {
             entry.progress = None;
         }
-        self.places.remove(&name);
         while self.entries.front().is_some_and(|entry| entry.progress.is_none()) {
             self.entries.pop_front();
             self.forgotten = self.forgotten.saturating_add(1);
@@ -150,17 +160,13 @@ impl RequestLog {
     }
 
     fn find(&self, name: Name) -> Option<&Entry> {
-        self.entries.get(self.index(name)?)
+        self.entries.get(index(*self.places.get(&name)?, self.forgotten)?)
     }
+}
 
-    fn find_mut(&mut self, name: Name) -> Option<&mut Entry> {
-        let index = self.index(name)?;
-        self.entries.get_mut(index)
-    }
-
-    fn index(&self, name: Name) -> Option<usize> {
-        usize::try_from(self.places.get(&name)?.checked_sub(self.forgotten)?).ok()
-    }
+/// Where in the list the entry of that place is, after so many were forgotten.
+fn index(place: u64, forgotten: u64) -> Option<usize> {
+    usize::try_from(place.checked_sub(forgotten)?).ok()
 }
 
 #[cfg(test)]

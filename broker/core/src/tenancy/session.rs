@@ -7,7 +7,7 @@ use std::{
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
-use super::{MapQueue, RequestLog, SessionState, TenantId};
+use super::{ByTenant, MapQueue, RequestLog, SessionState, TenantId, Words};
 use crate::{collections::IdMap, event::ChannelId, observed::Touched, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     pub(crate) opened: Time,
     /// Allocations that are its own until they are freed.
     pub(crate) owned: BTreeSet<AllocationId>,
-    /// How many parts of each allocation it maps, was offered or is about to be.
+    /// How many parts of each allocation it maps, was offered, is about to be or may ask for again.
     pub(crate) maps: BTreeMap<AllocationId, usize>,
     /// Parts to be sent.
     pub(crate) queue: MapQueue,
@@ -61,6 +61,8 @@ pub(crate) struct Session {
     /// An operator ended it: once it maps nothing its channel is closed and it is gone.
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
+    /// With pins.
+    pub(crate) words: Option<Box<Words>>,
 }
 
 impl Session {
@@ -68,13 +70,23 @@ impl Session {
     pub(crate) const fn is_connected(&self) -> bool {
         self.channel_open && !self.ending
     }
+
+    /// Whether it is overdue if it lets a deadline pass.
+    pub(crate) fn owes_unmapped(&self) -> bool {
+        self.revoking > 0 || self.words.as_ref().is_some_and(|words| !words.prompt.is_empty())
+    }
+
+    /// Whether its words may be looked at, and a `Revoke` be answered soon.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.channel_open && self.state == SessionState::Live
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct SessionTable {
     sessions: IdMap<Session>,
     channels: IdMap<SessionId>,
-    by_tenant: BTreeMap<TenantId, usize>,
+    by_tenant: ByTenant<usize>,
     pub(crate) touched: Touched<SessionId>,
 }
 
@@ -82,7 +94,7 @@ impl SessionTable {
     pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
         self.touched.note(id);
         self.channels.insert(session.channel.0, id);
-        *self.by_tenant.entry(session.tenant).or_default() += 1;
+        self.by_tenant.change(session.tenant, |count| *count += 1);
         self.sessions.insert(id.get(), session);
     }
 
@@ -90,9 +102,7 @@ impl SessionTable {
         self.touched.note(id);
         let session = self.sessions.remove(id.get())?;
         self.channels.remove(session.channel.0);
-        if let Some(count) = self.by_tenant.get_mut(&session.tenant) {
-            *count = count.saturating_sub(1);
-        }
+        self.by_tenant.change(session.tenant, |count| *count = count.saturating_sub(1));
         Some(session)
     }
 
@@ -114,7 +124,7 @@ impl SessionTable {
     }
 
     pub(crate) fn count_of(&self, tenant: TenantId) -> usize {
-        self.by_tenant.get(&tenant).copied().unwrap_or_default()
+        self.by_tenant.get(tenant).copied().unwrap_or_default()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {

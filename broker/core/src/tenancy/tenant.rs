@@ -6,6 +6,16 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TenantId(u32);
 
+impl TenantId {
+    pub(super) fn at(place: usize) -> Self {
+        Self(u32::try_from(place).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn place(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     ids: BTreeMap<Box<str>, TenantId>,
@@ -18,7 +28,7 @@ impl Tenants {
         if let Some(id) = self.ids.get(name) {
             return *id;
         }
-        let id = TenantId(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+        let id = TenantId::at(self.names.len());
         self.names.push(Box::from(name));
         self.ids.insert(Box::from(name), id);
         id
@@ -29,7 +39,7 @@ impl Tenants {
     }
 
     pub(crate) fn name(&self, id: TenantId) -> &str {
-        usize::try_from(id.0).ok().and_then(|at| self.names.get(at)).map_or("?", |name| name)
+        self.names.get(id.place()).map_or("?", |name| name)
     }
 
     /// In the order of their names.

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, OperatorRequest, PartRef,
-    Peer, Refusal, Reply, RequestKey, StoredQuotas, Time, UnmappedPart,
+    Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Time, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -43,6 +43,14 @@ pub struct World {
     pub work: VecDeque<Command>,
     /// Parts that each client maps by its own belief.
     pub mapped: BTreeMap<ChannelId, BTreeSet<PartRef>>,
+    /// Pins by the words of each client.
+    pub pinned: BTreeMap<(ChannelId, PartRef), u32>,
+    /// What a client is to unmap once its pins have ended.
+    pub wanted_back: BTreeSet<(ChannelId, PartRef)>,
+    /// Answers to pin calls.
+    pub pin_answers: BTreeMap<(ChannelId, u64), Option<Refusal>>,
+    /// Which part each slot serves.
+    pub slots: BTreeMap<(ChannelId, Slot), PartRef>,
     /// Clients that answer nothing.
     pub stopped: BTreeSet<ChannelId>,
     /// Extents that some process goes on holding after their release.
@@ -92,6 +100,10 @@ impl World {
             inboxes: BTreeMap::new(),
             work: VecDeque::new(),
             mapped: BTreeMap::new(),
+            pinned: BTreeMap::new(),
+            wanted_back: BTreeSet::new(),
+            pin_answers: BTreeMap::new(),
+            slots: BTreeMap::new(),
             stopped: BTreeSet::new(),
             clung_to: BTreeSet::new(),
             unreturned: BTreeSet::new(),
@@ -124,6 +136,11 @@ impl World {
                 Command::Reply { call, outcome } => {
                     assert!(self.replies.insert(call, outcome).is_none(), "{call:?} was answered twice");
                 }
+                Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } } => {
+                    let again = self.pin_answers.insert((channel, call), refusal);
+                    assert_eq!(again, None, "{call} was answered twice");
+                }
+                Command::ForgetWord { channel, slot } => _ = self.slots.remove(&(channel, slot)),
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
                 Command::KillProcess { channel } => self.killed.push(channel),
@@ -154,6 +171,16 @@ impl World {
             Command::Survey { device, .. } => {
                 Event::Completion(Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 })
             }
+            Command::RevokeWords { part, words } => {
+                let pinned = |channel| self.pinned.contains_key(&(channel, part));
+                let by: Vec<_> =
+                    words.iter().filter(|(channel, ..)| pinned(*channel)).map(|(_, id, _)| *id).collect();
+                let outcome = match by.is_empty() {
+                    true => WordsOutcome::Revoked,
+                    false => WordsOutcome::Pinned { by },
+                };
+                Event::Completion(Completion::WordsRevoked { part, outcome })
+            }
             Command::StoreQuotas(stored) => {
                 self.stored = stored;
                 Event::QuotasStored { result: Ok(()) }
@@ -173,13 +200,23 @@ impl World {
         let mapped = self.mapped.entry(channel).or_default();
         let answer = match frame {
             DaemonFrame::Map(parts) => {
+                for part in &parts {
+                    let Some(slot) = part.slot else { continue };
+                    let serves = *self.slots.entry((channel, slot)).or_insert(part.part);
+                    assert_eq!(serves, part.part, "{slot:?} serves two parts");
+                }
                 let parts: Vec<_> = parts.iter().map(|part| part.part).collect();
                 assert!(parts.iter().all(|part| mapped.insert(*part)), "mapped twice");
                 ClientFrame::Mapped(parts)
             }
             DaemonFrame::Revoke { parts, .. } => {
-                let held = parts.into_iter().filter(|part| mapped.remove(part));
-                let parts: Vec<_> = held.map(|part| UnmappedPart { part, failure: None }).collect();
+                let (pinned, free): (Vec<_>, Vec<_>) = parts
+                    .into_iter()
+                    .map(|told| told.part)
+                    .partition(|part| self.pinned.contains_key(&(channel, *part)));
+                self.wanted_back.extend(pinned.into_iter().map(|part| (channel, part)));
+                let held = free.into_iter().filter(|part| mapped.remove(part));
+                let parts: Vec<_> = held.map(unmapped).collect();
                 if parts.is_empty() {
                     return true;
                 }
@@ -225,6 +262,17 @@ impl World {
         devices: Option<Vec<String>>,
         unmapped_sessions: Vec<SessionId>,
     ) -> (ChannelId, DaemonFrame) {
+        self.hello_with(tenant, pid, devices, unmapped_sessions, false)
+    }
+
+    fn hello_with(
+        &mut self,
+        tenant: &str,
+        pid: u32,
+        devices: Option<Vec<String>>,
+        unmapped_sessions: Vec<SessionId>,
+        pins: bool,
+    ) -> (ChannelId, DaemonFrame) {
         self.channels += 1;
         let channel = ChannelId(self.channels);
         let hello = Hello {
@@ -234,6 +282,7 @@ impl World {
             client_name: "test".to_owned(),
             devices,
             unmapped_sessions,
+            pins,
         };
         self.event(Event::Hello { channel, hello });
         let answer = self.inboxes.get_mut(&channel).and_then(VecDeque::pop_front).expect("hello is answered");
@@ -248,6 +297,48 @@ impl World {
             DaemonFrame::Welcome { session, .. } => Client { channel, session, pid },
             other => panic!("no welcome: {other:?}"),
         }
+    }
+
+    /// The same, with pins.
+    pub fn open_pinning(&mut self, tenant: &str) -> Client {
+        let pid = 100 + u32::try_from(self.channels).expect("few channels");
+        let (channel, answer) = self.hello_with(tenant, pid, None, Vec::new(), true);
+        match answer {
+            DaemonFrame::Welcome { session, slots, .. } if slots > 0 => Client { channel, session, pid },
+            other => panic!("no welcome: {other:?}"),
+        }
+    }
+
+    pub fn frame(&mut self, client: Client, frame: ClientFrame) {
+        self.event(Event::Frame { channel: client.channel, frame });
+    }
+
+    /// Pins by the word: the part must be mapped.
+    pub fn pin(&mut self, client: Client, part: PartRef) {
+        assert!(self.maps(client, part), "{part:?} is not mapped");
+        *self.pinned.entry((client.channel, part)).or_default() += 1;
+    }
+
+    /// The last unpin of what is wanted back unmaps it.
+    pub fn unpin(&mut self, client: Client, part: PartRef) {
+        let key = (client.channel, part);
+        let pins = self.pinned.get_mut(&key).expect("a pin");
+        *pins -= 1;
+        if *pins == 0 {
+            self.pinned.remove(&key);
+            if self.wanted_back.remove(&key) {
+                self.mapped.entry(client.channel).or_default().remove(&part);
+                self.frame(client, ClientFrame::Unmapped(vec![unmapped(part)]));
+            }
+        }
+    }
+
+    pub fn pin_call(&mut self, client: Client, call: u64, parts: &[PartRef]) {
+        self.frame(client, ClientFrame::Pin { call, parts: parts.to_vec(), write: false });
+    }
+
+    pub fn maps(&self, client: Client, part: PartRef) -> bool {
+        self.mapped.get(&client.channel).is_some_and(|mapped| mapped.contains(&part))
     }
 
     pub fn start(&mut self, client: Client, key: Option<RequestKey>, request: ClientRequest) -> CallId {
@@ -340,4 +431,8 @@ pub fn set_quota(tenant: &str, guarantee: u32, limit: u32) -> OperatorRequest {
         guarantee: Some(Quantity::Bytes(Bytes::mib(guarantee))),
         limit: Some(Quantity::Bytes(Bytes::mib(limit))),
     }
+}
+
+pub fn unmapped(part: PartRef) -> UnmappedPart {
+    UnmappedPart { part, failure: None, written: false }
 }

@@ -70,7 +70,13 @@ macro_rules! targets {
     };
 }
 
-targets!(attach_request, describe_allocation_request, show_allocation_request, free_allocation_request);
+targets!(
+    attach_request,
+    describe_allocation_request,
+    show_allocation_request,
+    free_allocation_request,
+    revoke_mappings_request
+);
 
 pub(in crate::grpc) fn tier(tier: i32) -> Result<Tier, Refusal> {
     match v1::Tier::try_from(tier) {

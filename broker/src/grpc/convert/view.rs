@@ -3,11 +3,11 @@
 use std::time::{Duration, SystemTime};
 
 use broker_core::{
-    AllocationState, AllocationView, DeviceView, Kind, Lifetime, PartView, QuotaView, Refusal, Released,
-    SessionState, SessionView, Tier,
+    AllocationState, AllocationView, DeviceView, Kind, Lifetime, PartRevocation, PartView, QuotaView,
+    Refusal, Released, SessionState, SessionView, Tier,
 };
 use vramd_proto::v1;
-use vramd_types::AllocationId;
+use vramd_types::{AllocationId, PartIndex};
 
 use crate::grpc::status;
 
@@ -50,6 +50,21 @@ fn part(view: PartView, reader: For) -> v1::Part {
         size_bytes: view.size.get(),
         tier: tier(view.tier).into(),
         mapper_session_ids: mappers,
+    }
+}
+
+pub(in crate::grpc) fn revocation((index, outcome): (PartIndex, PartRevocation)) -> v1::PartRevocation {
+    use v1::RevocationOutcome as Wire;
+    let (outcome, by) = match outcome {
+        PartRevocation::Revoked => (Wire::Revoked, vec![]),
+        PartRevocation::Pinned { by } => (Wire::Pinned, by),
+        PartRevocation::Silent { by } => (Wire::Silent, by),
+        PartRevocation::Standing { by } => (Wire::Standing, by),
+    };
+    v1::PartRevocation {
+        part_index: index.0,
+        outcome: outcome.into(),
+        session_ids: by.iter().map(|session| session.get()).collect(),
     }
 }
 

@@ -23,8 +23,9 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{
     Admin, Pending, Refused,
-    session::{Parcel, RawSession, hello, spec},
+    session::{Parcel, RawSession, hello, hello_with_pins, spec},
 };
+use vramd_words::Access;
 
 fn main() -> Result<()> {
     let mut probe = Probe::new()?;
@@ -118,6 +119,12 @@ impl Probe {
                 json!({})
             }
             "seal" => json!({ "digest": session.seal(number(&words, 0)?).digest }),
+            // Its first part, by the word alone.
+            "pin" => {
+                let slot = session.slot(number(&words, 0)?, 0);
+                session.word_table().client(slot).pin(Access::Read)?;
+                json!({})
+            }
             "attach" => {
                 let request = session.attach_request(words.first().context("a name")?);
                 match session.memory.attach(request).wait() {
@@ -150,7 +157,10 @@ impl Probe {
     }
 
     fn open(&mut self, words: &[&str]) -> Result<Value> {
-        let mut hello = hello();
+        let (mut hello, words) = match words.split_first() {
+            Some((&"pins", words)) => (hello_with_pins(), words),
+            _ => (hello(), words),
+        };
         hello.client_name = "probe".to_owned();
         hello.unmapped_session_ids = words.iter().map(|word| Ok(word.parse()?)).collect::<Result<_>>()?;
         Ok(match RawSession::greet(&self.sockets, hello) {
@@ -167,7 +177,7 @@ impl Probe {
     fn fork_and_send(&self, allocation_id: u64) -> Result<Value> {
         let session = self.session.as_ref().context("no session is open")?;
         let part = Some(PartRef { allocation_id, part_index: 0 });
-        let part = UnmappedPart { part, reason: UnmapReason::Done.into(), detail: String::new() };
+        let part = UnmappedPart { part, reason: UnmapReason::Done.into(), ..UnmappedPart::default() };
         let frame = client_frame::Frame::Unmapped(Unmapped { parts: vec![part] });
         fork::run(|| session.channel.send(frame).is_ok())
     }

@@ -200,6 +200,7 @@ impl Life {
             part: part.part,
             reason: UnmapReason::MapFailed.into(),
             detail: "too few descriptors".to_owned(),
+            ..UnmappedPart::default()
         });
         let frame = client_frame::Frame::Unmapped(Unmapped { parts: parts.collect() });
         Ok(self.session()?.channel.send(frame)?)

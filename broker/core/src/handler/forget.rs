@@ -1,0 +1,93 @@
+//! What is mapped no more because somebody ended: a session, its channel, or an allocation.
+
+use vramd_types::{AllocationId, SessionId};
+
+use crate::{
+    broker::Broker,
+    event::PartRef,
+    invariants,
+    residency::{AllocationState, MapEvent, MapState},
+};
+
+impl Broker {
+    /// Nothing more is sent to a session, and what is away does not come back. What is in flight to it stays in the budget and in the mapper sets until it
+    /// is gone: what lies in its socket can be received as long as anybody holds that socket.
+    pub(crate) fn drop_queue(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        session.map_deadline = None;
+        let mut ended = session.queue.take(|part| self.allocations.is_queued(id, part));
+        ended.extend(self.away_of(id));
+        for part in ended {
+            match self.step(id, part, MapEvent::Revoke) {
+                Ok(_) => self.unmapped(id, part),
+                Err(problem) => self.broken(invariants::TRANSITIONS, problem),
+            }
+        }
+    }
+
+    /// Parts that the session keeps and does not map.
+    fn away_of(&self, id: SessionId) -> Vec<PartRef> {
+        let Some(session) = self.sessions.get(id) else { return Vec::new() };
+        let mut away = Vec::new();
+        for allocation in session.maps.keys().copied() {
+            let Some(entry) = self.allocations.get(allocation) else { continue };
+            let is_away =
+                |index: &_| entry.part(*index).and_then(|part| part.map_state(id)) == Some(MapState::Away);
+            away.extend(entry.indices().filter(is_away).map(|part| PartRef { allocation, part }));
+        }
+        away
+    }
+
+    /// An allocation was freed, and nobody is to map it anew: what was to be sent of it is not, and what is away does not
+    /// come back.
+    pub(crate) fn forget_unmapped(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id).filter(|entry| entry.hold_count > 0) else { return };
+        let is_sent = planted!(self, FreedIsSent);
+        let mut unmapped = Vec::new();
+        for index in allocation.indices() {
+            let holds = allocation.part(index).map(|part| &*part.holds).unwrap_or_default();
+            let over = |state| state == MapState::Away || (state == MapState::Queued && !is_sent);
+            let waiting = holds.iter().filter(|hold| over(hold.state));
+            unmapped.extend(waiting.map(|hold| (hold.session, PartRef { allocation: id, part: index })));
+        }
+        for (session, part) in unmapped {
+            if let Err(problem) = self.step(session, part, MapEvent::Revoke) {
+                self.broken(invariants::TRANSITIONS, problem);
+            }
+        }
+    }
+
+    /// Takes a session out of the mapper sets: it maps nothing any more, whatever its state was.
+    pub(crate) fn forget_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
+        let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
+        let parts: Vec<_> = allocation.indices().collect();
+        let mut held = Vec::new();
+        for part in parts.iter().copied() {
+            let Some(entry) = allocation.part(part) else { continue };
+            let Some(state) = entry.map_state(id) else { continue };
+            if state.maps() {
+                held.push(entry.extent);
+            }
+            if state == MapState::Evicting {
+                self.evicting = self.evicting.saturating_sub(1);
+            }
+            allocation.remove_hold(part, id);
+        }
+        let freeing = allocation.state == AllocationState::Freeing;
+        for part in parts.iter().copied() {
+            self.unsettle(PartRef { allocation: allocation_id, part });
+        }
+        for extent in held {
+            self.not_acknowledged(extent);
+        }
+        if freeing {
+            for part in parts {
+                self.give_back_part(PartRef { allocation: allocation_id, part });
+            }
+            if self.remove_if_gone(allocation_id) {
+                return;
+            }
+        }
+        self.notify(allocation_id);
+    }
+}

@@ -1,0 +1,181 @@
+//! Pin calls: a session wants a set of parts mapped together, because it could not pin all of them by their words.
+//!
+//! From when a call is taken until it has ended none of its parts is evicted. It is answered once all of them are mapped,
+//! and then none is revoked for a fence either; only who frees a part, or ends the session, is not held up.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, DeviceIndex, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame},
+    error::Refusal,
+    event::PartRef,
+    ledger::Place,
+    limits::PIN_PARTS_MAX,
+    residency::{AllocationState, MapState},
+    tenancy::PinId,
+};
+
+impl Broker {
+    pub(crate) fn on_pin(&mut self, id: SessionId, call: u64, parts: Vec<PartRef>) -> Result<(), String> {
+        let session = self.sessions.get_mut(id);
+        let Some(words) = session.and_then(|session| session.words.as_mut()) else {
+            return Err("a pin in a session without pins".to_owned());
+        };
+        if let Some(last) = words.last_call.filter(|last| call <= *last) {
+            return Err(format!("pin call {call} after {last}"));
+        }
+        let count = parts.len();
+        if count == 0 || count > PIN_PARTS_MAX {
+            return Err(format!("a pin of {count} parts, 1 to {PIN_PARTS_MAX} may be"));
+        }
+        let mut sorted = parts;
+        sorted.sort_unstable();
+        sorted.dedup();
+        if sorted.len() < count {
+            return Err(format!("pin call {call} names a part twice"));
+        }
+        words.last_call = Some(call);
+        if let Err(refusal) = self.check_pin(id, &sorted) {
+            self.answer_pin((id, call), Some(refusal));
+            return Ok(());
+        }
+        if let Some(words) = self.sessions.get_mut(id).and_then(|session| session.words.as_mut()) {
+            words.calls = words.calls.saturating_add(1);
+        }
+        self.unsettled.parts.extend(sorted.iter().copied());
+        self.pins.insert((id, call), sorted);
+        Ok(())
+    }
+
+    /// The client has pinned the set, or wants it no more. It may have been refused meanwhile.
+    pub(crate) fn on_pin_ended(&mut self, id: SessionId, call: u64) -> Result<(), String> {
+        let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
+        if words.and_then(|words| words.last_call).is_none_or(|last| call > last) {
+            return Err(format!("pin call {call} has ended and never began"));
+        }
+        self.end_pin((id, call));
+        Ok(())
+    }
+
+    fn check_pin(&self, id: SessionId, parts: &[PartRef]) -> Result<(), Refusal> {
+        let Some(session) = self.sessions.get(id) else { return Err(Refusal::SessionLost { session: id }) };
+        if session.ending {
+            return Err(Refusal::SessionLost { session: id });
+        }
+        let limit = self.config.limits.pins_waiting_max;
+        if session.words.as_ref().is_some_and(|words| words.calls >= limit) {
+            return Err(Refusal::QueueFull { limit });
+        }
+        let mut by_device: BTreeMap<DeviceIndex, Bytes> = BTreeMap::new();
+        let mut by_payer = BTreeMap::new();
+        for part in parts {
+            if self.map_state(id, *part).is_none_or(MapState::is_leaving) {
+                return Err(self.why_lost(id, *part));
+            }
+            let Some(allocation) = self.allocations.get(part.allocation) else { continue };
+            let size = allocation.size_of(part.part);
+            for sum in [
+                by_device.entry(allocation.device).or_default(),
+                by_payer.entry((allocation.tenant, allocation.device)).or_default(),
+            ] {
+                *sum = sum.saturating_add(size);
+            }
+        }
+        let tier = Self::tier();
+        for (device, asked) in by_device {
+            let free = self.ledger.books(Place::device(device)).map_or(Bytes::ZERO, |books| books.capacity());
+            if asked > free {
+                return Err(Refusal::DeviceFull { device: self.uuid(device).to_owned(), tier, free, asked });
+            }
+        }
+        for ((tenant, device), asked) in by_payer {
+            let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
+            if asked > account.limit {
+                let (limit, held) = (account.limit, account.held());
+                let (tenant, device) = (self.tenants.name(tenant).to_owned(), self.uuid(device).to_owned());
+                return Err(Refusal::QuotaLimit { tenant, device, tier, limit, held, asked });
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a part that is not the session's, or soon will not be, cannot be pinned.
+    fn why_lost(&self, id: SessionId, part: PartRef) -> Refusal {
+        if self.sessions.get(id).is_none_or(|session| session.ending) {
+            return Refusal::SessionLost { session: id };
+        }
+        let allocation = self.allocations.get(part.allocation);
+        let (state, owner) = (allocation.map(|it| it.state), allocation.and_then(|it| it.owner));
+        let is_held = self.map_state(id, part).is_some();
+        let seals = matches!(state, Some(AllocationState::Unmapping | AllocationState::Digesting));
+        match state {
+            Some(AllocationState::Freeing) | None => {}
+            Some(_) if is_held || (seals && owner == Some(id)) => {
+                return Refusal::Raced { allocation: part.allocation };
+            }
+            Some(_) => {}
+        }
+        Refusal::AllocationNotFound { allocation: part.allocation.to_string() }
+    }
+
+    /// Looks at what the calls on a part wait for.
+    pub(crate) fn settle_calls(&mut self, part: PartRef) {
+        for id in self.pins.on(part).collect::<Vec<_>>() {
+            let Some(call) = self.pins.get(id).filter(|call| !call.left.is_empty()) else { continue };
+            let waits = self.is_held_up(part, call.arrival) || !call.left.contains(&part);
+            match self.map_state(id.0, part) {
+                None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
+                    let why = self.why_lost(id.0, part);
+                    self.refuse_pin(id, why);
+                }
+                Some(MapState::Away) if !waits => self.bring_back(id.0, part),
+                Some(MapState::Mapped) if !waits => {
+                    if self.pins.got(id, part) {
+                        self.answer_pin(id, None);
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    pub(crate) fn refuse_pin(&mut self, id: PinId, why: Refusal) {
+        self.end_pin(id);
+        if planted!(self, PinCallLost) && matches!(why, Refusal::AllocationNotFound { .. }) {
+            return;
+        }
+        self.answer_pin(id, Some(why));
+    }
+
+    fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
+        let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
+        let channel = session.channel;
+        self.command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });
+    }
+
+    /// Its parts are protected no more.
+    fn end_pin(&mut self, id: PinId) {
+        let Some(call) = self.pins.remove(id) else { return };
+        if let Some(words) = self.sessions.get_mut(id.0).and_then(|session| session.words.as_mut()) {
+            words.calls = words.calls.saturating_sub(1);
+        }
+        for part in call.parts {
+            self.unsettle(part);
+        }
+    }
+
+    /// Nothing is heard of the session any more: its calls are over, and nobody is to be told.
+    pub(crate) fn drop_pins(&mut self, id: SessionId) {
+        let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
+        for call in calls {
+            self.end_pin(call);
+        }
+    }
+
+    pub(crate) fn map_state(&self, id: SessionId, part: PartRef) -> Option<MapState> {
+        self.allocations.get(part.allocation)?.part(part.part)?.map_state(id)
+    }
+}

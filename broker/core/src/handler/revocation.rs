@@ -1,0 +1,254 @@
+//! `RevokeMappings`: parts that everybody is to unmap. See [`crate::residency::Revocation`] for how one goes.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{PartIndex, SessionId};
+
+use super::{Start, Started, Timer};
+use crate::{
+    broker::Broker,
+    collections::Few,
+    command::{Command, Notice, PartRevocation},
+    error::Refusal,
+    event::{Kind, PartRef, Target, WordsOutcome},
+    invariants,
+    residency::{AllocationState, Hold, MapEvent, MapState, Revocation, Stage},
+    tenancy::{Arrival, OpId, OpKind, Revoked},
+    time::Time,
+};
+
+impl Broker {
+    pub(crate) fn revoke_mappings(
+        &mut self,
+        op: OpId,
+        target: &Target,
+        parts: Vec<PartIndex>,
+        wait: bool,
+    ) -> Start {
+        let (id, allocation) = self.find_any(target)?;
+        match allocation.state {
+            AllocationState::Open | AllocationState::Sealed => {}
+            AllocationState::Freeing => {
+                return Err(Refusal::AllocationNotFound { allocation: target.to_string() });
+            }
+            _ => return Err(Refusal::Raced { allocation: id }),
+        }
+        if allocation.kind == Kind::Fixed {
+            return Err(Refusal::KindUnsupported { kind: "revocable fixed" });
+        }
+        let problem = |problem| Refusal::RequestInvalid { field: "part_indices", problem };
+        let all: Vec<_> = if parts.is_empty() { allocation.indices().collect() } else { parts };
+        if all.iter().any(|part| allocation.part(*part).is_none()) {
+            return Err(problem("the allocation has no such part"));
+        }
+        let mut outcomes = BTreeMap::new();
+        for part in all.iter().copied() {
+            if outcomes.insert(part, None).is_some() {
+                return Err(problem("a part is named twice"));
+            }
+        }
+        for (part, outcome) in &mut outcomes {
+            *outcome = self.revoke_part(op, PartRef { allocation: id, part: *part }, wait);
+        }
+        Ok(Started::Waiting(OpKind::Revoke(Revoked::new(id, outcomes))))
+    }
+
+    /// Begins with one part, or joins who did. `None`: the operation is told when it is over.
+    fn revoke_part(&mut self, op: OpId, part: PartRef, wait: bool) -> Option<PartRevocation> {
+        let until = self.now.after(self.config.limits.revoke_answer_timeout);
+        if let Some(under_way) = self.revocations.get_mut(&part) {
+            let lasts = match &mut under_way.stage {
+                Stage::Fence { .. } if !wait => {
+                    return Some(PartRevocation::Pinned { by: self.mapping(part, |_| true) });
+                }
+                Stage::Words { fence, .. } if wait => Some(*fence.get_or_insert(until)),
+                Stage::Words { .. } | Stage::Evict | Stage::Fence { .. } => None,
+            };
+            under_way.ops.push(op);
+            if let Some(until) = lasts {
+                self.arm(until, Timer::Fence(part));
+            }
+            return None;
+        }
+        if let Some(outcome) = self.cannot_begin(part, wait) {
+            return Some(outcome);
+        }
+        let stage = match wait {
+            true => {
+                self.arm(until, Timer::Fence(part));
+                self.unsettled.parts.insert(part);
+                Stage::Fence { until }
+            }
+            false => self.ask_words(part),
+        };
+        let ops = [op].into_iter().collect::<Few<_>>();
+        let began = self.pins.arrive();
+        self.revocations.insert(part, Revocation { began, stage, ops, comers: Vec::new() });
+        None
+    }
+
+    /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it.
+    fn cannot_begin(&self, part: PartRef, wait: bool) -> Option<PartRevocation> {
+        let standing = self.standing(part);
+        if !standing.is_empty() {
+            return Some(PartRevocation::Standing { by: standing });
+        }
+        let silent = self.silent(part);
+        if !silent.is_empty() {
+            return Some(PartRevocation::Silent { by: silent });
+        }
+        if self.mapping(part, |_| true).is_empty() {
+            return Some(PartRevocation::Revoked);
+        }
+        if wait {
+            return None;
+        }
+        // Who was sent the part and has not answered counts as using it.
+        let now = self.pins.now();
+        let uses = |hold: &Hold| {
+            let calls = self.pins.protects(part, hold.session, now) && !planted!(self, EvictedThoughPinned);
+            hold.state != MapState::Mapped || calls
+        };
+        let by = self.mapping(part, uses);
+        (!by.is_empty()).then_some(PartRevocation::Pinned { by })
+    }
+
+    fn ask_words(&mut self, part: PartRef) -> Stage {
+        let (mut words, mut asked) = (Vec::new(), Vec::new());
+        for hold in self.holds(part).iter().filter(|hold| hold.state == MapState::Mapped) {
+            if let (Some(session), Some(slot)) = (self.sessions.get(hold.session), hold.slot()) {
+                words.push((session.channel, hold.session, slot));
+                asked.push(hold.session);
+            }
+        }
+        self.command(Command::RevokeWords { part, words });
+        Stage::Words { asked, fence: None }
+    }
+
+    pub(crate) fn on_words_revoked(&mut self, part: PartRef, outcome: WordsOutcome) {
+        let stage = self.revocations.get(&part).map(|under_way| under_way.stage.clone());
+        let Some(Stage::Words { asked, fence }) = stage else {
+            return self.broken(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
+        };
+        self.unsettled.parts.insert(part);
+        let next = match outcome {
+            // REVOKE stands: whoever maps it still is told, answering or not.
+            WordsOutcome::Revoked => {
+                let mut mappers = 0usize;
+                for session in asked {
+                    let open = self.sessions.get(session).is_some_and(|session| session.channel_open);
+                    if open && self.map_state(session, part) == Some(MapState::Mapped) {
+                        self.evict(session, part, true);
+                        mappers = mappers.saturating_add(1);
+                    }
+                }
+                self.notice(Notice::Evicted { part, mappers });
+                Stage::Evict
+            }
+            WordsOutcome::Pinned { by } => match fence {
+                Some(until) if until > self.now => Stage::Fence { until },
+                _ => return self.revocation_over(part, &PartRevocation::Pinned { by }),
+            },
+        };
+        if let Some(under_way) = self.revocations.get_mut(&part) {
+            under_way.stage = next;
+        }
+    }
+
+    /// Tells who can be told, and ends the revocation if it is over.
+    pub(crate) fn settle_revocation(&mut self, part: PartRef) {
+        let Some(under_way) = self.revocations.get(&part) else { return };
+        let began = under_way.began;
+        match under_way.stage {
+            Stage::Words { .. } => return,
+            Stage::Fence { .. } => self.fence(part, began),
+            Stage::Evict => {}
+        }
+        let silent = self.silent(part);
+        if !silent.is_empty() {
+            return self.revocation_over(part, &PartRevocation::Silent { by: silent });
+        }
+        if self.mapping(part, |_| true).is_empty() {
+            self.revocation_over(part, &PartRevocation::Revoked);
+        }
+    }
+
+    /// Who maps a fenced part is told to unmap it, unless a call of its own came before the fence and has not ended.
+    fn fence(&mut self, part: PartRef, began: Arrival) {
+        let free = |hold: &Hold| {
+            let answers = self.sessions.get(hold.session).is_some_and(|session| session.is_answering());
+            hold.state == MapState::Mapped && answers && !self.pins.protects(part, hold.session, began)
+        };
+        for session in self.mapping(part, free) {
+            self.evict(session, part, false);
+        }
+    }
+
+    /// A fence does not wait for pins for ever. Who was told unmaps when its pins have ended.
+    pub(crate) fn fence_lasted(&mut self, part: PartRef) {
+        let due = |until: Time| until <= self.now;
+        let stage = self.revocations.get(&part).map(|under_way| &under_way.stage);
+        if matches!(stage, Some(Stage::Fence { until }) if due(*until)) {
+            let by = self.mapping(part, |_| true);
+            self.revocation_over(part, &PartRevocation::Pinned { by });
+        }
+    }
+
+    fn revocation_over(&mut self, part: PartRef, outcome: &PartRevocation) {
+        let Some(over) = self.revocations.remove(&part) else { return };
+        for comer in over.comers {
+            if self.map_state(comer, part) == Some(MapState::Away) {
+                self.bring_back(comer, part);
+            }
+        }
+        self.unsettle(part);
+        for op in over.ops.iter().copied() {
+            if let Some(OpKind::Revoke(revoked)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+                revoked.resolve(part.part, outcome.clone());
+            }
+            self.check_op(op);
+        }
+    }
+
+    fn evict(&mut self, id: SessionId, part: PartRef, prompt: bool) {
+        if let Err(problem) = self.step(id, part, MapEvent::Evict) {
+            return self.broken(invariants::TRANSITIONS, problem);
+        }
+        let told = self.revoked_part(id, part);
+        self.unsettled.evicted.entry(id).or_default().push(told);
+        if prompt && let Some(words) = self.sessions.get_mut(id).and_then(|session| session.words.as_mut()) {
+            words.prompt.insert(part);
+            self.expect_answer(id);
+        }
+    }
+
+    /// Whether who came then for the part waits for the end of a revocation.
+    pub(crate) fn is_held_up(&self, part: PartRef, came: Arrival) -> bool {
+        self.revocations.get(&part).is_some_and(|under_way| {
+            let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
+            under_way.began < came && !let_in
+        })
+    }
+
+    pub(crate) fn holds(&self, part: PartRef) -> &[Hold] {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.map(|entry| &*entry.holds).unwrap_or_default()
+    }
+
+    /// Of those who map a part or are about to, these.
+    fn mapping(&self, part: PartRef, which: impl Fn(&Hold) -> bool) -> Vec<SessionId> {
+        let holds = self.holds(part).iter().filter(|hold| hold.state != MapState::Away && which(hold));
+        holds.map(|hold| hold.session).collect()
+    }
+
+    fn standing(&self, part: PartRef) -> Vec<SessionId> {
+        let words = |id| self.sessions.get(id).is_some_and(|session| session.words.is_some());
+        self.mapping(part, |hold| !words(hold.session))
+    }
+
+    /// Who maps the part and does not answer.
+    fn silent(&self, part: PartRef) -> Vec<SessionId> {
+        let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
+        self.mapping(part, |hold| hold.state.maps() && !answers(hold.session))
+    }
+}

@@ -1,0 +1,98 @@
+//! Moving one session's hold on one part along its table, and all counts with it.
+
+use std::collections::btree_map::Entry;
+
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    command::Command,
+    event::{PartRef, Slot},
+    observed::Transition,
+    residency::{MapEvent, MapState, MapStep},
+};
+
+impl Broker {
+    pub(crate) fn step(&mut self, id: SessionId, part: PartRef, event: MapEvent) -> Result<MapStep, String> {
+        let unknown = || {
+            format!("{event:?} of part {} of {}, which the session does not map", part.part, part.allocation)
+        };
+        let session = self.sessions.get_mut(id).ok_or_else(unknown)?;
+        let allocation = self.allocations.get_mut(part.allocation).ok_or_else(unknown)?;
+        let hold =
+            allocation.part(part.part).and_then(|entry| entry.hold(id)).copied().ok_or_else(unknown)?;
+        let old = hold.state;
+        let step = old.on(event);
+        self.transitions.note(Transition::Mapping { from: old, event, legal: step.is_some() });
+        let step = step.ok_or_else(|| {
+            format!("{event:?} of part {} of {}, which is {old:?}", part.part, part.allocation)
+        })?;
+        let new = step.target();
+        match new {
+            Some(state) => allocation.set_hold(part.part, hold.in_state(state)),
+            None => allocation.remove_hold(part.part, id),
+        }
+        if old.maps() && !new.is_some_and(MapState::maps) && !planted!(self, AwayStillMapped) {
+            session.mapped = session.mapped.saturating_sub(allocation.size_of(part.part));
+        }
+        if old == MapState::Queued && new.is_none() {
+            session.queue.forget(|part| self.allocations.is_queued(id, part));
+        }
+        if new == Some(MapState::Queued) {
+            session.queue.push(part);
+        }
+        if old.in_flight() && !new.is_some_and(MapState::in_flight) {
+            session.fds_in_flight = session.fds_in_flight.saturating_sub(1);
+            if session.fds_in_flight == 0 {
+                session.map_deadline = None;
+            }
+            self.fds.give_back(session.tenant, 1);
+        }
+        if new == Some(MapState::Revoking) && old != MapState::Revoking {
+            session.revoking += 1;
+        }
+        if old == MapState::Revoking && new.is_none() {
+            session.revoking = session.revoking.saturating_sub(1);
+        }
+        if new == Some(MapState::Evicting) {
+            self.evicting = self.evicting.saturating_add(1);
+        }
+        if old == MapState::Evicting {
+            self.evicting = self.evicting.saturating_sub(1);
+            if let Some(words) = &mut session.words {
+                words.prompt.remove(&part);
+            }
+        }
+        if !session.owes_unmapped() {
+            session.revoke_deadline = None;
+        }
+        if new.is_none()
+            && let Entry::Occupied(mut count) = session.maps.entry(part.allocation)
+        {
+            *count.get_mut() = count.get().saturating_sub(1);
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        let reused = planted!(self, SlotReused) && new == Some(MapState::Away);
+        if (new.is_none() || reused)
+            && let Some(slot) = hold.slot()
+        {
+            self.forget_word(id, slot);
+        }
+        self.unsettle(part);
+        Ok(step)
+    }
+
+    /// The slot is free, and its word is no part's.
+    fn forget_word(&mut self, id: SessionId, slot: Slot) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if let Some(words) = &mut session.words {
+            words.slots.give_back(slot);
+        }
+        if session.channel_open && !planted!(self, WordNotForgotten) {
+            let channel = session.channel;
+            self.command(Command::ForgetWord { channel, slot });
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Something for each tenant that has come to have it. Tenants are numbered from zero and never forgotten, so a number is
+//! the place of what belongs to it.
+
+use super::TenantId;
+
+#[derive(Debug)]
+pub(crate) struct ByTenant<V>(Vec<Option<V>>);
+
+impl<V> ByTenant<V> {
+    pub(crate) fn get(&self, tenant: TenantId) -> Option<&V> {
+        self.0.get(tenant.place())?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, tenant: TenantId) -> Option<&mut V> {
+        self.0.get_mut(tenant.place())?.as_mut()
+    }
+
+    pub(crate) fn insert(&mut self, tenant: TenantId, value: V) {
+        if tenant.place() >= self.0.len() {
+            self.0.resize_with(tenant.place().saturating_add(1), || None);
+        }
+        if let Some(slot) = self.0.get_mut(tenant.place()) {
+            *slot = Some(value);
+        }
+    }
+
+    /// Changes what the tenant has, or what it is given to begin with.
+    pub(crate) fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut V))
+    where
+        V: Default,
+    {
+        if self.get(tenant).is_none() {
+            self.insert(tenant, V::default());
+        }
+        self.get_mut(tenant).map(change);
+    }
+
+    /// In the order of the tenants.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantId, &V)> {
+        let all = self.0.iter().enumerate();
+        all.filter_map(|(at, value)| Some((TenantId::at(at), value.as_ref()?)))
+    }
+}
+
+impl<V> Default for ByTenant<V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}

@@ -1,0 +1,24 @@
+//! What a session with pins has besides.
+
+use std::collections::BTreeSet;
+
+use super::Slots;
+use crate::event::PartRef;
+
+#[derive(Debug)]
+pub(crate) struct Words {
+    pub(crate) slots: Slots,
+    /// Parts that it was told to unmap when nobody pinned them: it can do so at once, and is overdue if it does not. What
+    /// is fenced may be pinned for as long as its program likes.
+    pub(crate) prompt: BTreeSet<PartRef>,
+    /// The number of its last pin call.
+    pub(crate) last_call: Option<u64>,
+    /// Its pin calls that have not ended.
+    pub(crate) calls: usize,
+}
+
+impl Words {
+    pub(crate) const fn new(slots: u32) -> Self {
+        Self { slots: Slots::new(slots), prompt: BTreeSet::new(), last_call: None, calls: 0 }
+    }
+}

@@ -1,0 +1,93 @@
+//! Sessions with a word table, up to where the core hears of them.
+
+use broker_core::Slot;
+use broker_driver::Handle;
+use rustix::fs::SealFlags;
+
+use super::*;
+use crate::channel::Asked;
+
+fn hello_with_pins() -> Vec<u8> {
+    packet(v1::client_frame::Frame::Hello(v1::Hello { features: u64::MAX, ..hello() }))
+}
+
+fn words_mapped_packet() -> Vec<u8> {
+    packet(v1::client_frame::Frame::WordsMapped(v1::WordsMapped {}))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_word_table_is_sealed_once_it_is_mapped() {
+    let mut daemon = Daemon::start();
+    let client = daemon.connect();
+    client.send(&hello_with_pins());
+    let (channel, said) = daemon.hello().await;
+    assert!(said.pins);
+    let Some(Handle::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
+    let sealed = |seals| rustix::fs::fcntl_get_seals(&*table).unwrap().contains(seals);
+    assert!(sealed(SealFlags::SHRINK | SealFlags::GROW) && !sealed(SealFlags::FUTURE_WRITE));
+
+    client.send(&words_mapped_packet());
+    // A frame of any other kind comes to the core only after that.
+    client.send(&mapped_packet(3));
+    let Event::Frame { frame: ClientFrame::Mapped(_), .. } = daemon.event().await else { panic!() };
+    assert!(sealed(SealFlags::FUTURE_WRITE | SealFlags::SEAL));
+    assert!(daemon.channels.word_table(channel).is_none(), "the daemon has done with the descriptor");
+
+    client.send(&words_mapped_packet());
+    let Event::Malformed { problem, .. } = daemon.event().await else { panic!() };
+    assert!(problem.contains("mapped before"), "{problem}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_word_table_is_mapped_first_and_only_where_there_is_one() {
+    for (hello, next, told) in [
+        (hello_with_pins(), mapped_packet(3), "not mapped yet"),
+        (hello_packet(), words_mapped_packet(), "no word table"),
+    ] {
+        let mut daemon = Daemon::start();
+        let client = daemon.connect();
+        client.send(&hello);
+        daemon.hello().await;
+        client.send(&next);
+        let Event::Malformed { problem, .. } = daemon.event().await else { panic!() };
+        assert!(problem.contains(told), "{problem}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn words_that_no_honest_client_makes_are_told() {
+    let mut daemon = Daemon::start();
+    let client = daemon.connect();
+    client.send(&hello_with_pins());
+    let (channel, _) = daemon.hello().await;
+    let Some(Handle::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
+    let write = |slot: u64, word: u64| {
+        rustix::io::pwrite(&*table, &word.to_ne_bytes(), 64 + 16 * slot).unwrap();
+    };
+    let (mapped, revoke) = (1 << 25, 1 << 26);
+    write(0, mapped);
+    write(1, mapped | 2);
+    write(2, 1 << 40);
+    let channels = &daemon.channels;
+    assert_eq!(channels.evict(channel, Slot(0)), Ok(Asked::Revoked));
+    assert_eq!(channels.evict(channel, Slot(1)), Ok(Asked::Pinned));
+    assert_eq!(channels.evict(channel, Slot(3)), Ok(Asked::Leaving));
+    for slot in [2, 16, u32::MAX] {
+        assert!(channels.evict(channel, Slot(slot)).is_err(), "{slot}");
+        assert!(channels.fence(channel, Slot(slot)).is_err(), "{slot}");
+        assert!(channels.forget_word(channel, Slot(slot)).is_err(), "{slot}");
+    }
+    assert!(channels.forget_word(channel, Slot(0)).is_err(), "it is mapped");
+    assert_eq!(channels.forget_word(channel, Slot(3)), Ok(()));
+
+    let word = |slot: u64| {
+        let mut bytes = [0; 8];
+        rustix::io::pread(&*table, &mut bytes, 64 + 16 * slot).unwrap();
+        u64::from_ne_bytes(bytes)
+    };
+    assert_eq!((word(0), word(1), word(3)), (mapped | revoke, mapped | 2, 0));
+    assert_eq!(channels.fence(channel, Slot(0)), Ok(()), "it stands already");
+    channels.take_back(channel, Slot(0));
+    assert_eq!(channels.fence(channel, Slot(1)), Ok(()));
+    assert_eq!((word(0), word(1)), (mapped, mapped | revoke | 2));
+}

@@ -1,0 +1,99 @@
+//! The word table of one session, as the daemon has it: made with the session, mapped by its client, sealed after that.
+
+use std::{
+    io,
+    num::NonZeroUsize,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use broker_core::Slot;
+use broker_driver::Handle;
+use vramd_proto::channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR};
+use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, bytes_for};
+
+use crate::platform::shared_memory::{SharedMemory, close_to_writers};
+
+#[derive(Debug)]
+pub(super) struct Words {
+    table: Daemon<SharedMemory>,
+    slots: u32,
+    /// Until the client has mapped it.
+    fd: Mutex<Option<Arc<OwnedFd>>>,
+}
+
+/// What came of asking for one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// REVOKE stands, and nobody pins.
+    Revoked,
+    Pinned,
+    /// Not mapped, or about to be unmapped by its client, which says so.
+    Leaving,
+}
+
+impl Words {
+    pub(super) fn create(slots: u32) -> io::Result<Self> {
+        let words = usize::try_from(bytes_for(slots) / 8).ok().and_then(NonZeroUsize::new);
+        let (memory, fd) = SharedMemory::create("vramd-words", words.ok_or(io::ErrorKind::OutOfMemory)?)?;
+        let header = Header { major: PROTOCOL_MAJOR, minor: PROTOCOL_MINOR, features: FEATURES, slots };
+        let table = Daemon::create(memory, header).map_err(io::Error::other)?;
+        Ok(Self { table, slots, fd: Mutex::new(Some(Arc::new(fd))) })
+    }
+
+    /// What the client maps it by, while it has not.
+    pub(super) fn handle(&self) -> Option<Handle> {
+        self.fd.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Handle::Memfd)
+    }
+
+    pub(super) fn is_mapped(&self) -> bool {
+        self.fd.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// The client has mapped it: nobody else can from now on. The error says what is wrong with that.
+    pub(super) fn mapped(&self) -> Result<(), String> {
+        let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let fd = fd.ok_or("the word table was mapped before")?;
+        close_to_writers(&fd).map_err(|error| format!("the word table can't be sealed: {error}"))
+    }
+
+    /// Asks for a part that nobody pins.
+    pub(super) fn evict(&self, slot: Slot) -> Result<Asked, String> {
+        Ok(match self.slot(slot)?.revoke_to_evict().map_err(impossible)? {
+            Evict::Revoked => Asked::Revoked,
+            Evict::StillPinned => Asked::Pinned,
+            Evict::Leaving => Asked::Leaving,
+        })
+    }
+
+    /// Takes that back, as long as no frame told of it.
+    pub(super) fn take_back(&self, slot: Slot) {
+        if let Ok(slot) = self.slot(slot) {
+            slot.take_back();
+        }
+    }
+
+    /// Asks for a part whoever pins it, if that has not been asked before.
+    pub(super) fn fence(&self, slot: Slot) -> Result<(), String> {
+        let slot = self.slot(slot)?;
+        if let State::Revoking { .. } = slot.state().map_err(impossible)? {
+            return Ok(());
+        }
+        match slot.revoke_to_fence().map_err(impossible)? {
+            Fence::Revoked { .. } | Fence::Leaving => Ok(()),
+        }
+    }
+
+    /// The slot will serve another part.
+    pub(super) fn forget(&self, slot: Slot) -> Result<(), String> {
+        self.slot(slot)?.collect_written().map(drop).map_err(impossible)
+    }
+
+    fn slot(&self, slot: Slot) -> Result<DaemonSlot<'_>, String> {
+        self.table.slot(slot.0).ok_or_else(|| format!("no slot {} among {}", slot.0, self.slots))
+    }
+}
+
+fn impossible(impossible: Impossible) -> String {
+    format!("word table: {impossible}")
+}

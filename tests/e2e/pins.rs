@@ -1,0 +1,430 @@
+//! Pins by protocol: revoking mappings, mapping them again, and clients that do it wrong.
+
+use std::time::{Duration, Instant};
+
+use vramd_proto::v1::{
+    AllocationState, EndSessionRequest, PartRef, PartRevocation, RevocationOutcome as Outcome,
+    RevokeMappingsRequest, RevokeReason, SealRequest, SessionState, WordsMapped, client_frame::Frame,
+    daemon_frame, revoke_mappings_request::Target,
+};
+use vramd_tests::{
+    Config, Daemon, MIB, MIB_2, RawSession, Refused,
+    channel::Packet,
+    content, digest,
+    session::{hello_with_pins, persistent, spec},
+    wait::{PATIENCE, until},
+};
+use vramd_types::Reason;
+use vramd_words::{Access, State, Unpinned};
+
+const MAPPED: u64 = 1 << 25;
+const REVOKE: u64 = 1 << 26;
+
+fn revoke_request(allocation: u64, wait: bool) -> RevokeMappingsRequest {
+    let target = Some(Target::AllocationId(allocation));
+    RevokeMappingsRequest { target, wait, ..Default::default() }
+}
+
+fn outcomes(parts: &[PartRevocation]) -> Vec<(u32, Outcome, Vec<u64>)> {
+    parts.iter().map(|part| (part.part_index, part.outcome(), part.session_ids.clone())).collect()
+}
+
+fn part(allocation_id: u64, part_index: u32) -> PartRef {
+    PartRef { allocation_id, part_index }
+}
+
+/// Revokes all of an allocation that this session alone maps, and does what it is told.
+#[track_caller]
+fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
+    let revoking = daemon.admin.revoke_mappings(revoke_request(allocation, false));
+    while session.parts(allocation).next().is_some() {
+        let revoke = session.receive_revoke();
+        assert_eq!(revoke.reason(), RevokeReason::Evicted);
+        session.unmap_parts(revoke.parts);
+    }
+    let parts = revoking.ok().parts;
+    assert!(parts.iter().all(|part| part.outcome() == Outcome::Revoked), "{parts:?}");
+}
+
+fn quarantined(daemon: &Daemon, session: &RawSession) -> Refused {
+    let refused = loop {
+        match session.channel.receive(PATIENCE) {
+            Packet::Frame(daemon_frame::Frame::Refused(refused), _) => break Refused::from_frame(refused),
+            Packet::Frame(..) => {}
+            other => panic!("no refusal: {other:?}"),
+        }
+    };
+    until("it is silent or gone", || {
+        daemon
+            .books()
+            .sessions
+            .iter()
+            .all(|row| row.session_id != session.id() || row.state() == SessionState::Silent)
+    });
+    refused
+}
+
+#[test]
+fn what_nobody_pins_is_revoked_and_the_next_pin_maps_the_same_bytes() {
+    let daemon = Daemon::new();
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let request = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..spec(3 * MIB_2 - 7) };
+    let id = session.allocate(request).allocation_id;
+    let written = content(3 * MIB_2 - 7, 5);
+    session.write(id, &written);
+    let held = daemon.books().held();
+    for _ in 0..3 {
+        evict(&daemon, &mut session, id);
+        assert_eq!(session.word_table().read(session.slot(id, 1)) & (MAPPED | REVOKE), 0);
+        let books = daemon.books();
+        assert_eq!(books.held(), held, "its bytes stay where they are, and charged");
+        assert_eq!(books.sessions[0].mapped_bytes, 0);
+
+        session.pins_on_map = 1;
+        let call = session.pin((0..3).map(|index| part(id, index)).collect());
+        session.pin_answer(call).unwrap();
+        session.pin_ended(call);
+        assert_eq!(session.digest(id, 3 * MIB_2 - 7), digest(&written));
+        for index in 0..3 {
+            let slot = session.word_table().client(session.slot(id, index));
+            assert_eq!(slot.unpin(), Ok(Unpinned::Done));
+        }
+    }
+    session.free(id);
+    daemon.drains();
+}
+
+#[test]
+fn what_is_pinned_is_left_alone_unless_an_operator_waits() {
+    let daemon = Daemon::new();
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    session.pins_on_map = 1;
+    let id = session.allocate(spec(MIB_2)).allocation_id;
+    let slot = session.slot(id, 0);
+    let refused = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    assert_eq!(outcomes(&refused.parts), [(0, Outcome::Pinned, vec![session.id()])]);
+    assert_eq!(session.word_table().read(slot), MAPPED | 1, "taken back");
+
+    let fence = daemon.admin.revoke_mappings(revoke_request(id, true));
+    assert_eq!(session.receive_revoke().reason(), RevokeReason::Evicted);
+    let word = session.word_table().client(slot);
+    assert_eq!(
+        session
+            .word_table()
+            .worker(slot)
+            .begin_unmap_revoked()
+            .err()
+            .map(|why| format!("{why:?}"))
+            .as_deref(),
+        Some("Pinned")
+    );
+    assert_eq!(word.pin(Access::Read), Ok(()), "while there is a pin more may join");
+    assert_eq!(word.unpin(), Ok(Unpinned::Done));
+    assert!(!fence.is_answered());
+    assert_eq!(word.unpin(), Ok(Unpinned::WakeWorker));
+    session.unmap_parts(vec![part(id, 0)]);
+    assert_eq!(outcomes(&fence.ok().parts), [(0, Outcome::Revoked, vec![])]);
+}
+
+#[test]
+fn who_holds_on_past_the_time_is_named() {
+    let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    session.pins_on_map = 1;
+    let id = session.allocate(spec(MIB_2)).allocation_id;
+    let begun = Instant::now();
+    let answer = daemon.admin.revoke_mappings(revoke_request(id, true)).ok();
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    let [(0, outcome, by)] = &outcomes(&answer.parts)[..] else { panic!("{answer:?}") };
+    assert!(matches!(outcome, Outcome::Pinned | Outcome::Silent), "{outcome:?}");
+    assert_eq!(by, &[session.id()]);
+    // It still can: then it lives as before.
+    let revoke = session.receive_revoke();
+    assert_eq!(session.word_table().client(session.slot(id, 0)).unpin(), Ok(Unpinned::WakeWorker));
+    session.unmap_parts(revoke.parts);
+    until("it lives again", || daemon.books().sessions[0].state() == SessionState::Live);
+    let call = session.pin(vec![part(id, 0)]);
+    session.pin_answer(call).unwrap();
+}
+
+#[test]
+fn who_has_no_pins_or_is_silent_keeps_what_it_maps() {
+    let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"));
+    let mut plain = RawSession::open(&daemon.sockets());
+    let id = plain.allocate(spec(MIB_2)).allocation_id;
+    let answer = daemon.admin.revoke_mappings(revoke_request(id, true)).ok();
+    assert_eq!(outcomes(&answer.parts), [(0, Outcome::Standing, vec![plain.id()])]);
+
+    let mut silent = RawSession::open_with_pins(&daemon.sockets());
+    let id = silent.allocate(spec(MIB_2)).allocation_id;
+    // It is told, and does not answer.
+    let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    assert_eq!(outcomes(&answer.parts), [(0, Outcome::Silent, vec![silent.id()])]);
+    let word = silent.word_table().read(silent.slot(id, 0));
+    let again = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    assert_eq!(outcomes(&again.parts), [(0, Outcome::Silent, vec![silent.id()])]);
+    assert_eq!(silent.word_table().read(silent.slot(id, 0)), word, "its words are left alone");
+}
+
+#[test]
+fn one_reader_that_pins_keeps_the_part_for_all() {
+    let daemon = Daemon::new();
+    let mut owner = RawSession::open_with_pins(&daemon.sockets());
+    let id = owner.allocate(persistent("shared", MIB_2)).allocation_id;
+    owner.seal(id);
+    let mut readers: Vec<_> = (0..2)
+        .map(|_| {
+            let mut reader = RawSession::open_with_pins(&daemon.sockets());
+            reader.attach("shared");
+            reader
+        })
+        .collect();
+    let slot = readers[1].slot(id, 0);
+    readers[1].word_table().client(slot).pin(Access::Read).unwrap();
+    let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    assert_eq!(outcomes(&answer.parts), [(0, Outcome::Pinned, vec![readers[1].id()])]);
+    for session in [&owner, &readers[0]] {
+        assert_eq!(session.word_table().read(session.slot(id, 0)), MAPPED, "taken back");
+    }
+    assert_eq!(readers[1].word_table().client(slot).unpin(), Ok(Unpinned::Done));
+    let revoking = daemon.admin.revoke_mappings(revoke_request(id, false));
+    for session in readers.iter_mut().chain([&mut owner]) {
+        let revoke = session.receive_revoke();
+        session.unmap_parts(revoke.parts);
+    }
+    assert_eq!(outcomes(&revoking.ok().parts), [(0, Outcome::Revoked, vec![])]);
+    // One comes back alone.
+    let call = readers[0].pin(vec![part(id, 0)]);
+    readers[0].pin_answer(call).unwrap();
+    assert_eq!(daemon.books().allocations[0].mapper_count, 1);
+}
+
+#[test]
+fn what_is_away_is_sealed_freed_and_attached_as_ever() {
+    let daemon = Daemon::new();
+    let mut owner = RawSession::open_with_pins(&daemon.sockets());
+    let id = owner.allocate(persistent("model", 2 * MIB)).allocation_id;
+    owner.write(id, &content(2 * MIB, 8));
+    evict(&daemon, &mut owner, id);
+    let seal = SealRequest { session_id: owner.id(), allocation_id: id, ..Default::default() };
+    let sealed = owner.memory.seal(seal).ok().allocation.unwrap();
+    assert_eq!(sealed.digest, digest(&content(2 * MIB, 8)));
+    owner.map_all(id);
+    evict(&daemon, &mut owner, id);
+
+    let mut reader = RawSession::open_with_pins(&daemon.sockets());
+    reader.attach("model");
+    assert_eq!(reader.digest(id, 2 * MIB), digest(&content(2 * MIB, 8)));
+    evict(&daemon, &mut reader, id);
+    reader.detach(id);
+    assert_eq!(owner.free(id).mapper_count, 0);
+    until("it is gone", || daemon.books().allocations.is_empty());
+    daemon.drains();
+}
+
+#[test]
+fn a_set_is_resident_as_a_whole_and_protected_until_its_call_ends() {
+    let daemon = Daemon::new();
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let a = session.allocate(spec(MIB_2)).allocation_id;
+    let b = session.allocate(spec(MIB_2)).allocation_id;
+    evict(&daemon, &mut session, a);
+    let call = session.pin(vec![part(a, 0), part(b, 0)]);
+    session.pin_answer(call).unwrap();
+    // Neither has a pin, and yet neither goes.
+    for id in [a, b] {
+        let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+        assert_eq!(outcomes(&answer.parts), [(0, Outcome::Pinned, vec![session.id()])]);
+    }
+    session.pin_ended(call);
+    until("the call has ended", || {
+        let answer = daemon.admin.revoke_mappings(revoke_request(a, false));
+        let gone = session.channel.waits(Duration::from_millis(50));
+        if gone {
+            let revoke = session.receive_revoke();
+            session.unmap_parts(revoke.parts);
+        }
+        answer.ok().parts[0].outcome() == Outcome::Revoked
+    });
+}
+
+#[test]
+fn a_pin_that_cannot_be_is_refused_and_the_session_lives() {
+    let daemon = Daemon::new();
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let ids: Vec<_> = (0..2).map(|_| session.allocate(spec(MIB_2)).allocation_id).collect();
+    let other = RawSession::open_with_pins(&daemon.sockets());
+    let theirs = other.reserve(spec(MIB_2)).allocation_id;
+    for unknown in [part(ids[0], 9), part(theirs, 0), part(u64::MAX, u32::MAX)] {
+        let call = session.pin(vec![part(ids[1], 0), unknown]);
+        let refused = session.pin_answer(call).unwrap_err();
+        assert_eq!(refused.code, tonic::Code::NotFound, "{refused:?}");
+    }
+    // Together more than the limit holds by now.
+    daemon.set_quota(session.tenant(), "", "2MiB");
+    let call = session.pin(ids.iter().map(|id| part(*id, 0)).collect());
+    session.pin_answer(call).unwrap_err().is(Reason::QuotaLimit);
+    let call = session.pin(vec![part(ids[0], 0)]);
+    session.pin_answer(call).unwrap();
+}
+
+#[test]
+fn what_no_honest_client_sends_ends_its_session_alone() {
+    let daemon = Daemon::new();
+    let mut witness = RawSession::open_with_pins(&daemon.sockets());
+    let kept = witness.allocate(spec(MIB_2)).allocation_id;
+    type Lie = fn(&mut RawSession, u64);
+    let lies: [(&str, Lie); 7] = [
+        ("the table mapped twice", |session, _| session.send(Frame::WordsMapped(WordsMapped {}))),
+        ("a call's number again", |session, id| {
+            let call = session.pin(vec![part(id, 0)]);
+            session.pin_answer(call).unwrap();
+            session.send(Frame::Pin(vramd_proto::v1::Pin {
+                call_id: call,
+                parts: vec![part(id, 0)],
+                write: false,
+            }));
+        }),
+        ("a part twice", |session, id| drop(session.pin(vec![part(id, 0), part(id, 0)]))),
+        ("no part", |session, _| drop(session.pin(vec![]))),
+        ("mapped without a map", |session, id| session.acknowledge(vec![part(id, 0)])),
+        ("unmapped for what it does not map", |session, _| session.tell_unmapped(&[part(7, 0)])),
+        ("unmapped twice", |session, id| {
+            session.unmap(id);
+            session.tell_unmapped(&[part(id, 0)]);
+        }),
+    ];
+    for (what, lie) in lies {
+        let mut session = RawSession::open_with_pins(&daemon.sockets());
+        let id = session.allocate(spec(MIB_2)).allocation_id;
+        lie(&mut session, id);
+        let refused = quarantined(&daemon, &session);
+        assert_eq!(refused.reason, Reason::ProtocolBroken.name(), "{what}");
+    }
+    evict(&daemon, &mut witness, kept);
+    let call = witness.pin(vec![part(kept, 0)]);
+    witness.pin_answer(call).unwrap();
+}
+
+#[test]
+fn words_that_cannot_be_end_their_session_alone() {
+    let daemon = Daemon::new();
+    let mut witness = RawSession::open_with_pins(&daemon.sockets());
+    let kept = witness.allocate(spec(MIB_2)).allocation_id;
+    // Unknown bits; pins of what is not mapped; two states at once.
+    for word in [MAPPED | 1 << 40, 5, MAPPED | 1 << 27] {
+        let mut session = RawSession::open_with_pins(&daemon.sockets());
+        let id = session.allocate(spec(MIB_2)).allocation_id;
+        session.word_table().write(session.slot(id, 0), word);
+        let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+        assert_ne!(answer.parts[0].outcome(), Outcome::Revoked, "{word:#x}");
+        let refused = quarantined(&daemon, &session);
+        refused.is(Reason::ProtocolBroken);
+        assert!(refused.message.contains("word"), "{refused:?}");
+    }
+    // A hole in the table reads as absent: a lie too, but one that only says that an answer will come, which does not.
+    assert_eq!(daemon.books().node.invariant_violations, 0);
+    evict(&daemon, &mut witness, kept);
+}
+
+#[test]
+fn pins_left_at_exit_are_nobodys() {
+    let daemon = Daemon::new();
+    let mut owner = RawSession::open_with_pins(&daemon.sockets());
+    let id = owner.allocate(persistent("shared", MIB_2)).allocation_id;
+    owner.seal(id);
+    let mut probe = daemon.probe();
+    probe.ask("open pins");
+    probe.ask(&format!("attach {}/shared", owner.tenant()));
+    probe.ask(&format!("pin {id}"));
+    let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    assert_eq!(answer.parts[0].outcome(), Outcome::Pinned);
+    probe.kill();
+    until("its session is gone", || daemon.books().sessions.len() == 1);
+    evict(&daemon, &mut owner, id);
+    assert_eq!(daemon.books().allocations[0].state(), AllocationState::Sealed);
+}
+
+#[test]
+fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
+    let daemon = Daemon::start(&Config::default().limit("pin_stall_ms = 200"));
+    let mut owner = RawSession::open_with_pins(&daemon.sockets());
+    let ids: Vec<_> = ["p", "q"]
+        .map(|name| {
+            let id = owner.allocate(persistent(name, MIB_2)).allocation_id;
+            owner.seal(id);
+            owner.detach(id);
+            id
+        })
+        .into();
+    let mut sessions: Vec<_> = (0..2)
+        .map(|_| {
+            let mut session = RawSession::open_with_pins(&daemon.sockets());
+            session.attach("p");
+            session.attach("q");
+            session
+        })
+        .collect();
+    // Each pins one of the two, and both are fenced.
+    for (session, id) in sessions.iter().zip(&ids) {
+        session.word_table().client(session.slot(*id, 0)).pin(Access::Read).unwrap();
+    }
+    let fences: Vec<_> =
+        ids.iter().map(|id| daemon.admin.revoke_mappings(revoke_request(*id, true))).collect();
+    for (session, id) in sessions.iter_mut().zip(ids.iter().rev()) {
+        for _ in 0..2 {
+            let revoke = session.receive_revoke();
+            let free: Vec<_> = revoke.parts.into_iter().filter(|part| part.allocation_id == *id).collect();
+            if !free.is_empty() {
+                session.unmap_parts(free);
+            }
+        }
+    }
+    // Now each wants the other one too, while it keeps its own.
+    let first = sessions[0].pin(vec![part(ids[1], 0)]);
+    std::thread::sleep(Duration::from_millis(20));
+    let second = sessions[1].pin(vec![part(ids[0], 0)]);
+    sessions[1].pin_answer(second).unwrap_err().is(Reason::PinStalled);
+    // The elder goes on once the younger gives way.
+    let slot = sessions[1].slot(ids[1], 0);
+    assert_eq!(sessions[1].word_table().client(slot).unpin(), Ok(Unpinned::WakeWorker));
+    sessions[1].unmap_parts(vec![part(ids[1], 0)]);
+    sessions[0].pin_answer(first).unwrap();
+    for fence in fences {
+        fence.cancel();
+    }
+}
+
+#[test]
+fn an_ended_session_gives_back_what_is_away_too() {
+    let daemon = Daemon::new();
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(spec(MIB_2)).allocation_id;
+    evict(&daemon, &mut session, id);
+    let request = EndSessionRequest { session_id: session.id(), ..Default::default() };
+    assert_eq!(daemon.admin.end_session(request).ok().state(), SessionState::Gone);
+    daemon.drains();
+}
+
+#[test]
+fn a_table_has_as_many_slots_as_the_operator_says() {
+    let daemon = Daemon::start(&Config::default().limit("words_per_session_max = 2"));
+    let mut session = RawSession::greet(&daemon.sockets(), hello_with_pins()).unwrap();
+    assert_eq!(session.welcome.slot_count, 2);
+    let first = session.allocate(spec(MIB_2)).allocation_id;
+    session.allocate(spec(MIB_2));
+    session.refused(spec(MIB_2));
+    session.free(first);
+    // The slot serves another part, whose word is as new.
+    until("a slot is free", || {
+        let answer = session.memory.allocate_batch(session.request(vec![spec(MIB_2)])).wait();
+        answer.is_ok_and(|answer| {
+            let id = answer.allocations[0].allocation_id;
+            session.map_all(id);
+            let slot = session.slot(id, 0);
+            let state = vramd_words::Word::from_raw(session.word_table().read(slot)).state();
+            assert_eq!(state, Some(State::Resident { pins: 0 }));
+            true
+        })
+    });
+}
