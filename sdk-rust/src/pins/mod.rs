@@ -11,6 +11,8 @@
 //! so a guard that outlives its handle still keeps the memory where it is.
 
 mod anchor;
+#[cfg(test)]
+mod children;
 mod guard;
 mod memory;
 mod reaper;

@@ -26,7 +26,7 @@ use crate::{
 const ID: u64 = 7;
 const OTHER: u64 = 8;
 
-fn start() -> Pinning {
+pub(super) fn start() -> Pinning {
     Pinning::start(Gpus::new(&[]), PATIENCE)
 }
 
@@ -44,7 +44,7 @@ fn info(id: u64, parts: u32) -> AllocationInfo {
 }
 
 /// An allocation whose parts have come, each full of `fill`.
-fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Allocation {
+pub(super) fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Allocation {
     let expecting = daemon.session.table().expect();
     bring(daemon, id, 0..parts, parts, fill);
     let said = Said::Mapped(Mapped { parts: (0..parts).map(|index| part_ref(id, index)).collect() });

@@ -3,5 +3,6 @@
 mod fake;
 mod loading;
 mod mapping;
+mod streams;
 
 use fake::FakeDriver;
