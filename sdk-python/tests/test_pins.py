@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 
 import numpy as np
 import pytest
-from conftest import MIB, PROGRAM, Daemon, eventually
+from conftest import MIB, PROGRAM, ROOT, Daemon, eventually
 
 import vramd
 
@@ -17,6 +18,18 @@ def vramctl(daemon: Daemon, *words: str) -> str:
     return subprocess.run(
         [PROGRAM.with_name("vramctl"), *words],
         env={"VRAMD_SOCKET_DIR": str(daemon.sockets)}, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+
+
+def revoke(daemon: Daemon, memory: vramd.Memory) -> str:
+    """An operator takes the mapping of what nobody pins; what became of it."""
+    return subprocess.run(
+        [
+            ROOT / ".tools/bin/grpcurl", "-plaintext", "-authority", "localhost",
+            "-d", json.dumps({"allocation_id": str(memory.id)}), f"unix://{daemon.sockets / 'admin.sock'}",
+            "vramd.v1.AdminService/RevokeMappings",
+        ],
+        capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
 
 
@@ -95,18 +108,42 @@ def test_what_an_operator_takes_away_stays_while_somebody_looks(daemon: Daemon) 
     memory = client.allocate(MIB)
     array = np.frombuffer(memory, dtype=np.uint8)
     array[:] = 7
-    vramctl(daemon, "alloc", "free", str(memory.id))
-    eventually("it is being freed", lambda: all(info.state == "freeing" for info in client.list()))
+    vramctl(daemon, "session", "end", str(client.session_id))
+    with pytest.raises(vramd.SessionLost):
+        client.list()
     assert (array == 7).all(), "nobody pulls memory from under an array"
     array[:] = 8
     assert array.sum(dtype=np.int64) == 8 * MIB
     del array
     eventually("then it goes", lambda: not memory.is_mapped)
+
+
+def test_what_was_only_held_goes_with_its_session(daemon: Daemon) -> None:
+    client = daemon.connect()
+    memory = client.allocate(MIB)
+    vramctl(daemon, "session", "end", str(client.session_id))
+    eventually("it is unmapped", lambda: not memory.is_mapped)
     for use in (lambda: memory.copy_to(0, 1), lambda: memoryview(memory), lambda: memory.pin()):
         with pytest.raises(vramd.Error) as gone:
             use()
-        assert isinstance(gone.value, (vramd.NotMapped, vramd.NotFound, vramd.MapFailed)), repr(gone.value)
-    eventually("all of it", lambda: client.list() == [])
+        assert isinstance(gone.value, (vramd.NotMapped, vramd.SessionLost)), repr(gone.value)
+
+
+def test_what_is_revoked_comes_back_to_who_looks(client: vramd.Client, daemon: Daemon) -> None:
+    memory = client.allocate("8MiB", part_size="2MiB")
+    memory.copy_from(b"the same bytes", 3 * MIB)
+    view = memoryview(memory)
+    memory.unhold()
+    assert "PINNED" in revoke(daemon, memory), "who looks keeps"
+    assert bytes(view[3 * MIB : 3 * MIB + 14]) == b"the same bytes"
+    view.release()
+    assert "REVOKED" in revoke(daemon, memory)
+    eventually("it is unmapped", lambda: not memory.is_mapped)
+    assert memory.copy_to(3 * MIB, 14) == b"the same bytes", "a copy brings it back"
+    assert "REVOKED" in revoke(daemon, memory)
+    array = np.from_dlpack(memory)
+    assert array.ctypes.data == memory.device_ptr and array[3 * MIB : 3 * MIB + 14].tobytes() == b"the same bytes"
+    assert "PINNED" in revoke(daemon, memory)
 
 
 def test_pins_of_many_threads(client: vramd.Client) -> None:
