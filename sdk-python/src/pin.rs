@@ -64,7 +64,8 @@ impl Pin {
     fn unpin_after(&self, py: Python<'_>, streams: Vec<u64>) -> PyResult<()> {
         check_process(self.pid)?;
         let view = self.lock().take().ok_or_else(released)?;
-        py.detach(|| view.unpin_after(&streams)).map_err(|(view, error)| {
+        py.detach(|| view.unpin_after(&streams)).map_err(|failed| {
+            let (view, error) = *failed;
             *self.lock() = Some(view);
             Fault::from(error).into()
         })

@@ -41,11 +41,11 @@ impl View {
     }
 
     /// Unpins once the CUDA streams have done what was launched on them so far; what comes back with the error pins yet.
-    pub(crate) fn unpin_after(mut self, streams: &[u64]) -> Result<(), (Self, Error)> {
+    pub(crate) fn unpin_after(mut self, streams: &[u64]) -> Result<(), Box<(Self, Error)>> {
         while let Some(pinned) = self.pins.pop() {
             if let Err(failed) = pinned.unpin_after(streams) {
                 self.pins.push(failed.pinned);
-                return Err((self, failed.error));
+                return Err(Box::new((self, failed.error)));
             }
         }
         Ok(())
