@@ -1,5 +1,5 @@
 # One door to everything. Needs Rust and Python 3.11 or later; all else is fetched into .tools/ and .demo/.
-.PHONY: help demo test gpu gpu-bundle verify fix errors-md invariants-md proto-baseline
+.PHONY: help demo test gpu gpu-bundle verify fix errors-md invariants-md metrics-md proto-baseline
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ errors-md: ## writes docs/ERRORS.md from the registry of reasons
 
 invariants-md: ## writes docs/INVARIANTS.md from the registry of invariants
 	cargo run --quiet -p simulator --bin invariants-md
+
+metrics-md: ## writes docs/METRICS.md from the registry of metrics
+	cargo run --quiet -p vramd-tests --bin metrics-md
 
 proto-baseline: ## makes the protocol as it is now the one that later changes must not break
 	tests/dev/install-tools

@@ -4,8 +4,13 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 4] =
-    ["vramd/v1/types.proto", "vramd/v1/memory.proto", "vramd/v1/admin.proto", "vramd/v1/channel.proto"];
+const FILES: [&str; 5] = [
+    "vramd/v1/types.proto",
+    "vramd/v1/memory.proto",
+    "vramd/v1/admin.proto",
+    "vramd/v1/channel.proto",
+    "vramd/v1/watch.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES {

@@ -16,6 +16,7 @@ use crate::{
     channel::{self, Channels},
     config::{self, Config},
     driver,
+    events::{EventLimits, Events},
     exit::Failure,
     grpc,
     platform::{
@@ -23,6 +24,7 @@ use crate::{
     },
     reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
+    telemetry::{Node, Opening},
 };
 
 /// Requests of operators that may wait: few, and never behind those of clients.
@@ -56,6 +58,7 @@ pub struct App {
     inbox: Inbox,
     queue: Queue,
     clock: Clock,
+    telemetry: Opening,
 }
 
 #[derive(Debug)]
@@ -67,7 +70,7 @@ struct Listeners {
 
 impl App {
     /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing.
-    pub fn prepare(config: Config) -> Result<Self, Failure> {
+    pub fn prepare(config: Config, mut telemetry: Opening) -> Result<Self, Failure> {
         descriptors::raise_limit();
         let clock = Clock::start();
         let around = Surroundings::of_process();
@@ -76,6 +79,7 @@ impl App {
         let state_dir = absolute_dir(state_dir)?;
         let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
         let listeners = Listeners { memory: bound.memory, admin: bound.admin, channel: bound.channel };
+        telemetry.listen()?;
         let state = State::open(&state_dir)?;
         let stored = state.quotas()?;
         let (inbox, queue) = inbox(InboxLimits {
@@ -115,6 +119,7 @@ impl App {
             inbox,
             queue,
             clock,
+            telemetry,
         })
     }
 
@@ -128,10 +133,26 @@ impl App {
             on_signal.send_replace(true);
         });
         let channels = Arc::new(Channels::default());
-        let broker = Broker::new(self.core_config(), self.stored, self.clock.now());
+        let core_config = self.core_config();
+        let (telemetry, telling) = self.telemetry.start(
+            self.inbox.clone(),
+            Node {
+                driver: self.driver.name(),
+                boot_epoch: self.boot_epoch,
+                devices: core_config.devices.len(),
+            },
+        )?;
+        let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
-        let executor =
-            Executor::new(self.inbox.clone(), Arc::clone(&self.driver), Arc::clone(&channels), writer);
+        let events = Events::new(self.clock, self.boot_epoch, event_limits(&self.config));
+        let executor = Executor::new(
+            self.inbox.clone(),
+            Arc::clone(&self.driver),
+            Arc::clone(&channels),
+            writer,
+            events.clone(),
+        )
+        .telling(telemetry.clone());
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
         tokio::select! {
@@ -147,10 +168,12 @@ impl App {
         let calls = grpc::serve(
             grpc::Listeners { memory: self.listeners.memory, admin: self.listeners.admin },
             self.inbox.clone(),
+            events.clone(),
             grpc::Settings {
                 operators: operators(&self.config),
                 call_timeout: self.config.limits.request_timeout,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
+                telemetry: telemetry.clone(),
                 facts: grpc::NodeFacts {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     driver: self.driver.name().to_owned(),
@@ -170,6 +193,7 @@ impl App {
                 greeting_max: self.config.limits.greeting_max,
                 greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
                 word_slots: self.config.limits.words_per_session_max,
+                telemetry,
             },
             stopped(stop),
         );
@@ -180,13 +204,16 @@ impl App {
         tokio::select! {
             served = &mut serve => served.map(|_| ())?,
             ended = &mut reactor => {
+                events.end("the driver is lost, or the daemon has a bug");
                 // Health says so first, and calls that wait get their answer.
                 end.send_replace(true);
                 serve.await?;
+                telling.stop().await;
                 ended.map_err(|_| Failure::ReactorEnded)??;
                 return Err(Failure::ReactorEnded);
             }
         }
+        telling.stop().await;
         self.inbox.stop();
         reactor.await.map_err(|_| Failure::ReactorEnded)??;
         // Until here, so that the next daemon on this place finds no trace of this one.
@@ -231,6 +258,10 @@ impl App {
 
 fn quota_writer(state: Arc<State>) -> QuotaWriter {
     Arc::new(move |quotas: &StoredQuotas| state.store_quotas(quotas).map_err(|error| error.to_string()))
+}
+
+fn event_limits(config: &Config) -> EventLimits {
+    EventLimits { watches_max: config.limits.watches_max, events_max: config.limits.watch_events_max }
 }
 
 /// Who may call `AdminService`: as configured, else root and the user that the daemon runs as.

@@ -55,6 +55,8 @@ pub enum Failure {
     DriverLost(#[from] DriverLost),
     #[error("the reactor ended by itself, which is a bug")]
     ReactorEnded,
+    #[error("{0}")]
+    Telemetry(String),
     #[error("cannot make {0} absolute: there is no working directory")]
     NoWorkingDir(PathBuf),
 }
@@ -65,6 +67,7 @@ impl Failure {
             Self::Config(_)
             | Self::NoStateDir
             | Self::NoWorkingDir(_)
+            | Self::Telemetry(_)
             | Self::Sockets(SocketsError::NoGroup(_) | SocketsError::Dir(PrivateDirError::NotPrivate(_)))
             | Self::State(StateError::Dir(PrivateDirError::NotPrivate(_))) => Exit::Config,
             Self::Sockets(SocketsError::InUse(_)) | Self::State(StateError::InUse(_)) => Exit::InUse,

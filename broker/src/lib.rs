@@ -9,12 +9,13 @@
 //! ```
 //!
 //! [`platform`] asks the kernel who a peer is and where the sockets lie; [`config`] is what the operator says;
-//! [`state`] is what outlives the daemon; [`app`] puts the pieces together.
+//! [`state`] is what outlives the daemon; [`events`] is what operators watch; [`app`] puts the pieces together.
 
 pub mod app;
 pub mod channel;
 pub mod config;
 pub mod driver;
+pub mod events;
 pub mod exit;
 pub mod grpc;
 pub mod platform;

@@ -15,7 +15,7 @@ use tokio::{
 use vramd::{
     app::{self, App},
     exit::Failure,
-    telemetry::logs,
+    telemetry::{Opening, logs},
 };
 
 /// Owns the GPU memory of this node and hands it to client processes.
@@ -51,11 +51,12 @@ fn main() -> ExitCode {
 /// Configuration, then sockets, state and driver, then serving, until a signal.
 fn life(args: &Args) -> Result<(), Failure> {
     let config = app::configuration(args.config.as_deref())?;
+    let telemetry = Opening::new(&config.telemetry)?;
     if args.check {
         return writeln!(io::stdout(), "ok")
             .map_err(|source| Failure::Io { what: "write to stdout", source });
     }
-    logs::start(config.daemon.log_format, config.daemon.log_level);
+    logs::start(config.daemon.log_format, config.daemon.log_level, &telemetry);
     // Everything that takes long has threads of its own; more of these would only be colder.
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -67,7 +68,7 @@ fn life(args: &Args) -> Result<(), Failure> {
     let stop = runtime
         .block_on(async { stop_on_signals() })
         .map_err(|source| Failure::Io { what: "handle signals", source })?;
-    let app = App::prepare(config)?;
+    let app = App::prepare(config, telemetry)?;
     runtime.block_on(app.run(stop))
 }
 

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tonic::{Request, Response, Status, transport::Channel};
+use tonic::{Request, Response, Status, Streaming, transport::Channel};
 use vramd_proto::v1::{self, admin_service_client::AdminServiceClient};
 use vramd_types::Reason;
 
@@ -145,6 +145,12 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.drain(request).await })
     }
 
+    /// Events as they happen, from now on. Who does not take them is told how many it missed.
+    pub fn watch(&self, request: v1::WatchRequest) -> Result<Watch<'_>> {
+        let stream = self.call(request, |mut client, request| async move { client.watch(request).await })?;
+        Ok(Watch { rpc: &self.rpc, stream })
+    }
+
     fn call<Q, A, Method, Answer>(&self, request: Q, method: Method) -> Result<A>
     where
         Q: Clone + Send + Sync + 'static,
@@ -167,6 +173,27 @@ impl AdminClient {
     /// Whether a daemon may well be there, but the socket's mode keeps this user out: that is no operator either.
     fn is_closed_to_us(&self) -> bool {
         UnixStream::connect(&self.socket).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    }
+}
+
+/// What happens on the node: an iterator that waits for the next event. It ends after the daemon has said that it ends,
+/// and with [`Error::BrokerGone`] where it could not say so.
+#[derive(Debug)]
+pub struct Watch<'a> {
+    rpc: &'a Rpc,
+    stream: Streaming<v1::WatchResponse>,
+}
+
+impl Iterator for Watch<'_> {
+    type Item = Result<v1::WatchResponse>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let Self { rpc, stream } = self;
+        match rpc.wait(stream.message()) {
+            Ok(Ok(event)) => event.map(Ok),
+            Ok(Err(status)) => Some(Err(rpc.failed(status))),
+            Err(error) => Some(Err(rpc.gone(&format!("no thread to wait on: {error}")))),
+        }
     }
 }
 

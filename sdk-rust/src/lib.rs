@@ -41,6 +41,9 @@
 //! **After a fork** the child has none of it: mappings are not inherited, handles refuse (`SESSION_FOREIGN`), and
 //! their drops do nothing to the parent. The child may connect a client of its own.
 //!
+//! **Traces** go on in the daemon with the feature `trace-context`: a call carries the OpenTelemetry context of the thread
+//! that makes it, or what `enter_trace` was told.
+//!
 //! **Descriptors** are closed as soon as a part is mapped; at most 128 are open at a time, so `RLIMIT_NOFILE` should
 //! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing behind.
 
@@ -69,6 +72,8 @@ mod retry;
 mod rpc;
 mod session;
 mod status;
+#[cfg(feature = "trace-context")]
+mod trace;
 mod visible;
 
 /// What the worker reads packets with. Only for the fuzz targets of this repository, which are another crate.
@@ -89,6 +94,8 @@ pub use raw::{RawAllocation, RawClient};
 pub use request::{AllocationRequest, Target};
 pub use request_id::RequestId;
 pub use session::Released;
+#[cfg(feature = "trace-context")]
+pub use trace::{TraceGuard, TraceparentInvalid, enter_trace};
 pub use vramd_proto::v1::{Device, HandleType};
 pub use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, StatusCode};
 pub use vramd_words::Access;

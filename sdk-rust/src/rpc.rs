@@ -73,8 +73,12 @@ impl Rpc {
         Method: Fn(Channel, Request<Q>) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
+        #[cfg(feature = "trace-context")]
+        let trace = crate::trace::TraceHeaders::of_caller();
         let attempts = with_retries(deadline, || {
             let mut request = Request::new(request.clone());
+            #[cfg(feature = "trace-context")]
+            trace.put_into(request.metadata_mut());
             request.set_timeout(deadline.saturating_duration_since(Instant::now()));
             method(self.connection.clone(), request)
         });
@@ -82,15 +86,13 @@ impl Rpc {
         let call = async { tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await };
         match self.wait(call).map_err(|error| self.gone(&format!("no thread for the call: {error}")))? {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(match Error::from(status) {
-                Error::BrokerGone { problem } => self.gone(&problem),
-                error => error,
-            }),
+            Ok(Err(status)) => Err(self.failed(status)),
             Err(_elapsed) => Err(Error::Deadline),
         }
     }
 
-    fn wait<T: Send>(&self, call: impl Future<Output = T> + Send) -> io::Result<T> {
+    /// Drives the connection until the future is done.
+    pub(crate) fn wait<T: Send>(&self, call: impl Future<Output = T> + Send) -> io::Result<T> {
         let runtime = self.runtime.as_ref().expect("only Drop takes the runtime");
         if runtime::Handle::try_current().is_err() {
             return Ok(runtime.block_on(call));
@@ -102,7 +104,15 @@ impl Rpc {
         })
     }
 
-    fn gone(&self, problem: &str) -> Error {
+    /// What a status says, and of which daemon.
+    pub(crate) fn failed(&self, status: Status) -> Error {
+        match Error::from(status) {
+            Error::BrokerGone { problem } => self.gone(&problem),
+            error => error,
+        }
+    }
+
+    pub(crate) fn gone(&self, problem: &str) -> Error {
         Error::BrokerGone { problem: format!("{}: {problem}", self.socket.display()) }
     }
 }

@@ -19,13 +19,13 @@ use crate::{
 
 const CLIENTS: usize = 32;
 /// Of each client.
-const WARM_UP: usize = 100;
+pub(crate) const WARM_UP: usize = 100;
 const CALLS: usize = 1_000;
 const CALLS_QUICK: usize = 100;
 
 /// One side's calls of one pair.
-struct Wave {
-    calls_per_second: f64,
+pub(crate) struct Wave {
+    pub(crate) calls_per_second: f64,
     times: Samples,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn run(scene: &Scene, pairs: usize, quick: bool) -> Result<Value> {
 }
 
 /// All clients begin at once; the last one's end is the end.
-fn wave(callers: &mut [Caller], calls: usize) -> Result<Wave> {
+pub(crate) fn wave(callers: &mut [Caller], calls: usize) -> Result<Wave> {
     let start = Barrier::new(callers.len() + 1);
     let (blocks, began) = thread::scope(|scope| {
         let clients: Vec<_> = callers

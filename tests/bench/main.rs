@@ -1,6 +1,6 @@
 //! How fast a call is: `docs/benchmarks/rpc/README.md` says what is timed, and against what.
 //!
-//! `describe` and `batch` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
+//! `describe`, `batch` and `telemetry` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
 //! misses its target says so and is no failure. The other commands are the processes that ours is compared with.
 //!
 //! The daemon is the one that lies beside this program: build both with `--release`.
@@ -14,6 +14,7 @@ mod load;
 mod ping_pong;
 mod report;
 mod samples;
+mod telemetry;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -33,6 +34,8 @@ enum What {
     Describe(Benchmark),
     /// A batch of 1,000 allocations, from the decoded request to the encoded reply.
     Batch(Benchmark),
+    /// What telemetry costs: instructions, throughput, a scrape, an idle daemon.
+    Telemetry(Benchmark),
     /// A tonic server that answers every `DescribeAllocation` alike.
     #[command(hide = true)]
     Echo { socket: PathBuf, answer: PathBuf },
@@ -65,6 +68,7 @@ fn run(what: What) -> Result<()> {
     match what {
         What::Describe(benchmark) => measure(&benchmark, describe::run),
         What::Batch(benchmark) => measure(&benchmark, batch::run),
+        What::Telemetry(benchmark) => measure(&benchmark, telemetry::run),
         What::Echo { socket, answer } => echo::serve(&socket, &answer),
         What::PingPong { socket } => ping_pong::serve(&socket),
     }

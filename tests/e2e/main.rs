@@ -7,6 +7,7 @@ mod channel;
 mod daemon;
 mod descriptors;
 mod faults;
+mod guides;
 mod idempotency;
 mod limits;
 mod operators;
@@ -18,8 +19,10 @@ mod sdk;
 mod sessions;
 mod sharing;
 mod stuck;
+mod telemetry;
 mod tenants;
 mod vramctl;
+mod watch;
 
 /// Says in a test's output that it needs root, and whether it has it.
 fn has_other_users(test: &str) -> bool {

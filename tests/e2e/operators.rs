@@ -15,10 +15,8 @@ use vramd_tests::{
     Config, Daemon, MIB, RawSession,
     channel::Packet,
     proc,
-    programs::repository,
     rpc::is_serving,
     session::{hello, persistent, spec},
-    tools::grpcurl_line,
     wait::{PATIENCE, until},
 };
 use vramd_types::Reason;
@@ -42,21 +40,6 @@ fn grpcurl_needs_no_proto_files() {
         assert_eq!(health["status"], "SERVING");
         assert!(is_serving(&daemon.sockets().join(socket), ""));
     }
-}
-
-#[test]
-fn the_readmes_commands_work_as_they_stand() {
-    let daemon = Daemon::new();
-    let readme = fs::read_to_string(repository().join("README.md")).unwrap().replace("\\\n", " ");
-    let lines: Vec<_> = readme.lines().filter(|line| line.starts_with("grpcurl ")).collect();
-    assert!(lines.len() >= 2, "{lines:?}");
-    for line in lines {
-        let here = line.replace("/run/vramd", daemon.sockets().to_str().unwrap());
-        assert_ne!(here, line, "it names the usual socket");
-        let output = grpcurl_line(&here).output().unwrap();
-        assert!(output.status.success(), "{here}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    assert!(daemon.books().quotas.iter().any(|row| row.tenant == "team-b" && row.limit == "24GiB"));
 }
 
 #[test]

@@ -200,6 +200,36 @@ fn one_reader_that_pins_keeps_the_part_for_all() {
 }
 
 #[test]
+fn an_operator_revokes_by_command() {
+    let daemon = Daemon::new();
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let request = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..spec(2 * MIB_2) };
+    let id = session.allocate(request).allocation_id;
+    let target = format!("a-{id}");
+    let run = |words: &[&str]| {
+        let output =
+            daemon.vramctl().args(["alloc", "revoke", &target, "--json"]).args(words).output().unwrap();
+        (
+            output.status.code(),
+            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default(),
+        )
+    };
+    session.word_table().client(session.slot(id, 1)).pin(Access::Read).unwrap();
+    let (status, said) = run(&["--part", "1"]);
+    assert_eq!(status, Some(0));
+    assert_eq!(said["parts"][0]["outcome"], "pinned");
+    assert_eq!(said["parts"][0]["session_ids"][0], format!("s-{}", session.id()));
+    assert_eq!(run(&["--part", "2"]).0, Some(1), "there is no such part");
+    let running = std::thread::scope(|scope| {
+        let command = scope.spawn(|| run(&["--part", "0"]));
+        let revoke = session.receive_revoke();
+        session.unmap_parts(revoke.parts);
+        command.join().unwrap()
+    });
+    assert_eq!(running.1["parts"][0]["outcome"], "revoked");
+}
+
+#[test]
 fn what_is_away_is_sealed_freed_and_attached_as_ever() {
     let daemon = Daemon::new();
     let mut owner = RawSession::open_with_pins(&daemon.sockets());
@@ -285,8 +315,12 @@ fn what_no_honest_client_sends_ends_its_session_alone() {
                 write: false,
             }));
         }),
-        ("a part twice", |session, id| drop(session.pin(vec![part(id, 0), part(id, 0)]))),
-        ("no part", |session, _| drop(session.pin(vec![]))),
+        ("a part twice", |session, id| {
+            session.pin(vec![part(id, 0), part(id, 0)]);
+        }),
+        ("no part", |session, _| {
+            session.pin(vec![]);
+        }),
         ("mapped without a map", |session, id| session.acknowledge(vec![part(id, 0)])),
         ("unmapped for what it does not map", |session, _| session.tell_unmapped(&[part(7, 0)])),
         ("unmapped twice", |session, id| {

@@ -8,7 +8,12 @@ use std::{
 };
 
 use serde_json::Value;
-use vramd_tests::{Daemon, Home, MIB, content, digest, programs::program, session::spec, wait::until};
+use vramd_tests::{
+    Config, Daemon, Home, MIB, content, digest,
+    programs::program,
+    session::{persistent, spec},
+    wait::until,
+};
 
 const REFUSED: i32 = 1;
 const USAGE: i32 = 2;
@@ -178,15 +183,87 @@ fn operators_end_and_free_by_id() {
     daemon.drains();
     fails(&daemon, &["session", "end", &format!("s-{session}")], REFUSED);
     fails(&daemon, &["session", "end", "seven"], USAGE);
-    assert_eq!(json(&daemon, &["drain"])["draining"], true);
-    assert_eq!(json(&daemon, &["drain", "--cancel"])["draining"], false);
+    assert_eq!(json(&daemon, &["node", "drain"])["draining"], true);
+    assert!(text(&daemon, &["node", "show"]).contains("draining"));
+    assert_eq!(json(&daemon, &["node", "undrain"])["draining"], false);
+    assert_eq!(json(&daemon, &["node", "show"])["node"]["draining"], false);
+}
+
+#[test]
+fn one_of_each_is_shown() {
+    let daemon = Daemon::start(&Config::devices(&["1GiB", "2GiB"]));
+    let mut owner = daemon.open();
+    let allocation = owner.allocate(persistent("weights", 6 * MIB)).allocation_id;
+    owner.seal(allocation);
+    let reader = daemon.open();
+    let (session, id) = (format!("s-{}", owner.id()), format!("a-{allocation}"));
+
+    let shown = json(&daemon, &["session", "show", &session]);
+    assert_eq!(
+        (&shown["session"]["session_id"], &shown["session"]["state"]),
+        (&session.clone().into(), &"live".into())
+    );
+    assert_eq!(shown["allocations"][0]["allocation_id"], id);
+    let text_of_it = text(&daemon, &["session", "show", &session]);
+    assert!(text_of_it.contains("client") && text_of_it.contains(&id), "{text_of_it}");
+    let gone = fails(&daemon, &["--json", "session", "show", "s-77"], REFUSED);
+    let error: Value = serde_json::from_slice(&gone.stderr).unwrap();
+    assert_eq!(
+        (&error["error"]["reason"], &error["error"]["facts"]["session"]),
+        (&"SESSION_NOT_FOUND".into(), &"s-77".into())
+    );
+
+    let second = json(&daemon, &["device", "show", "1"]);
+    assert_eq!(second["device"]["total_bytes"], 2u64 << 30);
+    let uuid = second["device"]["uuid"].as_str().unwrap();
+    assert_eq!(json(&daemon, &["device", "show", uuid]), second);
+    assert_eq!(json(&daemon, &["device", "show", "0"])["quotas"][0]["held_bytes"], 6 * MIB);
+    assert!(text(&daemon, &["device", "show", "0"]).contains("capacity"));
+    fails(&daemon, &["device", "show", "2"], REFUSED);
+
+    // One maps it, another has been offered it and does not answer.
+    reader.memory.attach(reader.attach_request("weights")).ok();
+    let part = json(&daemon, &["alloc", "show", &id])["allocation"]["parts"][0].clone();
+    assert_eq!((&part["tier"], &part["extent_state"]), (&"device".into(), &"live".into()));
+    assert_eq!(part["mappers"][0], serde_json::json!({ "session_id": session, "state": "mapped" }));
+    let other = format!("s-{}", reader.id());
+    assert_eq!(part["mappers"][1], serde_json::json!({ "session_id": other, "state": "offered" }));
+    assert_eq!(part["mapper_session_ids"], serde_json::json!([session, other]));
+    let shown = text(&daemon, &["alloc", "show", &id]);
+    assert!(
+        shown.contains(&format!("{session} mapped, {other} offered")) && shown.contains("live"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn shells_complete_its_words() {
+    let daemon = Daemon::new();
+    for (shell, word) in
+        [("bash", "_vramctl()"), ("zsh", "#compdef vramctl"), ("fish", "complete -c vramctl")]
+    {
+        let script = text(&daemon, &["completions", shell]);
+        assert!(script.contains(word) && script.contains("undrain"), "{shell}: {script}");
+        assert_eq!(
+            json(&daemon, &["completions", shell])["script"].as_str().map(str::trim),
+            Some(script.trim())
+        );
+    }
+    // What bash makes of it.
+    let folder = program("vramctl");
+    let asked = "eval \"$(vramctl completions bash)\"; COMP_WORDS=(vramctl node und); COMP_CWORD=2; \
+                 _vramctl vramctl und node; echo \"${COMPREPLY[@]}\"";
+    let path = format!("{}:/usr/bin:/bin", folder.parent().unwrap().display());
+    let output = Command::new("bash").args(["-c", asked]).env("PATH", path).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "undrain", "{output:?}");
+    fails(&daemon, &["completions", "tcsh"], USAGE);
 }
 
 #[test]
 fn a_daemon_that_is_not_there() {
     let home = Home::new();
     let daemon = Daemon::new();
-    for words in [&["status"][..], &["quota", "list"], &["verify", "model"]] {
+    for words in [&["status"][..], &["quota", "list"], &["verify", "model"], &["watch"], &["node", "show"]] {
         let mut command = daemon.vramctl();
         let output = command.args(words).arg("--socket-dir").arg(home.path()).output().unwrap();
         assert_eq!(

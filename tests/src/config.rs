@@ -13,11 +13,12 @@ pub struct Config {
     pub faults: Vec<Fault>,
     /// Tenants by uid. Without any, everybody is `uid-N`.
     pub tenants: Vec<(u32, String)>,
-    /// Lines of `[memory]`, `[limits]`, `[quota.default]` and `[daemon]`.
+    /// Lines of `[memory]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
     pub memory: Vec<String>,
     pub limits: Vec<String>,
     pub default_quota: Vec<String>,
     pub daemon: Vec<String>,
+    pub telemetry: Vec<String>,
 }
 
 /// A scheduled failure of the simulated driver.
@@ -51,6 +52,7 @@ impl Default for Config {
             limits: Vec::new(),
             default_quota: Vec::new(),
             daemon: Vec::new(),
+            telemetry: Vec::new(),
         }
     }
 }
@@ -101,6 +103,12 @@ impl Config {
         self
     }
 
+    #[must_use]
+    pub fn telemetry(mut self, line: &str) -> Self {
+        self.telemetry.push(line.to_owned());
+        self
+    }
+
     /// Writes it for a daemon whose sockets and state lie below `home`.
     pub fn write(&self, home: &Path) {
         fs::write(home.join("vramd.toml"), self.text(home)).expect("the test's directory is writable");
@@ -122,6 +130,7 @@ impl Config {
         section(&mut text, "[memory]", &self.memory);
         section(&mut text, "[quota.default]", &self.default_quota);
         section(&mut text, "[limits]", &self.limits);
+        section(&mut text, "[telemetry]", &self.telemetry);
         for (uid, tenant) in &self.tenants {
             section(&mut text, "[[tenants]]", &[format!("tenant = \"{tenant}\""), format!("uid = {uid}")]);
         }

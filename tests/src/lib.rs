@@ -6,12 +6,16 @@
 
 pub mod books;
 pub mod channel;
+pub mod collector;
 pub mod config;
 pub mod daemon;
+pub mod guide;
+pub mod http;
 pub mod mapping;
 pub mod probe;
 pub mod proc;
 pub mod programs;
+pub mod prometheus;
 pub mod refusal;
 pub mod rpc;
 pub mod session;
@@ -19,6 +23,7 @@ pub mod stubborn;
 pub mod tools;
 pub mod victim;
 pub mod wait;
+pub mod watching;
 pub mod words;
 
 pub use self::{
@@ -30,6 +35,7 @@ pub use self::{
     refusal::Refused,
     rpc::{Admin, Memory, Pending},
     session::{RawSession, spec},
+    watching::Watching,
 };
 
 /// What every charge is a multiple of.

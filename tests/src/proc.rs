@@ -6,6 +6,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// How many file descriptors a process has open.
@@ -70,9 +71,32 @@ pub fn memory_of(uuid: &str) -> BTreeSet<String> {
 /// Resident memory of a process that no file or memfd backs, in bytes.
 #[track_caller]
 pub fn anonymous_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "RssAnon:")
+}
+
+/// All its resident memory, in bytes.
+#[track_caller]
+pub fn resident_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// CPU time that all its threads have taken, in the kernel and outside, as finely as the kernel says it.
+#[track_caller]
+pub fn cpu_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
+        .unwrap_or_else(|why| panic!("process {pid} can't be looked at: {why}"));
+    let fields = stat.rsplit_once(") ").expect("a name in parentheses").1;
+    let ticks = |field: usize| fields.split(' ').nth(field).and_then(|text| text.parse::<u32>().ok());
+    let ticks = ticks(11).zip(ticks(12)).map(|(user, system)| user + system).expect("two times");
+    let each = rustix::param::clock_ticks_per_second();
+    Duration::from_secs(1) * ticks / u32::try_from(each).expect("100, usually")
+}
+
+#[track_caller]
+fn status_bytes(pid: u32, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))
         .unwrap_or_else(|why| panic!("process {pid} can't be looked at: {why}"));
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux 4.5 or later");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("Linux 4.5 or later");
     let kibibytes = line.trim().strip_suffix(" kB").and_then(|number| number.parse::<u64>().ok());
     kibibytes.expect("a number of kB") << 10
 }

@@ -4,7 +4,7 @@ use std::{future::Future, path::Path, sync::OnceLock, time::Duration};
 
 use tokio::{runtime::Runtime, task::JoinHandle, time::timeout};
 use tonic::{
-    Request, Response, Status,
+    Request, Response, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 use vramd_proto::v1::{
@@ -132,6 +132,13 @@ calls! { Admin:
     get_node(GetNodeRequest) -> GetNodeResponse;
     list_devices(ListDevicesRequest) -> ListDevicesResponse;
     drain(DrainRequest) -> DrainResponse;
+}
+
+impl Admin {
+    pub fn watch(&self, request: v1::WatchRequest) -> Pending<Streaming<v1::WatchResponse>> {
+        let mut client = self.client.clone();
+        Pending::start(async move { client.watch(request).await })
+    }
 }
 
 /// Whether the health service on a socket says SERVING for a service; the empty name is the whole daemon.

@@ -3,6 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -36,6 +37,19 @@ impl Grpcurl {
         serde_json::from_slice(&output.stdout).expect("grpcurl prints JSON")
     }
 
+    /// What comes of a call whose answer is a stream, for so long.
+    #[track_caller]
+    pub fn stream(&self, method: &str, request: &Value, during: Duration) -> Vec<Value> {
+        let seconds = during.as_secs_f64().to_string();
+        let output = self.output(&["-max-time", &seconds, "-d", &request.to_string()], &[method]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("DeadlineExceeded"), "the stream ended by itself: {said}");
+        serde_json::Deserializer::from_slice(&output.stdout)
+            .into_iter()
+            .map(|object| object.expect("grpcurl prints JSON"))
+            .collect()
+    }
+
     /// What it prints about a call that is refused.
     #[track_caller]
     pub fn refused(&self, method: &str, request: &Value) -> String {
@@ -52,12 +66,9 @@ impl Grpcurl {
     }
 }
 
-/// A shell line that names `grpcurl` as people write it.
-pub fn grpcurl_line(line: &str) -> Command {
-    let mut command = Command::new("sh");
-    let path = tool("bin/grpcurl").with_file_name("");
-    command.arg("-c").arg(line).env("PATH", format!("{}:/usr/bin:/bin", path.display()));
-    command
+/// The folder where `grpcurl` is found by its name.
+pub fn folder() -> PathBuf {
+    tool("bin/grpcurl").with_file_name("")
 }
 
 /// The Python with gRPC in it.
@@ -65,7 +76,7 @@ pub fn python() -> Command {
     Command::new(tool("venv/bin/python"))
 }
 
-fn tool(path: &str) -> PathBuf {
+pub(crate) fn tool(path: &str) -> PathBuf {
     let tool = repository().join(".tools").join(path);
     assert!(tool.exists(), "{} is missing: run tests/dev/install-tools", tool.display());
     tool

@@ -23,6 +23,20 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// The same with another patience, and `None` at its end.
+pub fn within<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + patience;
+    loop {
+        if let Some(seen) = look() {
+            return Some(seen);
+        }
+        if Instant::now() >= end {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Polls until it is so.
 #[track_caller]
 pub fn until(what: &str, mut look: impl FnMut() -> bool) {

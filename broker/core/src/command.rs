@@ -1,6 +1,8 @@
 //! What the broker wants done. The shell executes commands in the order in which they were queued.
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
+use std::{fmt, sync::Arc};
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
 use crate::{
     error::Refusal,
@@ -37,7 +39,7 @@ pub enum Command {
     Survey { device: DeviceIndex, clients: Vec<u32> },
     /// Puts all stored quotas on disk; one at a time.
     StoreQuotas(StoredQuotas),
-    /// Something that an operator should be able to read in the log.
+    /// Something that an operator should be able to read, in the log or as it happens.
     Notice(Notice),
 }
 
@@ -160,26 +162,98 @@ pub struct DigestSpan {
     pub bytes: Bytes,
 }
 
+/// Told as it happens: to the log, and to those who watch. It changes nothing and nothing waits for it; it is made
+/// whether anybody looks or not, so names in it are shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     SessionOpened {
         session: SessionId,
-        tenant: String,
+        tenant: Arc<str>,
         pid: u32,
     },
     SessionSilent {
         session: SessionId,
+        tenant: Arc<str>,
         reason: String,
     },
     SessionAnswered {
         session: SessionId,
+        tenant: Arc<str>,
     },
     SessionGone {
         session: SessionId,
+        tenant: Arc<str>,
+    },
+    /// A request was refused as a whole, or a hello. Refused items of a batch are told to who sent it.
+    Refused {
+        by: Asker,
+        /// The method of the protocol.
+        request: &'static str,
+        refusal: Refusal,
+    },
+    QuotaSet {
+        tenant: Arc<str>,
+        /// UUID, or `*`.
+        device: String,
+        tier: Tier,
+        guarantee: Quantity,
+        limit: Quantity,
+    },
+    QuotaDeleted {
+        tenant: Arc<str>,
+        device: String,
+        tier: Tier,
+    },
+    /// Its memory is there, and its session is about to be sent it.
+    AllocationMade {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+        session: Option<SessionId>,
+        bytes: Bytes,
+    },
+    AllocationSealed {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+    },
+    /// Nobody can attach it any more.
+    AllocationFreed {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+    },
+    /// Nothing of a freed allocation is charged any more.
+    AllocationGone {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+    },
+    /// A session was told to unmap parts of one allocation.
+    RevokeSent {
+        session: SessionId,
+        tenant: Arc<str>,
+        allocation: AllocationId,
+        parts: usize,
+        reason: RevokeReason,
+    },
+    /// It has unmapped parts that it was told to.
+    RevokeAnswered {
+        session: SessionId,
+        tenant: Arc<str>,
+        allocation: AllocationId,
+        parts: usize,
+    },
+    /// It has not in time.
+    RevokeOverdue {
+        session: SessionId,
+        tenant: Arc<str>,
+        parts: usize,
+    },
+    /// The node was taken out of service, or put back.
+    Draining {
+        draining: bool,
     },
     /// A client could not map what it was sent.
     MapFailed {
         session: SessionId,
+        tenant: Arc<str>,
         part: PartRef,
         problem: String,
     },
@@ -240,4 +314,37 @@ pub enum Notice {
         invariant: &'static str,
         detail: String,
     },
+}
+
+/// Who was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asker {
+    Session {
+        session: SessionId,
+        tenant: Arc<str>,
+    },
+    Operator {
+        uid: u32,
+    },
+    /// A process that wanted to open a session.
+    Process {
+        tenant: String,
+        pid: u32,
+    },
+    /// A process that named a session which is not its own, or not there.
+    Stranger {
+        session: SessionId,
+        pid: u32,
+    },
+}
+
+impl fmt::Display for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session { session, tenant } => write!(f, "{session} of {tenant}"),
+            Self::Operator { uid } => write!(f, "operator {uid}"),
+            Self::Process { tenant, pid } => write!(f, "process {pid} of {tenant}"),
+            Self::Stranger { session, pid } => write!(f, "process {pid} in the name of {session}"),
+        }
+    }
 }

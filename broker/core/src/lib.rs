@@ -42,7 +42,7 @@ mod view;
 
 pub use broker::Broker;
 pub use command::{
-    Command, DaemonFrame, DigestSpan, MapPart, Notice, PartRevocation, Released, Reply, RevokeReason,
+    Asker, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartRevocation, Released, Reply, RevokeReason,
     RevokedPart,
 };
 pub use config::{Config, DeviceConfig};
@@ -62,6 +62,6 @@ pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView, StoredQuota,
-    StoredQuotas, StoredRequest,
+    AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
+    SessionView, StoredQuota, StoredQuotas, StoredRequest,
 };

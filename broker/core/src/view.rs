@@ -1,10 +1,12 @@
 //! What the broker shows: plain owned values, made when they are asked for.
 
+use std::collections::BTreeMap;
+
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, Quantity, SessionId};
 
 use crate::{
     event::{Kind, Lifetime, Tier},
-    residency::AllocationState,
+    residency::{AllocationState, MapState},
     tenancy::SessionState,
     time::Time,
 };
@@ -38,7 +40,31 @@ pub struct PartView {
     pub offset: Bytes,
     pub size: Bytes,
     pub tier: Tier,
-    pub mappers: Vec<SessionId>,
+    /// `None` for clients.
+    pub backing: Option<Backing>,
+    /// Empty for clients.
+    pub mappers: Vec<MapperView>,
+}
+
+/// What is behind a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Backing {
+    /// The driver is making it.
+    Creating,
+    Live,
+    /// The driver has been told to let go.
+    Releasing,
+    /// The driver let go, and some process still holds the memory.
+    Unreturned,
+    /// Nothing any more: given back, or kept for the tenant's next allocations.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapperView {
+    pub session: SessionId,
+    /// [`MapState::Queued`] is no mapper yet.
+    pub state: MapState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +134,15 @@ pub struct NodeView {
     pub allocations: usize,
     pub fds_in_flight: usize,
     pub invariant_violations: u64,
+}
+
+/// Who is in which state; what there is none of is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub sessions: BTreeMap<SessionState, usize>,
+    pub allocations: BTreeMap<AllocationState, usize>,
+    /// By the tenant's name.
+    pub allocations_of: BTreeMap<String, usize>,
 }
 
 /// Everything about quotas that outlives the daemon.

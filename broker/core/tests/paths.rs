@@ -6,7 +6,7 @@ mod world;
 
 use broker_core::{
     AllocationState, ClientFrame, ClientRequest, CreateError, DaemonFrame, Event, OperatorRequest, PartRef,
-    Refusal, Reply, StoredQuotas, Target, UnmappedPart,
+    Refusal, Reply, SessionState, StoredQuotas, Target, UnmappedPart,
 };
 use vramd_types::{Bytes, PartIndex, Reason, SessionId};
 use world::{World, config, key, named, persistent, spec};
@@ -28,7 +28,13 @@ fn allocate_seal_attach_free() {
     world.call(reader, ClientRequest::Attach(by_name("llama"))).expect("attached");
     assert_eq!(world.mapped[&reader.channel].len(), 3);
 
+    let counts = world.broker.counts();
+    assert_eq!(counts.allocations, [(AllocationState::Sealed, 1)].into());
+    assert_eq!(counts.allocations_of, [("a".to_owned(), 1)].into());
+    assert_eq!(counts.sessions, [(SessionState::Live, 2)].into());
+
     let freed = world.call(writer, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    assert_eq!(world.broker.counts().allocations, [(AllocationState::Freeing, 1)].into());
     let Reply::Released(items) = freed else { panic!("{freed:?}") };
     let released = items[0].1.as_ref().expect("freed");
     assert_eq!((released.still_charged, released.mappers), (Bytes::mib(10), 1), "the reader maps it");
@@ -37,6 +43,7 @@ fn allocate_seal_attach_free() {
 
     world.call(reader, ClientRequest::Detach(vec![id])).expect("detached");
     assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
+    assert_eq!(world.broker.counts().allocations, [].into());
 }
 
 #[test]

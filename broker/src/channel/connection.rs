@@ -26,6 +26,7 @@ use super::{
 use crate::{
     platform::{credentials::Packet, descriptors::Descriptors, identity::Rules, peer::Peer, readiness},
     reactor::Inbox,
+    telemetry::Telemetry,
 };
 
 /// Longest client name that is kept; it is for people.
@@ -44,6 +45,7 @@ pub(super) struct Shared {
     pub(super) hello_timeout: Duration,
     /// Of each word table.
     pub(super) word_slots: u32,
+    pub(super) telemetry: Telemetry,
 }
 
 /// A connection of somebody who is known, and has a while to say hello.
@@ -55,7 +57,7 @@ pub(super) struct Arrival {
 }
 
 /// Lets an accepted connection in, or refuses it at once.
-pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>) -> io::Result<Option<Arrival>> {
+pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>, telemetry: &Telemetry) -> io::Result<Option<Arrival>> {
     let socket = Socket::new(fd)?;
     let short = Descriptors::of_process().exceeded().map(|limit| HelloRefusal::TooMany { limit });
     let peer = short.map_or_else(|| Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)), Err);
@@ -66,7 +68,7 @@ pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>) -> io::Result<Option<Arrival>
     match admitted {
         Ok((peer, waiting)) => Ok(Some(Arrival { socket, peer, waiting })),
         Err(refusal) => {
-            refuse(&socket, &refusal);
+            refuse(&socket, &refusal, telemetry);
             Ok(None)
         }
     }
@@ -80,7 +82,7 @@ pub(super) async fn run(arrival: Arrival, shared: Arc<Shared>) {
             serve(socket, peer, tenant, hello, waiting, &shared).await;
         }
         Ok(None) => {}
-        Err(refusal) => refuse(&socket, &refusal),
+        Err(refusal) => refuse(&socket, &refusal, &shared.telemetry),
     }
 }
 
@@ -89,7 +91,8 @@ fn unidentified(error: &dyn std::fmt::Display) -> HelloRefusal {
 }
 
 /// Says why, and ends the connection.
-fn refuse(socket: &Socket, refusal: &HelloRefusal) {
+fn refuse(socket: &Socket, refusal: &HelloRefusal, telemetry: &Telemetry) {
+    telemetry.channel_refused(refusal.reason());
     tracing::info!(?refusal, "connection refused");
     // Room for one small packet is there unless the peer has left.
     let _ = socket.try_send(&refusal.frame());
@@ -140,7 +143,7 @@ async fn serve(
         Ok(watched) => watched,
         Err(error) => {
             let problem = format!("the process cannot be watched: {error}");
-            return refuse(&socket, &HelloRefusal::Unidentified { problem });
+            return refuse(&socket, &HelloRefusal::Unidentified { problem }, &shared.telemetry);
         }
     };
     let channel = channels.next_id();

@@ -68,14 +68,7 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
         }
         DaemonFrame::Revoke { parts, reason } => Frame::Revoke(v1::Revoke {
             parts: parts.iter().map(|revoked| part_ref(&revoked.part)).collect(),
-            reason: match reason {
-                RevokeReason::Freed => v1::RevokeReason::Freed,
-                RevokeReason::Detached => v1::RevokeReason::Detached,
-                RevokeReason::Sealing => v1::RevokeReason::Sealing,
-                RevokeReason::SessionEnded => v1::RevokeReason::SessionEnded,
-                RevokeReason::Evicted => v1::RevokeReason::Evicted,
-            }
-            .into(),
+            reason: revoke_reason(*reason).into(),
         }),
         DaemonFrame::PinAnswer { call, refusal } => Frame::PinAnswer(v1::PinAnswer {
             call_id: *call,
@@ -86,6 +79,16 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
     let bytes = v1::DaemonFrame { frame: Some(frame) }.encode_to_vec();
     debug_assert!(bytes.len() <= protocol::FRAME_BYTES_MAX, "a frame of {} bytes", bytes.len());
     Ok(OutFrame { bytes, handles })
+}
+
+pub(crate) fn revoke_reason(reason: RevokeReason) -> v1::RevokeReason {
+    match reason {
+        RevokeReason::Freed => v1::RevokeReason::Freed,
+        RevokeReason::Detached => v1::RevokeReason::Detached,
+        RevokeReason::Sealing => v1::RevokeReason::Sealing,
+        RevokeReason::SessionEnded => v1::RevokeReason::SessionEnded,
+        RevokeReason::Evicted => v1::RevokeReason::Evicted,
+    }
 }
 
 fn part_ref(part: &PartRef) -> v1::PartRef {

@@ -13,6 +13,7 @@ use super::{
 use crate::{
     platform::{identity::Rules, readiness},
     reactor::Inbox,
+    telemetry::Telemetry,
 };
 
 /// How long to wait where the process has no descriptor left for another connection.
@@ -31,6 +32,8 @@ pub struct Settings {
     pub greeting_per_uid_max: usize,
     /// Parts that a session with pins can map at once.
     pub word_slots: u32,
+    /// Refusals are told to it.
+    pub telemetry: Telemetry,
 }
 
 /// Serves `channel.sock` until `stop` is done, and then ends every channel.
@@ -42,15 +45,16 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let listener = readiness::of_socket(listener)?;
-    let Settings { rules, hello_timeout, greeting_max, greeting_per_uid_max, word_slots } = settings;
+    let Settings { rules, hello_timeout, greeting_max, greeting_per_uid_max, word_slots, telemetry } =
+        settings;
     let gate = Gate::new(Bounds { all: greeting_max, per_uid: greeting_per_uid_max });
-    let shared = Arc::new(Shared { channels, inbox, rules, hello_timeout, word_slots });
+    let shared = Arc::new(Shared { channels, inbox, rules, hello_timeout, word_slots, telemetry });
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {
         tokio::select! {
             accepted = accept(&listener) => match accepted {
-                Ok(fd) => match connection::admit(fd, &gate) {
+                Ok(fd) => match connection::admit(fd, &gate, &shared.telemetry) {
                     Ok(Some(arrival)) => {
                         connections.spawn(connection::run(arrival, Arc::clone(&shared)));
                     }

@@ -21,6 +21,15 @@ pub(super) enum HelloRefusal {
 }
 
 impl HelloRefusal {
+    pub(super) fn reason(&self) -> Reason {
+        match self {
+            Self::Unidentified { .. } => Reason::PeerUnidentified,
+            Self::TooMany { .. } => Reason::QueueFull,
+            Self::Version { .. } => Reason::ProtocolVersion,
+            Self::Broken { .. } => Reason::ProtocolBroken,
+        }
+    }
+
     pub(super) fn frame(&self) -> OutFrame {
         let refused = match self {
             Self::Unidentified { problem } => shell(Reason::PeerUnidentified, problem.clone(), vec![]),

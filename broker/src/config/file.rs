@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
-use super::{Limits, QuantityText, Tenant, quantity};
+use super::{Limits, QuantityText, Telemetry, Tenant, quantity};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -17,6 +17,7 @@ pub struct File {
     /// In order; the first that fits names the tenant.
     pub tenants: Vec<Tenant>,
     pub limits: Limits,
+    pub telemetry: Telemetry,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -60,6 +60,12 @@ pub struct Limits {
     /// Connections of one user to `vramd.sock`, and as many to `admin.sock`.
     #[serde(deserialize_with = "above_zero")]
     pub connections_per_uid_max: usize,
+    /// Watches of operators at once.
+    #[serde(deserialize_with = "above_zero")]
+    pub watches_max: usize,
+    /// Events that one of them has not read; it is told how many more there were.
+    #[serde(deserialize_with = "above_zero")]
+    pub watch_events_max: usize,
     #[serde(rename = "hello_timeout_ms", deserialize_with = "millis")]
     pub hello_timeout: Duration,
     /// Longest that one gRPC call may take, whatever its caller asks for.
@@ -113,6 +119,8 @@ impl Default for Limits {
             greeting_max: 256,
             greeting_per_uid_max: 64,
             connections_per_uid_max: 1024,
+            watches_max: 16,
+            watch_events_max: 1024,
             hello_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(300),
         }

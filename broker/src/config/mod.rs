@@ -8,6 +8,7 @@ mod error;
 mod file;
 mod limits;
 mod quantity;
+mod telemetry;
 mod tenants;
 
 use std::{fs, path::Path};
@@ -20,6 +21,7 @@ pub use file::{
 };
 pub use limits::Limits;
 pub use quantity::QuantityText;
+pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};
 pub use tenants::Tenant;
 
 /// Reads a configuration file.

@@ -10,7 +10,7 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../deploy/config/vramd.toml");
 
 /// Every table of the configuration, as it stands in a file.
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 11] = [
     "[daemon]",
     "[driver]",
     "[driver.cuda]",
@@ -21,6 +21,7 @@ const TABLES: [&str; 10] = [
     "[quota.default]",
     "[[tenants]]",
     "[limits]",
+    "[telemetry]",
 ];
 
 #[test]
@@ -95,6 +96,12 @@ fn what_is_said_is_read() {
         cgroup = "/kubepods.slice/**"
         [limits]
         hello_timeout_ms = 250
+        [telemetry]
+        prometheus_listen = "[::1]:9464"
+        otlp_endpoint = "http://collector:4317/"
+        otlp_signals = ["traces"]
+        traces_sample_ratio = 1
+        export_interval_ms = 500
         "#,
     )
     .unwrap();
@@ -107,6 +114,15 @@ fn what_is_said_is_read() {
     assert_eq!(config.quota.default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
     assert_eq!(config.tenants[0].0.tenant, "pods");
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
+    let telemetry = &config.telemetry;
+    assert_eq!(telemetry.prometheus_listen, Some("[::1]:9464".parse().unwrap()));
+    assert_eq!(telemetry.otlp_endpoint.as_ref().map(Endpoint::as_str), Some("http://collector:4317"));
+    assert_eq!(
+        (telemetry.otlp_protocol, &*telemetry.otlp_signals),
+        (OtlpProtocol::Grpc, &[Signal::Traces][..])
+    );
+    assert_eq!(telemetry.traces_sample_ratio, 1.0.try_into().unwrap());
+    assert_eq!(telemetry.export_interval, Duration::from_millis(500));
 }
 
 #[test]
@@ -151,6 +167,28 @@ fn every_complaint_names_line_column_and_field() {
             "driver.sim.faults[0]",
             "delay_ms",
         ),
+        (
+            "[telemetry]\nprometheus_listen = \"9464\"\n",
+            2,
+            21,
+            "telemetry.prometheus_listen",
+            "socket address",
+        ),
+        ("[telemetry]\notlp_endpoint = \"collector:4317\"\n", 2, 17, "telemetry.otlp_endpoint", "begin with"),
+        ("[telemetry]\notlp_endpoint = \"https://a\"\n", 2, 17, "telemetry.otlp_endpoint", "TLS"),
+        ("[telemetry]\notlp_endpoint = \"http://\"\n", 2, 17, "telemetry.otlp_endpoint", "is no URL"),
+        ("[telemetry]\notlp_protocol = \"thrift\"\n", 2, 17, "telemetry.otlp_protocol", "unknown variant"),
+        (
+            "[telemetry]\notlp_signals = [\"profiles\"]\n",
+            2,
+            17,
+            "telemetry.otlp_signals[0]",
+            "unknown variant",
+        ),
+        ("[telemetry]\ntraces_sample_ratio = 1.5\n", 2, 23, "telemetry.traces_sample_ratio", "is no share"),
+        ("[telemetry]\ntraces_sample_ratio = nan\n", 2, 23, "telemetry.traces_sample_ratio", "is no share"),
+        ("[telemetry]\nexport_interval_ms = 0\n", 2, 22, "telemetry.export_interval_ms", "at once"),
+        ("[telemetry]\ncardinality_max = 5\n", 2, 19, "telemetry.cardinality_max", "is not between"),
         ("[daemon\n", 1, 8, "", "unclosed table"),
     ] {
         let place = parse(text).expect_err(text);

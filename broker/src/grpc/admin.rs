@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
 use broker_core::{Broker, Event, OperatorRequest, Refusal, Reply, RequestKey, SessionState};
+use tokio_stream::{StreamExt as _, adapters::Map};
 use tonic::{Request, Response, Status, async_trait};
 use vramd_proto::v1::{self, admin_service_server::AdminService};
 use vramd_types::{AllocationId, PartIndex, SessionId};
@@ -14,9 +15,14 @@ use super::{
         request as convert,
         view::{self, For},
     },
+    decision,
     status::{self, refused},
 };
-use crate::reactor::Inbox;
+use crate::{
+    events::{Events, NoWatch, Watch},
+    reactor::Inbox,
+    telemetry::Telemetry,
+};
 
 /// What `GetNode` says besides what the broker knows.
 #[derive(Clone, Debug)]
@@ -32,13 +38,21 @@ pub struct NodeFacts {
 #[derive(Clone, Debug)]
 pub(super) struct Admin {
     inbox: Inbox,
+    events: Events,
     operators: Arc<BTreeSet<u32>>,
     facts: Arc<NodeFacts>,
+    telemetry: Telemetry,
 }
 
 impl Admin {
-    pub(super) fn new(inbox: Inbox, operators: BTreeSet<u32>, facts: NodeFacts) -> Self {
-        Self { inbox, operators: Arc::new(operators), facts: Arc::new(facts) }
+    pub(super) fn new(
+        inbox: Inbox,
+        events: Events,
+        operators: BTreeSet<u32>,
+        facts: NodeFacts,
+        telemetry: Telemetry,
+    ) -> Self {
+        Self { inbox, events, operators: Arc::new(operators), facts: Arc::new(facts), telemetry }
     }
 
     fn operator<T>(&self, request: &Request<T>) -> Result<Operator, Status> {
@@ -51,10 +65,10 @@ impl Admin {
         key: Option<RequestKey>,
         request: OperatorRequest,
     ) -> Result<Reply, Status> {
-        let answer =
-            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request });
-        let outcome = answer.map_err(|refusal| refused(&refusal))?.await;
-        outcome.map_err(|_| status::stopping())?.map_err(|refusal| refused(&refusal))
+        decision::of_request(&self.telemetry, || {
+            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request })
+        })
+        .await
     }
 
     async fn read<T: Send + 'static>(
@@ -74,6 +88,18 @@ macro_rules! key {
 
 #[async_trait]
 impl AdminService for Admin {
+    type WatchStream = Map<Watch, fn(v1::WatchResponse) -> Result<v1::WatchResponse, Status>>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.operator(&request)?;
+        let filter = convert::filter(request.into_inner()).map_err(|refusal| refused(&refusal))?;
+        let watch = self.events.watch(filter).map_err(|none| match none {
+            NoWatch::TooMany { limit } => status::too_many_watches(limit),
+            NoWatch::Ended => status::stopping(),
+        })?;
+        Ok(Response::new(watch.map(Ok)))
+    }
+
     async fn set_quota(
         &self,
         request: Request<v1::SetQuotaRequest>,

@@ -17,18 +17,20 @@ use super::{
         request as convert,
         view::{self, For},
     },
+    decision,
     status::{self, refused},
 };
-use crate::reactor::Inbox;
+use crate::{reactor::Inbox, telemetry::Telemetry};
 
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     inbox: Inbox,
+    telemetry: Telemetry,
 }
 
 impl Memory {
-    pub(super) fn new(inbox: Inbox) -> Self {
-        Self { inbox }
+    pub(super) fn new(inbox: Inbox, telemetry: Telemetry) -> Self {
+        Self { inbox, telemetry }
     }
 
     async fn submit(
@@ -39,16 +41,17 @@ impl Memory {
         request: ClientRequest,
     ) -> Result<Reply, Status> {
         let peer = caller.living(session)?;
-        let answer = self.inbox.request(|call| Event::Client { call, session, peer, key, request });
-        let outcome = answer.map_err(|refusal| refused(&refusal))?.await;
-        outcome.map_err(|_| status::stopping())?.map_err(|refusal| refused(&refusal))
+        decision::of_request(&self.telemetry, || {
+            self.inbox.request(|call| Event::Client { call, session, peer, key, request })
+        })
+        .await
     }
 
     async fn read<T: Send + 'static>(
         &self,
         look: impl FnOnce(&Broker) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Status> {
-        self.inbox.read(look).await.ok_or_else(status::stopping)?.map_err(|refusal| refused(&refusal))
+        decision::of_look(&self.telemetry, self.inbox.read(look)).await
     }
 }
 

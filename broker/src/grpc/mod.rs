@@ -1,7 +1,7 @@
 //! The two gRPC sockets: `vramd.sock` for clients, `admin.sock` for operators.
 //!
 //! ```text
-//!   connection ─▶ deadline ─▶ service: who calls? ─▶ convert ─▶ inbox ─▶ … ─▶ convert or status ─▶ answer
+//!   connection ─▶ observe ─▶ deadline ─▶ service: who calls? ─▶ convert ─▶ inbox ─▶ … ─▶ convert or status ─▶ answer
 //! ```
 //!
 //! Nothing is decided here but who an operator is: requests become the core's words, its answers become messages,
@@ -15,8 +15,10 @@ mod admin;
 mod caller;
 mod convert;
 mod deadline;
+mod decision;
 mod incoming;
 mod memory;
+mod observe;
 mod open_calls;
 mod serve;
 mod status;

@@ -11,7 +11,7 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 use tonic_reflection::server::Builder as Reflection;
-use tower::util::MapFutureLayer;
+use tower::util::{MapFutureLayer, option_layer};
 use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_server::MemoryServiceServer};
 
 use super::{
@@ -19,9 +19,10 @@ use super::{
     deadline::DeadlineLayer,
     incoming::{Door, incoming},
     memory::Memory,
+    observe::ObserveLayer,
     open_calls::OpenCalls,
 };
-use crate::reactor::Inbox;
+use crate::{events::Events, reactor::Inbox, telemetry::Telemetry};
 
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
@@ -52,6 +53,8 @@ pub struct Settings {
     pub call_timeout: Duration,
     /// Most connections of one uid, on each socket.
     pub connections_per_uid_max: usize,
+    /// Each call is told to it.
+    pub telemetry: Telemetry,
     pub facts: NodeFacts,
 }
 
@@ -70,14 +73,21 @@ pub enum ServeError {
 pub async fn serve(
     listeners: Listeners,
     inbox: Inbox,
+    events: Events,
     settings: Settings,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let health = HealthReporter::new();
     report(&health, ServingStatus::Serving).await;
-    let memory = Memory::new(inbox.clone());
+    let memory = Memory::new(inbox.clone(), settings.telemetry.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
-    let admin = Admin::new(inbox, settings.operators.clone(), settings.facts.clone());
+    let admin = Admin::new(
+        inbox,
+        events.clone(),
+        settings.operators.clone(),
+        settings.facts.clone(),
+        settings.telemetry.clone(),
+    );
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
 
     let calls = OpenCalls::default();
@@ -91,6 +101,8 @@ pub async fn serve(
     let end = async {
         stop.await;
         report(&health, ServingStatus::NotServing).await;
+        // Those who read have it before the daemon is gone; nobody waits for those who don't.
+        events.end("the daemon was asked to stop");
         stopping.send_replace(true);
         // Those that are still open then are cut off, which their callers see.
         let _ = tokio::time::timeout(STOP_GRACE, calls.ended()).await;
@@ -121,6 +133,7 @@ async fn socket(
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
         .layer(MapFutureLayer::new(move |call| calls.clone().during(call)))
+        .layer(option_layer(ObserveLayer::new(&settings.telemetry)))
         .layer(DeadlineLayer::new(settings.call_timeout))
         .add_routes(routes)
         .serve_with_incoming_shutdown(connections, stop)

@@ -49,6 +49,11 @@ pub(super) fn not_operator(uid: u32) -> Status {
     of_shell(Reason::NotOperator, "the caller is not one of the operators", [("uid", uid.to_string())])
 }
 
+pub(super) fn too_many_watches(limit: usize) -> Status {
+    let message = format!("{limit} operators watch already");
+    of_shell(Reason::WatchesTooMany, &message, [("limit_count", limit.to_string())])
+}
+
 pub(super) fn deadline(limit: Duration) -> Status {
     of_shell(Reason::Deadline, &format!("no answer within {limit:?}"), [])
 }

@@ -19,12 +19,18 @@ use vramd_proto::v1::{
 use vramd_types::{AllocationId, Bytes};
 
 use super::*;
-use crate::reactor::{Inbox, InboxLimits, Message, Queue, inbox};
+use crate::{
+    events::{EventLimits, Events},
+    reactor::{Clock, Inbox, InboxLimits, Message, Queue, inbox},
+};
+
+mod watch;
 
 struct Served {
     folder: tempfile::TempDir,
     queue: Queue,
     inbox: Inbox,
+    events: Events,
     stop: oneshot::Sender<()>,
     server: JoinHandle<Result<(), ServeError>>,
 }
@@ -38,6 +44,7 @@ fn served(operators: &[u32]) -> Served {
         operators: operators.iter().copied().collect::<BTreeSet<_>>(),
         call_timeout: Duration::from_secs(300),
         connections_per_uid_max: 4,
+        telemetry: crate::telemetry::Telemetry::default(),
         facts: NodeFacts {
             version: "1.2.3".to_owned(),
             driver: "sim".to_owned(),
@@ -46,10 +53,11 @@ fn served(operators: &[u32]) -> Served {
         },
     };
     let (stop, stopped) = oneshot::channel();
-    let server = tokio::spawn(serve(listeners, inbox.clone(), settings, async {
+    let events = Events::new(Clock::start(), 1, EventLimits { watches_max: 1, events_max: 8 });
+    let server = tokio::spawn(serve(listeners, inbox.clone(), events.clone(), settings, async {
         let _ = stopped.await;
     }));
-    Served { folder, queue, inbox, stop, server }
+    Served { folder, queue, inbox, events, stop, server }
 }
 
 impl Served {

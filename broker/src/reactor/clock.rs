@@ -21,6 +21,11 @@ impl Clock {
         Time::START.after(self.start.elapsed())
     }
 
+    /// The time of day, by the wall clock's word at the start and what has passed since.
+    pub fn time_of_day(&self) -> Option<SystemTime> {
+        self.started_at.checked_add(self.start.elapsed())
+    }
+
     /// What the wall clock said at the start.
     pub fn started_at(&self) -> SystemTime {
         self.started_at

@@ -13,7 +13,11 @@ use vramd_proto::v1;
 use vramd_types::{AllocationId, SessionId};
 
 use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices};
-use crate::channel::{Asked, Channels, frame};
+use crate::{
+    channel::{Asked, Channels, frame},
+    events::Events,
+    telemetry::Telemetry,
+};
 
 /// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
 pub type QuotaWriter = Arc<dyn Fn(&StoredQuotas) -> Result<(), String> + Send + Sync>;
@@ -34,6 +38,8 @@ pub struct Executor {
     write_quotas: QuotaWriter,
     extents: Extents,
     notices: Notices,
+    events: Events,
+    telemetry: Telemetry,
 }
 
 impl Executor {
@@ -44,6 +50,7 @@ impl Executor {
         driver: Arc<dyn Driver>,
         channels: Arc<Channels>,
         write_quotas: QuotaWriter,
+        events: Events,
     ) -> Self {
         let devices = driver.devices().iter().zip(0..).map(|(info, index)| v1::Device {
             uuid: info.uuid.clone(),
@@ -59,12 +66,29 @@ impl Executor {
             write_quotas,
             extents: Extents::default(),
             notices: Notices::default(),
+            events,
+            telemetry: Telemetry::default(),
         }
+    }
+
+    /// What is sent and answered is told there.
+    #[must_use]
+    pub fn telling(mut self, telemetry: Telemetry) -> Self {
+        self.telemetry = telemetry;
+        self
+    }
+
+    /// The core is about to hear of it.
+    pub(super) fn hears(&self, event: &Event) {
+        self.telemetry.happened(event);
     }
 
     pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
         match command {
-            Command::Reply { call, outcome } => calls.answer(call, outcome),
+            Command::Reply { call, outcome } => {
+                self.telemetry.replied(&outcome);
+                calls.answer(call, outcome);
+            }
             Command::Send { channel, frame } => self.send(channel, &frame),
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
@@ -92,7 +116,10 @@ impl Executor {
                 }
             }
             Command::StoreQuotas(quotas) => self.store(quotas),
-            Command::Notice(notice) => self.notices.log(&notice),
+            Command::Notice(notice) => {
+                self.notices.log(&notice);
+                self.events.publish(&notice);
+            }
         }
     }
 
@@ -152,6 +179,7 @@ impl Executor {
     }
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
+        self.telemetry.frame_sent(channel, frame);
         if let DaemonFrame::Revoke { parts, .. } = frame {
             self.fence(channel, parts);
         }

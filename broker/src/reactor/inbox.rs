@@ -137,6 +137,11 @@ impl Inbox {
         receiver.await.ok()
     }
 
+    /// Whether the reactor has gone.
+    pub fn is_closed(&self) -> bool {
+        self.shared.sender.is_closed()
+    }
+
     /// Ends the reactor after what is in the queue already.
     pub fn stop(&self) {
         self.send(Message::Stop);

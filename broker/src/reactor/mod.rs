@@ -122,7 +122,10 @@ impl Turn<'_> {
     fn handle(&mut self, message: Message) -> ControlFlow<Result<(), DriverLost>> {
         let now = self.now;
         match message {
-            Message::Event(event) => self.broker.handle(now, event),
+            Message::Event(event) => {
+                self.executor.hears(&event);
+                self.broker.handle(now, event);
+            }
             Message::Driver(completion) => match self.executor.completed(completion) {
                 Ok(completion) => self.broker.handle(now, Event::Completion(completion)),
                 Err(lost) => return ControlFlow::Break(Err(lost)),

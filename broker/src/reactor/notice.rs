@@ -58,13 +58,35 @@ impl Notices {
 /// `left_out` counts others of the same kind since the last line of it.
 fn log(notice: &Notice, left_out: u64) {
     match notice {
-        Notice::SessionOpened { session, tenant, pid } => info!(%session, tenant, pid, "session opened"),
-        Notice::SessionSilent { session, reason } => {
+        Notice::SessionOpened { session, tenant, pid } => info!(%session, %tenant, pid, "session opened"),
+        Notice::SessionSilent { session, reason, .. } => {
             warn!(%session, reason, "session is silent: what it maps stands and stays charged");
         }
-        Notice::SessionAnswered { session } => info!(%session, "session answered and is live again"),
-        Notice::SessionGone { session } => info!(%session, "session gone"),
-        Notice::MapFailed { session, part, problem } => {
+        Notice::SessionAnswered { session, .. } => info!(%session, "session answered and is live again"),
+        Notice::SessionGone { session, .. } => info!(%session, "session gone"),
+        Notice::Refused { by, request, refusal } => {
+            debug!(%by, request, reason = refusal.reason().name(), "refused");
+        }
+        Notice::QuotaSet { tenant, device, tier, guarantee, limit } => {
+            info!(%tenant, device, %tier, %guarantee, %limit, "quota set");
+        }
+        Notice::QuotaDeleted { tenant, device, tier } => info!(%tenant, device, %tier, "quota deleted"),
+        Notice::AllocationMade { allocation, tenant, bytes, .. } => {
+            debug!(%allocation, %tenant, bytes = bytes.get(), "allocation made");
+        }
+        Notice::AllocationSealed { allocation, tenant } => debug!(%allocation, %tenant, "allocation sealed"),
+        Notice::AllocationFreed { allocation, tenant } => debug!(%allocation, %tenant, "allocation freed"),
+        Notice::AllocationGone { allocation, tenant } => debug!(%allocation, %tenant, "allocation gone"),
+        Notice::RevokeSent { session, allocation, parts, reason, .. } => {
+            debug!(%session, %allocation, parts, ?reason, "revoke sent");
+        }
+        Notice::RevokeAnswered { session, allocation, parts, .. } => {
+            debug!(%session, %allocation, parts, "revoke answered");
+        }
+        Notice::RevokeOverdue { session, parts, .. } => warn!(%session, parts, "revoke not answered in time"),
+        Notice::Draining { draining: true } => info!("the node is being taken out of service"),
+        Notice::Draining { draining: false } => info!("the node is back in service"),
+        Notice::MapFailed { session, part, problem, .. } => {
             warn!(%session, allocation = %part.allocation, part = part.part.0, problem, left_out, "client could not map a part");
         }
         Notice::Evicted { part, mappers } => {

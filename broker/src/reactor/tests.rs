@@ -13,7 +13,10 @@ use broker_driver::{Completion, DeviceInfo, Driver, ExtentKind, Handle, Submissi
 use vramd_types::{Bytes, Quantity, SessionId};
 
 use super::*;
-use crate::channel::Channels;
+use crate::{
+    channel::Channels,
+    events::{EventLimits, Events},
+};
 
 const PEER: Peer = Peer { pid: 4242, uid: 1000 };
 
@@ -96,6 +99,10 @@ fn config() -> Config {
     }
 }
 
+fn events() -> Events {
+    Events::new(Clock::start(), 1, EventLimits { watches_max: 1, events_max: 1 })
+}
+
 type Written = Arc<Mutex<Vec<StoredQuotas>>>;
 
 fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) {
@@ -121,7 +128,7 @@ fn made() -> (Inbox, Written, Reactor) {
     let config = config();
     let clock = Clock::start();
     let broker = Broker::new(config, StoredQuotas::default(), clock.now());
-    let executor = Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), writer);
+    let executor = Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), writer, events());
     (inbox, written, Reactor::new(broker, queue, executor, clock))
 }
 
@@ -179,7 +186,8 @@ async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
     let config = Config { limits, ..config() };
     let clock = Clock::start();
     let broker = Broker::new(config, StoredQuotas::default(), clock.now());
-    let executor = Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), Arc::new(|_| Ok(())));
+    let executor =
+        Executor::new(inbox.clone(), driver, Arc::new(Channels::default()), Arc::new(|_| Ok(())), events());
     let _reactor = tokio::spawn(Reactor::new(broker, queue, executor, clock).run());
     assert!(matches!(surveys.recv().await, Some(Submission::Survey { .. })));
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(false));

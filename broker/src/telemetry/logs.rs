@@ -1,13 +1,25 @@
-//! Structured logs on stderr, as text or JSON lines.
+//! Structured logs on stderr, as text or JSON lines, and the same lines for a collector.
 
-use std::io::IsTerminal;
+use std::{io::IsTerminal, time::Duration};
 
-use tracing_subscriber::{filter::LevelFilter, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt};
+use opentelemetry::InstrumentationScope;
+use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
+use opentelemetry_sdk::{
+    error::OTelSdkResult,
+    logs::{LogProcessor, SdkLogRecord, SdkLoggerProvider},
+};
+use tracing_subscriber::{
+    Layer as _, filter::LevelFilter, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
+};
 
+use super::{Opening, export::Queue};
 use crate::config::{LogFormat, LogLevel};
 
+/// What is said about sending is not sent: it would never end.
+const NOT_SENT: &str = "vramd::telemetry";
+
 /// From here on everything is logged. Called once; a second call changes nothing.
-pub fn start(format: LogFormat, level: LogLevel) {
+pub fn start(format: LogFormat, level: LogLevel, telemetry: &Opening) {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -27,7 +39,39 @@ pub fn start(format: LogFormat, level: LogLevel) {
         }
         LogFormat::Json => (None, Some(fmt::layer().json().flatten_event(true).with_writer(writer))),
     };
-    let logs = registry().with(text).with(json).with(libraries).with(level);
+    let sent = telemetry.log_provider().map(|provider| {
+        // The libraries that send would be heard for each line sent.
+        let own = tracing_subscriber::filter::filter_fn(|metadata| {
+            metadata.target().starts_with("vramd") && !metadata.target().starts_with(NOT_SENT)
+        });
+        OpenTelemetryTracingBridge::new(provider).with_filter(own)
+    });
+    let logs = registry().with(text).with(json).with(sent).with(libraries).with(level);
     // Fails if there is a subscriber already, as in a test that sets its own.
     let _ = logs.try_init();
+}
+
+/// A line, and who said it.
+pub(super) type Record = (SdkLogRecord, InstrumentationScope);
+
+pub(super) fn provider(queue: Queue<Record>) -> SdkLoggerProvider {
+    SdkLoggerProvider::builder().with_log_processor(Processor(queue)).build()
+}
+
+/// Puts lines where they are sent from.
+#[derive(Debug)]
+struct Processor(Queue<Record>);
+
+impl LogProcessor for Processor {
+    fn emit(&self, record: &mut SdkLogRecord, scope: &InstrumentationScope) {
+        self.0.put((record.clone(), scope.clone()));
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
 }

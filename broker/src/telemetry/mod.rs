@@ -1,3 +1,120 @@
-//! What the daemon tells of itself.
+//! What the daemon tells of itself: logs always, metrics and traces to whoever is configured to hear them.
+//!
+//! ```text
+//!   gRPC layer ── how long, how it ended ──▶ histograms ─┐
+//!   anywhere ──── refused, dropped ────────▶ counters ───┼─▶ one set of instruments ─▶ /metrics (Prometheus)
+//!   the broker ── one look a collection ───▶ figures ────┘                        └──▶ OTLP, every interval
+//!   spans, log lines ─▶ bounded queues ───────────────────────────────────────────────▶ OTLP
+//! ```
+//!
+//! All of it is done by one thread of its own, so that no scrape and no collector is ever in the way of a call. Who
+//! writes only adds to a number or puts something into a queue, and never waits; what does not fit is counted.
+//! `registry` has every metric. Without configuration there is no thread, and a [`Telemetry`] does nothing.
 
+mod calls;
+mod counters;
+mod export;
+mod figures;
+mod http;
 pub mod logs;
+mod metrics;
+mod otlp;
+pub mod registry;
+mod revocations;
+mod series;
+mod start;
+mod traces;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use broker_core::{ChannelId, DaemonFrame, Event, Refusal, Reply};
+use tonic::codegen::http::HeaderMap;
+use vramd_types::Reason;
+
+pub use calls::Call;
+use calls::Methods;
+use counters::{Counters, Scope};
+use metrics::{Histograms, Metrics};
+use revocations::Revocations;
+pub use start::{Node, Opening, Running};
+pub use traces::Decision;
+use traces::Traces;
+
+/// Where things happen they are told to this. Clones are the same; the default one tells nobody.
+#[derive(Clone, Debug, Default)]
+pub struct Telemetry(Option<Arc<Shared>>);
+
+#[derive(Debug)]
+struct Shared {
+    metrics: Metrics,
+    counters: Arc<Counters>,
+    histograms: Histograms,
+    methods: Methods,
+    traces: Option<Traces>,
+    /// The reactor's alone, so nobody ever waits for it.
+    revocations: Mutex<Revocations>,
+}
+
+impl Telemetry {
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// A call begins.
+    pub fn call(&self, path: &str, headers: &HeaderMap) -> Option<Call> {
+        self.0.as_ref().map(|shared| Call::begin(shared, path, headers))
+    }
+
+    /// The core is asked to decide for the call at hand.
+    pub fn decision(&self, name: &'static str) -> Option<Decision> {
+        self.0.as_ref()?.traces.as_ref()?.decision(name)
+    }
+
+    /// A call was answered, and items of it may have been refused.
+    pub fn replied(&self, outcome: &Result<Reply, Refusal>) {
+        let Some(shared) = &self.0 else { return };
+        if let Ok(Reply::Released(items)) = outcome {
+            for refusal in items.iter().filter_map(|(_, item)| item.as_ref().err()) {
+                shared.counters.refused(Scope::Item, refusal.reason());
+            }
+        }
+    }
+
+    /// A connection was refused that the core never heard of.
+    pub fn channel_refused(&self, reason: Reason) {
+        if let Some(shared) = &self.0 {
+            shared.counters.refused(Scope::Channel, reason);
+        }
+    }
+
+    /// A frame is about to be sent to a client.
+    pub fn frame_sent(&self, channel: ChannelId, frame: &DaemonFrame) {
+        let Some(shared) = &self.0 else { return };
+        match frame {
+            DaemonFrame::Refused(refusal) => shared.counters.refused(Scope::Channel, refusal.reason()),
+            DaemonFrame::PinAnswer { refusal: Some(refusal), .. } => {
+                shared.counters.refused(Scope::Pin, refusal.reason());
+            }
+            DaemonFrame::Revoke { .. } => shared.revocations().sent(channel, frame),
+            _ => {}
+        }
+    }
+
+    /// The core is about to hear of an event.
+    pub fn happened(&self, event: &Event) {
+        if let (Some(shared), Event::Frame { .. } | Event::ChannelEnded { .. } | Event::ProcessEnded { .. }) =
+            (&self.0, event)
+        {
+            shared.revocations().happened(event);
+        }
+    }
+}
+
+impl Shared {
+    fn revocations(&self) -> std::sync::MutexGuard<'_, Revocations> {
+        self.revocations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

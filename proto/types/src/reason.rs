@@ -126,6 +126,8 @@ reasons! {
         "A part has as many pins as its word can count.";
     SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],
         "The session maps, or keeps to map again, as many parts as its word table has slots.";
+    WatchesTooMany, "WATCHES_TOO_MANY", ResourceExhausted, ["limit_count"],
+        "As many operators watch the node as may at once.";
     NotSealed, "NOT_SEALED", FailedPrecondition, ["allocation"],
         "Only a sealed allocation can be attached or replaced.";
     AlreadySealed, "ALREADY_SEALED", FailedPrecondition, ["allocation"],

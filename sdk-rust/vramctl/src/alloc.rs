@@ -11,7 +11,8 @@ use crate::{
     failure::Failure,
     output::Output,
     quota::tier_name,
-    table::{size, size_or_dash, table, text_or_dash},
+    revoke::{self, Revoke},
+    table::{facts, size, size_or_dash, table, text_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
@@ -22,6 +23,8 @@ pub(crate) enum Verb {
     Show { target: Target },
     /// Frees an allocation: nobody can attach it any more.
     Free { target: Target },
+    /// Takes an allocation out of the processes that map it. They keep it: their next pin maps it again.
+    Revoke(Revoke),
 }
 
 #[derive(Debug, Args)]
@@ -74,6 +77,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             let request = v1::FreeAllocationRequest { target: Some(target), ..Default::default() };
             freed(&admin.free_allocation(request)?, output)
         }
+        Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
     }
 }
 
@@ -137,7 +141,7 @@ fn tiers(allocation: &v1::Allocation) -> &'static str {
 fn sheet(allocation: &v1::Allocation) -> String {
     let id = AllocationId::from_raw(allocation.allocation_id);
     let owner = owner(allocation).map_or_else(|| "its tenant".to_owned(), |session| session.to_string());
-    let facts = [
+    let facts = facts(&[
         ("allocation", id.to_string()),
         ("name", text_or_dash(&allocation.name)),
         ("tenant", allocation.tenant.clone()),
@@ -151,21 +155,29 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("unreturned", size_or_dash(allocation.unreturned_bytes)),
         ("digest", text_or_dash(&allocation.digest)),
         ("readers", text_or_dash(&allocation.readers.join(" "))),
-    ];
-    let facts: Vec<_> = facts.iter().map(|(name, value)| format!("{name:<11} {value}")).collect();
+    ]);
     let parts = table(
-        &[">PART", ">OFFSET", ">SIZE", "TIER", "MAPPED BY"],
+        &[">PART", ">OFFSET", ">SIZE", "TIER", "EXTENT", "MAPPERS"],
         allocation.parts.iter().map(|part| {
             vec![
                 part.index.to_string(),
                 part.offset_bytes.to_string(),
                 size(part.size_bytes),
                 tier_name(part.tier()).to_owned(),
-                text_or_dash(&session_texts(&part.mapper_session_ids).join(" ")),
+                extent_name(part.extent_state()).to_owned(),
+                mappers(part),
             ]
         }),
     );
-    format!("{}\n\n{parts}", facts.join("\n"))
+    format!("{facts}\n\n{parts}")
+}
+
+/// Each session, and what it does with the part.
+fn mappers(part: &v1::Part) -> String {
+    let text = |mapper: &v1::Mapper| {
+        format!("{} {}", SessionId::from_raw(mapper.session_id), mapping_name(mapper.state()))
+    };
+    text_or_dash(&part.mappers.iter().map(text).collect::<Vec<_>>().join(", "))
 }
 
 pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
@@ -178,7 +190,9 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
                 "offset_bytes": part.offset_bytes,
                 "size_bytes": part.size_bytes,
                 "tier": tier_name(part.tier()),
+                "extent_state": extent_name(part.extent_state()),
                 "mapper_session_ids": session_texts(&part.mapper_session_ids),
+                "mappers": part.mappers.iter().map(mapper_json).collect::<Vec<_>>(),
             })
         })
         .collect();
@@ -200,6 +214,37 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "mapper_count": allocation.mapper_count,
         "parts": parts,
     })
+}
+
+fn mapper_json(mapper: &v1::Mapper) -> Value {
+    json!({
+        "session_id": SessionId::from_raw(mapper.session_id).to_string(),
+        "state": mapping_name(mapper.state()),
+    })
+}
+
+fn extent_name(state: v1::ExtentState) -> &'static str {
+    match state {
+        v1::ExtentState::Unspecified => "unknown",
+        v1::ExtentState::Creating => "creating",
+        v1::ExtentState::Live => "live",
+        v1::ExtentState::Releasing => "releasing",
+        v1::ExtentState::Unreturned => "unreturned",
+        v1::ExtentState::Gone => "gone",
+    }
+}
+
+fn mapping_name(state: v1::MappingState) -> &'static str {
+    match state {
+        v1::MappingState::Unspecified => "unknown",
+        v1::MappingState::Queued => "queued",
+        v1::MappingState::Offered => "offered",
+        v1::MappingState::OfferedRevoked => "offered_revoked",
+        v1::MappingState::Mapped => "mapped",
+        v1::MappingState::Revoking => "revoking",
+        v1::MappingState::Evicting => "evicting",
+        v1::MappingState::Away => "away",
+    }
 }
 
 fn state_name(state: v1::AllocationState) -> &'static str {
@@ -224,6 +269,6 @@ fn owner(allocation: &v1::Allocation) -> Option<SessionId> {
     (allocation.owner_session_id != 0).then(|| SessionId::from_raw(allocation.owner_session_id))
 }
 
-fn session_texts(ids: &[u64]) -> Vec<String> {
+pub(crate) fn session_texts(ids: &[u64]) -> Vec<String> {
     ids.iter().map(|id| SessionId::from_raw(*id).to_string()).collect()
 }

@@ -4,18 +4,21 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::{alloc, device, drain, put, quota, session, verify};
+use crate::{alloc, completions, device, node, put, quota, session, verify, watch};
 
 /// Asks the GPU memory daemon of this node, and puts files into memory that it owns.
 ///
-/// Exit status: 0 done, 1 refused, 2 wrong usage, 3 the daemon cannot be reached.
+/// Exit status: 0 done, 1 refused, 2 wrong usage, 3 the daemon cannot be reached or has ended. A refusal is told on
+/// standard error with its reason, for programs too with `--json`.
+///
+/// Quantities are `24GiB` or `24Gi` (binary), `24GB` (decimal), a bare integer of bytes, or a share like `90%`.
 #[derive(Debug, Parser)]
 #[command(name = "vramctl", version, propagate_version = true)]
 pub(crate) struct Args {
     /// Where the daemon's sockets are [default: /run/vramd, or the user's own place].
     #[arg(long, global = true, value_name = "DIR", env = "VRAMD_SOCKET_DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
-    /// Prints one JSON object with a version; sizes in bytes.
+    /// Prints one JSON object with a version, of a watch one a line; sizes in bytes.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -40,12 +43,17 @@ pub(crate) enum Noun {
     /// The node's devices.
     #[command(subcommand)]
     Device(device::Verb),
-    /// Takes the node out of service: no new sessions, allocations or attaches.
-    Drain(drain::Drain),
+    /// The node itself, and whether it is in service.
+    #[command(subcommand)]
+    Node(node::Verb),
+    /// Shows what happens, as it happens, until it is interrupted or the daemon ends.
+    Watch(watch::Watch),
     /// Puts a file into a named allocation and seals it.
     Put(put::Put),
     /// Maps a sealed allocation and hashes the mapped bytes.
     Verify(verify::Verify),
+    /// Prints a script that completes this program's command line.
+    Completions(completions::Completions),
 }
 
 #[cfg(test)]
@@ -68,9 +76,16 @@ mod tests {
             "vramctl session end s-1099511627777 --kill",
             "vramctl alloc show team-a/llama",
             "vramctl alloc free a-1099511627777",
+            "vramctl alloc revoke team-a/llama --part 0 --part 3 --wait",
             "vramctl --socket-dir /x --json status",
             "vramctl put model.safetensors llama --reader team-b --reader team-c --replace",
             "vramctl verify team-a/llama model.safetensors --hold",
+            "vramctl session show s-1099511627777",
+            "vramctl device show GPU-5eed0000-0000-4000-8000-000000000000",
+            "vramctl node show",
+            "vramctl node undrain --json",
+            "vramctl watch --tenant team-a --kind refusal --kind revoke --count 3 --json",
+            "vramctl completions zsh",
         ] {
             Args::try_parse_from(line.split(' ')).unwrap();
         }
@@ -80,6 +95,12 @@ mod tests {
             "vramctl session end seven",
             "vramctl alloc show llama",
             "vramctl quota set team-a --tier tape --limit 1",
+            "vramctl alloc revoke",
+            "vramctl alloc revoke team-a/llama --part -1",
+            "vramctl watch --kind weather",
+            "vramctl watch --count 0",
+            "vramctl device show",
+            "vramctl completions tcsh",
         ] {
             assert!(Args::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

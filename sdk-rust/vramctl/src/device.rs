@@ -2,26 +2,71 @@
 
 use clap::Subcommand;
 use serde_json::{Value, json};
-use vramd_client::admin::AdminClient;
+use vramd_client::{Reason, admin::AdminClient};
 use vramd_proto::v1;
 
 use crate::{
     failure::Failure,
     output::Output,
-    table::{size, size_or_dash, table},
+    quota,
+    table::{facts, size, size_or_dash, table},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Shows the node's devices and how full they are.
     List,
+    /// Shows one device, and what each tenant may have and has there.
+    Show {
+        /// Index or UUID.
+        device: String,
+    },
 }
 
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let Verb::List = verb;
     let devices = admin.devices()?;
-    let fields = json!({ "devices": devices.iter().map(to_json).collect::<Vec<_>>() });
-    output.show(|| rows(&devices), fields)
+    match verb {
+        Verb::List => {
+            let fields = json!({ "devices": devices.iter().map(to_json).collect::<Vec<_>>() });
+            output.show(|| rows(&devices), fields)
+        }
+        Verb::Show { device: text } => {
+            let Some(status) = devices.iter().find(|status| is_called(status, &text)) else {
+                return Err(Failure::not_found(Reason::DeviceUnknown, "device", &text));
+            };
+            let uuid = &status.device.clone().unwrap_or_default().uuid;
+            let mut quotas = admin.quotas("")?;
+            quotas.retain(|quota| quota.device == *uuid);
+            let fields = json!({
+                "device": to_json(status),
+                "quotas": quotas.iter().map(quota::to_json).collect::<Vec<_>>(),
+            });
+            output.show(|| format!("{}\n\nTENANTS\n{}", sheet(status), quota::rows(&quotas)), fields)
+        }
+    }
+}
+
+fn is_called(status: &v1::DeviceStatus, text: &str) -> bool {
+    let device = status.device.clone().unwrap_or_default();
+    device.uuid == text || device.index.to_string() == text
+}
+
+fn sheet(status: &v1::DeviceStatus) -> String {
+    let device = status.device.clone().unwrap_or_default();
+    facts(&[
+        ("device", device.index.to_string()),
+        ("uuid", device.uuid),
+        ("name", device.name),
+        ("total", size(status.total_bytes)),
+        ("capacity", size(status.capacity_bytes)),
+        ("held", size_or_dash(status.held_bytes)),
+        ("cached", size_or_dash(status.cached_bytes)),
+        ("unreturned", size_or_dash(status.unreturned_bytes)),
+        ("unbrokered", size_or_dash(status.unbrokered_bytes)),
+        ("contexts", size_or_dash(status.context_reserve_bytes)),
+        ("committed", size_or_dash(status.committed_bytes)),
+        ("shortfall", size_or_dash(status.shortfall_bytes)),
+    ])
 }
 
 pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
@@ -73,5 +118,6 @@ pub(crate) fn to_json(status: &v1::DeviceStatus) -> Value {
         "unbrokered_bytes": status.unbrokered_bytes,
         "committed_bytes": status.committed_bytes,
         "shortfall_bytes": status.shortfall_bytes,
+        "context_reserve_bytes": status.context_reserve_bytes,
     })
 }

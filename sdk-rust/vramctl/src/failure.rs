@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, io, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
-use vramd_client::{Error, Reason, SealFailed};
+use vramd_client::{Error, Reason, Refusal, SealFailed};
 
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -38,6 +38,13 @@ impl Failure {
     pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.display().to_string();
         move |error| Self::File { path, error }
+    }
+
+    /// Of what the daemon lists, and does not have.
+    pub(crate) fn not_found(reason: Reason, fact: &str, what: &dyn fmt::Display) -> Self {
+        let facts = BTreeMap::from([(fact.to_owned(), what.to_string())]);
+        let message = format!("no {fact} {what}");
+        Self::Daemon(Error::Refused(Refusal { reason, message, facts, retry_after: None }))
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {

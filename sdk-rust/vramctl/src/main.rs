@@ -2,19 +2,23 @@
 
 mod alloc;
 mod args;
+mod completions;
 mod device;
 mod digest;
-mod drain;
+mod event;
 mod failure;
 mod hold;
+mod node;
 mod output;
 mod progress;
 mod put;
 mod quota;
+mod revoke;
 mod session;
 mod status;
 mod table;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -49,7 +53,9 @@ fn run(args: Args, output: &Output) -> Result<(), Failure> {
         Noun::Alloc(verb) => alloc::run(verb, &admin()?, output),
         Noun::Ls(list) => alloc::run(alloc::Verb::List(list), &admin()?, output),
         Noun::Device(verb) => device::run(verb, &admin()?, output),
-        Noun::Drain(drain) => drain::run(&drain, &admin()?, output),
+        Noun::Node(verb) => node::run(verb, &admin()?, output),
+        Noun::Watch(watch) => watch::run(watch, &admin()?, output),
+        Noun::Completions(shell) => completions::run(&shell, output),
         Noun::Put(put) => put::run(&put, &socket_dir, output),
         Noun::Verify(verify) => verify::run(&verify, &socket_dir, output),
     }

@@ -1,10 +1,13 @@
 //! Where results go: text for people, or one JSON object.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    ops::ControlFlow,
+};
 
 use serde_json::{Map, Value};
 
-use crate::failure::Failure;
+use crate::{event::Told, failure::Failure};
 
 /// Grows when a field changes its meaning or goes; not when one is added.
 const JSON_VERSION: u32 = 1;
@@ -26,12 +29,12 @@ impl Output {
     /// Prints a result. `fields` is an object.
     pub(crate) fn show(&self, text: impl FnOnce() -> String, fields: Value) -> Result<(), Failure> {
         let text = if self.json { versioned(fields).to_string() } else { text() };
-        let mut stdout = io::stdout().lock();
-        match writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush()) {
-            // A reader that has seen enough is no failure.
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
-            _ => Ok(()),
-        }
+        print(text.trim_end()).map(|_| ())
+    }
+
+    /// Prints one of many, at once. It breaks where nobody reads any more.
+    pub(crate) fn line(&self, told: &Told) -> Result<ControlFlow<()>, Failure> {
+        if self.json { print(&versioned(told.fields.clone()).to_string()) } else { print(&told.line) }
     }
 
     pub(crate) fn failure(&self, failure: &Failure) {
@@ -42,6 +45,16 @@ impl Output {
         };
         // There is nowhere left to say that this failed.
         let _ = writeln!(io::stderr().lock(), "{text}");
+    }
+}
+
+fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
+    let mut stdout = io::stdout().lock();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        // A reader that has seen enough is no failure.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(Failure::Output(error)),
     }
 }
 

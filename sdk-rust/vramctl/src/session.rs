@@ -4,19 +4,22 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use vramd_client::{SessionId, admin::AdminClient};
+use vramd_client::{Reason, SessionId, admin::AdminClient};
 use vramd_proto::v1;
 
 use crate::{
+    alloc,
     failure::Failure,
     output::Output,
-    table::{size, size_or_dash, table, text_or_dash},
+    table::{facts, size, size_or_dash, table, text_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Shows connected client processes, and silent ones.
     List(List),
+    /// Shows one session and what it has allocated.
+    Show(Show),
     /// Asks a session to unmap everything, and ends it.
     End(End),
 }
@@ -26,6 +29,12 @@ pub(crate) struct List {
     /// Of this tenant alone.
     #[arg(default_value = "", hide_default_value = true)]
     tenant: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// Like s-1099511627777.
+    session: SessionId,
 }
 
 #[derive(Debug, Args)]
@@ -44,6 +53,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             let fields = json!({ "sessions": sessions.iter().map(to_json).collect::<Vec<_>>() });
             output.show(|| rows(&sessions), fields)
         }
+        Verb::Show(Show { session }) => show(session, admin, output),
         Verb::End(end) => {
             let request =
                 v1::EndSessionRequest { session_id: end.session.get(), kill: end.kill, ..Default::default() };
@@ -61,6 +71,35 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             output.show(|| text, fields)
         }
     }
+}
+
+fn show(id: SessionId, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let sessions = admin.sessions("")?;
+    let Some(session) = sessions.iter().find(|session| session.session_id == id.get()) else {
+        return Err(Failure::not_found(Reason::SessionNotFound, "session", &id));
+    };
+    let mut allocations = admin.allocations(&session.tenant)?;
+    allocations.retain(|allocation| allocation.owner_session_id == id.get());
+    let fields = json!({
+        "session": to_json(session),
+        "allocations": allocations.iter().map(alloc::to_json).collect::<Vec<_>>(),
+    });
+    output.show(|| format!("{}\n\nALLOCATIONS\n{}", sheet(session), alloc::rows(&allocations)), fields)
+}
+
+fn sheet(session: &v1::Session) -> String {
+    facts(&[
+        ("session", SessionId::from_raw(session.session_id).to_string()),
+        ("tenant", session.tenant.clone()),
+        ("state", state_name(session.state()).to_owned()),
+        ("why", text_or_dash(&session.silent_reason)),
+        ("pid", session.pid.to_string()),
+        ("uid", session.uid.to_string()),
+        ("client", text_or_dash(&session.client_name)),
+        ("mapped", size_or_dash(session.mapped_bytes)),
+        ("in flight", format!("{} descriptors", session.fds_in_flight)),
+        ("opened", session.opened_at.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)),
+    ])
 }
 
 fn rows(sessions: &[v1::Session]) -> String {

@@ -30,12 +30,20 @@ pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>
 
 /// A text without what would move the cursor or colour the terminal. The daemon shows none either, but a table must
 /// not depend on that: who writes into one could write over it.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     let is_hidden = |char: char| {
         char.is_control()
             || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
     };
     text.chars().map(|char| if is_hidden(char) { char::REPLACEMENT_CHARACTER } else { char }).collect()
+}
+
+/// One line for each fact of one thing.
+pub(crate) fn facts(facts: &[(&str, String)]) -> String {
+    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let lines: Vec<_> =
+        facts.iter().map(|(name, value)| format!("{name:<width$} {}", plain(value))).collect();
+    lines.join("\n")
 }
 
 pub(crate) fn size(bytes: u64) -> String {

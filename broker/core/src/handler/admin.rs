@@ -5,7 +5,7 @@ use vramd_types::{Bytes, SessionId};
 use super::{Start, Started};
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame, RevokeReason},
+    command::{Command, DaemonFrame, Notice, RevokeReason},
     error::Refusal,
     event::{CallId, OperatorRequest, RequestKey, Target},
     tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState},
@@ -32,7 +32,7 @@ impl Broker {
             return;
         }
         if let Err(refusal) = self.check_queue(None) {
-            return self.refuse(call, refusal);
+            return self.refuse(call, requester, method, refusal);
         }
         let op = self.ops.next_id();
         let start = match request {
@@ -97,6 +97,7 @@ impl Broker {
     fn drain(&mut self, draining: bool) -> Start {
         if self.draining != draining {
             self.draining = draining;
+            self.notice(Notice::Draining { draining });
             if draining {
                 self.give_up_cached(None);
             }

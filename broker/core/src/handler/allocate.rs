@@ -484,6 +484,7 @@ impl Broker {
         let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
         for id in &ids {
             self.advance(*id, AllocationEvent::Created);
+            self.note_made(*id);
         }
         self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
         if let Some(owner) = owner {
@@ -500,6 +501,7 @@ impl Broker {
             Some(next) => {
                 allocation.state = next;
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
+                self.allocations.moved(from, next);
                 if from.promises_slots() != next.promises_slots()
                     && let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner))
                     && let Some(words) = &mut session.words
@@ -511,7 +513,7 @@ impl Broker {
                 }
             }
             None => {
-                let detail = format!("{id}: {event:?} in state {:?}", allocation.state);
+                let detail = format!("{id}: {event:?} in state {from:?}");
                 self.broken(invariants::TRANSITIONS, detail);
             }
         }

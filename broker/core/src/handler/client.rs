@@ -5,6 +5,7 @@ use vramd_types::SessionId;
 use super::{Start, Started};
 use crate::{
     broker::Broker,
+    command::{Asker, Command, Notice},
     error::Refusal,
     event::{CallId, ClientRequest, Peer, RequestKey},
     tenancy::{Method, Op, Recall, Requester, TenantId},
@@ -19,10 +20,6 @@ impl Broker {
         key: Option<RequestKey>,
         request: ClientRequest,
     ) {
-        let tenant = match self.authenticate(session, peer) {
-            Ok(tenant) => tenant,
-            Err(refusal) => return self.refuse(call, refusal),
-        };
         let method = match &request {
             ClientRequest::AllocateBatch(_) => Method::AllocateBatch,
             ClientRequest::FreeBatch(_) => Method::FreeBatch,
@@ -30,12 +27,20 @@ impl Broker {
             ClientRequest::Detach(_) => Method::Detach,
             ClientRequest::Seal(_) => Method::Seal,
         };
+        let tenant = match self.authenticate(session, peer) {
+            Ok(tenant) => tenant,
+            Err(refusal) => {
+                let by = Asker::Stranger { session, pid: peer.pid };
+                self.notice(Notice::Refused { by, request: method.name(), refusal: refusal.clone() });
+                return self.command(Command::Reply { call, outcome: Err(refusal) });
+            }
+        };
         let requester = Requester::Session { session, tenant };
         if self.was_asked_before(call, requester, method, key) {
             return;
         }
         if let Err(refusal) = self.check_queue(requester.tenant()) {
-            return self.refuse(call, refusal);
+            return self.refuse(call, requester, method, refusal);
         }
         let op = self.ops.next_id();
         let start = match request {
@@ -98,7 +103,7 @@ impl Broker {
             Recall::New => return false,
             Recall::Reused => {
                 let request_id = key.map(|key| key.id).unwrap_or_default();
-                self.refuse(call, Refusal::RequestIdReused { request_id });
+                self.refuse(call, requester, method, Refusal::RequestIdReused { request_id });
             }
             Recall::Done(outcome) => {
                 self.answer(call, requester, &outcome);
@@ -109,7 +114,7 @@ impl Broker {
             // A repetition waits like the first, and counts like it.
             Recall::Running(op) => match self.check_queue(requester.tenant()) {
                 Ok(()) => self.ops.join(op, call),
-                Err(refusal) => self.refuse(call, refusal),
+                Err(refusal) => self.refuse(call, requester, method, refusal),
             },
         }
         true
@@ -138,7 +143,7 @@ impl Broker {
         start: Start,
     ) {
         match start {
-            Err(refusal) => self.refuse(call, refusal),
+            Err(refusal) => self.refuse(call, requester, method, refusal),
             Ok(Started::Done(outcome)) => {
                 self.answer(call, requester, &outcome);
                 self.remember(requester, method, key, Some(outcome));

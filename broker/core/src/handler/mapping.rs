@@ -4,6 +4,7 @@
 
 use vramd_types::{AllocationId, SessionId};
 
+use super::notice::Answered;
 use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
@@ -195,7 +196,11 @@ impl Broker {
         if !session.channel_open {
             return;
         }
-        let channel = session.channel;
+        let (channel, tenant) = (session.channel, session.tenant);
+        if let Some(PartRef { allocation, .. }) = parts.first().map(|revoked| revoked.part) {
+            let (tenant, parts) = (self.tenants.shared(tenant), parts.len());
+            self.notice(Notice::RevokeSent { session: id, tenant, allocation, parts, reason });
+        }
         while !parts.is_empty() {
             let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
             let frame = DaemonFrame::Revoke { parts, reason };
@@ -238,14 +243,24 @@ impl Broker {
     }
 
     fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
+        let Some(tenant) = self.sessions.get(id).map(|session| session.tenant) else { return Ok(()) };
+        let mut answered = Answered::default();
         for UnmappedPart { part, failure, .. } in parts {
+            let was_told = self.is_revoking(id, part);
             let step = self.step(id, part, MapEvent::Unmapped)?;
+            if was_told && let Some(before) = answered.add(part.allocation) {
+                self.note_answered(id, tenant, before);
+            }
             if let Some(problem) = failure {
-                self.notice(Notice::MapFailed { session: id, part, problem });
+                let tenant = self.tenants.shared(tenant);
+                self.notice(Notice::MapFailed { session: id, tenant, part, problem });
             }
             if step == MapStep::Gone || self.leaves_for_good(id, part) {
                 self.unmapped(id, part);
             }
+        }
+        if let Some(last) = answered.0 {
+            self.note_answered(id, tenant, last);
         }
         Ok(())
     }
@@ -296,8 +311,9 @@ impl Broker {
             return self.session_gone(id, SessionEvent::UnmappedAll);
         }
         if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
+            let tenant = self.tenants.shared(session.tenant);
             self.session_event(id, SessionEvent::Answered, None);
-            self.notice(Notice::SessionAnswered { session: id });
+            self.notice(Notice::SessionAnswered { session: id, tenant });
         }
     }
 

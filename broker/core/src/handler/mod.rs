@@ -8,6 +8,7 @@ mod completion;
 mod fd_budget;
 mod forget;
 mod mapping;
+mod notice;
 mod pin;
 mod query;
 mod quota;

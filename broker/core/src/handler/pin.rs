@@ -9,7 +9,7 @@ use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame},
+    command::{Asker, Command, DaemonFrame, Notice},
     error::Refusal,
     event::PartRef,
     ledger::Place,
@@ -153,6 +153,10 @@ impl Broker {
     fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
         let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
         let channel = session.channel;
+        if let Some(refusal) = refusal.clone() {
+            let by = Asker::Session { session: id, tenant: self.tenants.shared(session.tenant) };
+            self.notice(Notice::Refused { by, request: "Pin", refusal });
+        }
         self.command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });
     }
 

@@ -1,6 +1,8 @@
 //! Getters: what clients and operators may see. Nothing here changes anything.
 
-use vramd_types::{AllocationId, Bytes, SessionId, name};
+use std::collections::BTreeMap;
+
+use vramd_types::{AllocationId, Bytes, ExtentId, PartIndex, SessionId, name};
 
 use crate::{
     broker::Broker,
@@ -8,9 +10,12 @@ use crate::{
     event::{PartRef, Peer, Target, Tier},
     ledger::{Place, QuotaDevice},
     pool::{Extent, ExtentState},
-    residency::{Allocation, AllocationState, Entry, mappers_of},
+    residency::{Allocation, AllocationState, Entry, Hold, Part},
     tenancy::{Session, TenantId},
-    view::{AllocationView, DeviceView, NodeView, PartView, QuotaInForce, QuotaView, SessionView},
+    view::{
+        AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
+        SessionView,
+    },
 };
 
 /// Most names with a prefix that are gathered to find a page among them; where there are more, a page is soon full.
@@ -172,6 +177,22 @@ impl Broker {
         }
     }
 
+    /// How many sessions and allocations are in which state.
+    pub fn counts(&self) -> Counts {
+        let mut sessions = BTreeMap::new();
+        for (_, session) in self.sessions.iter() {
+            let count: &mut usize = sessions.entry(session.state).or_default();
+            *count = count.saturating_add(1);
+        }
+        let tenants =
+            self.tenants.iter().map(|(name, id)| (name.to_owned(), self.allocations.count_of(id).0));
+        Counts {
+            sessions,
+            allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
+            allocations_of: tenants.filter(|(_, count)| *count > 0).collect(),
+        }
+    }
+
     fn page<'a>(
         &self,
         entries: impl Iterator<Item = Entry<'a>>,
@@ -210,10 +231,17 @@ impl Broker {
         mappers: bool,
     ) -> AllocationView {
         let tenant = self.tenants.name(allocation.tenant).to_owned();
-        let part_view = |(index, part)| {
-            let mappers = if mappers { mappers_of(part).collect() } else { Vec::new() };
-            let (offset, size) = (allocation.offset_of(index), allocation.size_of(index));
-            PartView { index, offset, size, tier: Self::tier(), mappers }
+        let part_view = |(index, part): (PartIndex, &Part)| {
+            let mapper = |hold: &Hold| MapperView { session: hold.session, state: hold.state };
+            let of_part = PartRef { allocation: id, part: index };
+            PartView {
+                index,
+                offset: allocation.offset_of(index),
+                size: allocation.size_of(index),
+                tier: Self::tier(),
+                backing: mappers.then(|| self.backing(of_part, part.extent)),
+                mappers: if mappers { part.holds.iter().map(mapper).collect() } else { Vec::new() },
+            }
         };
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
@@ -245,6 +273,17 @@ impl Broker {
                 true => allocation.mapper_count().saturating_sub(1),
                 false => allocation.mapper_count(),
             },
+        }
+    }
+
+    /// What is behind a part: an extent that was recycled is behind another, or behind none.
+    fn backing(&self, part: PartRef, extent: ExtentId) -> Backing {
+        match self.pool.behind(part, extent).map(|extent| &extent.state) {
+            Some(ExtentState::Creating(_)) => Backing::Creating,
+            Some(ExtentState::Live(_)) => Backing::Live,
+            Some(ExtentState::Releasing(_)) => Backing::Releasing,
+            Some(ExtentState::Unreturned(_)) => Backing::Unreturned,
+            Some(ExtentState::Cached(_)) | None => Backing::Gone,
         }
     }
 

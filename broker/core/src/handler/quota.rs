@@ -20,9 +20,9 @@ use crate::{
 /// What is to be changed; worked out when its turn comes.
 #[derive(Clone, Debug)]
 pub(crate) struct QuotaChange {
-    tenant: TenantId,
-    device: QuotaDevice,
-    tier: Tier,
+    pub(super) tenant: TenantId,
+    pub(super) device: QuotaDevice,
+    pub(super) tier: Tier,
     edit: Edit,
 }
 
@@ -247,6 +247,7 @@ impl Broker {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
+                self.note_quota(&change, quota);
                 Ok(match quota {
                     Some(_) => {
                         Outcome::QuotaSet { tenant: change.tenant, device: change.device, tier: change.tier }

@@ -210,6 +210,10 @@ impl Broker {
             self.allocations.release_name(id);
         }
         self.advance(id, AllocationEvent::Freed);
+        // One that never was there is told of as a refused request.
+        if state != AllocationState::Creating {
+            self.note_allocation(id, |allocation, tenant| Notice::AllocationFreed { allocation, tenant });
+        }
         let is_sealing = matches!(state, AllocationState::Unmapping | AllocationState::Digesting);
         let op = self.allocations.get_mut(id).and_then(|allocation| match is_sealing {
             true => allocation.op.take(),
@@ -322,6 +326,7 @@ impl Broker {
         if !self.allocations.get(id).is_some_and(gone) {
             return false;
         }
+        self.note_allocation(id, |allocation, tenant| Notice::AllocationGone { allocation, tenant });
         let removed = self.allocations.remove(id);
         self.notify_ops(id, &removed.map(|allocation| allocation.watchers).unwrap_or_default());
         true

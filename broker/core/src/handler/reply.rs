@@ -9,7 +9,9 @@ use crate::{
 };
 
 impl Broker {
-    pub(crate) fn refuse(&mut self, call: CallId, refusal: Refusal) {
+    /// Refuses one call.
+    pub(crate) fn refuse(&mut self, call: CallId, requester: Requester, method: Method, refusal: Refusal) {
+        self.note_refusal(requester, method, refusal.clone());
         self.command(Command::Reply { call, outcome: Err(refusal) });
     }
 
@@ -30,10 +32,14 @@ impl Broker {
         {
             calls = vec![other];
         }
+        // Once, however often it was asked.
+        if let Err(refusal) = &result {
+            self.note_refusal(op.requester, op.method, refusal.clone());
+        }
         for call in calls {
             match &result {
                 Ok(outcome) => self.answer(call, op.requester, outcome),
-                Err(refusal) => self.refuse(call, refusal.clone()),
+                Err(refusal) => self.command(Command::Reply { call, outcome: Err(refusal.clone()) }),
             }
         }
         self.remember(op.requester, op.method, op.key, result.ok());

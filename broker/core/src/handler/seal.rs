@@ -5,7 +5,7 @@ use vramd_types::{AllocationId, SessionId};
 use super::{Start, Started};
 use crate::{
     broker::Broker,
-    command::{Command, DigestSpan, RevokeReason},
+    command::{Command, DigestSpan, Notice, RevokeReason},
     error::Refusal,
     event::{Kind, Target},
     residency::{AllocationEvent, AllocationState},
@@ -91,6 +91,10 @@ impl Broker {
                     allocation.digest = Some(Box::new(digest));
                 }
                 self.take_name(id);
+                self.note_allocation(id, |allocation, tenant| Notice::AllocationSealed {
+                    allocation,
+                    tenant,
+                });
                 Ok(Outcome::Sealed(id))
             }
             Err(refusal) => {

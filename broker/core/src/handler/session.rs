@@ -5,7 +5,7 @@ use vramd_types::{AllocationId, Bytes, SessionId};
 use super::Timer;
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame, Notice},
+    command::{Asker, Command, DaemonFrame, Notice},
     error::Refusal,
     event::{ChannelId, Hello, Lifetime},
     invariants,
@@ -19,9 +19,12 @@ use crate::{
 impl Broker {
     pub(crate) fn on_hello(&mut self, channel: ChannelId, hello: Hello) {
         self.unmapped_by_same_process(&hello);
+        let (tenant, pid) = (hello.tenant.clone(), hello.pid);
         match self.open(channel, hello) {
             Ok(id) => self.welcome(id),
             Err(refusal) => {
+                let by = Asker::Process { tenant, pid };
+                self.notice(Notice::Refused { by, request: "Hello", refusal: refusal.clone() });
                 self.command(Command::Send { channel, frame: DaemonFrame::Refused(refusal) });
                 self.command(Command::CloseChannel { channel });
                 self.command(Command::ForgetProcess { channel });
@@ -81,7 +84,11 @@ impl Broker {
             words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1)))),
         };
         self.sessions.insert(id, session);
-        self.notice(Notice::SessionOpened { session: id, tenant: hello.tenant, pid: hello.pid });
+        self.notice(Notice::SessionOpened {
+            session: id,
+            tenant: self.tenants.shared(tenant),
+            pid: hello.pid,
+        });
         Ok(id)
     }
 
@@ -187,8 +194,10 @@ impl Broker {
         };
         session.state = next;
         session.silent_reason.clone_from(&reason);
+        let tenant = session.tenant;
         if let Some(reason) = reason {
-            self.notice(Notice::SessionSilent { session: id, reason: reason.to_string() });
+            let (tenant, reason) = (self.tenants.shared(tenant), reason.to_string());
+            self.notice(Notice::SessionSilent { session: id, tenant, reason });
         }
     }
 
@@ -226,7 +235,7 @@ impl Broker {
             self.command(Command::CloseChannel { channel: session.channel });
         }
         self.command(Command::ForgetProcess { channel: session.channel });
-        self.notice(Notice::SessionGone { session: id });
+        self.notice(Notice::SessionGone { session: id, tenant: self.tenants.shared(session.tenant) });
         self.end_ops_of(id);
         self.expire_cached();
         self.pump_starved();

@@ -4,6 +4,7 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
+    command::Notice,
     error::Refusal,
     event::PartRef,
     tenancy::{OpKind, Outcome, SessionEvent, SilentReason},
@@ -72,6 +73,9 @@ impl Broker {
         }
         if due(session.revoke_deadline) {
             session.revoke_deadline = None;
+            let (tenant, parts) = (session.tenant, session.revoking);
+            let tenant = self.tenants.shared(tenant);
+            self.notice(Notice::RevokeOverdue { session: id, tenant, parts });
             self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
             self.unsettle_session(id);
             self.resolve_overdue(id);

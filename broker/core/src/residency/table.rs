@@ -8,7 +8,7 @@ use std::{
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{Allocation, MapState, allocation::Entry};
+use super::{Allocation, AllocationState, MapState, allocation::Entry};
 use crate::{
     collections::IdMap,
     event::PartRef,
@@ -20,6 +20,8 @@ use crate::{
 pub(crate) struct AllocationTable {
     allocations: IdMap<Allocation>,
     by_tenant: ByTenant<OfTenant>,
+    /// How many are in each state.
+    states: [usize; AllocationState::ALL.len()],
     pub(crate) touched: Touched<AllocationId>,
 }
 
@@ -66,12 +68,14 @@ impl AllocationTable {
             }
         });
         self.touched.note(id);
+        self.count(allocation.state, 1);
         self.allocations.insert(id.get(), allocation);
     }
 
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
         self.touched.note(id);
         let allocation = self.allocations.remove(id.get())?;
+        self.count(allocation.state, -1);
         if let Some(of) = self.by_tenant.get_mut(allocation.tenant) {
             of.ids.remove(&id);
             of.parts = of.parts.saturating_sub(allocation.parts.len());
@@ -90,6 +94,23 @@ impl AllocationTable {
     /// Allocations and parts of a tenant.
     pub(crate) fn count_of(&self, tenant: TenantId) -> (usize, usize) {
         self.by_tenant.get(tenant).map(|of| (of.ids.len(), of.parts)).unwrap_or_default()
+    }
+
+    /// One has gone from a state to another.
+    pub(crate) fn moved(&mut self, from: AllocationState, to: AllocationState) {
+        self.count(from, -1);
+        self.count(to, 1);
+    }
+
+    /// How many are in each state.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (AllocationState, usize)> {
+        AllocationState::ALL.into_iter().zip(self.states)
+    }
+
+    fn count(&mut self, state: AllocationState, change: isize) {
+        if let Some(count) = self.states.get_mut(state as usize) {
+            *count = count.saturating_add_signed(change);
+        }
     }
 
     pub(crate) fn len(&self) -> usize {

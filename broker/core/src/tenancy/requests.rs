@@ -28,6 +28,25 @@ pub(crate) enum Method {
     Drain,
 }
 
+impl Method {
+    /// As the protocol has it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::AllocateBatch => "AllocateBatch",
+            Self::FreeBatch => "FreeBatch",
+            Self::Attach => "Attach",
+            Self::Detach => "Detach",
+            Self::Seal => "Seal",
+            Self::SetQuota => "SetQuota",
+            Self::DeleteQuota => "DeleteQuota",
+            Self::EndSession => "EndSession",
+            Self::FreeAllocation => "FreeAllocation",
+            Self::RevokeMappings => "RevokeMappings",
+            Self::Drain => "Drain",
+        }
+    }
+}
+
 /// What a mutation did, in few words: the answer is made of it and of what is so when it is asked for again.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {

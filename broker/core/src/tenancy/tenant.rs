@@ -1,6 +1,6 @@
 //! Tenants by name. A tenant comes into being when it is first heard of, and is never forgotten.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// A tenant's place in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,8 +18,8 @@ impl TenantId {
 
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
-    ids: BTreeMap<Box<str>, TenantId>,
-    names: Vec<Box<str>>,
+    ids: BTreeMap<Arc<str>, TenantId>,
+    names: Vec<Arc<str>>,
 }
 
 impl Tenants {
@@ -29,8 +29,9 @@ impl Tenants {
             return *id;
         }
         let id = TenantId::at(self.names.len());
-        self.names.push(Box::from(name));
-        self.ids.insert(Box::from(name), id);
+        let name: Arc<str> = Arc::from(name);
+        self.names.push(Arc::clone(&name));
+        self.ids.insert(name, id);
         id
     }
 
@@ -40,6 +41,11 @@ impl Tenants {
 
     pub(crate) fn name(&self, id: TenantId) -> &str {
         self.names.get(id.place()).map_or("?", |name| name)
+    }
+
+    /// The same, for those who keep it.
+    pub(crate) fn shared(&self, id: TenantId) -> Arc<str> {
+        self.names.get(id.place()).map_or_else(|| Arc::from("?"), Arc::clone)
     }
 
     /// In the order of their names.

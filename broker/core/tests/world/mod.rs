@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
-    CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, OperatorRequest, PartRef,
-    Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Time, UnmappedPart, WordsOutcome,
+    CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, Notice, OperatorRequest,
+    PartRef, Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Time, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -61,6 +61,8 @@ pub struct World {
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
     pub fail_creates: VecDeque<Option<CreateError>>,
+    /// What operators were told.
+    pub notices: Vec<Notice>,
     calls: u64,
     channels: u64,
 }
@@ -111,6 +113,7 @@ impl World {
             closed: BTreeSet::new(),
             stored: StoredQuotas::default(),
             fail_creates: VecDeque::new(),
+            notices: Vec::new(),
             calls: 0,
             channels: 0,
         };
@@ -144,7 +147,8 @@ impl World {
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
                 Command::KillProcess { channel } => self.killed.push(channel),
-                Command::ForgetProcess { .. } | Command::Notice(_) => {}
+                Command::Notice(notice) => self.notices.push(notice),
+                Command::ForgetProcess { .. } => {}
                 work => self.work.push_back(work),
             }
         }

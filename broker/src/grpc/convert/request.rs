@@ -6,6 +6,8 @@ use prost::Message;
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes, Quantity, SessionId};
 
+use crate::events::Filter;
+
 /// The session that a call names.
 pub(in crate::grpc) fn session(id: u64) -> Result<SessionId, Refusal> {
     if id == 0 { Err(Refusal::SessionMissing) } else { Ok(SessionId::from_raw(id)) }
@@ -46,6 +48,21 @@ fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
 
 pub(in crate::grpc) fn allocations(ids: &[u64]) -> Vec<AllocationId> {
     ids.iter().copied().map(AllocationId::from_raw).collect()
+}
+
+/// What a watch is to tell.
+pub(in crate::grpc) fn filter(request: v1::WatchRequest) -> Result<Filter, Refusal> {
+    let tenant = non_empty(request.tenant);
+    if let Some(name) = tenant.as_ref().filter(|tenant| !vramd_types::name::is_valid(tenant)) {
+        return Err(Refusal::NameInvalid { field: "tenant", name: name.clone() });
+    }
+    let kind = |kind: i32| match v1::EventKind::try_from(kind) {
+        Ok(v1::EventKind::Unspecified) | Err(_) => {
+            Err(Refusal::RequestInvalid { field: "kinds", problem: "an unknown kind of event" })
+        }
+        Ok(kind) => Ok(kind),
+    };
+    Ok(Filter { tenant, kinds: request.kinds.into_iter().map(kind).collect::<Result<_, _>>()? })
 }
 
 /// What a oneof of `name` and `allocation_id` says.

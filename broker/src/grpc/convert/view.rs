@@ -3,13 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use broker_core::{
-    AllocationState, AllocationView, DeviceView, Kind, Lifetime, PartRevocation, PartView, QuotaView,
-    Refusal, Released, SessionState, SessionView, Tier,
+    AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView,
+    PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView,
 };
 use vramd_proto::v1;
 use vramd_types::{AllocationId, PartIndex};
 
-use crate::grpc::status;
+use crate::{events::tier, grpc::status};
 
 /// For whom: operators see which sessions map a part, clients see no session but their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +40,23 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
 }
 
 fn part(view: PartView, reader: For) -> v1::Part {
-    let mappers = match reader {
-        For::Clients => vec![],
-        For::Operators => view.mappers.iter().map(|session| session.get()).collect(),
+    let shown: &[MapperView] = match reader {
+        For::Clients => &[],
+        For::Operators => &view.mappers,
+    };
+    let holding = shown.iter().filter(|mapper| mapper.state.maps());
+    let mapper = |mapper: &MapperView| v1::Mapper {
+        session_id: mapper.session.get(),
+        state: mapping_state(mapper.state).into(),
     };
     v1::Part {
         index: view.index.0,
         offset_bytes: view.offset.get(),
         size_bytes: view.size.get(),
         tier: tier(view.tier).into(),
-        mapper_session_ids: mappers,
+        mapper_session_ids: holding.map(|mapper| mapper.session.get()).collect(),
+        extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
+        mappers: shown.iter().map(mapper).collect(),
     }
 }
 
@@ -162,11 +169,25 @@ fn lifetime(lifetime: Lifetime) -> v1::Lifetime {
     }
 }
 
-fn tier(tier: Tier) -> v1::Tier {
-    match tier {
-        Tier::Device => v1::Tier::Device,
-        Tier::Host => v1::Tier::Host,
-        Tier::Disk => v1::Tier::Disk,
+fn extent_state(backing: Backing) -> v1::ExtentState {
+    match backing {
+        Backing::Creating => v1::ExtentState::Creating,
+        Backing::Live => v1::ExtentState::Live,
+        Backing::Releasing => v1::ExtentState::Releasing,
+        Backing::Unreturned => v1::ExtentState::Unreturned,
+        Backing::Gone => v1::ExtentState::Gone,
+    }
+}
+
+fn mapping_state(state: MapState) -> v1::MappingState {
+    match state {
+        MapState::Queued => v1::MappingState::Queued,
+        MapState::Offered => v1::MappingState::Offered,
+        MapState::OfferedRevoked => v1::MappingState::OfferedRevoked,
+        MapState::Mapped => v1::MappingState::Mapped,
+        MapState::Revoking => v1::MappingState::Revoking,
+        MapState::Evicting => v1::MappingState::Evicting,
+        MapState::Away => v1::MappingState::Away,
     }
 }
 
@@ -190,6 +211,7 @@ pub(in crate::grpc) fn session_state(state: SessionState) -> v1::SessionState {
 
 #[cfg(test)]
 mod tests {
+    use broker_core::Tier;
     use vramd_types::{Bytes, PartIndex, SessionId};
 
     use super::*;
@@ -215,7 +237,11 @@ mod tests {
                 offset: Bytes::ZERO,
                 size: Bytes::mib(2),
                 tier: Tier::Device,
-                mappers: vec![SessionId::from_raw(4)],
+                backing: Some(Backing::Live),
+                mappers: vec![
+                    MapperView { session: SessionId::from_raw(4), state: MapState::Revoking },
+                    MapperView { session: SessionId::from_raw(5), state: MapState::Queued },
+                ],
             }],
             mapper_count: 1,
         }
@@ -225,7 +251,16 @@ mod tests {
     fn clients_see_no_other_session() {
         assert_eq!(allocation(sealed(), For::Clients).parts[0].mapper_session_ids, [0; 0]);
         assert_eq!(allocation(sealed(), For::Operators).parts[0].mapper_session_ids, [4]);
+        assert!(allocation(sealed(), For::Clients).parts[0].mappers.is_empty());
         assert_eq!(allocation(sealed(), For::Clients).mapper_count, 1);
+    }
+
+    #[test]
+    fn operators_see_the_state_of_each_mapping() {
+        let part = &allocation(sealed(), For::Operators).parts[0];
+        let states: Vec<_> = part.mappers.iter().map(|mapper| (mapper.session_id, mapper.state())).collect();
+        assert_eq!(states, [(4, v1::MappingState::Revoking), (5, v1::MappingState::Queued)]);
+        assert_eq!(part.extent_state(), v1::ExtentState::Live);
     }
 
     #[test]

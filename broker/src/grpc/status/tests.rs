@@ -58,7 +58,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// What the shell or the client says, and the broker never.
-const NOT_THE_BROKERS: [Reason; 8] = [
+const NOT_THE_BROKERS: [Reason; 9] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
@@ -67,6 +67,7 @@ const NOT_THE_BROKERS: [Reason; 8] = [
     Reason::DigestMismatch,
     Reason::Deadline,
     Reason::MapFailed,
+    Reason::WatchesTooMany,
 ];
 
 #[test]

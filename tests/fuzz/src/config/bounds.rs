@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use broker_driver::sim::{Effect, Operation};
 use vramd::{
-    config::{self, Config, DeviceChoice, Limits, SimDevices},
+    config::{self, Config, DeviceChoice, Limits, SimDevices, Telemetry},
     platform::descriptors::Descriptors,
 };
 use vramd_types::{Bytes, Quantity};
@@ -15,7 +15,7 @@ const PART_SIZE_MAX: u64 = 16 << 30;
 const FEW: Descriptors = Descriptors { limit: 64, open: 60 };
 
 pub(super) fn check(config: &Config) {
-    let Config { memory, quota, tenants, limits, driver, daemon: _ } = config;
+    let Config { memory, quota, tenants, limits, driver, telemetry, daemon: _ } = config;
     for share in [memory.device_share, memory.margin, quota.default.limit] {
         assert!(!matches!(share, Quantity::Percent(101..)), "{share}");
     }
@@ -35,6 +35,19 @@ pub(super) fn check(config: &Config) {
     counts_and_times(limits);
     of_core(limits);
     devices(config, driver);
+    of_telemetry(telemetry);
+}
+
+fn of_telemetry(telemetry: &Telemetry) {
+    assert!((0.0..=1.0).contains(&telemetry.traces_sample_ratio.get()), "{telemetry:?}");
+    assert!((512..=1_000_000).contains(&telemetry.cardinality_max), "{telemetry:?}");
+    assert!(telemetry.export_interval > Duration::ZERO, "{telemetry:?}");
+    if let Some(endpoint) = &telemetry.otlp_endpoint {
+        assert!(
+            endpoint.as_str().starts_with("http://") && !endpoint.as_str().ends_with('/'),
+            "{telemetry:?}"
+        );
+    }
 }
 
 fn counts_and_times(limits: &Limits) {

@@ -1,0 +1,162 @@
+//! `[telemetry]`: what the daemon tells of itself, and to whom. Without it nothing listens and nothing is sent.
+
+use std::{net::SocketAddr, time::Duration};
+
+use serde::{Deserialize, Deserializer, de};
+use tonic::codegen::http::{Uri, uri::Scheme};
+
+use super::limits::millis;
+
+/// Fewer attribute sets than that are not enough for those that do not depend on tenants.
+const CARDINALITY_MIN: usize = 512;
+const CARDINALITY_MAX: usize = 1_000_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Telemetry {
+    /// Where `/metrics`, `/livez` and `/readyz` are served. `None` is nowhere.
+    pub prometheus_listen: Option<SocketAddr>,
+    /// The collector. `None` is the one that the environment names, if it does.
+    pub otlp_endpoint: Option<Endpoint>,
+    pub otlp_protocol: OtlpProtocol,
+    /// What is sent there.
+    pub otlp_signals: Vec<Signal>,
+    /// Of the calls whose callers say nothing of it, so many are traced.
+    pub traces_sample_ratio: SampleRatio,
+    #[serde(rename = "export_interval_ms", deserialize_with = "millis")]
+    pub export_interval: Duration,
+    /// Most series of one metric; tenants that do not fit are one together.
+    #[serde(deserialize_with = "cardinality")]
+    pub cardinality_max: usize,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self {
+            prometheus_listen: None,
+            otlp_endpoint: None,
+            otlp_protocol: OtlpProtocol::Grpc,
+            otlp_signals: Signal::ALL.to_vec(),
+            traces_sample_ratio: SampleRatio(0.01),
+            export_interval: Duration::from_secs(10),
+            cardinality_max: 4_000,
+        }
+    }
+}
+
+/// Where a collector listens: `http://host:port`, with a path at most.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Endpoint(String);
+
+impl Endpoint {
+    /// Without a `/` at its end.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Endpoint {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let uri: Uri =
+            text.parse().map_err(|error| format!("`{}` is no URL: {error}", text.escape_default()))?;
+        match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => {}
+            Some(scheme) if *scheme == Scheme::HTTPS => {
+                return Err(
+                    "TLS to a collector is not built in: name one on this node with `http://`".to_owned()
+                );
+            }
+            _ => return Err(format!("`{text}` does not begin with `http://`")),
+        }
+        if uri.query().is_some() {
+            return Err(format!("`{text}` has a query, and a collector's address has none"));
+        }
+        Ok(Self(text.trim_end_matches('/').to_owned()))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "ProtocolText")]
+pub enum OtlpProtocol {
+    Grpc,
+    #[cfg(feature = "otlp-http")]
+    Http,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ProtocolText {
+    Grpc,
+    Http,
+}
+
+impl TryFrom<ProtocolText> for OtlpProtocol {
+    type Error = &'static str;
+
+    fn try_from(text: ProtocolText) -> Result<Self, &'static str> {
+        match text {
+            ProtocolText::Grpc => Ok(Self::Grpc),
+            #[cfg(feature = "otlp-http")]
+            ProtocolText::Http => Ok(Self::Http),
+            #[cfg(not(feature = "otlp-http"))]
+            ProtocolText::Http => Err("this vramd is built without its feature `otlp-http`"),
+        }
+    }
+}
+
+/// What can be sent to a collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Signal {
+    Metrics,
+    Traces,
+    Logs,
+}
+
+impl Signal {
+    pub const ALL: [Self; 3] = [Self::Metrics, Self::Traces, Self::Logs];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Metrics => "metrics",
+            Self::Traces => "traces",
+            Self::Logs => "logs",
+        }
+    }
+}
+
+/// From 0 to 1, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct SampleRatio(f64);
+
+/// It is never NaN.
+impl Eq for SampleRatio {}
+
+impl SampleRatio {
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl TryFrom<f64> for SampleRatio {
+    type Error = String;
+
+    fn try_from(ratio: f64) -> Result<Self, String> {
+        match ratio {
+            0.0..=1.0 => Ok(Self(ratio)),
+            _ => Err(format!("{ratio} is no share: 0 traces no call, 1 traces all")),
+        }
+    }
+}
+
+fn cardinality<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let most = usize::deserialize(deserializer)?;
+    if (CARDINALITY_MIN..=CARDINALITY_MAX).contains(&most) {
+        return Ok(most);
+    }
+    Err(de::Error::custom(format!("{most} is not between {CARDINALITY_MIN} and {CARDINALITY_MAX}")))
+}

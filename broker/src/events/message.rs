@@ -1,0 +1,262 @@
+//! Notices of the core as messages of the protocol, with every text cut short: they wait until they are read.
+
+use std::fmt::{self, Display, Write as _};
+
+use broker_core::{Asker, Notice, Refusal, Tier};
+use vramd_proto::v1::{
+    self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
+    node_event::Change as NodeChange, quota_event::Change as QuotaChange,
+    revoke_event::Change as RevokeChange, session_event::Change as SessionChange, watch_response::Event,
+};
+use vramd_types::{Bytes, DeviceIndex, SessionId};
+
+use crate::channel::frame;
+
+/// Most bytes of one text.
+const TEXT_BYTES_MAX: usize = 256;
+
+/// Of which kind of event it is; `None` is for the log alone.
+pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
+    Some(match notice {
+        Notice::SessionOpened { .. }
+        | Notice::SessionSilent { .. }
+        | Notice::SessionAnswered { .. }
+        | Notice::SessionGone { .. }
+        | Notice::MapFailed { .. } => EventKind::Session,
+        Notice::QuotaSet { .. } | Notice::QuotaDeleted { .. } => EventKind::Quota,
+        Notice::Refused { .. } => EventKind::Refusal,
+        Notice::RevokeSent { .. } | Notice::RevokeAnswered { .. } | Notice::RevokeOverdue { .. } => {
+            EventKind::Revoke
+        }
+        Notice::AllocationMade { .. }
+        | Notice::AllocationSealed { .. }
+        | Notice::AllocationFreed { .. }
+        | Notice::AllocationGone { .. } => EventKind::Allocation,
+        Notice::Unbrokered { .. }
+        | Notice::Shortfall { .. }
+        | Notice::Unreturned { .. }
+        | Notice::Returned { .. }
+        | Notice::CreateFailed { .. } => EventKind::Device,
+        Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
+        // A stalled pin is a refusal, and an evict is made of revokes: both are told as such.
+        Notice::Cached { .. }
+        | Notice::Reused { .. }
+        | Notice::GivenUp { .. }
+        | Notice::RoomMade { .. }
+        | Notice::Evicted { .. }
+        | Notice::PinStalled { .. } => return None,
+    })
+}
+
+/// Whose it is.
+pub(super) fn tenant(notice: &Notice) -> Option<&str> {
+    match notice {
+        Notice::SessionOpened { tenant, .. }
+        | Notice::SessionSilent { tenant, .. }
+        | Notice::SessionAnswered { tenant, .. }
+        | Notice::SessionGone { tenant, .. }
+        | Notice::MapFailed { tenant, .. }
+        | Notice::QuotaSet { tenant, .. }
+        | Notice::QuotaDeleted { tenant, .. }
+        | Notice::Refused { by: Asker::Session { tenant, .. }, .. }
+        | Notice::RevokeSent { tenant, .. }
+        | Notice::RevokeAnswered { tenant, .. }
+        | Notice::RevokeOverdue { tenant, .. }
+        | Notice::AllocationMade { tenant, .. }
+        | Notice::AllocationSealed { tenant, .. }
+        | Notice::AllocationFreed { tenant, .. }
+        | Notice::AllocationGone { tenant, .. } => Some(tenant),
+        Notice::Refused { by: Asker::Process { tenant, .. }, .. } => Some(tenant),
+        _ => None,
+    }
+}
+
+/// What is told of it, if it has a kind.
+pub(super) fn event(notice: &Notice) -> Option<Event> {
+    let allocation = |change: AllocationChange, id: vramd_types::AllocationId| {
+        Event::Allocation(v1::AllocationEvent {
+            change: change.into(),
+            allocation_id: id.get(),
+            ..Default::default()
+        })
+    };
+    Some(match notice {
+        Notice::SessionOpened { session, pid, .. } => {
+            Event::Session(v1::SessionEvent { pid: *pid, ..of_session(SessionChange::Opened, *session) })
+        }
+        Notice::SessionSilent { session, reason, .. } => Event::Session(v1::SessionEvent {
+            detail: cut(reason),
+            ..of_session(SessionChange::Silent, *session)
+        }),
+        Notice::SessionAnswered { session, .. } => {
+            Event::Session(of_session(SessionChange::Answered, *session))
+        }
+        Notice::SessionGone { session, .. } => Event::Session(of_session(SessionChange::Gone, *session)),
+        Notice::MapFailed { session, part, problem, .. } => Event::Session(v1::SessionEvent {
+            detail: cut(problem),
+            allocation_id: part.allocation.get(),
+            part_index: part.part.0,
+            ..of_session(SessionChange::MapFailed, *session)
+        }),
+        Notice::QuotaSet { device, tier, guarantee, limit, .. } => Event::Quota(v1::QuotaEvent {
+            guarantee: guarantee.to_string(),
+            limit: limit.to_string(),
+            ..of_quota(QuotaChange::Set, device, *tier)
+        }),
+        Notice::QuotaDeleted { device, tier, .. } => {
+            Event::Quota(of_quota(QuotaChange::Deleted, device, *tier))
+        }
+        Notice::Refused { by, request, refusal } => Event::Refusal(refused(by, request, refusal)),
+        Notice::RevokeSent { session, allocation, parts, reason, .. } => Event::Revoke(v1::RevokeEvent {
+            allocation_id: allocation.get(),
+            reason: frame::revoke_reason(*reason).into(),
+            ..of_revoke(RevokeChange::Sent, *session, *parts)
+        }),
+        Notice::RevokeAnswered { session, allocation, parts, .. } => Event::Revoke(v1::RevokeEvent {
+            allocation_id: allocation.get(),
+            ..of_revoke(RevokeChange::Answered, *session, *parts)
+        }),
+        Notice::RevokeOverdue { session, parts, .. } => {
+            Event::Revoke(of_revoke(RevokeChange::Overdue, *session, *parts))
+        }
+        Notice::AllocationMade { allocation, session, bytes, .. } => Event::Allocation(v1::AllocationEvent {
+            change: AllocationChange::Made.into(),
+            allocation_id: allocation.get(),
+            session_id: session.map_or(0, SessionId::get),
+            charged_bytes: bytes.get(),
+        }),
+        Notice::AllocationSealed { allocation: id, .. } => allocation(AllocationChange::Sealed, *id),
+        Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),
+        Notice::AllocationGone { allocation: id, .. } => allocation(AllocationChange::Gone, *id),
+        Notice::Unbrokered { device, bytes } => of_device(DeviceChange::Unbrokered, Some(*device), *bytes),
+        Notice::Shortfall { device, bytes, .. } => of_device(DeviceChange::Shortfall, Some(*device), *bytes),
+        Notice::Unreturned { bytes, .. } => of_device(DeviceChange::Unreturned, None, *bytes),
+        Notice::Returned { bytes, .. } => of_device(DeviceChange::Returned, None, *bytes),
+        Notice::CreateFailed { problem, .. } => Event::Device(v1::DeviceEvent {
+            change: DeviceChange::CreateFailed.into(),
+            device: None,
+            bytes: 0,
+            detail: cut(problem),
+        }),
+        Notice::Draining { draining: true } => of_node(NodeChange::Draining, ""),
+        Notice::Draining { draining: false } => of_node(NodeChange::InService, ""),
+        Notice::InvariantBroken { invariant, detail } => {
+            of_node(NodeChange::InvariantBroken, &format!("{invariant}: {}", cut(detail)))
+        }
+        Notice::Cached { .. }
+        | Notice::Reused { .. }
+        | Notice::GivenUp { .. }
+        | Notice::RoomMade { .. }
+        | Notice::Evicted { .. }
+        | Notice::PinStalled { .. } => return None,
+    })
+}
+
+pub(super) fn ending(why: &str) -> Event {
+    of_node(NodeChange::Ending, why)
+}
+
+fn of_session(change: SessionChange, session: SessionId) -> v1::SessionEvent {
+    v1::SessionEvent { change: change.into(), session_id: session.get(), ..Default::default() }
+}
+
+fn of_quota(change: QuotaChange, device: &str, of: Tier) -> v1::QuotaEvent {
+    let (device, tier) = (cut(device), tier(of).into());
+    v1::QuotaEvent { change: change.into(), device, tier, ..Default::default() }
+}
+
+fn of_revoke(change: RevokeChange, session: SessionId, parts: usize) -> v1::RevokeEvent {
+    v1::RevokeEvent {
+        change: change.into(),
+        session_id: session.get(),
+        part_count: u32::try_from(parts).unwrap_or(u32::MAX),
+        ..Default::default()
+    }
+}
+
+fn of_device(change: DeviceChange, device: Option<DeviceIndex>, bytes: Bytes) -> Event {
+    Event::Device(v1::DeviceEvent {
+        change: change.into(),
+        device: device.map(|index| index.0.into()),
+        bytes: bytes.get(),
+        detail: String::new(),
+    })
+}
+
+fn of_node(change: NodeChange, detail: &str) -> Event {
+    Event::Node(v1::NodeEvent { change: change.into(), detail: cut(detail) })
+}
+
+fn refused(by: &Asker, request: &str, refusal: &Refusal) -> v1::RefusalEvent {
+    let (session, pid, operator) = match by {
+        Asker::Session { session, .. } => (session.get(), 0, None),
+        Asker::Operator { uid } => (0, 0, Some(*uid)),
+        Asker::Process { pid, .. } => (0, *pid, None),
+        Asker::Stranger { session, pid } => (session.get(), *pid, None),
+    };
+    let facts = refusal.facts();
+    v1::RefusalEvent {
+        request: request.to_owned(),
+        reason: refusal.reason().name().to_owned(),
+        message: cut(refusal),
+        metadata: facts.into_iter().map(|(key, value)| (key.to_owned(), cut(&value))).collect(),
+        session_id: session,
+        pid,
+        operator_uid: operator,
+    }
+}
+
+pub(crate) fn tier(tier: Tier) -> v1::Tier {
+    match tier {
+        Tier::Device => v1::Tier::Device,
+        Tier::Host => v1::Tier::Host,
+        Tier::Disk => v1::Tier::Disk,
+    }
+}
+
+/// The start of a text, with a mark where it was cut. What is left out is not even made: a client may have chosen it
+/// to be long, and the reactor waits.
+fn cut(text: impl Display) -> String {
+    let mut short = Short(String::new());
+    if write!(short, "{text}").is_err() {
+        short.0.push('…');
+    }
+    short.0
+}
+
+struct Short(String);
+
+impl fmt::Write for Short {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = TEXT_BYTES_MAX.saturating_sub(self.0.len());
+        if text.len() <= room {
+            self.0.push_str(text);
+            return Ok(());
+        }
+        let end = (0..=room).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        self.0.push_str(&text[..end]);
+        Err(fmt::Error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        assert_eq!(cut("short"), "short");
+        let exact = "x".repeat(TEXT_BYTES_MAX);
+        assert_eq!(cut(&exact), exact);
+        assert_eq!(cut(format!("a{}", "ä".repeat(200))), format!("a{}…", "ä".repeat(127)));
+    }
+
+    #[test]
+    fn a_refusal_of_megabytes_is_a_short_event() {
+        let name = "x".repeat(4 << 20);
+        let refusal = Refusal::NameInvalid { field: "name", name };
+        let event = refused(&Asker::Operator { uid: 0 }, "SetQuota", &refusal);
+        assert!(event.message.len() < 300 && event.metadata["name"].len() < 300);
+        assert_eq!((event.reason.as_str(), event.operator_uid), ("NAME_INVALID", Some(0)));
+    }
+}

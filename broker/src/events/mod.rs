@@ -1,0 +1,181 @@
+//! What operators watch: events, as they happen.
+//!
+//! ```text
+//!   reactor ── notice ──▶ Events ── filter ──▶ Lane of each watch ──▶ gRPC stream
+//!                                              (bounded; then it counts)
+//! ```
+//!
+//! The reactor hands a notice over and goes on: it never waits for a reader, and makes a message only where somebody
+//! wants it. Each watch keeps a bounded number of events that its reader has not taken. From the first that finds no
+//! room on they are counted, until the reader has taken all before them: it is told the count in their place, and
+//! has what comes later. So a watch that is never read costs its bound, and nothing more.
+
+mod lane;
+mod message;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+};
+
+use broker_core::Notice;
+use tokio_stream::Stream;
+use vramd_proto::v1::{self, EventKind, watch_response::Event};
+
+use self::lane::Lane;
+pub(crate) use self::message::tier;
+use crate::reactor::Clock;
+
+/// How much those who watch may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventLimits {
+    /// Watches at once.
+    pub watches_max: usize,
+    /// Events that one of them has not read.
+    pub events_max: usize,
+}
+
+/// Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Events(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    boot_epoch: u64,
+    limits: EventLimits,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    /// Of the last event.
+    sequence: u64,
+    watches: Vec<(Filter, Arc<Lane>)>,
+    ended: bool,
+}
+
+/// What one watch wants.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// `None` is everybody's.
+    pub tenant: Option<String>,
+    /// None is every kind.
+    pub kinds: Vec<EventKind>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoWatch {
+    TooMany {
+        limit: usize,
+    },
+    /// The daemon ends.
+    Ended,
+}
+
+/// One reader's events. It counts among those that watch until it is dropped.
+#[derive(Debug)]
+pub struct Watch {
+    events: Events,
+    lane: Arc<Lane>,
+}
+
+impl Events {
+    pub fn new(clock: Clock, boot_epoch: u64, limits: EventLimits) -> Self {
+        Self(Arc::new(Shared { clock, boot_epoch, limits, book: Mutex::default() }))
+    }
+
+    /// Tells those who want it. Never waits for any of them.
+    pub fn publish(&self, notice: &Notice) {
+        let Some(kind) = message::kind(notice) else { return };
+        let mut book = self.book();
+        let sequence = book.next();
+        let tenant = message::tenant(notice);
+        let mut wanting = book.watches.iter().filter(|(filter, _)| filter.wants(kind, tenant)).peekable();
+        if wanting.peek().is_none() {
+            return;
+        }
+        let Some(event) = message::event(notice) else { return };
+        let event = Arc::new(self.message(sequence, tenant, event));
+        for (_, lane) in wanting {
+            lane.push(&event);
+        }
+    }
+
+    /// Everything from here on, for one reader.
+    pub fn watch(&self, filter: Filter) -> Result<Watch, NoWatch> {
+        let limit = self.0.limits.watches_max;
+        let mut book = self.book();
+        if book.ended {
+            return Err(NoWatch::Ended);
+        }
+        if book.watches.len() >= limit {
+            return Err(NoWatch::TooMany { limit });
+        }
+        let begun = Event::Begun(v1::WatchBegun { boot_epoch: self.0.boot_epoch });
+        let lane = Arc::new(Lane::new(self.0.limits.events_max, self.message(book.sequence, None, begun)));
+        book.watches.push((filter, Arc::clone(&lane)));
+        Ok(Watch { events: self.clone(), lane })
+    }
+
+    /// The daemon ends: whoever watches is told why, whatever it asked for, and hears no more. Once.
+    pub fn end(&self, why: &str) {
+        let mut book = self.book();
+        if std::mem::replace(&mut book.ended, true) {
+            return;
+        }
+        let sequence = book.next();
+        let last = Arc::new(self.message(sequence, None, message::ending(why)));
+        for (_, lane) in &book.watches {
+            lane.end(&last);
+        }
+    }
+
+    fn message(&self, sequence: u64, tenant: Option<&str>, event: Event) -> v1::WatchResponse {
+        v1::WatchResponse {
+            sequence,
+            happened_at: self.0.clock.time_of_day().map(Into::into),
+            tenant: tenant.unwrap_or_default().to_owned(),
+            event: Some(event),
+        }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        // Nothing that can panic leaves it half changed.
+        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    fn next(&mut self) -> u64 {
+        self.sequence = self.sequence.saturating_add(1);
+        self.sequence
+    }
+}
+
+impl Filter {
+    fn wants(&self, kind: EventKind, tenant: Option<&str>) -> bool {
+        let of_tenant = match (&self.tenant, tenant) {
+            (Some(wanted), Some(tenant)) => wanted == tenant,
+            _ => true,
+        };
+        of_tenant && (self.kinds.is_empty() || self.kinds.contains(&kind))
+    }
+}
+
+impl Stream for Watch {
+    type Item = v1::WatchResponse;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<v1::WatchResponse>> {
+        self.lane.poll_take(context)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.events.book().watches.retain(|(_, lane)| !Arc::ptr_eq(lane, &self.lane));
+    }
+}

@@ -1,0 +1,138 @@
+//! The way of an event from the reactor to who watches.
+
+use broker_core::Tier;
+use tokio_stream::StreamExt as _;
+use vramd_types::{AllocationId, Bytes, Quantity, SessionId};
+
+use super::*;
+
+fn events(watches_max: usize, events_max: usize) -> Events {
+    Events::new(Clock::start(), 7, EventLimits { watches_max, events_max })
+}
+
+fn opened(tenant: &str) -> Notice {
+    Notice::SessionOpened { session: SessionId::from_raw(4), tenant: Arc::from(tenant), pid: 9 }
+}
+
+fn quota(tenant: &str) -> Notice {
+    let limit = Quantity::Bytes(Bytes::gib(24));
+    let (tenant, guarantee) = (Arc::from(tenant), Quantity::Percent(0));
+    Notice::QuotaSet { tenant, device: "*".to_owned(), tier: Tier::Device, guarantee, limit }
+}
+
+/// What can be read without waiting.
+async fn ready(watch: &mut Watch) -> Vec<v1::WatchResponse> {
+    let mut seen = Vec::new();
+    while let Ok(Some(event)) = tokio::time::timeout(std::time::Duration::ZERO, watch.next()).await {
+        seen.push(event);
+    }
+    seen
+}
+
+async fn sequences(watch: &mut Watch) -> Vec<u64> {
+    ready(watch).await.iter().map(|event| event.sequence).collect()
+}
+
+#[tokio::test]
+async fn events_come_in_order_from_the_beginning_of_the_watch_on() {
+    let events = events(1, 8);
+    events.publish(&opened("a"));
+    let mut watch = events.watch(Filter::default()).unwrap();
+    events.publish(&opened("b"));
+    events.publish(&quota("a"));
+    let seen = ready(&mut watch).await;
+    assert_eq!(seen.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(seen[0].event, Some(Event::Begun(v1::WatchBegun { boot_epoch: 7 })));
+    assert_eq!((seen[1].tenant.as_str(), seen[2].tenant.as_str()), ("b", "a"));
+    let Some(Event::Quota(quota)) = &seen[2].event else { panic!("{seen:?}") };
+    assert_eq!((quota.limit.as_str(), quota.tier()), ("24GiB", v1::Tier::Device));
+    assert!(seen.iter().all(|event| event.happened_at.is_some()));
+}
+
+#[tokio::test]
+async fn a_filter_leaves_out_and_keeps_what_is_nobody_s() {
+    let events = events(3, 8);
+    let mut of_a = events.watch(Filter { tenant: Some("a".to_owned()), kinds: vec![] }).unwrap();
+    let mut quotas = events.watch(Filter { tenant: None, kinds: vec![EventKind::Quota] }).unwrap();
+    events.publish(&opened("a"));
+    events.publish(&opened("b"));
+    events.publish(&quota("b"));
+    events.publish(&Notice::Draining { draining: true });
+    assert_eq!(sequences(&mut of_a).await, [0, 1, 4]);
+    assert_eq!(sequences(&mut quotas).await, [0, 3]);
+}
+
+#[tokio::test]
+async fn what_is_for_the_log_alone_is_no_event() {
+    let events = events(1, 8);
+    let mut watch = events.watch(Filter::default()).unwrap();
+    events.publish(&Notice::RoomMade { tenant: None });
+    events.publish(&opened("a"));
+    assert_eq!(sequences(&mut watch).await, [0, 1]);
+}
+
+#[tokio::test]
+async fn a_slow_reader_is_told_what_it_missed_in_its_place() {
+    let events = events(1, 3);
+    let mut watch = events.watch(Filter { tenant: Some("a".to_owned()), kinds: vec![] }).unwrap();
+    for _ in 0..10_000 {
+        events.publish(&opened("a"));
+        events.publish(&opened("b"));
+    }
+    // The beginning and two events were in time; what another tenant did is not missed.
+    let seen = ready(&mut watch).await;
+    assert_eq!(seen.iter().map(|event| event.sequence).collect::<Vec<_>>(), [0, 1, 3, 19_999]);
+    assert_eq!(seen[3].event, Some(Event::Missed(v1::Missed { count: 9998 })));
+    events.publish(&opened("a"));
+    assert_eq!(sequences(&mut watch).await, [20_001]);
+}
+
+#[tokio::test]
+async fn a_watch_that_is_never_read_keeps_so_much_and_no_more() {
+    let events = events(1, 64);
+    let watch = events.watch(Filter::default()).unwrap();
+    for _ in 0..100_000 {
+        events.publish(&opened("a"));
+    }
+    assert_eq!(watch.lane.waiting(), 64);
+}
+
+#[tokio::test]
+async fn as_many_watch_as_may() {
+    let events = events(2, 8);
+    let first = events.watch(Filter::default()).unwrap();
+    let _second = events.watch(Filter::default()).unwrap();
+    assert_eq!(events.watch(Filter::default()).err(), Some(NoWatch::TooMany { limit: 2 }));
+    drop(first);
+    events.watch(Filter::default()).unwrap();
+}
+
+#[tokio::test]
+async fn the_end_is_the_last_that_everybody_hears() {
+    let events = events(2, 1);
+    let filter = Filter { tenant: Some("b".to_owned()), kinds: vec![EventKind::Quota] };
+    let (mut all, mut few) = (events.watch(Filter::default()).unwrap(), events.watch(filter).unwrap());
+    events.publish(&opened("a"));
+    events.end("asked to");
+    events.end("asked again");
+    events.publish(&opened("a"));
+    assert_eq!(sequences(&mut all).await, [0, 1, 2], "the beginning, one missed, the end");
+    let told = ready(&mut few).await;
+    assert_eq!(told.last().unwrap().event, Some(message::ending("asked to")));
+    assert_eq!((all.next().await, few.next().await), (None, None));
+    assert_eq!(events.watch(Filter::default()).err(), Some(NoWatch::Ended));
+}
+
+#[tokio::test]
+async fn who_waits_is_woken() {
+    let events = events(1, 8);
+    let mut watch = events.watch(Filter::default()).unwrap();
+    watch.next().await.unwrap();
+    let waiting = tokio::spawn(async move { watch.next().await });
+    tokio::task::yield_now().await;
+    events
+        .publish(&Notice::AllocationSealed { allocation: AllocationId::from_raw(3), tenant: Arc::from("a") });
+    let event = waiting.await.unwrap().unwrap().event;
+    let Some(Event::Allocation(allocation)) = event else { panic!("{event:?}") };
+    assert_eq!(allocation.allocation_id, 3);
+}

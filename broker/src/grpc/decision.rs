@@ -1,0 +1,54 @@
+//! The core's word on a call: a status where it refuses, and a span of it where the call is traced.
+
+use broker_core::{Refusal, Reply};
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use super::status::{self, refused};
+use crate::{
+    reactor::Outcome,
+    telemetry::{Decision, Telemetry},
+};
+
+/// Asks for something that changes the books.
+pub(super) async fn of_request(
+    telemetry: &Telemetry,
+    ask: impl FnOnce() -> Result<oneshot::Receiver<Outcome>, Refusal>,
+) -> Result<Reply, Status> {
+    let decision = telemetry.decision("decide");
+    let outcome = match ask() {
+        Ok(answer) => answer.await.map_err(|_| status::stopping())?,
+        Err(refusal) => Err(refusal),
+    };
+    match &outcome {
+        Ok(Reply::Released(items)) => {
+            let mut refusals = items.iter().filter_map(|(_, item)| item.as_ref().err());
+            match (decision, refusals.next()) {
+                (Some(decision), Some(first)) => decision.partly_refused(1 + refusals.count(), first),
+                (decision, _) => told(decision, Ok(())),
+            }
+        }
+        Ok(_) => told(decision, Ok(())),
+        Err(refusal) => told(decision, Err(refusal)),
+    }
+    outcome.map_err(|refusal| refused(&refusal))
+}
+
+/// Looks at the books, which not everybody may.
+pub(super) async fn of_look<T>(
+    telemetry: &Telemetry,
+    look: impl Future<Output = Option<Result<T, Refusal>>>,
+) -> Result<T, Status> {
+    let decision = telemetry.decision("look");
+    let outcome = look.await.ok_or_else(status::stopping)?;
+    told(decision, outcome.as_ref().map(|_| ()));
+    outcome.map_err(|refusal| refused(&refusal))
+}
+
+fn told(decision: Option<Decision>, outcome: Result<(), &Refusal>) {
+    match (decision, outcome) {
+        (Some(decision), Ok(())) => decision.granted(),
+        (Some(decision), Err(refusal)) => decision.refused(refusal),
+        (None, _) => {}
+    }
+}

@@ -1,0 +1,130 @@
+//! What is counted where it happens: one addition, whoever reads it and whether anybody does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vramd_types::Reason;
+
+use crate::config::Signal;
+
+/// What was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// A whole call.
+    Call,
+    /// One item of a batch; the others may have been granted.
+    Item,
+    /// A session, before it began or by quarantine.
+    Channel,
+    /// A set that was to be pinned.
+    Pin,
+}
+
+impl Scope {
+    pub(super) const ALL: [Self; 4] = [Self::Call, Self::Item, Self::Channel, Self::Pin];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Call => "call",
+            Self::Item => "item",
+            Self::Channel => "channel",
+            Self::Pin => "pin",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Counters {
+    /// For each scope, by the order of the registry.
+    refusals: [Box<[AtomicU64]>; Scope::ALL.len()],
+    dropped: [AtomicU64; Signal::ALL.len()],
+    failures: [AtomicU64; Signal::ALL.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        let zeros = || Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect();
+        Self {
+            refusals: [zeros(), zeros(), zeros(), zeros()],
+            dropped: Default::default(),
+            failures: Default::default(),
+        }
+    }
+}
+
+impl Counters {
+    pub(super) fn refused(&self, scope: Scope, reason: Reason) {
+        add(self.refusals[scope as usize].get(reason as usize), 1);
+    }
+
+    /// Spans or log records that nobody will see.
+    pub(super) fn dropped(&self, signal: Signal, items: usize) {
+        add(self.dropped.get(signal as usize), u64::try_from(items).unwrap_or(u64::MAX));
+    }
+
+    pub(super) fn export_failed(&self, signal: Signal) {
+        add(self.failures.get(signal as usize), 1);
+    }
+
+    /// All that is not zero.
+    pub(super) fn refusals(&self) -> impl Iterator<Item = (Scope, Reason, u64)> {
+        let of =
+            |scope: Scope| Reason::ALL.iter().zip(&self.refusals[scope as usize]).map(move |of| (scope, of));
+        let counts = Scope::ALL.into_iter().flat_map(of);
+        counts.map(|(scope, (reason, count))| (scope, *reason, read(count))).filter(|(.., count)| *count > 0)
+    }
+
+    pub(super) fn all_dropped(&self) -> impl Iterator<Item = (Signal, u64)> {
+        by_signal(&self.dropped)
+    }
+
+    pub(super) fn all_failures(&self) -> impl Iterator<Item = (Signal, u64)> {
+        by_signal(&self.failures)
+    }
+}
+
+/// All that is not zero.
+fn by_signal(counts: &[AtomicU64; 3]) -> impl Iterator<Item = (Signal, u64)> {
+    Signal::ALL.into_iter().zip(counts.iter().map(read)).filter(|(_, count)| *count > 0)
+}
+
+fn add(count: Option<&AtomicU64>, more: u64) {
+    if let Some(count) = count {
+        count.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
+fn read(count: &AtomicU64) -> u64 {
+    count.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_a_count_of_its_own() {
+        let counters = Counters::default();
+        for (times, reason) in Reason::ALL.iter().enumerate() {
+            for _ in 0..=times {
+                counters.refused(Scope::Item, *reason);
+            }
+        }
+        counters.refused(Scope::Call, Reason::QuotaLimit);
+        let items: Vec<_> = counters.refusals().filter(|(scope, ..)| *scope == Scope::Item).collect();
+        assert_eq!(items.len(), Reason::ALL.len());
+        for ((_, reason, count), (times, expected)) in items.iter().zip(Reason::ALL.iter().enumerate()) {
+            assert_eq!((reason, *count), (expected, times as u64 + 1));
+        }
+        let calls: Vec<_> = counters.refusals().filter(|(scope, ..)| *scope == Scope::Call).collect();
+        assert_eq!(calls, [(Scope::Call, Reason::QuotaLimit, 1)]);
+    }
+
+    #[test]
+    fn what_is_lost_is_counted_by_signal() {
+        let counters = Counters::default();
+        counters.dropped(Signal::Logs, 7);
+        counters.export_failed(Signal::Metrics);
+        assert_eq!(counters.all_dropped().collect::<Vec<_>>(), [(Signal::Logs, 7)]);
+        assert_eq!(counters.all_failures().collect::<Vec<_>>(), [(Signal::Metrics, 1)]);
+    }
+}

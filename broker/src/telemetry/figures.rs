@@ -1,0 +1,306 @@
+//! What metrics are read from: one look at the broker for all metrics of one collection.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use broker_core::{Broker, Counts, DeviceView, NodeView, QuotaView};
+use vramd_types::Bytes;
+
+use super::registry::OTHER_TENANTS;
+
+/// Series that one tenant has in one place: one for each state that its memory can be in.
+const STATES_OF_MEMORY: usize = 4;
+
+/// As the broker shows itself. Taken under its lock, so nothing is computed here.
+#[derive(Debug)]
+pub(super) struct Look {
+    quotas: Vec<QuotaView>,
+    devices: Vec<DeviceView>,
+    counts: Counts,
+    node: NodeView,
+}
+
+impl Look {
+    pub(super) fn at(broker: &Broker) -> Self {
+        Self {
+            quotas: broker.list_quotas(None),
+            devices: broker.devices(),
+            counts: broker.counts(),
+            node: broker.node(),
+        }
+    }
+}
+
+/// What the metrics say.
+#[derive(Debug, Default)]
+pub(super) struct Figures {
+    pub(super) tenants: BTreeMap<Account, Balance>,
+    /// By tenant.
+    pub(super) allocations_of: BTreeMap<String, u64>,
+    /// By the state's name.
+    pub(super) allocations: BTreeMap<String, u64>,
+    pub(super) sessions: BTreeMap<String, u64>,
+    pub(super) devices: Vec<DeviceView>,
+    pub(super) fds_in_flight: u64,
+    pub(super) violations: u64,
+}
+
+/// A tenant in one place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Account {
+    pub(super) tenant: String,
+    /// UUID.
+    pub(super) device: String,
+    pub(super) tier: broker_core::Tier,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Balance {
+    pub(super) guarantee: Bytes,
+    pub(super) limit: Bytes,
+    pub(super) reserved: Bytes,
+    pub(super) unreturned: Bytes,
+    pub(super) cached: Bytes,
+    /// All else that is held.
+    pub(super) resident: Bytes,
+}
+
+impl Balance {
+    fn add(&mut self, other: Self) {
+        let sum = |a: &mut Bytes, b: Bytes| *a = a.saturating_add(b);
+        sum(&mut self.guarantee, other.guarantee);
+        sum(&mut self.limit, other.limit);
+        sum(&mut self.reserved, other.reserved);
+        sum(&mut self.unreturned, other.unreturned);
+        sum(&mut self.cached, other.cached);
+        sum(&mut self.resident, other.resident);
+    }
+}
+
+/// Which tenants have series of their own. One that has them keeps them for as long as there is anything to say of it.
+#[derive(Debug)]
+pub(super) struct Roll {
+    /// Most series of one metric.
+    series_max: usize,
+    named: BTreeSet<String>,
+}
+
+impl Roll {
+    pub(super) fn new(series_max: usize) -> Self {
+        Self { series_max, named: BTreeSet::new() }
+    }
+
+    pub(super) fn figures(&mut self, look: Look) -> Figures {
+        let Look { quotas, devices, counts, node } = look;
+        let quotas: Vec<_> = quotas.into_iter().filter_map(in_force).collect();
+        let places: BTreeSet<_> = quotas.iter().map(|(of, _)| (&of.device, of.tier)).collect();
+        let places = places.len();
+        let tenants = quotas.iter().map(|(of, _)| &of.tenant);
+        let tenants = tenants.chain(counts.allocations_of.keys());
+        self.call(&tenants.collect(), places);
+
+        let mut figures = Figures {
+            sessions: by_name(counts.sessions),
+            allocations: by_name(counts.allocations),
+            devices,
+            fds_in_flight: wide(node.fds_in_flight),
+            violations: node.invariant_violations,
+            ..Figures::default()
+        };
+        for (mut account, balance) in quotas {
+            account.tenant = self.name(account.tenant);
+            figures.tenants.entry(account).or_default().add(balance);
+        }
+        for (tenant, count) in counts.allocations_of {
+            let sum = figures.allocations_of.entry(self.name(tenant)).or_default();
+            *sum = sum.saturating_add(wide(count));
+        }
+        figures
+    }
+
+    /// Strikes out who is gone, and enters who is new as long as there is room beside all the others.
+    fn call(&mut self, tenants: &BTreeSet<&String>, places: usize) {
+        let most = (self.series_max / series_each(places)).saturating_sub(1);
+        self.named.retain(|name| tenants.contains(name));
+        while self.named.len() > most {
+            self.named.pop_last();
+        }
+        for tenant in tenants {
+            if self.named.len() >= most {
+                return;
+            }
+            if !self.named.contains(*tenant) {
+                self.named.insert((*tenant).clone());
+            }
+        }
+    }
+
+    fn name(&self, tenant: String) -> String {
+        if self.named.contains(&tenant) { tenant } else { OTHER_TENANTS.to_owned() }
+    }
+}
+
+/// Most series that one tenant has of one metric.
+pub(super) fn series_each(places: usize) -> usize {
+    places.max(1).saturating_mul(STATES_OF_MEMORY)
+}
+
+/// A row of a device that is there.
+fn in_force(row: QuotaView) -> Option<(Account, Balance)> {
+    let QuotaView { tenant, device, tier, in_force, .. } = row;
+    let force = in_force?;
+    let apart = force.reserved.saturating_add(force.unreturned).saturating_add(force.cached);
+    let balance = Balance {
+        guarantee: force.guarantee,
+        limit: force.limit,
+        reserved: force.reserved,
+        unreturned: force.unreturned,
+        cached: force.cached,
+        resident: force.held.saturating_sub(apart),
+    };
+    Some((Account { tenant, device, tier }, balance))
+}
+
+/// States that have one name are one.
+fn by_name<State: ToString>(counts: BTreeMap<State, usize>) -> BTreeMap<String, u64> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (state, count) in counts {
+        let sum = sums.entry(state.to_string()).or_default();
+        *sum = sum.saturating_add(wide(count));
+    }
+    sums
+}
+
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use broker_core::{AllocationState, QuotaInForce, Tier};
+    use vramd_types::Quantity;
+
+    use super::*;
+
+    /// So many tenants, each holding something on two devices in two tiers.
+    pub(in crate::telemetry) fn look(tenants: usize) -> Look {
+        let mut quotas = Vec::new();
+        for tenant in 0..tenants {
+            for device in ["GPU-a", "GPU-b"] {
+                for tier in [Tier::Device, Tier::Host] {
+                    quotas.push(row(&format!("team-{tenant:03}"), device, tier));
+                }
+            }
+        }
+        let counts = Counts {
+            sessions: [].into(),
+            allocations: [(AllocationState::Unmapping, tenants), (AllocationState::Digesting, tenants)]
+                .into(),
+            allocations_of: (0..tenants).map(|tenant| (format!("team-{tenant:03}"), 2)).collect(),
+        };
+        let node = NodeView {
+            draining: false,
+            boot_epoch: 1,
+            sessions: 0,
+            allocations: tenants,
+            fds_in_flight: 3,
+            invariant_violations: 0,
+        };
+        Look { quotas, devices: Vec::new(), counts, node }
+    }
+
+    /// With something to say in every metric.
+    pub(in crate::telemetry) fn full_look() -> Look {
+        let mib = Bytes::mib;
+        let device = DeviceView {
+            index: vramd_types::DeviceIndex(0),
+            uuid: "GPU-a".to_owned(),
+            name: "a device".to_owned(),
+            total: mib(1024),
+            capacity: mib(1000),
+            held: mib(32),
+            unreturned: mib(8),
+            cached: mib(2),
+            unbrokered: mib(3),
+            contexts: mib(4),
+            committed: mib(40),
+            shortfall: mib(1),
+        };
+        let look = look(1);
+        let sessions = [(broker_core::SessionState::Live, 2)].into();
+        let counts = Counts { sessions, ..look.counts };
+        let node = NodeView { invariant_violations: 1, ..look.node };
+        Look { devices: vec![device], counts, node, ..look }
+    }
+
+    fn row(tenant: &str, device: &str, tier: Tier) -> QuotaView {
+        let mib = Bytes::mib;
+        QuotaView {
+            tenant: tenant.to_owned(),
+            device: device.to_owned(),
+            tier,
+            guarantee: Quantity::Bytes(mib(1)),
+            limit: Quantity::Percent(100),
+            in_force: Some(QuotaInForce {
+                guarantee: mib(1),
+                limit: mib(100),
+                held: mib(16),
+                reserved: mib(2),
+                unreturned: mib(4),
+                cached: mib(1),
+            }),
+            default_quota: false,
+            device_absent: false,
+        }
+    }
+
+    #[test]
+    fn the_states_of_a_balance_add_up_to_what_is_held() {
+        let figures = Roll::new(4000).figures(look(1));
+        for balance in figures.tenants.values() {
+            let states = [balance.resident, balance.reserved, balance.unreturned, balance.cached];
+            assert_eq!(Bytes::checked_sum(states), Some(Bytes::mib(16)));
+            assert_eq!(balance.resident, Bytes::mib(9));
+        }
+        assert_eq!(figures.tenants.len(), 4);
+    }
+
+    #[test]
+    fn who_does_not_fit_is_summed_up_and_nothing_is_lost() {
+        let mut roll = Roll::new(512);
+        let figures = roll.figures(look(200));
+        let named: BTreeSet<_> = figures.tenants.keys().map(|of| of.tenant.as_str()).collect();
+        assert!(figures.tenants.len() * STATES_OF_MEMORY <= 512, "{} accounts", figures.tenants.len());
+        assert_eq!(named.len(), 512 / 16);
+        assert!(named.contains(OTHER_TENANTS));
+        let held = figures.tenants.values().map(|balance| balance.reserved);
+        assert_eq!(Bytes::checked_sum(held), Some(Bytes::mib(2 * 4 * 200)));
+        assert_eq!(figures.allocations_of.values().sum::<u64>(), 400);
+        assert_eq!(figures.allocations_of.len(), 512 / 16);
+        assert_eq!(figures.allocations, [("sealing".to_owned(), 400)].into());
+    }
+
+    #[test]
+    fn who_has_series_keeps_them_whoever_comes_before_in_the_alphabet() {
+        let mut roll = Roll::new(512);
+        let mut late = look(200);
+        late.quotas.retain(|row| row.tenant.as_str() >= "team-150");
+        late.counts.allocations_of.clear();
+        roll.figures(late);
+        let named = roll.named.clone();
+        assert_eq!(named.len(), 31);
+        roll.figures(look(200));
+        assert_eq!(roll.named, named);
+        roll.figures(look(3));
+        assert_eq!(roll.named.len(), 3);
+    }
+
+    #[test]
+    fn rows_of_absent_devices_say_nothing() {
+        let mut look = look(1);
+        look.counts.allocations_of.clear();
+        for row in &mut look.quotas {
+            row.in_force = None;
+        }
+        assert!(Roll::new(4000).figures(look).tenants.is_empty());
+    }
+}

@@ -1,0 +1,121 @@
+//! `/metrics`, `/livez` and `/readyz`, for whoever can connect.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use broker_core::Broker;
+use hyper::server::conn::http1;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    time::timeout,
+};
+
+use super::{Shared, export::stopped, figures::Look};
+use crate::reactor::Inbox;
+
+/// Most connections at once; more wait to be accepted.
+const CONNECTIONS_MAX: usize = 32;
+/// A connection has one request, and so long for it and its answer.
+const CONNECTION_MAX: Duration = Duration::from_secs(10);
+/// The reactor is taken for stuck where it lets nobody look for so long.
+const REACTOR_PATIENCE: Duration = Duration::from_secs(2);
+/// Before the next try, where no connection can be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Debug)]
+pub(super) struct Page {
+    pub(super) shared: Arc<Shared>,
+    pub(super) inbox: Inbox,
+    pub(super) stop: watch::Receiver<bool>,
+}
+
+/// Serves until the stop.
+pub(super) async fn serve(listener: TcpListener, page: Page) {
+    let mut stop = page.stop.clone();
+    let routes = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/livez", get(alive))
+        .route("/readyz", get(ready))
+        .with_state(page);
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let accepted = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            accepted = accepted => accepted,
+            () = stopped(&mut stop) => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let answer = answer(stream, routes.clone());
+                tokio::spawn(async move {
+                    // Who is slower is cut off, and sees that.
+                    let _ = timeout(CONNECTION_MAX, answer).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a scrape could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn answer(stream: TcpStream, routes: Router) {
+    let service = TowerToHyperService::new(routes);
+    // Errors are the peer's: it left, or does not speak HTTP.
+    let _ = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service).await;
+}
+
+impl Page {
+    /// What there is to see, unless nobody shows it.
+    async fn look<T: Send + 'static>(&self, look: impl FnOnce(&Broker) -> T + Send + 'static) -> Option<T> {
+        timeout(REACTOR_PATIENCE, self.inbox.read(look)).await.ok().flatten()
+    }
+}
+
+async fn metrics(State(page): State<Page>) -> Response {
+    let Some(look) = page.look(Look::at).await else {
+        return unavailable("the daemon is stopping, or stuck");
+    };
+    match page.shared.metrics.text(look) {
+        Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Whether the daemon does anything at all; one that does not should be started anew.
+async fn alive(State(page): State<Page>) -> Response {
+    match page.look(|_| ()).await {
+        Some(()) => "ok\n".into_response(),
+        None => unavailable("the daemon is stopping, or stuck"),
+    }
+}
+
+/// Whether new clients are welcome.
+async fn ready(State(page): State<Page>) -> Response {
+    if *page.stop.borrow() {
+        return unavailable("the daemon is stopping");
+    }
+    match page.look(|broker| (broker.is_surveyed(), broker.node().draining)).await {
+        Some((true, false)) => "ok\n".into_response(),
+        Some((true, true)) => unavailable("the node is draining"),
+        Some((false, _)) => unavailable("the devices are being looked at"),
+        None => unavailable("the daemon is stopping, or stuck"),
+    }
+}
+
+fn unavailable(why: &str) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+}

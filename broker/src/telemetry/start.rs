@@ -1,0 +1,297 @@
+//! How telemetry begins and ends: before anything is logged, and after the last call.
+
+use std::{
+    fs,
+    net::TcpListener,
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use opentelemetry::KeyValue;
+use opentelemetry_otlp::{LogExporter, MetricExporter, SpanExporter};
+use opentelemetry_sdk::{
+    Resource,
+    logs::{LogBatch, LogExporter as _, SdkLoggerProvider},
+    metrics::exporter::PushMetricExporter as _,
+    trace::{SpanData, SpanExporter as _},
+};
+use tokio::{
+    runtime::{self, Runtime},
+    sync::watch,
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use super::{
+    Shared, Telemetry,
+    calls::Methods,
+    counters::Counters,
+    export::{Health, Queue, Waiting, in_time, queue, stopped},
+    figures::Look,
+    http::{self, Page},
+    logs::{self, Record},
+    metrics::Metrics,
+    otlp::Collector,
+    revocations::Revocations,
+    traces::Traces,
+};
+use crate::{
+    config::{self, Signal},
+    exit::Failure,
+    reactor::Inbox,
+};
+
+/// How long the daemon's stop may wait for what is still to be sent.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// What is configured, before there is anything to tell: lines that are logged now are sent later.
+#[derive(Debug)]
+pub struct Opening {
+    config: config::Telemetry,
+    collector: Option<Collector>,
+    counters: Arc<Counters>,
+    logs: Option<(SdkLoggerProvider, Waiting<Record>)>,
+    listener: Option<TcpListener>,
+}
+
+/// What is said of the daemon with everything it tells.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<'a> {
+    /// `sim` or `cuda`.
+    pub driver: &'a str,
+    pub boot_epoch: u64,
+    pub devices: usize,
+}
+
+impl Opening {
+    pub fn new(config: &config::Telemetry) -> Result<Self, Failure> {
+        let collector = Collector::of(config).map_err(Failure::Telemetry)?;
+        let counters = Arc::new(Counters::default());
+        let logs = collector.as_ref().filter(|collector| collector.is_sent(Signal::Logs)).map(|_| {
+            let (queue, waiting) = queue(Signal::Logs, &counters);
+            (logs::provider(queue), waiting)
+        });
+        Ok(Self { config: config.clone(), collector, counters, logs, listener: None })
+    }
+
+    pub(super) fn log_provider(&self) -> Option<&SdkLoggerProvider> {
+        self.logs.as_ref().map(|(provider, _)| provider)
+    }
+
+    /// Takes the address that metrics are served at, so that whoever may not have it does not start.
+    pub fn listen(&mut self) -> Result<(), Failure> {
+        let Some(address) = self.config.prometheus_listen else { return Ok(()) };
+        let listener = TcpListener::bind(address).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        let listener = listener.map_err(|error| {
+            Failure::Telemetry(format!("cannot listen on {address}, telemetry.prometheus_listen: {error}"))
+        })?;
+        // Where the configuration leaves the port to the system, this says which it is.
+        let address = listener.local_addr().unwrap_or(address);
+        tracing::info!(%address, "metrics are served");
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// From here on all is told that is configured.
+    pub fn start(self, inbox: Inbox, node: Node<'_>) -> Result<(Telemetry, Running), Failure> {
+        let Self { config, collector, counters, logs, listener } = self;
+        if collector.is_none() && listener.is_none() {
+            return Ok((Telemetry::default(), Running(None)));
+        }
+        let failed = |what: &str, problem: &dyn std::fmt::Display| {
+            Failure::Telemetry(format!("cannot {what} for telemetry: {problem}"))
+        };
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| failed("start a runtime", &error))?;
+        let resource = resource(node);
+        let (metrics, histograms) =
+            Metrics::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.devices)
+                .map_err(|error| failed("make instruments", &error))?;
+        let traced = collector.as_ref().is_some_and(|collector| collector.is_sent(Signal::Traces));
+        let (traces, spans) = traced
+            .then(|| queue(Signal::Traces, &counters))
+            .map(|(queue, waiting): (Queue<SpanData>, _)| {
+                (Traces::new(resource.clone(), queue, config.traces_sample_ratio.get()), waiting)
+            })
+            .unzip();
+        let shared = Arc::new(Shared {
+            metrics,
+            counters,
+            methods: Methods::default(),
+            traces,
+            revocations: Mutex::new(Revocations::new(histograms.revocation.clone())),
+            histograms,
+        });
+        let (stop, stopped) = watch::channel(false);
+        let outlets = {
+            // Connections are made in it, though none before something is sent.
+            let _inside = runtime.enter();
+            let listener = listener.map(tokio::net::TcpListener::from_std).transpose();
+            let listener = listener.map_err(|error| failed("listen", &error))?;
+            let to = collector
+                .map(|collector| ToCollector::open(&collector, &resource))
+                .transpose()
+                .map_err(|error| failed("prepare the way to the collector", &error))?;
+            Outlets {
+                listener,
+                to,
+                spans,
+                logs: logs.map(|(_, waiting)| waiting),
+                page: Page { shared: Arc::clone(&shared), inbox, stop: stopped },
+                interval: config.export_interval,
+            }
+        };
+        let thread = thread::Builder::new().name("vramd-telemetry".to_owned());
+        let thread =
+            thread.spawn(move || run(&runtime, outlets)).map_err(|error| failed("start a thread", &error))?;
+        Ok((Telemetry(Some(shared)), Running(Some((stop, thread)))))
+    }
+}
+
+/// As long as this lives, telemetry is sent and served.
+#[derive(Debug)]
+pub struct Running(Option<(watch::Sender<bool>, JoinHandle<()>)>);
+
+impl Running {
+    /// Sends what is left, within two seconds. The reactor must run still.
+    pub async fn stop(self) {
+        let Some((stop, thread)) = self.0 else { return };
+        stop.send_replace(true);
+        // It ends by itself in time; a thread that panicked has said so.
+        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+    }
+}
+
+/// Exporters of what is sent.
+#[derive(Debug)]
+struct ToCollector {
+    metrics: Option<MetricExporter>,
+    spans: Option<SpanExporter>,
+    logs: Option<LogExporter>,
+}
+
+impl ToCollector {
+    fn open(
+        collector: &Collector,
+        resource: &Resource,
+    ) -> Result<Self, opentelemetry_otlp::ExporterBuildError> {
+        let sent = |signal| collector.is_sent(signal).then_some(());
+        let mut spans = sent(Signal::Traces).map(|()| collector.spans()).transpose()?;
+        let mut logs = sent(Signal::Logs).map(|()| collector.logs()).transpose()?;
+        spans.iter_mut().for_each(|exporter| exporter.set_resource(resource));
+        logs.iter_mut().for_each(|exporter| exporter.set_resource(resource));
+        let metrics = sent(Signal::Metrics).map(|()| collector.metrics()).transpose()?;
+        tracing::info!(collector = collector.describe(), "telemetry is sent");
+        Ok(Self { metrics, spans, logs })
+    }
+}
+
+#[derive(Debug)]
+struct Outlets {
+    listener: Option<tokio::net::TcpListener>,
+    to: Option<ToCollector>,
+    spans: Option<Waiting<SpanData>>,
+    logs: Option<Waiting<Record>>,
+    page: Page,
+    interval: Duration,
+}
+
+/// The thread.
+fn run(runtime: &Runtime, outlets: Outlets) {
+    let Outlets { listener, to, spans, logs, page, interval } = outlets;
+    let mut stop = page.stop.clone();
+    runtime.block_on(async move {
+        let all = async {
+            let ToCollector { metrics: by_metrics, spans: by_spans, logs: by_logs } =
+                to.unwrap_or(ToCollector { metrics: None, spans: None, logs: None });
+            tokio::join!(
+                async {
+                    if let Some(listener) = listener {
+                        http::serve(listener, page.clone()).await;
+                    }
+                },
+                async {
+                    if let Some(exporter) = by_metrics {
+                        push(&exporter, &page, interval).await;
+                    }
+                },
+                async {
+                    if let (Some(waiting), Some(exporter)) = (spans, by_spans) {
+                        waiting.send(page.stop.clone(), async |batch| exporter.export(batch).await).await;
+                    }
+                },
+                async {
+                    if let (Some(waiting), Some(exporter)) = (logs, by_logs) {
+                        waiting
+                            .send(page.stop.clone(), async |batch| send_logs(&exporter, batch).await)
+                            .await;
+                    }
+                },
+            );
+        };
+        let in_time = async {
+            stopped(&mut stop).await;
+            tokio::time::sleep(STOP_MAX).await;
+        };
+        tokio::select! {
+            () = all => {}
+            () = in_time => {}
+        }
+    });
+}
+
+async fn send_logs(exporter: &LogExporter, records: Vec<Record>) -> opentelemetry_sdk::error::OTelSdkResult {
+    let batch: Vec<_> = records.iter().map(|(record, scope)| (record, scope)).collect();
+    exporter.export(LogBatch::new(&batch)).await
+}
+
+/// Sends all metrics at every interval, and once more at the stop.
+async fn push(exporter: &MetricExporter, page: &Page, every: Duration) {
+    let mut health = Health::new(Signal::Metrics);
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut stop = page.stop.clone();
+    loop {
+        let last = tokio::select! {
+            _ = ticks.tick() => false,
+            () = stopped(&mut stop) => true,
+        };
+        let Ok(Some(look)) = timeout(STOP_MAX, page.inbox.read(Look::at)).await else {
+            if last || page.inbox.is_closed() {
+                return;
+            }
+            continue;
+        };
+        let sent = match page.shared.metrics.data(look) {
+            Ok(data) => in_time(exporter.export(&data)).await,
+            Err(error) => Err(error.to_string()),
+        };
+        if sent.is_err() {
+            page.shared.counters.export_failed(Signal::Metrics);
+        }
+        health.hear(&sent, 0);
+        if last {
+            return;
+        }
+    }
+}
+
+fn resource(node: Node<'_>) -> Resource {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let resource = Resource::builder().with_attributes([
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("service.instance.id", format!("{host}/{}", node.boot_epoch)),
+        KeyValue::new("host.name", host.to_owned()),
+        KeyValue::new("vramd.driver", node.driver.to_owned()),
+    ]);
+    match std::env::var_os("OTEL_SERVICE_NAME") {
+        Some(_) => resource.build(),
+        None => resource.with_service_name("vramd").build(),
+    }
+}

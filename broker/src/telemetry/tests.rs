@@ -1,0 +1,161 @@
+//! The instruments with all that they read, and what both readers make of them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use opentelemetry::metrics::{Histogram, MeterProvider as _};
+use opentelemetry_sdk::{
+    Resource,
+    metrics::{
+        SdkMeterProvider,
+        data::{AggregatedMetrics, MetricData, ResourceMetrics},
+    },
+};
+use vramd_types::Reason;
+
+use super::{
+    counters::{Counters, Scope},
+    figures::tests::look,
+    metrics::{Histograms, Metrics},
+    registry::{self, Kind, OTHER_TENANTS},
+};
+use crate::config::Signal;
+
+/// A histogram, and what was recorded in it.
+#[derive(Debug)]
+pub(super) struct Measured {
+    provider: SdkMeterProvider,
+    registry: prometheus::Registry,
+}
+
+impl Default for Measured {
+    fn default() -> Self {
+        let registry = prometheus::Registry::new();
+        let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).build().unwrap();
+        Self { provider: SdkMeterProvider::builder().with_reader(exporter).build(), registry }
+    }
+}
+
+impl Measured {
+    pub(super) fn histogram(&self) -> Histogram<f64> {
+        self.provider.meter("test").f64_histogram("measured").build()
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        let families = self.registry.gather();
+        let found = families.iter().find(|family| family.name() == "measured");
+        found.map_or(0, |family| family.get_metric()[0].get_histogram().get_sample_count())
+    }
+}
+
+fn metrics(series_max: usize) -> (Metrics, Histograms, Arc<Counters>) {
+    let counters = Arc::new(Counters::default());
+    let resource = Resource::builder_empty().build();
+    let (metrics, histograms) = Metrics::new(resource, Arc::clone(&counters), series_max, 2).unwrap();
+    (metrics, histograms, counters)
+}
+
+/// The value of each series, by name and labels as Prometheus reads them.
+fn series(text: &str) -> BTreeMap<String, f64> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
+        .collect()
+}
+
+#[test]
+fn every_metric_has_the_name_that_the_table_says() {
+    let (metrics, histograms, counters) = metrics(4000);
+    counters.refused(Scope::Call, Reason::QuotaLimit);
+    counters.dropped(Signal::Traces, 3);
+    counters.export_failed(Signal::Logs);
+    histograms.rpc.record(0.001, &[]);
+    histograms.revocation.record(0.001, &[]);
+    let text = metrics.text(super::figures::tests::full_look()).unwrap();
+    for metric in registry::ALL {
+        let name = metric.prometheus_name();
+        let kind = match metric.kind {
+            Kind::Counter => "counter",
+            Kind::UpDownCounter => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}\n{text}");
+        assert!(text.contains(&format!("# HELP {name} {}\n", metric.meaning)), "{name}");
+    }
+    let families = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
+    assert_eq!(families, registry::ALL.len(), "and there is no other\n{text}");
+    assert!(text.contains("vramd_telemetry_dropped_total{vramd_telemetry_signal=\"traces\"} 3\n"), "{text}");
+}
+
+#[test]
+fn every_attribute_is_one_that_the_table_names() {
+    let (metrics, _, counters) = metrics(4000);
+    counters.refused(Scope::Item, Reason::NotOwner);
+    let data = metrics.data(super::figures::tests::full_look()).unwrap();
+    let mut seen = 0;
+    for metric in data.scope_metrics().flat_map(|scope| scope.metrics()) {
+        let definition = registry::ALL.iter().find(|known| known.name == metric.name()).unwrap();
+        let AggregatedMetrics::I64(MetricData::Sum(sum)) = metric.data() else { continue };
+        for point in sum.data_points() {
+            let keys: Vec<_> = point.attributes().map(|attribute| attribute.key.as_str()).collect();
+            assert_eq!(keys.len(), definition.attributes.len(), "{}", metric.name());
+            assert!(
+                keys.iter().all(|key| definition.attributes.contains(key)),
+                "{}: {keys:?}",
+                metric.name()
+            );
+            seen += 1;
+        }
+    }
+    assert!(seen > 20, "{seen} series");
+}
+
+#[test]
+fn both_readers_see_the_same_and_zero_is_left_out() {
+    let (metrics, ..) = metrics(4000);
+    let text = metrics.text(look(2)).unwrap();
+    let of_prometheus = series(&text);
+    assert!(of_prometheus.values().all(|value| *value != 0.0), "{text}");
+    let data = metrics.data(look(2)).unwrap();
+    let usage = points(&data, registry::QUOTA_USAGE.name);
+    let read = of_prometheus.keys().filter(|name| name.starts_with("vramd_quota_usage_bytes{")).count();
+    assert_eq!((usage, read), (2 * 2 * 2 * 4, 2 * 2 * 2 * 4));
+    let gone = series(&metrics.text(look(0)).unwrap());
+    assert!(!gone.keys().any(|name| name.contains("vramd_quota")), "{gone:?}");
+}
+
+#[test]
+fn nothing_overflows_and_nothing_is_lost_however_many_tenants_there_are() {
+    for most in [512, 4000] {
+        let (metrics, ..) = metrics(most);
+        let data = metrics.data(look(900)).unwrap();
+        for metric in registry::ALL.iter().filter(|metric| metric.is_by_tenant()) {
+            assert!(points(&data, metric.name) <= most, "{}", metric.name);
+        }
+        let text = metrics.text(look(900)).unwrap();
+        assert!(!text.contains("overflow"), "{text}");
+        assert!(text.contains(OTHER_TENANTS));
+        let all = series(&text);
+        let sum: f64 =
+            all.iter().filter(|(name, _)| name.starts_with("vramd_quota_usage_bytes")).map(|(_, v)| v).sum();
+        assert_eq!(sum, f64::from(16 << 20) * 4.0 * 900.0);
+    }
+}
+
+/// 200 tenants on two devices in two tiers, as one scrape.
+#[test]
+fn two_hundred_tenants_have_series_of_their_own() {
+    let (metrics, ..) = metrics(crate::config::Telemetry::default().cardinality_max);
+    let text = metrics.text(look(200)).unwrap();
+    assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
+    assert!(text.len() < 2 << 20, "{} bytes", text.len());
+    assert_eq!(series(&text).len(), 200 * (2 * 2 * (4 + 1 + 1) + 1) + 2);
+}
+
+fn points(data: &ResourceMetrics, name: &str) -> usize {
+    let mut metrics = data.scope_metrics().flat_map(|scope| scope.metrics());
+    match metrics.find(|metric| metric.name() == name).map(|metric| metric.data()) {
+        Some(AggregatedMetrics::I64(MetricData::Sum(sum))) => sum.data_points().count(),
+        _ => 0,
+    }
+}

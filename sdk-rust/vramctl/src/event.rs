@@ -1,0 +1,288 @@
+//! One event of a watch: a line for people, an object for programs.
+
+use serde_json::{Value, json};
+use vramd_client::{AllocationId, SessionId};
+use vramd_proto::v1::{
+    self, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
+    node_event::Change as NodeChange, quota_event::Change as QuotaChange,
+    revoke_event::Change as RevokeChange, session_event::Change as SessionChange, watch_response::Event,
+};
+
+pub(crate) use crate::table::plain;
+use crate::{
+    quota::tier_name,
+    table::{size, text_or_dash},
+};
+
+/// What is told of an event.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// When, whose, and what.
+    pub(crate) line: String,
+    pub(crate) fields: Value,
+}
+
+/// What happened, in three shapes.
+struct What {
+    kind: &'static str,
+    change: &'static str,
+    fields: Value,
+    text: String,
+}
+
+impl Told {
+    pub(crate) fn of(event: &v1::WatchResponse) -> Self {
+        let What { kind, change, fields, text } = what(event.event.as_ref(), event.sequence);
+        let at = event.happened_at.as_ref().map(ToString::to_string);
+        let line = format!(
+            "{}  {}  {kind} {text}",
+            at.as_deref().unwrap_or("-"),
+            plain(&text_or_dash(&event.tenant))
+        );
+        let mut all = json!({
+            "sequence": event.sequence,
+            "happened_at": at,
+            "tenant": event.tenant,
+            "kind": kind,
+            "change": change,
+        });
+        if let (Value::Object(all), Value::Object(fields)) = (&mut all, fields) {
+            all.extend(fields);
+        }
+        Self { line, fields: all }
+    }
+}
+
+fn what(event: Option<&Event>, sequence: u64) -> What {
+    match event {
+        Some(Event::Begun(begun)) => What {
+            kind: "watch",
+            change: "begun",
+            fields: json!({ "boot_epoch": begun.boot_epoch }),
+            text: format!("begun after event {sequence}"),
+        },
+        Some(Event::Missed(missed)) => What {
+            kind: "watch",
+            change: "missed",
+            fields: json!({ "count": missed.count }),
+            text: format!("missed {} events: this reader was too slow", missed.count),
+        },
+        Some(Event::Session(session)) => of_session(session),
+        Some(Event::Quota(quota)) => of_quota(quota),
+        Some(Event::Refusal(refusal)) => of_refusal(refusal),
+        Some(Event::Revoke(revoke)) => of_revoke(revoke),
+        Some(Event::Allocation(allocation)) => of_allocation(allocation),
+        Some(Event::Device(device)) => of_device(device),
+        Some(Event::Node(node)) => of_node(node),
+        None => What {
+            kind: "unknown",
+            change: "unknown",
+            fields: json!({}),
+            text: "event of a newer daemon".to_owned(),
+        },
+    }
+}
+
+fn of_session(event: &v1::SessionEvent) -> What {
+    let session = SessionId::from_raw(event.session_id);
+    let detail = plain(&event.detail);
+    let (change, text) = match event.change() {
+        SessionChange::Unspecified => ("unknown", format!("{session}")),
+        SessionChange::Opened => ("opened", format!("{session} opened by process {}", event.pid)),
+        SessionChange::Silent => ("silent", format!("{session} silent: {detail}")),
+        SessionChange::Answered => ("answered", format!("{session} answered, and is live again")),
+        SessionChange::Gone => ("gone", format!("{session} gone")),
+        SessionChange::MapFailed => {
+            let allocation = AllocationId::from_raw(event.allocation_id);
+            let part = event.part_index;
+            ("map_failed", format!("{session} could not map part {part} of {allocation}: {detail}"))
+        }
+    };
+    let fields = json!({
+        "session_id": session.to_string(),
+        "pid": some(event.pid.into()),
+        "detail": event.detail,
+        "allocation_id": allocation(event.allocation_id),
+        "part_index": (event.allocation_id != 0).then_some(event.part_index),
+    });
+    What { kind: "session", change, fields, text }
+}
+
+fn of_quota(event: &v1::QuotaEvent) -> What {
+    let place = format!("tier {} of device {}", tier_name(event.tier()), plain(&event.device));
+    let (change, text) = match event.change() {
+        QuotaChange::Unspecified => ("unknown", place),
+        QuotaChange::Set => {
+            ("set", format!("set on {place}: guarantee {}, limit {}", event.guarantee, event.limit))
+        }
+        QuotaChange::Deleted => ("deleted", format!("deleted on {place}: the default holds")),
+    };
+    let fields = json!({
+        "device": event.device,
+        "tier": tier_name(event.tier()),
+        "guarantee": event.guarantee,
+        "limit": event.limit,
+    });
+    What { kind: "quota", change, fields, text }
+}
+
+fn of_refusal(event: &v1::RefusalEvent) -> What {
+    let by = match (event.session_id, event.pid, event.operator_uid) {
+        (_, _, Some(uid)) => format!("operator {uid}"),
+        (0, pid, None) => format!("process {pid}"),
+        (id, 0, None) => SessionId::from_raw(id).to_string(),
+        (id, pid, None) => format!("process {pid} in the name of {}", SessionId::from_raw(id)),
+    };
+    let (request, reason) = (plain(&event.request), plain(&event.reason));
+    let fields = json!({
+        "request": event.request,
+        "reason": event.reason,
+        "message": event.message,
+        "facts": event.metadata,
+        "session_id": session(event.session_id),
+        "pid": some(event.pid.into()),
+        "operator_uid": event.operator_uid,
+    });
+    let text = format!("of {request} by {by}: {reason}: {}", plain(&event.message));
+    What { kind: "refusal", change: "refused", fields, text }
+}
+
+fn of_revoke(event: &v1::RevokeEvent) -> What {
+    let session = SessionId::from_raw(event.session_id);
+    let of = AllocationId::from_raw(event.allocation_id);
+    let parts = event.part_count;
+    let reason = match event.reason() {
+        v1::RevokeReason::Unspecified => None,
+        reason => Some(reason.as_str_name().trim_start_matches("REVOKE_REASON_").to_lowercase()),
+    };
+    let (change, text) = match event.change() {
+        RevokeChange::Unspecified => ("unknown", format!("{session}")),
+        RevokeChange::Sent => {
+            let why = reason.as_deref().unwrap_or("unknown");
+            ("sent", format!("sent to {session}: {parts} parts of {of} ({why})"))
+        }
+        RevokeChange::Answered => ("answered", format!("answered by {session}: {parts} parts of {of}")),
+        RevokeChange::Overdue => ("overdue", format!("overdue from {session}: {parts} parts")),
+    };
+    let fields = json!({
+        "session_id": session.to_string(),
+        "allocation_id": allocation(event.allocation_id),
+        "part_count": parts,
+        "reason": reason,
+    });
+    What { kind: "revoke", change, fields, text }
+}
+
+fn of_allocation(event: &v1::AllocationEvent) -> What {
+    let id = AllocationId::from_raw(event.allocation_id);
+    let (change, text) = match event.change() {
+        AllocationChange::Unspecified => ("unknown", format!("{id}")),
+        AllocationChange::Made => {
+            let by = session(event.session_id).unwrap_or_else(|| "nobody".to_owned());
+            ("made", format!("{id} made for {by}: {} charged", size(event.charged_bytes)))
+        }
+        AllocationChange::Sealed => ("sealed", format!("{id} sealed")),
+        AllocationChange::Freed => ("freed", format!("{id} freed")),
+        AllocationChange::Gone => ("gone", format!("{id} gone: nothing of it is charged any more")),
+    };
+    let fields = json!({
+        "allocation_id": id.to_string(),
+        "session_id": session(event.session_id),
+        "charged_bytes": some(event.charged_bytes),
+    });
+    What { kind: "allocation", change, fields, text }
+}
+
+fn of_device(event: &v1::DeviceEvent) -> What {
+    let device = event.device.map_or_else(|| "-".to_owned(), |index| index.to_string());
+    let bytes = size(event.bytes);
+    let (change, text) = match event.change() {
+        DeviceChange::Unspecified => ("unknown", device),
+        DeviceChange::Unbrokered => ("unbrokered", format!("{device}: processes of no tenant hold {bytes}")),
+        DeviceChange::Shortfall => {
+            ("shortfall", format!("{device}: {bytes} short of what is promised and held"))
+        }
+        DeviceChange::Unreturned => {
+            ("unreturned", format!("memory unreturned: some process still holds {bytes}"))
+        }
+        DeviceChange::Returned => ("returned", format!("memory returned: {bytes}")),
+        DeviceChange::CreateFailed => {
+            ("create_failed", format!("memory could not be made: {}", plain(&event.detail)))
+        }
+    };
+    let fields = json!({ "device": event.device, "bytes": event.bytes, "detail": event.detail });
+    What { kind: "device", change, fields, text }
+}
+
+fn of_node(event: &v1::NodeEvent) -> What {
+    let detail = plain(&event.detail);
+    let (change, text) = match event.change() {
+        NodeChange::Unspecified => ("unknown", detail),
+        NodeChange::Draining => ("draining", "draining: nothing new is admitted".to_owned()),
+        NodeChange::InService => ("in_service", "in service".to_owned()),
+        NodeChange::Ending => ("ending", format!("ending: {detail}")),
+        NodeChange::InvariantBroken => {
+            ("invariant_broken", format!("has a bug: an invariant broke: {detail}"))
+        }
+    };
+    What { kind: "node", change, fields: json!({ "detail": event.detail }), text }
+}
+
+/// What is 0 is not there.
+fn some(number: u64) -> Option<u64> {
+    (number != 0).then_some(number)
+}
+
+fn session(id: u64) -> Option<String> {
+    some(id).map(|id| SessionId::from_raw(id).to_string())
+}
+
+fn allocation(id: u64) -> Option<String> {
+    some(id).map(|id| AllocationId::from_raw(id).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(event: Event) -> Told {
+        Told::of(&v1::WatchResponse {
+            sequence: 9,
+            happened_at: Some(prost_types::Timestamp { seconds: 0, nanos: 0 }),
+            tenant: "team-a".to_owned(),
+            event: Some(event),
+        })
+    }
+
+    #[test]
+    fn a_revoke_reads_well_and_parses_well() {
+        let told = told(Event::Revoke(v1::RevokeEvent {
+            change: RevokeChange::Sent.into(),
+            session_id: 4,
+            allocation_id: 7,
+            part_count: 3,
+            reason: v1::RevokeReason::SessionEnded.into(),
+        }));
+        assert_eq!(
+            told.line,
+            "1970-01-01T00:00:00Z  team-a  revoke sent to s-4: 3 parts of a-7 (session_ended)"
+        );
+        assert_eq!(told.fields["kind"], "revoke");
+        assert_eq!(told.fields["allocation_id"], "a-7");
+        assert_eq!(told.fields["reason"], "session_ended");
+    }
+
+    #[test]
+    fn a_refusal_stays_on_its_line() {
+        let told = told(Event::Refusal(v1::RefusalEvent {
+            request: "AllocateBatch".to_owned(),
+            reason: "NAME_INVALID".to_owned(),
+            message: "bad\u{1b}[2J\nname".to_owned(),
+            session_id: 4,
+            ..Default::default()
+        }));
+        assert_eq!(told.line.lines().count(), 1);
+        assert!(!told.line.contains('\u{1b}'), "{told:?}");
+        assert_eq!((&told.fields["session_id"], &told.fields["operator_uid"]), (&"s-4".into(), &Value::Null));
+    }
+}

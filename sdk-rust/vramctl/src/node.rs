@@ -1,0 +1,101 @@
+//! `vramctl node …`
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+use vramd_client::admin::AdminClient;
+use vramd_proto::v1;
+
+use crate::{
+    failure::Failure,
+    output::Output,
+    table::{facts, size},
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Shows what the daemon is and does.
+    Show,
+    /// Takes the node out of service: no new sessions, allocations or attaches.
+    Drain,
+    /// Puts the node back into service.
+    Undrain,
+}
+
+pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    match verb {
+        Verb::Show => {
+            let node = admin.node()?;
+            output.show(|| sheet(&node), json!({ "node": to_json(&node) }))
+        }
+        Verb::Drain => drained(&admin.drain(false)?, output),
+        Verb::Undrain => drained(&admin.drain(true)?, output),
+    }
+}
+
+fn drained(state: &v1::DrainResponse, output: &Output) -> Result<(), Failure> {
+    let text = || {
+        let service = service(state.draining);
+        format!("{service}: {} sessions hold {}", state.session_count, size(state.held_bytes))
+    };
+    let fields = json!({
+        "draining": state.draining,
+        "session_count": state.session_count,
+        "held_bytes": state.held_bytes,
+    });
+    output.show(text, fields)
+}
+
+/// Two lines, or three.
+pub(crate) fn heading(node: &v1::GetNodeResponse) -> String {
+    let mut text = format!(
+        "vramd {}, {}, {} sessions, {} allocations\ndriver {}: {}",
+        node.version,
+        service(node.draining),
+        node.session_count,
+        node.allocation_count,
+        node.driver,
+        node.driver_reason
+    );
+    if node.invariant_violations > 0 {
+        text.push_str(&format!("\n{} broken invariants: this is a bug", node.invariant_violations));
+    }
+    text
+}
+
+pub(crate) fn to_json(node: &v1::GetNodeResponse) -> Value {
+    json!({
+        "version": node.version,
+        "driver": node.driver,
+        "driver_reason": node.driver_reason,
+        "draining": node.draining,
+        "boot_epoch": node.boot_epoch,
+        "session_count": node.session_count,
+        "allocation_count": node.allocation_count,
+        "fds_in_flight": node.fds_in_flight,
+        "invariant_violations": node.invariant_violations,
+        "started_at": started(node),
+    })
+}
+
+fn sheet(node: &v1::GetNodeResponse) -> String {
+    facts(&[
+        ("version", node.version.clone()),
+        ("service", service(node.draining).to_owned()),
+        ("driver", node.driver.clone()),
+        ("why", node.driver_reason.clone()),
+        ("started", started(node).unwrap_or_else(|| "-".to_owned())),
+        ("boot epoch", node.boot_epoch.to_string()),
+        ("sessions", node.session_count.to_string()),
+        ("allocations", node.allocation_count.to_string()),
+        ("in flight", format!("{} descriptors", node.fds_in_flight)),
+        ("broken", format!("{} invariants", node.invariant_violations)),
+    ])
+}
+
+fn service(draining: bool) -> &'static str {
+    if draining { "draining" } else { "in service" }
+}
+
+fn started(node: &v1::GetNodeResponse) -> Option<String> {
+    node.started_at.as_ref().map(ToString::to_string)
+}

@@ -1,0 +1,70 @@
+//! `vramctl alloc revoke`: taking an allocation out of the processes that map it.
+
+use clap::Args;
+use serde_json::json;
+use vramd_client::{AllocationId, admin::AdminClient};
+use vramd_proto::v1::{self, RevocationOutcome as Outcome, revoke_mappings_request::Target as Wire};
+
+use crate::{
+    alloc::{Target, session_texts},
+    failure::Failure,
+    output::Output,
+    table::{table, text_or_dash},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct Revoke {
+    target: Target,
+    /// Only this part; may be given several times.
+    #[arg(long = "part", value_name = "INDEX")]
+    parts: Vec<u32>,
+    /// Also what is pinned: new pins wait, and this command too, until the last pin has ended or the daemon's patience.
+    #[arg(long)]
+    wait: bool,
+}
+
+pub(crate) fn run(revoke: Revoke, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let Revoke { target, parts, wait } = revoke;
+    let target = Some(match target {
+        Target::Id(id) => Wire::AllocationId(id.get()),
+        Target::Name(name) => Wire::Name(name),
+    });
+    let request = v1::RevokeMappingsRequest { target, part_indexes: parts, wait, ..Default::default() };
+    let answer = admin.revoke_mappings(request)?;
+    let parts: Vec<_> = answer
+        .parts
+        .iter()
+        .map(|part| {
+            json!({
+                "index": part.part_index,
+                "outcome": name(part.outcome()),
+                "session_ids": session_texts(&part.session_ids),
+            })
+        })
+        .collect();
+    let id = AllocationId::from_raw(answer.allocation_id).to_string();
+    output.show(|| rows(&answer), json!({ "allocation_id": id, "parts": parts }))
+}
+
+fn rows(answer: &v1::RevokeMappingsResponse) -> String {
+    table(
+        &[">PART", "OUTCOME", "BECAUSE OF"],
+        answer.parts.iter().map(|part| {
+            vec![
+                part.part_index.to_string(),
+                name(part.outcome()).to_owned(),
+                text_or_dash(&session_texts(&part.session_ids).join(" ")),
+            ]
+        }),
+    )
+}
+
+fn name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Unspecified => "unknown",
+        Outcome::Revoked => "revoked",
+        Outcome::Pinned => "pinned",
+        Outcome::Silent => "silent",
+        Outcome::Standing => "standing",
+    }
+}

@@ -1,0 +1,73 @@
+//! What telemetry costs: a call's instructions, the throughput of 32 clients, one scrape, and a daemon that does nothing.
+
+mod idle;
+mod instructions;
+mod scrape;
+mod throughput;
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use serde_json::json;
+use vramd_tests::{Config, collector::Collector};
+
+use crate::report::Results;
+
+/// How much a daemon tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Nothing,
+    /// Metrics to Prometheus and a collector, logs, and one call of a hundred as a trace.
+    Usual,
+    /// The same, and every call as a trace.
+    Everything,
+}
+
+impl Told {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "off",
+            Self::Usual => "on",
+            Self::Everything => "all calls traced",
+        }
+    }
+
+    fn config(self, sink: &Collector) -> Config {
+        let ratio = match self {
+            Self::Nothing => return Config::default(),
+            Self::Usual => "0.01",
+            Self::Everything => "1",
+        };
+        Config::default()
+            .telemetry("prometheus_listen = \"127.0.0.1:0\"")
+            .telemetry(&format!("otlp_endpoint = \"{}\"", sink.endpoint()))
+            .telemetry(&format!("traces_sample_ratio = {ratio}"))
+    }
+}
+
+pub(crate) fn run(quick: bool) -> Result<Results> {
+    let sink = Collector::start();
+    let instructions = instructions::run(&sink, quick)?;
+    let throughput = throughput::run(&sink, quick)?;
+    let scrape = scrape::run()?;
+    let idle = idle::run(&sink, quick)?;
+    let cost = match instructions["on"]["ratio_to_off"].as_f64() {
+        Some(instructions) => instructions.max(throughput.cost),
+        None => throughput.cost,
+    };
+    let verdict = if cost <= TARGET { "within" } else { "MISSED" };
+    writeln!(io::stdout(), "telemetry {cost:.3} of a call without it; target {TARGET}: {verdict}")?;
+    Ok(Results {
+        keys: vec![("telemetry_cost", cost)],
+        name: "telemetry",
+        details: json!({
+            "target": TARGET,
+            "instructions": instructions,
+            "throughput": throughput.details,
+            "scrape": scrape,
+            "idle": idle,
+        }),
+    })
+}
+
+const TARGET: f64 = 1.05;

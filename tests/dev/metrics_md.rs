@@ -1,0 +1,82 @@
+//! Writes `docs/METRICS.md` from the registry of metrics, so that the page cannot say anything else than the code.
+//!
+//! `cargo run -p vramd-tests --bin metrics-md` writes it; with `--check` it only compares and exits 1 on a difference.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use dev_kit::Page;
+use vramd::telemetry::registry::{ALL, ATTRIBUTES, Definition};
+
+const HEAD: &str = "\
+# Metrics
+
+<!-- Generated from broker/src/telemetry/registry.rs by `make metrics-md`. Do not edit. -->
+
+What the daemon tells by `telemetry.prometheus_listen` and `telemetry.otlp_endpoint`: the same metrics, by Prometheus's
+names there and OpenTelemetry's here. A series that is zero is left out. `usage` adds up over its states. The tables of one
+collection are of one moment.
+
+With DCGM's exporter, which counts all memory as the daemon's, they are joined by the UUID:
+`label_replace(DCGM_FI_DEV_FB_USED, \"hw_id\", \"$1\", \"UUID\", \"(.+)\")` is in MiB.
+
+";
+
+fn main() -> anyhow::Result<ExitCode> {
+    page().write_or_check()
+}
+
+fn page() -> Page {
+    Page { name: "METRICS.md", tool: "metrics-md", text: text() }
+}
+
+fn text() -> String {
+    let mut page = String::from(HEAD);
+    tables(&mut page).expect("a String takes whatever is written");
+    page
+}
+
+fn tables(page: &mut String) -> std::fmt::Result {
+    writeln!(
+        page,
+        "| OpenTelemetry | Prometheus | Kind | Unit | Attributes | Meaning |\n|---|---|---|---|---|---|"
+    )?;
+    for metric in ALL {
+        let Definition { name, kind, unit, meaning, attributes, .. } = metric;
+        let attributes: Vec<_> = attributes.iter().map(|attribute| format!("`{attribute}`")).collect();
+        let (prometheus, attributes) = (metric.prometheus_name(), attributes.join(", "));
+        writeln!(
+            page,
+            "| `{name}` | `{prometheus}` | {} | `{unit}` | {attributes} | {meaning} |",
+            kind.name()
+        )?;
+    }
+    writeln!(page, "\n## Attributes\n\nPrometheus has them with underscores instead of dots.\n")?;
+    writeln!(page, "| Attribute | What it says |\n|---|---|")?;
+    for (attribute, meaning) in ATTRIBUTES {
+        writeln!(page, "| `{attribute}` | {meaning} |")?;
+    }
+    writeln!(page, "\n## Buckets\n\n| Histogram | Upper bounds in seconds |\n|---|---|")?;
+    for metric in ALL.iter().filter(|metric| !metric.boundaries.is_empty()) {
+        let bounds: Vec<_> = metric.boundaries.iter().map(f64::to_string).collect();
+        writeln!(page, "| `{}` | {} |", metric.name, bounds.join(", "))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_page_is_current() {
+        assert!(page().is_current().expect("docs/METRICS.md can be read"), "run `make metrics-md`");
+    }
+
+    #[test]
+    fn every_metric_stands_on_the_page_once() {
+        let page = text();
+        for metric in ALL {
+            assert_eq!(page.matches(&format!("\n| `{}` | `", metric.name)).count(), 1, "{}", metric.name);
+        }
+    }
+}

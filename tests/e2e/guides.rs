@@ -1,0 +1,47 @@
+//! The guides: what stands in them works as it stands.
+
+use std::{fs, path::PathBuf};
+
+use vramd_tests::{
+    Config, Daemon, MIB, content,
+    guide::{Guide, Surroundings},
+    programs::program,
+    tools,
+};
+
+/// A daemon's surroundings: `/run/vramd` and `/etc/vramd` are its own.
+fn around(daemon: &Daemon) -> Surroundings<'_> {
+    let home = daemon.home().path();
+    Surroundings {
+        folder: home,
+        programs: vec![PathBuf::from(program("vramctl").parent().unwrap()), tools::folder()],
+        environment: vec![("VRAMD_SOCKET_DIR", daemon.sockets())],
+        instead: vec![
+            ("/run/vramd", daemon.sockets().display().to_string()),
+            ("/etc/vramd", home.display().to_string()),
+        ],
+    }
+}
+
+#[test]
+fn the_readmes_commands_work_as_they_stand() {
+    let daemon = Daemon::new();
+    let guide = Guide::read("README.md");
+    assert!(guide.len() >= 2, "{guide:?}");
+    guide.run(&around(&daemon));
+    assert!(daemon.books().quotas.iter().any(|row| row.tenant == "team-b" && row.limit == "24GiB"));
+}
+
+/// On a node of two devices, where a process of `team-a` trains.
+#[test]
+fn the_operators_guide() {
+    let own = rustix::process::geteuid().as_raw();
+    let daemon = Daemon::start(&Config::devices(&["16GiB", "16GiB"]).tenant(own, "team-a"));
+    let mut training = daemon.probe();
+    training.ask("open");
+    training.ask(&format!("allocate {}", 600 * MIB));
+    fs::write(daemon.home().path().join("model.safetensors"), content(3 * MIB, 1)).unwrap();
+    let guide = Guide::read("docs/guides/operators.md");
+    assert!(guide.len() >= 30, "{} commands", guide.len());
+    guide.run(&around(&daemon));
+}

@@ -1,0 +1,37 @@
+//! Metrics, traces and logs, as real tools and collectors get them.
+
+mod collectors;
+mod health;
+mod scrape;
+mod traces;
+
+use std::net::SocketAddr;
+
+use vramd_tests::{Config, Daemon, http, wait::eventually};
+
+/// Serves metrics on a port that the system chooses.
+fn measured() -> Config {
+    Config::default().telemetry("prometheus_listen = \"127.0.0.1:0\"")
+}
+
+/// Where the daemon's metrics are, by its log.
+fn address(daemon: &Daemon) -> SocketAddr {
+    eventually("the daemon says where its metrics are", || {
+        let log = daemon.log();
+        let line = log.lines().rfind(|line| line.contains("metrics are served"))?;
+        line.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
+    })
+}
+
+#[track_caller]
+fn scrape(daemon: &Daemon) -> String {
+    let answer = http::get(address(daemon), "/metrics");
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body
+}
+
+/// The sum of all series that begin with this.
+fn sum(scrape: &str, series: &str) -> f64 {
+    let values = scrape.lines().filter(|line| line.starts_with(series));
+    values.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}

@@ -1,0 +1,116 @@
+//! Collectors that are real, and such as are away, slow or silent: no call ever waits for one.
+
+use std::time::{Duration, Instant};
+
+use vramd_proto::v1::ListAllocationsRequest;
+use vramd_tests::{
+    Config, Daemon, MIB,
+    collector::Collector,
+    http::free_address,
+    prometheus::Prometheus,
+    session::spec,
+    wait::{always, until},
+};
+
+use super::{measured, scrape, sum};
+
+/// Traces everything, so that much is to be sent.
+fn sending(config: Config, endpoint: &str) -> Config {
+    config
+        .telemetry(&format!("otlp_endpoint = \"{endpoint}\""))
+        .telemetry("traces_sample_ratio = 1")
+        .telemetry("export_interval_ms = 200")
+}
+
+fn complaints(daemon: &Daemon, signal: &str) -> usize {
+    let said = format!("signal=\"{signal}\"");
+    daemon.log().lines().filter(|line| line.contains("the collector ") && line.contains(&said)).count()
+}
+
+#[test]
+fn a_real_receiver_takes_metrics_over_http() {
+    let prometheus = Prometheus::receiving();
+    let config = sending(Config::default(), &prometheus.otlp_endpoint());
+    let config = config.telemetry("otlp_protocol = \"http\"").telemetry("otlp_signals = [\"metrics\"]");
+    let daemon = Daemon::start(&config);
+    let mut session = daemon.open();
+    session.allocate(spec(6 * MIB));
+    let held = format!("sum(vramd_quota_usage_bytes{{vramd_tenant=\"{}\"}})", session.tenant());
+    prometheus.until(&held, (6 * MIB) as f64);
+    prometheus.until("count(target_info{job=\"vramd\"})", 1.0);
+    session.refused(spec(4096 * MIB));
+    prometheus.until("vramd_refusals_total{vramd_refusal_reason=\"QUOTA_LIMIT\"}", 1.0);
+    assert!(!daemon.log().contains("the collector cannot"), "{}", daemon.log());
+}
+
+#[test]
+fn the_environment_names_a_collector() {
+    let collector = Collector::start();
+    let home = vramd_tests::Home::new();
+    Config::default().telemetry("export_interval_ms = 100").write(home.path());
+    let mut child = home.command().env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint()).spawn().unwrap();
+    until("metrics come", || !collector.received().metrics.is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_collector_that_is_away_is_told_of_once_and_what_is_lost_is_counted() {
+    let daemon = Daemon::start(&sending(measured(), &format!("http://{}", free_address())));
+    let session = daemon.open();
+    let count = |metric: &str, signal: &str| {
+        sum(
+            &scrape(&daemon),
+            &format!("vramd_telemetry_{metric}_total{{vramd_telemetry_signal=\"{signal}\"}}"),
+        )
+    };
+    for signal in ["traces", "logs", "metrics"] {
+        until("each signal's exports fail", || {
+            // A call has two spans, and a line in the log.
+            session.refused(spec(4096 * MIB));
+            count("export_failures", signal) >= 2.0
+        });
+    }
+    assert!(count("dropped", "traces") >= 4.0 && count("dropped", "logs") >= 2.0);
+    assert_eq!(count("dropped", "metrics"), 0.0, "the next export has their sums");
+    let once = || ["traces", "logs", "metrics"].iter().all(|signal| complaints(&daemon, signal) == 1);
+    always("there is one line a signal", Duration::from_secs(2), once);
+}
+
+#[test]
+fn a_collector_that_never_answers_keeps_nobody_waiting() {
+    let collector = Collector::silent();
+    let daemon = Daemon::start(&sending(measured(), &collector.endpoint()));
+    let session = daemon.open();
+    until("something was sent", || collector.received().exports > 0);
+    let list = ListAllocationsRequest { session_id: session.id(), ..Default::default() };
+    // More spans than the queue has room for, each call with two.
+    let started = Instant::now();
+    let mut slowest = Duration::ZERO;
+    let mut calls = 0;
+    while sum(&scrape(&daemon), "vramd_telemetry_dropped_total{vramd_telemetry_signal=\"traces\"}") == 0.0 {
+        for _ in 0..500 {
+            let began = Instant::now();
+            daemon.memory.list_allocations(list.clone()).ok();
+            slowest = slowest.max(began.elapsed());
+            calls += 1;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "{calls} calls and nothing dropped");
+    }
+    assert!(slowest < Duration::from_secs(2), "a call took {slowest:?}");
+    until("the log says so", || complaints(&daemon, "traces") == 1);
+    let stopping = Instant::now();
+    let (status, _) = daemon.stop();
+    assert!(status.success());
+    assert!(stopping.elapsed() < Duration::from_secs(6), "the stop took {:?}", stopping.elapsed());
+}
+
+#[test]
+fn one_that_comes_back_is_told_again() {
+    let address = free_address();
+    let daemon = Daemon::start(&sending(measured(), &format!("http://{address}")));
+    until("it is missed", || complaints(&daemon, "metrics") == 1);
+    let collector = Collector::at(address);
+    until("metrics come", || !collector.received().metrics.is_empty());
+    until("the log says so", || daemon.log().contains("the collector is told again"));
+}

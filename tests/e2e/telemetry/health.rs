@@ -1,0 +1,70 @@
+//! `/livez`, `/readyz`, and what the daemon says where it cannot have what `[telemetry]` asks for.
+
+use std::{
+    io::Write as _,
+    net::{TcpListener, TcpStream},
+    process::Command,
+};
+
+use vramd_proto::v1::DrainRequest;
+use vramd_tests::{Config, Daemon, Home, http};
+
+use super::{address, measured, scrape};
+
+#[test]
+fn a_node_that_drains_lives_and_is_not_ready() {
+    let daemon = Daemon::start(&measured());
+    let at = address(&daemon);
+    let status = |path: &str| http::get(at, path).status;
+    assert_eq!((status("/livez"), status("/readyz")), (200, 200));
+    daemon.admin.drain(DrainRequest::default()).ok();
+    let ready = http::get(at, "/readyz");
+    assert_eq!((ready.status, ready.body.as_str()), (503, "the node is draining\n"));
+    assert_eq!(status("/livez"), 200);
+    daemon.admin.drain(DrainRequest { cancel: true, ..Default::default() }).ok();
+    assert_eq!(status("/readyz"), 200);
+    assert_eq!(status("/"), 404);
+}
+
+/// More connections than are served at once, none of which ever asks for anything.
+#[test]
+fn who_says_nothing_keeps_nobody_out_for_long() {
+    let daemon = Daemon::start(&measured());
+    let at = address(&daemon);
+    let mut mute: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
+    mute[0].write_all(b"GET /metr").unwrap();
+    assert_eq!(http::get(at, "/livez").status, 200);
+}
+
+#[test]
+fn an_address_that_somebody_has_is_told() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let home = Home::new();
+    Config::default().telemetry(&format!("prometheus_listen = \"{address}\"")).write(home.path());
+    let output = home.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(&address.to_string()) && said.contains("telemetry.prometheus_listen"), "{said}");
+}
+
+#[test]
+fn a_mistake_in_the_environment_is_told() {
+    let home = Home::new();
+    Config::default().write(home.path());
+    let mut command: Command = home.command();
+    let output = command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://far:4317").output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("OTEL_EXPORTER_OTLP_ENDPOINT") && said.contains("TLS"), "{said}");
+}
+
+#[test]
+fn a_daemon_that_stops_stops_serving() {
+    let daemon = Daemon::start(&measured());
+    assert!(scrape(&daemon).contains("vramd_memory_limit_bytes"));
+    let at = address(&daemon);
+    let (status, _) = daemon.stop();
+    assert!(status.success());
+    assert!(http::try_get(at, "/livez").is_err());
+}

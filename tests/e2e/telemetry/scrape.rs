@@ -1,0 +1,141 @@
+//! `/metrics`: what it says is what operators see, and a real Prometheus takes it.
+
+use vramd::telemetry::registry;
+use vramd_proto::v1::Hello;
+use vramd_tests::{
+    Config, Daemon, MIB, RawSession, http,
+    prometheus::{Prometheus, promtool_check},
+    session::{hello, persistent, spec},
+    wait::until,
+};
+use vramd_types::Reason;
+
+use super::{address, measured, scrape, sum};
+
+#[test]
+fn a_scrape_says_what_the_books_say() {
+    let daemon = Daemon::start(&Config { devices: vec!["1GiB".into(), "512MiB".into()], ..measured() });
+    let mut session = daemon.open();
+    daemon.set_quota(session.tenant(), "64MiB", "256MiB");
+    session.allocate(spec(6 * MIB));
+    session.refused(spec(400 * MIB)).is(Reason::QuotaLimit);
+    let books = daemon.settled_books();
+    let scrape = scrape(&daemon);
+    let tenant = format!("vramd_tenant=\"{}\"", session.tenant());
+    let of = |metric: &str| -> f64 {
+        scrape
+            .lines()
+            .filter(|line| line.starts_with(&format!("{metric}{{")) && line.contains(&tenant))
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+            .sum()
+    };
+    assert_eq!(of("vramd_quota_usage_bytes"), books.held_by(session.tenant()) as f64);
+    assert_eq!(of("vramd_quota_guarantee_bytes"), (2 * 64 * MIB) as f64);
+    assert_eq!(of("vramd_quota_limit_bytes"), (2 * 256 * MIB) as f64);
+    assert_eq!(of("vramd_tenant_allocations"), 1.0);
+    let capacity: u64 = books.devices.iter().map(|device| device.capacity_bytes).sum();
+    assert_eq!(sum(&scrape, "vramd_memory_capacity_bytes{"), capacity as f64);
+    assert_eq!(sum(&scrape, "vramd_allocations{vramd_allocation_state=\"open\"}"), 1.0);
+    assert_eq!(sum(&scrape, "vramd_sessions{vramd_session_state=\"live\"}"), 1.0);
+    let refused = "vramd_refusals_total{vramd_refusal_reason=\"QUOTA_LIMIT\",vramd_refusal_scope=\"call\"}";
+    assert_eq!(sum(&scrape, refused), 1.0);
+    let calls = "rpc_server_call_duration_seconds_count{rpc_method=\"vramd.v1.MemoryService/AllocateBatch\",\
+                 rpc_response_status_code=";
+    assert_eq!(sum(&scrape, &format!("{calls}\"OK\"")), 1.0, "{scrape}");
+    assert_eq!(sum(&scrape, &format!("{calls}\"RESOURCE_EXHAUSTED\"")), 1.0);
+}
+
+#[test]
+fn every_family_is_one_of_the_table_and_none_overflows() {
+    let daemon = Daemon::start(&measured());
+    let mut session = daemon.open();
+    let sealed = session.allocate(persistent("model", 4 * MIB));
+    session.seal(sealed.allocation_id);
+    until("the client has unmapped what was sealed", || {
+        sum(&scrape(&daemon), "vramd_revocation_duration_seconds_count") >= 1.0
+    });
+    let scrape = scrape(&daemon);
+    let known: Vec<_> = registry::ALL.iter().map(|metric| metric.prometheus_name()).collect();
+    for line in scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let family = line.split(' ').next().unwrap();
+        assert!(family == "target_info" || known.iter().any(|name| name == family), "{family}");
+    }
+    assert!(scrape.contains("service_name=\"vramd\""), "{scrape}");
+    assert!(!scrape.contains("overflow"), "{scrape}");
+    assert!(
+        !scrape.contains("_total 0\n") && !scrape.contains("} 0\n") || scrape.contains("_bucket"),
+        "{scrape}"
+    );
+    assert_eq!(sum(&scrape, "vramd_invariant_violations_total"), 0.0);
+}
+
+/// Of each scope one: a channel, one item of a batch, and a call by somebody who may not.
+#[test]
+fn refusals_are_counted_by_reason_and_scope() {
+    let daemon = Daemon::start(&measured());
+    let mut session = daemon.open();
+    let hello = Hello { protocol_major: 99, ..hello() };
+    RawSession::greet(&daemon.sockets(), hello).expect_err("another version");
+    assert!(session.free(77).error.is_some(), "there is no such allocation");
+    session.refused(spec(0)).is(Reason::SizeInvalid);
+    let scrape = scrape(&daemon);
+    for (reason, scope) in
+        [("PROTOCOL_VERSION", "channel"), ("ALLOCATION_NOT_FOUND", "item"), ("SIZE_INVALID", "call")]
+    {
+        let series = format!(
+            "vramd_refusals_total{{vramd_refusal_reason=\"{reason}\",vramd_refusal_scope=\"{scope}\"}}"
+        );
+        assert_eq!(sum(&scrape, &series), 1.0, "{series}\n{scrape}");
+    }
+}
+
+#[test]
+fn promtool_has_nothing_to_say() {
+    let daemon = Daemon::start(&measured());
+    let mut session = daemon.open();
+    session.allocate(spec(4 * MIB));
+    session.refused(spec(4096 * MIB)).is(Reason::QuotaLimit);
+    let said = promtool_check(&scrape(&daemon));
+    assert!(said.trim().is_empty(), "{said}");
+}
+
+#[test]
+fn a_real_prometheus_scrapes_it() {
+    let daemon = Daemon::start(&measured());
+    let mut session = daemon.open();
+    let prometheus = Prometheus::scraping(&[address(&daemon)]);
+    let held = format!("sum(vramd_quota_usage_bytes{{vramd_tenant=\"{}\"}})", session.tenant());
+    session.allocate(spec(6 * MIB));
+    prometheus.until(&held, (6 * MIB) as f64);
+    session.allocate(spec(2 * MIB));
+    prometheus.until(&held, (8 * MIB) as f64);
+    prometheus.until("up{job=\"vramd\"}", 1.0);
+    prometheus.until("sum(vramd_sessions)", 1.0);
+}
+
+#[test]
+fn tenants_beyond_the_limit_are_summed_up() {
+    let daemon = Daemon::start(&measured().telemetry("cardinality_max = 512"));
+    for tenant in 0..150 {
+        daemon.set_quota(&format!("team-{tenant:03}"), "1MiB", "10MiB");
+    }
+    let scrape = scrape(&daemon);
+    let named = scrape.lines().filter(|line| line.starts_with("vramd_quota_limit_bytes{")).count();
+    assert_eq!(named, 512 / 4, "one of them is all the others");
+    assert_eq!(sum(&scrape, "vramd_quota_limit_bytes{"), (150 * 10 * MIB) as f64);
+    assert!(scrape.contains("vramd_tenant=\"_other\""));
+}
+
+#[test]
+fn without_configuration_nothing_listens() {
+    let daemon = Daemon::new();
+    assert!(!daemon.log().contains("metrics are served"));
+    let of_daemon = std::fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).unwrap();
+    assert_eq!(of_daemon.trim(), "vramd");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let names =
+        threads.flatten().map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+    assert!(!names.into_iter().any(|name| name.trim() == "vramd-telemetry"));
+    let metrics = http::try_get("127.0.0.1:9464".parse().unwrap(), "/metrics");
+    assert!(metrics.is_err() || !metrics.unwrap().body.contains("vramd_"));
+}

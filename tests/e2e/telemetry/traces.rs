@@ -1,0 +1,119 @@
+//! A caller's trace goes on in the daemon, and says what was decided.
+
+use opentelemetry_proto::tonic::trace::v1::Span;
+use vramd_client::{AllocationRequest, Bytes, Client, enter_trace};
+use vramd_tests::{
+    Config, Daemon,
+    collector::{Collector, Received, attribute, line},
+    wait::eventually,
+};
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+
+fn sending(collector: &Collector) -> Config {
+    let endpoint = format!("otlp_endpoint = \"{}\"", collector.endpoint());
+    Config::default().telemetry(&endpoint).telemetry("export_interval_ms = 200")
+}
+
+/// The first thing received that is looked for.
+#[track_caller]
+fn received<T>(collector: &Collector, what: &str, look: impl Fn(&Received) -> Option<T>) -> T {
+    eventually(what, || look(&collector.received()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn call<'a>(received: &'a Received, trace: &str, method: &str) -> Option<&'a Span> {
+    received.spans.iter().find(|span| hex(&span.trace_id) == trace && span.name.ends_with(method))
+}
+
+fn below<'a>(received: &'a Received, parent: &Span) -> Option<&'a Span> {
+    received.spans.iter().find(|span| span.parent_span_id == parent.span_id)
+}
+
+#[test]
+fn a_client_s_trace_is_found_again_with_the_decision_and_the_log() {
+    let collector = Collector::start();
+    let daemon = Daemon::start(&sending(&collector).telemetry("traces_sample_ratio = 0"));
+    let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
+    {
+        let _trace = enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();
+        client.allocate(AllocationRequest::new(Bytes::mib(2))).unwrap();
+        client.allocate(AllocationRequest::new(Bytes::gib(64))).unwrap_err();
+    }
+    let (granted, refused) = received(&collector, "both calls' spans", |received| {
+        let mut calls = received.spans.iter().filter(|span| span.name.ends_with("/AllocateBatch"));
+        let both = (calls.next()?.clone(), calls.next()?.clone());
+        Some(both)
+    });
+    for span in [&granted, &refused] {
+        assert_eq!(hex(&span.trace_id), TRACE);
+        assert_eq!(hex(&span.parent_span_id), "b7ad6b7169203331");
+        assert_eq!(attribute(&span.attributes, "rpc.method"), "vramd.v1.MemoryService/AllocateBatch");
+    }
+    assert_eq!(attribute(&granted.attributes, "rpc.response.status_code"), "OK");
+    assert_eq!(attribute(&refused.attributes, "rpc.response.status_code"), "RESOURCE_EXHAUSTED");
+    assert_eq!(attribute(&refused.attributes, "vramd.refusal.reason"), "QUOTA_LIMIT");
+    let decision =
+        |call: &Span| received(&collector, "the decision", |received| below(received, call).cloned());
+    let (yes, no) = (decision(&granted), decision(&refused));
+    assert_eq!(
+        (yes.name.as_str(), attribute(&yes.attributes, "vramd.decision.outcome")),
+        ("decide", "granted")
+    );
+    assert_eq!(attribute(&no.attributes, "vramd.decision.outcome"), "refused");
+    assert_eq!(attribute(&no.attributes, "vramd.refusal.reason"), "QUOTA_LIMIT");
+    assert!(no.status.unwrap().message.contains("limit"));
+    let logged = received(&collector, "a line of the call", |received| {
+        received.logs.iter().find(|record| hex(&record.trace_id) == TRACE).cloned()
+    });
+    assert_eq!(line(&logged), "batch decoded");
+    assert_eq!(logged.span_id, granted.span_id);
+    let others = collector.received().spans.iter().filter(|span| hex(&span.trace_id) != TRACE).count();
+    assert_eq!(others, 0, "of the calls whose callers say nothing, none is traced");
+}
+
+#[test]
+fn a_caller_that_is_not_traced_is_not_whatever_the_share() {
+    let collector = Collector::start();
+    let daemon = Daemon::start(&sending(&collector).telemetry("traces_sample_ratio = 1"));
+    let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
+    {
+        let _trace = enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-00")).unwrap();
+        client.list("").unwrap();
+    }
+    drop(client.describe("nothing").unwrap_err());
+    let described = received(&collector, "the other call", |received| {
+        received.spans.iter().find(|span| span.name.ends_with("/DescribeAllocation")).cloned()
+    });
+    assert_eq!(described.parent_span_id, [0; 0]);
+    assert!(call(&collector.received(), TRACE, "/ListAllocations").is_none());
+    let look = received(&collector, "the look", |received| below(received, &described).cloned());
+    assert_eq!(attribute(&look.attributes, "vramd.refusal.reason"), "ALLOCATION_NOT_FOUND");
+}
+
+#[test]
+fn metrics_and_logs_come_with_who_they_are_of() {
+    let collector = Collector::start();
+    let daemon = Daemon::start(&sending(&collector));
+    let metrics = received(&collector, "metrics", |received| {
+        (!received.metrics.is_empty()).then(|| received.metrics.clone())
+    });
+    assert!(metrics.iter().any(|metric| metric.name == "vramd.memory.capacity" && metric.unit == "By"));
+    received(&collector, "the first line of all", |received| {
+        received.logs.iter().find(|record| line(record) == "vramd starts").cloned()
+    });
+    // Of sending nothing is sent.
+    let own =
+        collector.received().logs.iter().filter(|record| line(record).contains("telemetry is sent")).count();
+    assert_eq!(own, 0);
+    assert!(daemon.log().contains("telemetry is sent"));
+    let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
+    let _trace = enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();
+    client.list("").unwrap();
+    let resource = received(&collector, "a span", |received| received.resource.clone());
+    assert_eq!(attribute(&resource.attributes, "service.name"), "vramd");
+    assert_eq!(attribute(&resource.attributes, "vramd.driver"), "sim");
+}

@@ -1,0 +1,383 @@
+//! What operators watch: events as they happen, in order, for each reader as fast as it reads, and for nobody else
+//! slower because of it.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    process::{Child, ChildStdout, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use vramd_proto::v1::{
+    DrainRequest, EndSessionRequest, EventKind, FreeBatchRequest, RevokeReason, WatchRequest, WatchResponse,
+    allocation_event::Change as AllocationChange, node_event::Change as NodeChange,
+    quota_event::Change as QuotaChange, session_event::Change as SessionChange, watch_response::Event,
+};
+use vramd_tests::{
+    Config, Daemon, MIB, Watching,
+    daemon::quota,
+    proc,
+    session::{persistent, spec},
+    wait::until,
+};
+use vramd_types::Reason;
+
+const UNREACHABLE: i32 = 3;
+
+/// What happened, in words.
+fn short(event: &WatchResponse) -> String {
+    match event.event.as_ref().expect("an event") {
+        Event::Begun(_) => "begun".to_owned(),
+        Event::Missed(missed) => format!("missed {}", missed.count),
+        Event::Session(session) => format!("session {:?}", session.change()),
+        Event::Quota(quota) => format!("quota {:?} {} {}", quota.change(), quota.guarantee, quota.limit),
+        Event::Refusal(refusal) => format!("refused {} {}", refusal.request, refusal.reason),
+        Event::Revoke(revoke) => format!("revoke {:?} {}", revoke.change(), revoke.part_count),
+        Event::Allocation(allocation) => format!("allocation {:?}", allocation.change()),
+        Event::Device(device) => format!("device {:?} {}", device.change(), device.bytes),
+        Event::Node(node) => format!("node {:?}", node.change()),
+    }
+}
+
+fn is_gone(event: &Event) -> bool {
+    matches!(event, Event::Session(session) if session.change() == SessionChange::Gone)
+}
+
+/// A `vramctl watch` whose output the test reads.
+struct Program {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Returns once it watches.
+    fn start(daemon: &Daemon, words: &[&str]) -> Self {
+        let mut command = daemon.vramctl();
+        command.args(["watch", "--json"]).args(words).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut program = Self { child, output };
+        assert_eq!(program.next().unwrap()["change"], "begun");
+        program
+    }
+
+    fn next(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Its status, and what it complained of.
+    fn end(self) -> (Option<i32>, String) {
+        drop(self.output);
+        let output = self.child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    }
+}
+
+#[test]
+fn everything_is_told_in_order() {
+    let daemon = Daemon::new();
+    let mut watch = Watching::all(&daemon.admin);
+    let mut session = daemon.open();
+    let allocation = session.allocate(persistent("weights", 6 * MIB)).allocation_id;
+    session.seal(allocation);
+    session.refused(persistent("weights", MIB)).is(Reason::NameTaken);
+    daemon.set_quota(session.tenant(), "16MiB", "50%");
+    let free =
+        FreeBatchRequest { session_id: session.id(), allocation_ids: vec![allocation], ..Default::default() };
+    let free = session.memory.free_batch(free);
+    let revoke = session.receive_revoke();
+    session.unmap_parts(revoke.parts);
+    assert_eq!(free.ok().results[0].still_charged_bytes, 0);
+    daemon.admin.drain(DrainRequest::default()).ok();
+    let id = session.id();
+    daemon.admin.end_session(EndSessionRequest { session_id: id, ..Default::default() }).ok();
+
+    let seen = watch.until(is_gone);
+    let told: Vec<_> = seen.iter().map(short).collect();
+    let expected = [
+        "session Opened",
+        "allocation Made",
+        "revoke Sent 1",
+        "revoke Answered 1",
+        "allocation Sealed",
+        "refused AllocateBatch NAME_TAKEN",
+        "quota Set 16MiB 50%",
+        "allocation Freed",
+        "revoke Sent 1",
+        "revoke Answered 1",
+        "allocation Gone",
+        "node Draining",
+        "session Gone",
+    ];
+    assert_eq!(told, expected);
+
+    let sequences: Vec<_> = seen.iter().map(|event| event.sequence).collect();
+    let first = watch.begun.sequence + 1;
+    assert_eq!(sequences, (first..first + seen.len() as u64).collect::<Vec<_>>(), "nothing is left out");
+    let times: Vec<_> = seen.iter().map(|event| event.happened_at.unwrap()).collect();
+    assert!(times.is_sorted_by_key(|time| (time.seconds, time.nanos)), "{times:?}");
+    for event in &seen {
+        let of_node = matches!(event.event, Some(Event::Node(_)));
+        assert_eq!(event.tenant, if of_node { "" } else { session.tenant() }, "{event:?}");
+    }
+    let Some(Event::Allocation(made)) = &seen[1].event else { panic!("{seen:?}") };
+    assert_eq!((made.allocation_id, made.session_id, made.charged_bytes), (allocation, id, 6 * MIB));
+    let Some(Event::Revoke(revoke)) = &seen[2].event else { panic!("{seen:?}") };
+    assert_eq!((revoke.session_id, revoke.reason()), (id, RevokeReason::Sealing));
+    let Some(Event::Refusal(refusal)) = &seen[5].event else { panic!("{seen:?}") };
+    assert_eq!((refusal.session_id, refusal.operator_uid), (id, None));
+    assert!(refusal.metadata["name"].ends_with("weights"), "{refusal:?}");
+}
+
+#[test]
+fn a_session_that_does_not_answer_is_told_of() {
+    let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 200"));
+    let mut watch = Watching::start(
+        &daemon.admin,
+        WatchRequest {
+            kinds: vec![EventKind::Session.into(), EventKind::Revoke.into()],
+            ..Default::default()
+        },
+    )
+    .unwrap();
+    let mut probe = daemon.probe();
+    let id = probe.ask("open")["session"].as_u64().unwrap();
+    probe.ask("allocate 4194304");
+    probe.freeze();
+    daemon.admin.end_session(EndSessionRequest { session_id: id, ..Default::default() }).ok();
+    let seen =
+        watch.until(|event| matches!(event, Event::Session(it) if it.change() == SessionChange::Silent));
+    let told: Vec<_> = seen.iter().map(short).collect();
+    assert_eq!(told, ["session Opened", "revoke Sent 1", "revoke Overdue 1", "session Silent"]);
+    let Some(Event::Session(silent)) = &seen[3].event else { panic!("{seen:?}") };
+    assert!(!silent.detail.is_empty());
+    probe.kill();
+    watch.until(is_gone);
+}
+
+#[test]
+fn a_filter_keeps_other_tenants_and_other_kinds_out() {
+    let daemon = Daemon::new();
+    let request = WatchRequest { tenant: "team-a".to_owned(), kinds: vec![EventKind::Quota.into()] };
+    let mut watch = Watching::start(&daemon.admin, request).unwrap();
+    let mut session = daemon.open();
+    session.allocate(spec(MIB));
+    daemon.set_quota("team-b", "", "1GiB");
+    daemon.set_quota("team-a", "", "90%");
+    let delete = vramd_proto::v1::DeleteQuotaRequest { tenant: "team-a".to_owned(), ..Default::default() };
+    daemon.admin.delete_quota(delete).ok();
+    let seen = [watch.read(), watch.read()];
+    assert_eq!(seen.each_ref().map(short), ["quota Set 0 90%", "quota Deleted  "]);
+    assert!(seen.iter().all(|event| event.tenant == "team-a"));
+    let Some(Event::Quota(deleted)) = &seen[1].event else { panic!("{seen:?}") };
+    assert_eq!((deleted.change(), deleted.device.as_str()), (QuotaChange::Deleted, "*"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let daemon = Daemon::new();
+    let watch = |tenant: &str, kinds: Vec<i32>| {
+        Watching::start(&daemon.admin, WatchRequest { tenant: tenant.to_owned(), kinds }).unwrap_err()
+    };
+    watch("a/b", vec![]).is(Reason::NameInvalid);
+    watch("", vec![0]).is(Reason::RequestInvalid);
+    watch("", vec![1, 99]).is(Reason::RequestInvalid);
+}
+
+/// So many refusals, each an event with a long text.
+fn flood(daemon: &Daemon, count: usize) {
+    let session = daemon.open();
+    let refused = || session.memory.allocate_batch(session.request(vec![persistent(&"x".repeat(500), MIB)]));
+    for _ in 0..count / 100 {
+        let calls: Vec<_> = (0..100).map(|_| refused()).collect();
+        for call in calls {
+            call.refused().is(Reason::NameInvalid);
+        }
+    }
+}
+
+/// One reads nothing and one is stopped: what the first is told adds up in the end.
+#[test]
+fn a_watch_that_is_not_read_costs_its_bound_and_slows_nobody() {
+    const EVENTS: usize = 20_000;
+    let daemon = Daemon::start(&Config::default().limit("watch_events_max = 100"));
+    flood(&daemon, 500);
+    let mut unread = Watching::all(&daemon.admin);
+    let stopped = Program::start(&daemon, &[]);
+    stopped.signal(Signal::STOP);
+    let before = proc::anonymous_bytes(daemon.pid());
+    flood(&daemon, EVENTS);
+    let grown = proc::anonymous_bytes(daemon.pid()).saturating_sub(before);
+    assert!(grown < 6 * MIB, "{grown} bytes for {EVENTS} events");
+
+    // It is told what it missed, and then what happens now.
+    daemon.set_quota("team-a", "", "1GiB");
+    let mut seen = unread.until(|event| matches!(event, Event::Missed(_)));
+    let missed = seen.pop().unwrap();
+    let Some(Event::Missed(count)) = &missed.event else { panic!("{missed:?}") };
+    assert!(count.count > EVENTS as u64 / 2, "{missed:?}");
+    let told = seen.len() as u64;
+    assert_eq!(told + count.count, missed.sequence - unread.begun.sequence, "nothing is lost without a word");
+    daemon.set_quota("team-a", "", "2GiB");
+    let after = unread.until(|event| matches!(event, Event::Quota(quota) if quota.limit == "2GiB"));
+    assert!(after.iter().all(|event| event.sequence > missed.sequence), "{after:?}");
+
+    stopped.signal(Signal::KILL);
+    stopped.end();
+}
+
+/// A stop waits for nobody who watches, least of all for one that does not read.
+#[test]
+fn the_end_is_told_and_waits_for_nobody() {
+    let daemon = Daemon::new();
+    let mut reads = Watching::start(
+        &daemon.admin,
+        WatchRequest { tenant: "team-z".to_owned(), kinds: vec![EventKind::Quota.into()] },
+    )
+    .unwrap();
+    let _unread = Watching::all(&daemon.admin);
+    let mut program = Program::start(&daemon, &[]);
+    let stopped = Program::start(&daemon, &[]);
+    stopped.signal(Signal::STOP);
+    let begun = Instant::now();
+    let (status, _home) = daemon.stop();
+    assert_eq!(status.code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+
+    let Some(Event::Node(node)) = reads.read().event else {
+        panic!("the end is told whatever was asked for")
+    };
+    assert_eq!(node.change(), NodeChange::Ending);
+    assert_eq!(reads.message().unwrap(), None, "and the stream ends well");
+    assert_eq!(program.next().unwrap()["change"], "ending");
+    assert!(program.next().is_none());
+    let (status, said) = program.end();
+    assert_eq!(status, Some(UNREACHABLE), "{said}");
+    let error: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(error["error"]["reason"], "BROKER_GONE");
+    assert!(error["error"]["message"].as_str().unwrap().contains("asked to stop"), "{said}");
+    stopped.signal(Signal::KILL);
+    stopped.end();
+}
+
+#[test]
+fn who_watches_hears_of_a_daemon_that_is_killed() {
+    let daemon = Daemon::new();
+    let mut watch = Watching::all(&daemon.admin);
+    let program = Program::start(&daemon, &["--kind", "node"]);
+    let home = daemon.kill();
+    assert!(watch.message().is_err());
+    let (status, said) = program.end();
+    assert_eq!(status, Some(UNREACHABLE), "{said}");
+    assert!(said.contains("BROKER_GONE"), "{said}");
+    // The next daemon counts anew, under another epoch.
+    let Some(Event::Begun(before)) = watch.begun.event else { panic!("a watch begins") };
+    let daemon = Daemon::start_in(home);
+    let Some(Event::Begun(after)) = Watching::all(&daemon.admin).begun.event else {
+        panic!("a watch begins")
+    };
+    assert_eq!(after.boot_epoch, before.boot_epoch + 1);
+}
+
+#[test]
+fn as_many_watch_as_may_and_who_is_killed_makes_room() {
+    let daemon = Daemon::start(&Config::default().limit("watches_max = 2"));
+    let _first = Watching::all(&daemon.admin);
+    let second = Program::start(&daemon, &[]);
+    let refused = Watching::start(&daemon.admin, WatchRequest::default()).unwrap_err();
+    assert_eq!(refused.is(Reason::WatchesTooMany).number("limit_count"), 2);
+    let output = daemon.vramctl().arg("watch").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    second.signal(Signal::KILL);
+    second.end();
+    until("its place is free", || Watching::start(&daemon.admin, WatchRequest::default()).is_ok());
+}
+
+#[test]
+fn people_and_programs_read_what_happens() {
+    let daemon = Daemon::new();
+    let mut program = Program::start(&daemon, &["--kind", "quota", "--kind", "refusal", "--count", "2"]);
+    daemon.set_quota("team-a", "", "24GiB");
+    let refused = daemon.admin.set_quota(quota("team-a", "*", "2GiB", "")).refused();
+    refused.is(Reason::GuaranteeUnbacked);
+    let [set, unbacked] = [program.next().unwrap(), program.next().unwrap()];
+    assert_eq!((&set["version"], &set["kind"], &set["change"]), (&1.into(), &"quota".into(), &"set".into()));
+    assert_eq!((&set["tenant"], &set["limit"]), (&"team-a".into(), &"24GiB".into()));
+    assert_eq!(unbacked["reason"], "GUARANTEE_UNBACKED");
+    assert_eq!(unbacked["facts"]["guarantee"], (2u64 << 30).to_string());
+    assert!(program.next().is_none(), "two were asked for");
+    assert_eq!(program.end(), (Some(0), String::new()));
+
+    // Lines for people, into a pipe that closes after the first.
+    let shell = format!(
+        "'{}' watch --kind quota | head -n 2 > lines; echo ${{PIPESTATUS[0]}} > status",
+        daemon.vramctl().get_program().display()
+    );
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", &shell]).env("VRAMD_SOCKET_DIR", daemon.sockets()).current_dir(daemon.home().path());
+    let mut child = command.spawn().unwrap();
+    let mut limit = 1;
+    until("the pipe is closed", || {
+        limit += 1;
+        daemon.set_quota("team-a", "", &format!("{limit}MiB"));
+        child.try_wait().unwrap().is_some()
+    });
+    let read = |name: &str| fs::read_to_string(daemon.home().path().join(name)).unwrap();
+    let lines = read("lines");
+    assert!(lines.lines().next().unwrap().contains("watch begun after event"), "{lines}");
+    assert!(
+        lines.lines().nth(1).unwrap().contains("team-a  quota set on tier device of device *"),
+        "{lines}"
+    );
+    assert_eq!(read("status").trim(), "0", "who has read enough is no failure");
+}
+
+/// With no proto files at hand, and nothing but reflection.
+#[test]
+fn grpcurl_watches() {
+    let daemon = Daemon::new();
+    let described = daemon.grpcurl("admin.sock").reflect(&["describe", "vramd.v1.WatchResponse"]);
+    assert!(described.contains("WatchBegun"), "{described}");
+    let watching = {
+        let grpcurl = daemon.grpcurl("admin.sock");
+        let request = json!({ "tenant": "team-a", "kinds": ["EVENT_KIND_QUOTA"] });
+        std::thread::spawn(move || {
+            grpcurl.stream("vramd.v1.AdminService/Watch", &request, Duration::from_secs(4))
+        })
+    };
+    let mut limit = 0;
+    while !watching.is_finished() {
+        limit += 1;
+        daemon.set_quota("team-a", "", &format!("{limit}MiB"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let seen = watching.join().unwrap();
+    assert!(seen[0].get("begun").is_some(), "{seen:?}");
+    assert_eq!(seen[1]["quota"]["change"], "CHANGE_SET", "{seen:?}");
+    assert_eq!(seen[1]["tenant"], "team-a");
+}
+
+#[test]
+fn an_allocation_s_end_is_told_when_its_last_mapper_lets_go() {
+    let daemon = Daemon::new();
+    let mut owner = daemon.open();
+    let allocation = owner.allocate(persistent("weights", 4 * MIB)).allocation_id;
+    owner.seal(allocation);
+    let mut reader = daemon.open();
+    reader.attach("weights");
+    let kinds = vec![EventKind::Allocation.into()];
+    let mut watch = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
+    owner.free(allocation);
+    assert_eq!(short(&watch.read()), "allocation Freed");
+    reader.detach(allocation);
+    let Some(Event::Allocation(gone)) = watch.read().event else { panic!("of an allocation") };
+    assert_eq!((gone.change(), gone.allocation_id), (AllocationChange::Gone, allocation));
+}

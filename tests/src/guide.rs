@@ -1,0 +1,226 @@
+//! Guides whose commands are run: fenced `console` blocks of a Markdown file.
+//!
+//! ```text
+//! $ vramctl quota list
+//! TENANT  DEVICE  …  ◄ in a line: anything
+//! …                  ◄ alone: any number of lines
+//! ```
+//!
+//! All commands of a guide run in one shell, in order. Each must end with status 0 and print what stands below it;
+//! a command that is to fail says so itself (`… || echo "status $?"`). How wide a gap between words is does not matter.
+//! Where nothing stands below a command, it may print anything.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::programs::repository;
+
+/// Longest that all commands of one guide may take, in seconds.
+const PATIENCE_S: u32 = 300;
+
+const ANYTHING: &str = "…";
+
+#[derive(Debug)]
+pub struct Guide {
+    path: PathBuf,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Step {
+    /// In the file, from 1.
+    line: usize,
+    command: String,
+    printed: Vec<String>,
+}
+
+/// Where the commands of a guide run.
+#[derive(Debug)]
+pub struct Surroundings<'a> {
+    /// Their working directory.
+    pub folder: &'a Path,
+    /// Where programs are found, before the usual places.
+    pub programs: Vec<PathBuf>,
+    pub environment: Vec<(&'static str, PathBuf)>,
+    /// What stands in the guide, and what is meant here.
+    pub instead: Vec<(&'static str, String)>,
+}
+
+impl Guide {
+    /// A file of the repository.
+    #[track_caller]
+    pub fn read(path: &str) -> Self {
+        let path = repository().join(path);
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self { steps: steps(&text), path }
+    }
+
+    /// How many commands it has.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Runs every command, and compares.
+    #[track_caller]
+    pub fn run(&self, around: &Surroundings<'_>) {
+        let results = tempfile::tempdir().expect("a folder for results");
+        let said = around.shell(&self.script(around, results.path()), results.path());
+        for (at, step) in self.steps.iter().enumerate() {
+            let place = format!("{}:{}: $ {}", self.path.display(), step.line, step.command);
+            let read = |name: String| fs::read_to_string(results.path().join(name));
+            let status =
+                read(format!("{at}.status")).unwrap_or_else(|_| panic!("{place}\nnever ended\n{said}"));
+            let printed = read(format!("{at}.out")).expect("a command that ended has an output");
+            assert_eq!(status.trim(), "0", "{place}\nended so, and said:\n{printed}");
+            let printed: Vec<&str> = printed.lines().collect();
+            let expected: Vec<String> = step.printed.iter().map(|line| around.meant(line)).collect();
+            assert!(
+                expected.is_empty() || matches_lines(&expected, &printed),
+                "{place}\nprinted:\n{}\nand not:\n{}",
+                printed.join("\n"),
+                expected.join("\n")
+            );
+        }
+    }
+
+    fn script(&self, around: &Surroundings<'_>, results: &Path) -> String {
+        let results = results.display();
+        let step = |(at, step): (usize, &Step)| {
+            let command = around.meant(&step.command);
+            format!("{{ {command}\n}} >{results}/{at}.out 2>&1 </dev/null\necho $? >{results}/{at}.status\n")
+        };
+        self.steps.iter().enumerate().map(step).collect()
+    }
+}
+
+impl Surroundings<'_> {
+    fn shell(&self, script: &str, results: &Path) -> String {
+        let file = results.join("script");
+        fs::write(&file, script).expect("the script is written");
+        let own: Vec<_> = self.programs.iter().map(|path| path.display().to_string()).collect();
+        let mut command = Command::new("timeout");
+        command
+            .arg(PATIENCE_S.to_string())
+            .arg("sh")
+            .arg(&file)
+            .current_dir(self.folder)
+            .stdin(Stdio::null());
+        command.env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", own.join(":")));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let output = command.output().expect("a shell starts");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    fn meant(&self, text: &str) -> String {
+        self.instead.iter().fold(text.to_owned(), |text, (there, here)| text.replace(there, here))
+    }
+}
+
+fn steps(text: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let (mut inside, mut goes_on) = (false, false);
+    for (line, number) in text.lines().zip(1..) {
+        if line.starts_with("```") {
+            (inside, goes_on) = (line == "```console", false);
+        } else if inside {
+            match (line.strip_prefix("$ "), steps.last_mut()) {
+                (Some(command), _) if !goes_on => {
+                    steps.push(Step { line: number, command: command.to_owned(), printed: vec![] });
+                }
+                (_, Some(step)) if goes_on => step.command = format!("{}\n{line}", step.command),
+                (_, Some(step)) => step.printed.push(line.to_owned()),
+                (_, None) => panic!("line {number}: what a command prints stands below it"),
+            }
+            goes_on = line.ends_with('\\');
+        }
+    }
+    steps
+}
+
+fn matches_lines(expected: &[String], printed: &[&str]) -> bool {
+    let Some((first, rest)) = expected.split_first() else { return printed.is_empty() };
+    if first.trim() == ANYTHING {
+        return (0..=printed.len()).any(|from| matches_lines(rest, &printed[from..]));
+    }
+    match printed.split_first() {
+        Some((line, others)) => matches_line(first, line) && matches_lines(rest, others),
+        None => false,
+    }
+}
+
+fn matches_line(expected: &str, printed: &str) -> bool {
+    let single = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (expected, printed) = (single(expected), single(printed));
+    let mut pieces = expected.split(ANYTHING);
+    let Some(mut left) = pieces.next().and_then(|first| printed.strip_prefix(first)) else { return false };
+    let mut pieces: Vec<_> = pieces.collect();
+    let Some(last) = pieces.pop() else { return left.is_empty() };
+    for piece in pieces {
+        let Some((_, after)) = left.split_once(piece) else { return false };
+        left = after;
+    }
+    left.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str =
+        "# A guide\n\n```sh\nnot run\n```\n\n```console\n$ echo one \\\n    two\none two\n$ true\n```\n";
+
+    fn around(folder: &Path) -> Surroundings<'_> {
+        Surroundings { folder, programs: vec![], environment: vec![], instead: vec![("two", "2".to_owned())] }
+    }
+
+    fn guide(text: &str) -> Guide {
+        Guide { path: PathBuf::from("guide.md"), steps: steps(text) }
+    }
+
+    #[test]
+    fn commands_and_what_they_print_are_told_apart() {
+        let steps = steps(TEXT);
+        assert_eq!(steps[0].command, "echo one \\\n    two");
+        assert_eq!((steps[0].line, steps[0].printed.as_slice()), (8, &["one two".to_owned()][..]));
+        assert_eq!((steps.len(), steps[1].command.as_str()), (2, "true"));
+    }
+
+    #[test]
+    fn they_run_in_one_shell() {
+        let folder = tempfile::tempdir().unwrap();
+        guide(TEXT).run(&around(folder.path()));
+        guide("```console\n$ word=there\n$ echo $word; pwd\nthere\n/…\n```\n").run(&around(folder.path()));
+    }
+
+    #[test]
+    #[should_panic(expected = "guide.md:2: $ false")]
+    fn a_command_that_fails_fails_the_guide() {
+        guide("```console\n$ false\n```\n").run(&around(Path::new("/")));
+    }
+
+    #[test]
+    #[should_panic(expected = "and not:\nmice")]
+    fn so_does_one_that_prints_something_else() {
+        guide("```console\n$ echo men\nmice\n```\n").run(&around(Path::new("/")));
+    }
+
+    #[test]
+    fn gaps_and_marks_match() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        assert!(matches_line("a  … c", "a b b   c"));
+        assert!(matches_line("s-…", "s-77"));
+        assert!(!matches_line("a … c", "a b c d"));
+        assert!(!matches_line("a", "a b"));
+        assert!(!matches_line("ab…ab", "ab"));
+        assert!(matches_lines(&lines("one\n…\nlast"), &["one", "two", "three", "last"]));
+        assert!(!matches_lines(&lines("one\n…\nlast"), &["one", "two"]));
+        assert!(!matches_lines(&lines("one"), &["one", "two"]));
+    }
+}
