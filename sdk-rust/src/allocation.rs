@@ -20,6 +20,7 @@ use vramd_words::Access;
 
 use crate::{
     error::{Error, Result},
+    face::{Face, now},
     handle::Handle,
     info::AllocationInfo,
     pins::{Pinnable, Pinned, private},
@@ -56,6 +57,18 @@ impl Allocation {
         Self { handle: Box::new(handle) }
     }
 
+    pub(crate) fn from_handle(handle: Box<Handle>) -> Self {
+        Self { handle }
+    }
+
+    pub(crate) fn into_handle(self) -> Box<Handle> {
+        self.handle
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     pub fn id(&self) -> AllocationId {
         self.handle.info().id
     }
@@ -79,13 +92,13 @@ impl Allocation {
     /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
     /// makes it fail, and nothing worse. It waits for no kernel of the program.
     pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        self.handle.copy_to_host(offset_bytes, to)
+        now(self.handle.copy_to_host(Face::Blocking, offset_bytes, to))
     }
 
     /// Copies bytes in, wherever it lies. Returns when they are there; an operator who takes the memory away meanwhile
     /// makes it fail, and nothing worse. It waits for no kernel of the program.
     pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
-        self.handle.copy_from_host(offset_bytes, from)
+        now(self.handle.copy_from_host(Face::Blocking, offset_bytes, from))
     }
 
     /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
@@ -106,7 +119,7 @@ impl Allocation {
     /// Ends writing for ever: the session unmaps, the daemon hashes the bytes, and they are mapped again read-only at
     /// the same address.
     pub fn seal(mut self) -> Result<Sealed, SealFailed> {
-        match self.handle.seal() {
+        match now(self.handle.seal(Face::Blocking)) {
             Ok(()) => Ok(Sealed { handle: self.handle }),
             Err(error) => Err(SealFailed { allocation: self, error }),
         }
@@ -114,7 +127,7 @@ impl Allocation {
 
     /// Unmaps and frees it, and reports what is still charged.
     pub fn free(mut self) -> Result<Released> {
-        self.handle.free()
+        now(self.handle.free(Face::Blocking))
     }
 
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. Reading a pin costs
@@ -136,7 +149,7 @@ impl Allocation {
 
     /// Takes the handle's own pin again, and waits until it is here.
     pub fn hold(&mut self) -> Result<()> {
-        self.handle.hold()
+        now(self.handle.hold(Face::Blocking))
     }
 
     /// Whether the handle pins it, as every handle does at first.
@@ -148,6 +161,18 @@ impl Allocation {
 impl Sealed {
     pub(crate) fn new(handle: Handle) -> Self {
         Self { handle: Box::new(handle) }
+    }
+
+    pub(crate) fn from_handle(handle: Box<Handle>) -> Self {
+        Self { handle }
+    }
+
+    pub(crate) fn into_handle(self) -> Box<Handle> {
+        self.handle
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     pub fn id(&self) -> AllocationId {
@@ -178,7 +203,7 @@ impl Sealed {
     /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
     /// makes it fail, and nothing worse. It waits for no kernel of the program.
     pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        self.handle.copy_to_host(offset_bytes, to)
+        now(self.handle.copy_to_host(Face::Blocking, offset_bytes, to))
     }
 
     /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
@@ -193,12 +218,12 @@ impl Sealed {
 
     /// Unmaps it and frees it for everybody, which its owner may. Others that map it keep their mappings.
     pub fn free(mut self) -> Result<Released> {
-        self.handle.free()
+        now(self.handle.free(Face::Blocking))
     }
 
     /// Unmaps it, and leaves it as it is.
     pub fn detach(mut self) -> Result<()> {
-        self.handle.detach()
+        now(self.handle.detach(Face::Blocking))
     }
 
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. Reading a pin costs
@@ -220,7 +245,7 @@ impl Sealed {
 
     /// Takes the handle's own pin again, and waits until it is here.
     pub fn hold(&mut self) -> Result<()> {
-        self.handle.hold()
+        now(self.handle.hold(Face::Blocking))
     }
 
     /// Whether the handle pins it, as every handle does at first.

@@ -1,28 +1,25 @@
 //! A client process's way to the daemon.
 
-use std::{
-    env,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
-use vramd_proto::v1::{self, Device};
-use vramd_types::{AllocationId, Reason, SessionId};
+use vramd_proto::v1::Device;
+use vramd_types::{AllocationId, SessionId};
 use vramd_words::Access;
 
 use crate::{
     allocation::{Allocation, Sealed},
-    error::{Error, Result},
+    error::Result,
+    face::{Face, now},
     fork::ProcessBound,
     handle::Handle,
-    info::{AllocationInfo, AllocationKind, AllocationState},
+    info::{AllocationInfo, AllocationKind},
     mapping::Mode,
-    paths,
+    operations, paths,
     pins::{Pinnable, PinnedSet, pin_set},
     raw::RawClient,
     request::{AllocationRequest, Target},
-    request_id::RequestId,
-    session::{Parting, Released, Session, check_home, missing},
+    session::{Released, Session, check_home, missing},
+    small::{Pool, PoolConfig},
 };
 
 /// As long as the daemon itself works on a call, unless configured.
@@ -32,6 +29,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug)]
 pub struct Client {
     session: ProcessBound<Session>,
+    /// As it was asked for.
+    builder: Arc<ClientBuilder>,
 }
 
 /// How to connect.
@@ -47,6 +46,13 @@ impl Client {
     /// Opens a session with the daemon of this node.
     pub fn connect() -> Result<Self> {
         Self::builder().connect()
+    }
+
+    /// A new session with the daemon that is there now, as this one was opened: for when that has ended. Handles of the
+    /// old session are its own still: what they map stands, and what else they are asked answers
+    /// [`Error::SessionLost`]. In a forked child it is a session of the child's own.
+    pub fn reconnect(&self) -> Result<Self> {
+        ClientBuilder::clone(&self.builder).connect()
     }
 
     pub fn builder() -> ClientBuilder {
@@ -87,36 +93,27 @@ impl Client {
 
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.
     pub fn free(&self, id: AllocationId) -> Result<Released> {
-        check_home(&self.session)?;
-        self.session.free(id, self.session.deadline())
+        now(operations::free_by_id(Face::Blocking, &self.session, id))
     }
 
     pub fn describe(&self, target: impl Into<Target>) -> Result<AllocationInfo> {
-        check_home(&self.session)?;
-        self.session.describe(target.into(), self.session.deadline())
+        now(operations::describe(Face::Blocking, &self.session, target.into()))
     }
 
     /// What the tenant owns whose name starts with the prefix, without parts; everything, if it is empty. A prefix
     /// `tenant/…` shows what that tenant lets this one read.
     pub fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
+        now(operations::list(Face::Blocking, &self.session, name_prefix))
+    }
+
+    /// A source of small allocations, which asks the daemon for nothing until the first.
+    pub fn pool(&self, config: PoolConfig) -> Result<Pool> {
         check_home(&self.session)?;
-        let deadline = self.session.deadline();
-        let mut request = v1::ListAllocationsRequest {
-            session_id: self.session.id().get(),
-            name_prefix: name_prefix.to_owned(),
-            ..Default::default()
-        };
-        let mut all = Vec::new();
-        loop {
-            let page = self.session.call(deadline, request.clone(), |mut client, request| async move {
-                client.list_allocations(request).await
-            })?;
-            all.extend(page.allocations.into_iter().map(AllocationInfo::from));
-            if page.next_page_token.is_empty() {
-                return Ok(all);
-            }
-            request.page_token = page.next_page_token;
-        }
+        Pool::new(self.clone(), config)
+    }
+
+    pub(crate) fn session(&self) -> &ProcessBound<Session> {
+        &self.session
     }
 
     pub fn session_id(&self) -> SessionId {
@@ -149,91 +146,15 @@ impl Client {
 
     /// Waits until everything that was dropped so far is unmapped and freed or detached, but for what guards still pin.
     pub fn flush(&self) -> Result<()> {
-        check_home(&self.session)?;
-        self.flush_until(self.session.deadline())
+        now(operations::flush(Face::Blocking, &self.session))
     }
 
-    fn flush_until(&self, deadline: Instant) -> Result<()> {
-        if self.session.releases().flush(deadline) { Ok(()) } else { Err(Error::Deadline) }
-    }
-
-    /// Allocates and waits for all parts. What was dropped before makes room first.
     pub(crate) fn claim_new(&self, requests: Vec<AllocationRequest>) -> Result<Vec<Handle>> {
-        check_home(&self.session)?;
-        let deadline = self.session.deadline();
-        self.flush_until(deadline)?;
-        let request_id = requests.first().and_then(|request| request.request_id);
-        let request = v1::AllocateBatchRequest {
-            session_id: self.session.id().get(),
-            request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
-            items: requests.into_iter().map(|request| request.spec).collect(),
-        };
-        let _expecting = self.session.table().expect();
-        let _seat = self.session.sit();
-        let answer = self.session.call(deadline, request, |mut client, request| async move {
-            client.allocate_batch(request).await
-        })?;
-        let allocations = answer.allocations.into_iter().map(AllocationInfo::from);
-        self.claim(allocations, Parting::Free, deadline)
+        now(operations::claim_new(Face::Blocking, &self.session, requests))
     }
 
     pub(crate) fn claim_attached(&self, target: Target, kind: AllocationKind) -> Result<Handle> {
-        use v1::attach_request::Target as Wire;
-        check_home(&self.session)?;
-        let deadline = self.session.deadline();
-        self.flush_until(deadline)?;
-        let target = match target {
-            Target::Id(id) => Wire::AllocationId(id.get()),
-            Target::Name(name) => Wire::Name(name),
-        };
-        let request = v1::AttachRequest {
-            session_id: self.session.id().get(),
-            request_id: RequestId::random().to_vec(),
-            target: Some(target),
-        };
-        let _expecting = self.session.table().expect();
-        let _seat = self.session.sit();
-        let answer = self
-            .session
-            .call(deadline, request, |mut client, request| async move { client.attach(request).await })?;
-        let info = AllocationInfo::from(answer.allocation.ok_or_else(|| missing("allocation"))?);
-        let fixed = info.kind == AllocationKind::Fixed;
-        let refusal = match kind {
-            AllocationKind::Fixed if !fixed => {
-                Some(Error::refused(Reason::KindUnsupported, &[("kind", &"movable")]))
-            }
-            AllocationKind::Fixed => None,
-            // Its own session may map an open one again, which has a handle of its own already, or lost it.
-            _ if info.state != AllocationState::Sealed => {
-                Some(Error::refused(Reason::NotSealed, &[("allocation", &info.id)]))
-            }
-            _ => None,
-        };
-        if let Some(refusal) = refusal {
-            // The daemon has attached it. Who had a handle before keeps it; otherwise it goes again.
-            drop(Handle::claim(&self.session, info, Parting::Detach));
-            return Err(refusal);
-        }
-        self.claim([info], Parting::Detach, deadline)?.pop().ok_or_else(|| missing("allocation"))
-    }
-
-    /// Handles for all of them, each with all its parts, or for none: then nothing of them is left when this returns.
-    fn claim(
-        &self,
-        allocations: impl IntoIterator<Item = AllocationInfo>,
-        parting: Parting,
-        deadline: Instant,
-    ) -> Result<Vec<Handle>> {
-        let handles = allocations.into_iter().map(|info| Handle::claim(&self.session, info, parting));
-        let claimed = handles.collect::<Result<Vec<_>>>().and_then(|mut handles| {
-            handles.iter_mut().try_for_each(|handle| handle.wait_held(deadline))?;
-            Ok(handles)
-        });
-        if claimed.is_err() {
-            // The cause is what the caller should read, not what becomes of the clearing up.
-            let _ = self.flush_until(self.session.deadline());
-        }
-        claimed
+        now(operations::claim_attached(Face::Blocking, &self.session, target, kind))
     }
 }
 
@@ -277,11 +198,13 @@ impl ClientBuilder {
     }
 
     fn open(self, mode: Mode) -> Result<Client> {
-        let socket_dir = self.socket_dir.unwrap_or_else(paths::socket_dir);
-        let name = self.name.or_else(program_name).unwrap_or_default();
-        let devices = self.devices.or_else(visible_devices);
-        let session = Session::open(&socket_dir, name, devices, mode, self.request_timeout)?;
-        Ok(Client { session })
+        let builder = Arc::new(self);
+        let this = ClientBuilder::clone(&builder);
+        let socket_dir = this.socket_dir.unwrap_or_else(paths::socket_dir);
+        let name = this.name.or_else(program_name).unwrap_or_default();
+        let devices = this.devices.or_else(visible_devices);
+        let session = Session::open(&socket_dir, name, devices, mode, this.request_timeout)?;
+        Ok(Client { session, builder })
     }
 }
 

@@ -50,6 +50,11 @@ pub enum Error {
     CopyFailed { allocation: String, problem: String },
     #[error("the bytes have the digest {found}, not {expected}")]
     DigestMismatch { expected: String, found: String },
+    /// For [`crate::Client::allocate`] it is not too large.
+    #[error("{size} is no small allocation: the pool's blocks have at most {largest}")]
+    NotSmall { size: Bytes, largest: Bytes },
+    #[error("the pool is limited to {limit}: {held} held, {asked} more would be needed")]
+    PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
     /// Any other refusal of the registry.
     #[error("{}", .0.message)]
     Refused(Refusal),
@@ -89,6 +94,8 @@ impl Error {
             Self::Pinned { .. } => Reason::Pinned,
             Self::Forked { .. } => Reason::SessionForeign,
             Self::DigestMismatch { .. } => Reason::DigestMismatch,
+            Self::NotSmall { .. } => Reason::SizeInvalid,
+            Self::PoolFull { .. } => Reason::PoolFull,
             Self::Refused(refusal) => refusal.reason,
             Self::Unknown { .. } => return None,
         })
@@ -128,6 +135,10 @@ impl Error {
             Self::Pinned { allocation, pins } => facts(&[("allocation", allocation), ("pins", pins)]),
             Self::Forked { session } => facts(&[("session", session), ("pid", &std::process::id())]),
             Self::DigestMismatch { expected, found } => facts(&[("expected", expected), ("found", found)]),
+            Self::NotSmall { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
+            Self::PoolFull { limit, held, asked } => {
+                facts(&[("limit", &limit.get()), ("held", &held.get()), ("asked", &asked.get())])
+            }
             Self::Refused(refusal) => refusal.facts.clone(),
             Self::Draining | Self::Deadline | Self::Unknown { .. } => BTreeMap::new(),
         }
@@ -177,6 +188,9 @@ impl Error {
             }
             Reason::DigestMismatch => {
                 Self::DigestMismatch { expected: text("expected")?, found: text("found")? }
+            }
+            Reason::PoolFull => {
+                Self::PoolFull { limit: bytes("limit")?, held: bytes("held")?, asked: bytes("asked")? }
             }
             _ => return None,
         })

@@ -15,12 +15,13 @@ use vramd_types::Reason;
 
 use crate::{
     error::{Error, Result},
+    face::{Face, now},
     fork::ProcessBound,
     info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
-    mapping::{Base, COPY_CHUNK_BYTES, Until, Window},
+    mapping::{Base, Until, Window},
     pins::{Anchor, Placed, View},
     request_id::RequestId,
-    session::{Parting, Released, Session, check_home, missing},
+    session::{Parting, Released, Session, check_home, describe, free, missing, part},
 };
 
 /// How often who waits for parts asks whether they will ever come.
@@ -55,13 +56,13 @@ impl Handle {
     }
 
     /// Waits until all parts are here: writable for who is to write them.
-    pub(crate) fn wait_held(&mut self, deadline: Instant) -> Result<()> {
+    pub(crate) async fn wait_held(&mut self, face: Face, deadline: Instant) -> Result<()> {
         let writes = self.parting == Some(Parting::Free) || self.info.kind == AllocationKind::Fixed;
         if self.session.table().is_away(self.info.id, self.info.parts.len()) {
             // It had come before this handle, and went again.
-            self.hold_until(deadline)?;
+            self.hold_until(face, deadline).await?;
         }
-        self.wait_for(if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline)?;
+        self.wait_for(face, if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline).await?;
         let table = self.session.table();
         if let Some(base) = table.base(self.info.id) {
             let ends = self.info.parts.iter().map(|part| part.offset.get() + part.size.get()).collect();
@@ -71,15 +72,16 @@ impl Handle {
     }
 
     /// Nobody tells a session of an allocation that was freed before its first part was sent: now and then it asks.
-    fn wait_for(&self, access: Access, deadline: Instant) -> Result<()> {
+    async fn wait_for(&self, face: Face, access: Access, deadline: Instant) -> Result<()> {
         let id = self.info.id;
         loop {
             let pause = deadline.min(Instant::now() + ASK_INTERVAL);
-            match self.session.wait(Until::Held { id, parts: self.info.parts.len(), access }, pause) {
+            let until = Until::Held { id, parts: self.info.parts.len(), access };
+            match face.wait(&self.session, until, pause).await {
                 Err(Error::Deadline) if pause < deadline => {}
                 outcome => return outcome,
             }
-            if self.session.describe(id.into(), deadline)?.state == AllocationState::Freeing {
+            if describe(face, &self.session, id.into(), deadline).await?.state == AllocationState::Freeing {
                 return Err(Error::AllocationNotFound { allocation: id.to_string() });
             }
         }
@@ -93,35 +95,37 @@ impl Handle {
         &self.info
     }
 
-    pub(crate) fn seal(&mut self) -> Result<()> {
+    pub(crate) async fn seal(&mut self, face: Face) -> Result<()> {
         check_home(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(deadline)?;
+        self.wait_unpinned(face, deadline).await?;
         // What comes back is to stay until this has seen it, and then only if it was held before.
         let held = self.session.table().is_holding(self.info.id);
         self.session.table().set_holding(self.info.id);
-        let outcome = self.seal_unpinned(deadline);
+        let outcome = self.seal_unpinned(face, deadline).await;
         if !held {
             self.session.table().unhold(self.info.id);
         }
         outcome
     }
 
-    fn seal_unpinned(&mut self, deadline: Instant) -> Result<()> {
+    async fn seal_unpinned(&mut self, face: Face, deadline: Instant) -> Result<()> {
         let request = v1::SealRequest {
             session_id: self.session.id().get(),
             request_id: self.seal_request.to_vec(),
             allocation_id: self.info.id.get(),
         };
-        let answer = self
-            .session
-            .call(deadline, request, |mut client, request| async move { client.seal(request).await });
-        let info = match answer {
+        let answer = face.call(&self.session, deadline, request, |mut client, request| async move {
+            client.seal(request).await
+        });
+        let info = match answer.await {
             Ok(answer) => AllocationInfo::from(answer.allocation.ok_or_else(|| missing("allocation"))?),
             // An earlier seal of this handle was told an error, and went on.
-            Err(error) if error.reason() == Some(Reason::AlreadySealed) => self.wait_sealed(deadline)?,
+            Err(error) if error.reason() == Some(Reason::AlreadySealed) => {
+                self.wait_sealed(face, deadline).await?
+            }
             Err(error) => {
-                self.wait_reopened(&error);
+                self.wait_reopened(face, &error).await;
                 if matches!(error.reason(), Some(Reason::Deadline | Reason::BrokerGone | Reason::StillMapped))
                 {
                     // It may be sealed, or be sealed yet: what is to stay must not be freed by a drop.
@@ -132,56 +136,80 @@ impl Handle {
         };
         self.parting = Some(parting_of(info.lifetime));
         self.info = info;
-        self.wait_for(Access::ReadOnly, deadline)
+        self.wait_for(face, Access::ReadOnly, deadline).await
     }
 
-    fn wait_sealed(&self, deadline: Instant) -> Result<AllocationInfo> {
+    async fn wait_sealed(&self, face: Face, deadline: Instant) -> Result<AllocationInfo> {
         loop {
-            let info = self.session.describe(self.info.id.into(), deadline)?;
+            let info = describe(face, &self.session, self.info.id.into(), deadline).await?;
             if info.state != AllocationState::Sealing {
                 return Ok(info);
             }
             if Instant::now() >= deadline {
                 return Err(Error::Deadline);
             }
-            std::thread::sleep(SEAL_POLL);
+            face.pause(SEAL_POLL).await;
         }
     }
 
     /// A seal that was begun and failed gives the writer its mapping back.
-    fn wait_reopened(&self, error: &Error) {
+    async fn wait_reopened(&self, face: Face, error: &Error) {
         if matches!(error.reason(), Some(Reason::DriverFailed | Reason::NameTaken)) {
             // It failed; the handle tells whether it is mapped.
             let deadline = Instant::now() + REOPEN_TIMEOUT;
             let (id, parts, access) = (self.info.id, self.info.parts.len(), Access::ReadWrite);
-            let _ = self.session.table().wait(Until::Held { id, parts, access }, deadline);
+            let _ = face.wait(&self.session, Until::Held { id, parts, access }, deadline).await;
+        }
+    }
+
+    /// Nobody waits for the seal any more. What is to stay is sealed all the same; the rest goes as it would have.
+    pub(crate) fn finish_seal(mut self: Box<Self>) {
+        if self.session.is_home() && self.parting.is_some() && self.info.lifetime == Lifetime::Persistent {
+            self.session.clone().releases().work(move || {
+                // What came of it the handle knows.
+                let _ = now(self.seal(Face::Blocking));
+                self.part_now();
+            });
+        }
+    }
+
+    /// Does what a drop would have done, and waits for it.
+    pub(crate) fn part_now(mut self) {
+        if let Some(parting) = self.parting.take() {
+            drop(now(part(Face::Blocking, &self.session, self.info.id, parting, self.session.deadline())));
         }
     }
 
     /// Unmaps it and frees it for everybody.
-    pub(crate) fn free(&mut self) -> Result<Released> {
+    pub(crate) async fn free(&mut self, face: Face) -> Result<Released> {
         check_home(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(deadline)?;
+        self.wait_unpinned(face, deadline).await?;
         if self.parting == Some(Parting::Detach) {
             // Whether this session may is not certain: it stays attached until the daemon agrees, and then obeys the
             // revoke that follows.
-            let released = self.session.free(self.info.id, deadline)?;
+            let released = free(face, &self.session, self.info.id, deadline).await?;
             self.parting = None;
-            self.session.let_go(self.info.id, true);
+            face.let_go(&self.session, self.info.id, true).await;
             return Ok(released);
         }
-        self.parting = None;
-        self.session.part(self.info.id, Parting::Free, deadline)
+        self.part(face, Parting::Free, deadline).await
     }
 
     /// Unmaps it and leaves it as it is.
-    pub(crate) fn detach(&mut self) -> Result<()> {
+    pub(crate) async fn detach(&mut self, face: Face) -> Result<()> {
         check_home(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(deadline)?;
+        self.wait_unpinned(face, deadline).await?;
+        self.part(face, Parting::Detach, deadline).await.map(drop)
+    }
+
+    /// If nobody waits for it to its end, the drop does it again.
+    async fn part(&mut self, face: Face, parting: Parting, deadline: Instant) -> Result<Released> {
+        self.parting = Some(parting);
+        let outcome = part(face, &self.session, self.info.id, parting, deadline).await;
         self.parting = None;
-        self.session.part(self.info.id, Parting::Detach, deadline).map(drop)
+        outcome
     }
 
     pub(crate) fn is_mapped(&self) -> bool {
@@ -201,33 +229,37 @@ impl Handle {
         self.anchor.placed().map(|placed| placed.base)
     }
 
-    pub(crate) fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
-        let offset = self.check_range(offset_bytes, from.len())?;
+    /// The caller has what it writes to for itself.
+    pub(crate) async fn copy_from_host(&self, face: Face, offset_bytes: u64, from: &[u8]) -> Result<()> {
+        let mut at = self.check_range(offset_bytes, from.len())?;
         self.see(View::Alone)?;
-        for (index, chunk) in from.chunks(COPY_CHUNK_BYTES).enumerate() {
-            let at = offset + index * COPY_CHUNK_BYTES;
+        for chunk in from.chunks(face.copy_chunk()) {
             let bytes = at as u64..(at + chunk.len()) as u64;
-            self.copying(Some(Access::ReadWrite), bytes, |window| window.write(at, chunk))?;
+            self.copying(face, Some(Access::ReadWrite), bytes, |window| window.write(at, chunk)).await?;
+            at += chunk.len();
+            face.breathe().await;
         }
         // Nothing was lent.
         self.anchor.views().handle_is_alone();
         Ok(())
     }
 
-    pub(crate) fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        let offset = self.check_range(offset_bytes, to.len())?;
+    pub(crate) async fn copy_to_host(&self, face: Face, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+        let mut at = self.check_range(offset_bytes, to.len())?;
         self.see(View::Shared)?;
-        for (index, chunk) in to.chunks_mut(COPY_CHUNK_BYTES).enumerate() {
-            let at = offset + index * COPY_CHUNK_BYTES;
+        for chunk in to.chunks_mut(face.copy_chunk()) {
             let bytes = at as u64..(at + chunk.len()) as u64;
-            self.copying(None, bytes, |window| window.read(at, chunk))?;
+            self.copying(face, None, bytes, |window| window.read(at, chunk)).await?;
+            at += chunk.len();
+            face.breathe().await;
         }
         Ok(())
     }
 
     /// Copies a chunk, for which parts that the handle does not hold are brought here.
-    fn copying(
+    async fn copying(
         &self,
+        face: Face,
         access: Option<Access>,
         chunk: Range<u64>,
         copy: impl FnOnce(&Window) -> Result<(), String>,
@@ -237,8 +269,11 @@ impl Handle {
             return table.copying(id, self.info.parts.len(), access, copy);
         }
         let parts = self.anchor.placed().map_or(0..0, |placed| placed.parts(&chunk));
-        let _pinned =
-            self.pin(Some(parts), access.map_or(vramd_words::Access::Read, |_| vramd_words::Access::Write))?;
+        let access = access.map_or(vramd_words::Access::Read, |_| vramd_words::Access::Write);
+        let _pinned = match face {
+            Face::Blocking => self.pin(Some(parts), access)?,
+            Face::Async => self.pin_async(Some(parts), access).await?,
+        };
         let window = table.window(id).ok_or_else(|| Error::NotMapped { allocation: id.to_string() })?;
         copy(&window).map_err(|problem| Error::CopyFailed { allocation: id.to_string(), problem })
     }

@@ -25,9 +25,33 @@
 //! ```
 //!
 //! A [`Client`] is one session: a channel, on which the daemon sends memory and takes it back, and calls beside it.
-//! All of it blocks; none of it needs a runtime, or minds one. Mappings keep their address for as long as their handle
+//! It blocks, and needs no runtime, nor minds one; the same as futures is [`aio`]. A [`Pool`] hands out small blocks
+//! without a call. Mappings keep their address for as long as their handle
 //! lives, across sealing and revocation. Dropping a handle never blocks or fails: the work is queued, and
 //! [`Client::flush`] waits for it where that matters.
+//!
+//! **Pins.** A handle holds what it maps, unless told otherwise. With [`Allocation::unhold`] the daemon may take it back
+//! whenever nobody pins it, and [`Allocation::pin`] brings it again to the same address:
+//!
+//! ```no_run
+//! # use vramd_client::{Access, Client};
+//! # fn main() -> Result<(), vramd_client::Error> {
+//! # let client = Client::connect()?;
+//! let (mut weights, mut cache) = (client.attach("llama")?, client.attach("cache")?);
+//! weights.unhold()?;
+//! cache.unhold()?;
+//! // All or none: two programs that need both do not wait for one another.
+//! let both = client.pin_set(&[(&weights, Access::Read), (&cache, Access::Read)])?;
+//! // … launch on `both.guards()[0].as_device_ptr()`; a kernel outlives its launch, so the pin ends after the stream.
+//! let stream = 0;
+//! for guard in both.into_guards() {
+//!     guard.unpin_after(&[stream])?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! To pin and to unpin what is here costs an atomic instruction each, and no system call.
 //!
 //! **On a GPU** an allocation has a device pointer, in the primary context of its device, which is the one that the
 //! CUDA runtime and PyTorch use. [`Allocation::copy_from_host`] and [`Sealed::copy_to_host`] move bytes wherever they
@@ -36,10 +60,10 @@
 //! another driver library.
 //!
 //! **When the daemon goes away**, what is mapped stays usable, calls answer [`Error::BrokerGone`] within a second, and
-//! a new client can be connected once it is back.
+//! a new client can be connected once it is back ([`Client::reconnect`]).
 //!
-//! **After a fork** the child has none of it: mappings are not inherited, handles refuse (`SESSION_FOREIGN`), and
-//! their drops do nothing to the parent. The child may connect a client of its own.
+//! **After a fork** (or a raw `clone`) the child has none of it: mappings are not inherited, handles and guards refuse
+//! ([`Error::Forked`]), and their drops do nothing to the parent. The child may connect a client of its own.
 //!
 //! **Traces** go on in the daemon with the feature `trace-context`: a call carries the OpenTelemetry context of the thread
 //! that makes it, or what `enter_trace` was told.
@@ -51,15 +75,19 @@
 mod fault;
 
 pub mod admin;
+pub mod aio;
 mod allocation;
 mod channel;
 mod client;
 mod cuda;
 mod error;
+mod face;
 mod fork;
 mod handle;
+mod home;
 mod info;
 mod mapping;
+mod operations;
 mod past;
 mod paths;
 mod pins;
@@ -71,6 +99,7 @@ mod request_id;
 mod retry;
 mod rpc;
 mod session;
+mod small;
 mod status;
 #[cfg(feature = "trace-context")]
 mod trace;
@@ -94,6 +123,7 @@ pub use raw::{RawAllocation, RawClient};
 pub use request::{AllocationRequest, Target};
 pub use request_id::RequestId;
 pub use session::Released;
+pub use small::{Pool, PoolConfig, Small};
 #[cfg(feature = "trace-context")]
 pub use trace::{TraceGuard, TraceparentInvalid, enter_trace};
 pub use vramd_proto::v1::{Device, HandleType};

@@ -9,6 +9,7 @@ use vramd_types::{AllocationId, SessionId};
 use crate::{
     client::Client,
     error::{Error, Result},
+    face::{Face, now},
     handle::Handle,
     info::{AllocationInfo, AllocationKind},
     mapping::RawPart,
@@ -95,7 +96,7 @@ impl RawAllocation {
     pub fn seal(mut self) -> Result<Self> {
         self.parts.clear();
         self.handle.session().table().set_yielded(self.id(), true);
-        self.handle.seal()?;
+        now(self.handle.seal(Face::Blocking))?;
         self.parts = self.handle.session().table().hand_over(self.id());
         Ok(self)
     }
@@ -105,13 +106,13 @@ impl RawAllocation {
         let Self { parts, mut handle } = self;
         drop(parts);
         handle.session().table().set_yielded(handle.info().id, true);
-        handle.free()
+        now(handle.free(Face::Blocking))
     }
 
     /// Says that nothing of it is mapped any more, and leaves it as it is.
     pub fn detach(self) -> Result<()> {
         let Self { parts, mut handle } = self;
         drop(parts);
-        handle.detach()
+        now(handle.detach(Face::Blocking))
     }
 }

@@ -1,21 +1,23 @@
-//! Parting from what was dropped: `Drop` queues, and this thread does the work that may block or fail.
+//! Parting from what was dropped: `Drop` queues, and this thread does the work that may block or fail. So it does what
+//! somebody wants done in a while.
 
 use std::{
     io,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
-        mpsc::{self, Receiver, Sender, sync_channel},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, sync_channel},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use vramd_types::AllocationId;
 
 use crate::{
+    face::{Face, now},
     fork::ProcessBound,
-    session::{Parting, Session},
+    session::{Parting, Session, part},
 };
 
 /// What a dropped handle leaves to be done.
@@ -26,11 +28,20 @@ pub(crate) struct Part {
     pub(crate) parting: Parting,
 }
 
-#[derive(Debug)]
 enum Job {
     Part(Part),
-    /// Says so when everything queued before is done.
-    Flush(mpsc::SyncSender<()>),
+    /// Like parting from something, what may block or fail.
+    Work(Work),
+    Later(Timer),
+    /// Called when everything queued before is done.
+    Flush(Work),
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+struct Timer {
+    at: Instant,
+    work: Work,
 }
 
 /// The way to the thread, which ends when this is dropped.
@@ -55,16 +66,42 @@ impl Releases {
         self.send(Job::Part(part));
     }
 
+    /// Does it on the thread, after what was queued before.
+    pub(crate) fn work(&self, work: impl FnOnce() + Send + 'static) {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        self.send(Job::Work(Box::new(work)));
+    }
+
+    /// Does it on the thread, in a while, unless the session is over by then. It does not take long.
+    pub(crate) fn after(&self, pause: Duration, work: impl FnOnce() + Send + 'static) {
+        // One that is farther away than the clock reaches is never due.
+        if let Some(at) = Instant::now().checked_add(pause) {
+            self.send(Job::Later(Timer { at, work: Box::new(work) }));
+        }
+    }
+
     /// Waits until everything queued before is done; whether that was in time. Most often nothing is queued, and then
     /// the thread is not asked: waking it would cost a call more than all else in this process.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
-        // Acquire: what was parted from is seen to be.
-        if self.pending.load(Ordering::Acquire) == 0 {
+        if self.is_idle() {
             return true;
         }
         let (done, flushed) = sync_channel(1);
-        self.send(Job::Flush(done));
+        self.when_flushed(move || {
+            // Who waited may be gone.
+            let _ = done.try_send(());
+        });
         flushed.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
+    }
+
+    /// Calls when everything queued before is done, perhaps at once. It does not take long.
+    pub(crate) fn when_flushed(&self, done: impl FnOnce() + Send + 'static) {
+        if self.is_idle() { done() } else { self.send(Job::Flush(Box::new(done))) }
+    }
+
+    fn is_idle(&self) -> bool {
+        // Acquire: what was parted from is seen to be.
+        self.pending.load(Ordering::Acquire) == 0
     }
 
     fn send(&self, job: Job) {
@@ -74,14 +111,29 @@ impl Releases {
 }
 
 fn run(queue: Receiver<Job>, pending: &AtomicUsize) {
-    for job in queue {
+    let mut timers: Vec<Timer> = Vec::new();
+    loop {
+        for due in timers.extract_if(.., |timer| timer.at <= Instant::now()) {
+            (due.work)();
+        }
+        let job = match timers.iter().map(|timer| timer.at).min() {
+            None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(next) => queue.recv_timeout(next.saturating_duration_since(Instant::now())),
+        };
         match job {
-            Job::Part(Part { session, id, parting }) => {
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+            Ok(Job::Later(timer)) => timers.push(timer),
+            Ok(Job::Part(Part { session, id, parting })) => {
                 // Who dropped the handle asked for no answer; a session that ended takes its memory along.
-                drop(session.part(id, parting, session.deadline()));
+                drop(now(part(Face::Blocking, &session, id, parting, session.deadline())));
                 pending.fetch_sub(1, Ordering::Release);
             }
-            Job::Flush(done) => drop(done.try_send(())),
+            Ok(Job::Work(work)) => {
+                work();
+                pending.fetch_sub(1, Ordering::Release);
+            }
+            Ok(Job::Flush(done)) => done(),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Blocking calls over an asynchronous gRPC client.
+//! Calls over an asynchronous gRPC client, by threads and by tasks. A task's run on its own runtime.
 //!
-//! Who calls drives the connection: a runtime without threads, entered by whoever waits for an answer, so that a call
-//! costs no change of threads. Of several who wait at once one drives for all. Between calls nobody does, and a
+//! A thread that calls drives the connection: a runtime without threads, entered by whoever waits for an answer, so that
+//! a call costs no change of threads. Of several who wait at once one drives for all. Between calls nobody does, and a
 //! connection that ended meanwhile is found out, and made anew, by the next call; what a call that gave up has left to
 //! say to the daemon is said then as well. A call from inside another runtime costs a thread of its own.
 
@@ -10,6 +10,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -36,12 +37,17 @@ const DEADLINE_GRACE: Duration = Duration::from_millis(200);
 
 /// What a runtime opens: its poll, a waker, and the signals' sockets, with room to spare.
 const RUNTIME_FDS_MAX: usize = 8;
+/// Of so many runtimes connections are kept.
+const RUNTIMES_MAX: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Rpc {
     /// Taken by Drop alone.
     runtime: Option<Runtime>,
     connection: Channel,
+    endpoint: Endpoint,
+    /// Those of tasks, each driven by the runtime that they run on.
+    of_runtimes: Mutex<Vec<(runtime::Id, Channel)>>,
     socket: PathBuf,
 }
 
@@ -56,7 +62,8 @@ impl Rpc {
             let _inside = runtime.enter();
             endpoint.connect_lazy()
         };
-        Ok(Self { runtime: Some(runtime), connection, socket: socket.to_owned() })
+        let (of_runtimes, socket) = (Mutex::default(), socket.to_owned());
+        Ok(Self { runtime: Some(runtime), connection, endpoint, of_runtimes, socket })
     }
 
     /// Calls `method` until it is answered, the deadline has passed, or `ended` says that nobody will answer.
@@ -73,22 +80,76 @@ impl Rpc {
         Method: Fn(Channel, Request<Q>) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
+        let call = self.answer(self.connection.clone(), deadline, ended, request, method);
+        self.wait(call).unwrap_or_else(|error| Err(self.gone(&format!("no thread for the call: {error}"))))
+    }
+
+    /// The same for a task: the runtime that it runs on drives the connection.
+    pub(crate) async fn call_async<Q, A, Method, Answer>(
+        &self,
+        deadline: Instant,
+        ended: Option<watch::Receiver<bool>>,
+        request: Q,
+        method: Method,
+    ) -> Result<A>
+    where
+        Q: Clone + Send + Sync + 'static,
+        A: Send + 'static,
+        Method: Fn(Channel, Request<Q>) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send,
+    {
+        let connection = self.connection_here()?;
+        self.answer(connection, deadline, ended, request, method).await
+    }
+
+    /// Made on the caller's own thread, whose trace the call goes with; driven wherever.
+    fn answer<Q, A, Method, Answer>(
+        &self,
+        connection: Channel,
+        deadline: Instant,
+        ended: Option<watch::Receiver<bool>>,
+        request: Q,
+        method: Method,
+    ) -> impl Future<Output = Result<A>> + Send
+    where
+        Q: Clone + Send + Sync + 'static,
+        A: Send + 'static,
+        Method: Fn(Channel, Request<Q>) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send,
+    {
         #[cfg(feature = "trace-context")]
         let trace = crate::trace::TraceHeaders::of_caller();
-        let attempts = with_retries(deadline, || {
+        let attempts = with_retries(deadline, move || {
             let mut request = Request::new(request.clone());
             #[cfg(feature = "trace-context")]
             trace.put_into(request.metadata_mut());
             request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-            method(self.connection.clone(), request)
+            method(connection.clone(), request)
         });
         let patience = tokio::time::Instant::from_std(deadline + DEADLINE_GRACE);
-        let call = async { tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await };
-        match self.wait(call).map_err(|error| self.gone(&format!("no thread for the call: {error}")))? {
-            Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(self.failed(status)),
-            Err(_elapsed) => Err(Error::Deadline),
+        async move {
+            match tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await {
+                Ok(Ok(response)) => Ok(response.into_inner()),
+                Ok(Err(status)) => Err(self.failed(status)),
+                Err(_elapsed) => Err(Error::Deadline),
+            }
         }
+    }
+
+    /// Of the runtime that this task runs on.
+    fn connection_here(&self) -> Result<Channel> {
+        let runtime = runtime::Handle::try_current().map_err(|error| self.gone(&error.to_string()))?.id();
+        let mut known = self.of_runtimes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, connection)) = known.iter().find(|(of, _)| *of == runtime) {
+            return Ok(connection.clone());
+        }
+        if known.len() == RUNTIMES_MAX {
+            // The oldest: most likely its runtime is gone, and if not it connects again.
+            known.remove(0);
+        }
+        let connection = self.endpoint.connect_lazy();
+        known.push((runtime, connection.clone()));
+        Ok(connection)
     }
 
     /// Drives the connection until the future is done.

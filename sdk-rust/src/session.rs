@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::watch;
 use tonic::{Request, Response, Status, transport::Channel};
 use vramd_proto::v1::{self, memory_service_client::MemoryServiceClient};
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
@@ -15,6 +16,7 @@ use crate::{
     channel::{self, Attended, Greeting, Link, Seat},
     cuda::Gpus,
     error::{Error, Result},
+    face::Face,
     fork::ProcessBound,
     info::AllocationInfo,
     mapping::{Ending, Mode, Table, Until},
@@ -162,28 +164,51 @@ impl Session {
         Q: Clone + Send + Sync + 'static,
         A: Send + 'static,
         Method: Fn(MemoryServiceClient<Channel>, Request<Q>) -> Answer + Send + Sync + 'static,
-        Answer: Future<Output = Result<Response<A>, Status>> + Send,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send + 'static,
     {
-        let ending = self.table.ending();
-        let deadline = match &ending {
-            Some(Ending::Refused(error)) => return Err(error.clone()),
-            Some(Ending::Closed) => deadline.min(Instant::now() + ENDED_TIMEOUT),
-            None => deadline,
-        };
-        let ended = ending.is_none().then(|| self.table.ended());
+        let (deadline, ended) = self.prepare_call(deadline)?;
         fault_point!(CallBegins);
-        let answer = self.rpc.call(deadline, ended, request, move |connection, request| {
-            let client = MemoryServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX);
-            method(client, request)
-        });
+        let answer = self.rpc.call(deadline, ended, request, over(method));
         fault_point!(Answered);
-        answer.map_err(|error| match (error.reason(), self.table.ending()) {
+        answer.map_err(|error| self.judge(error))
+    }
+
+    /// The same for a task.
+    pub(crate) async fn call_async<Q, A, Method, Answer>(
+        &self,
+        deadline: Instant,
+        request: Q,
+        method: Method,
+    ) -> Result<A>
+    where
+        Q: Clone + Send + Sync + 'static,
+        A: Send + 'static,
+        Method: Fn(MemoryServiceClient<Channel>, Request<Q>) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send + 'static,
+    {
+        let (deadline, ended) = self.prepare_call(deadline)?;
+        let answer = self.rpc.call_async(deadline, ended, request, over(method)).await;
+        answer.map_err(|error| self.judge(error))
+    }
+
+    /// How long a call may take, and what ends it before; or why there is nobody to call.
+    fn prepare_call(&self, deadline: Instant) -> Result<(Instant, Option<watch::Receiver<bool>>)> {
+        match self.table.ending() {
+            Some(Ending::Refused(error)) => Err(error),
+            Some(Ending::Closed) => Ok((deadline.min(Instant::now() + ENDED_TIMEOUT), None)),
+            None => Ok((deadline, Some(self.table.ended()))),
+        }
+    }
+
+    /// What an error of a call means for who called.
+    fn judge(&self, error: Error) -> Error {
+        match (error.reason(), self.table.ending()) {
             // Another life of the daemon never knew it; for the caller that is the same.
             (Some(Reason::SessionNotFound), _) => Error::SessionLost { session: self.id.to_string() },
             (Some(Reason::BrokerGone), Some(Ending::Refused(error))) => error,
             (Some(Reason::Deadline), Some(ending)) => ending.error(),
             _ => error,
-        })
+        }
     }
 
     pub(crate) fn reaper(&self) -> &Reaper {
@@ -225,52 +250,78 @@ impl Session {
             self.link.end();
         }
     }
+}
 
-    /// Unmaps an allocation and parts from it.
-    pub(crate) fn part(&self, id: AllocationId, parting: Parting, deadline: Instant) -> Result<Released> {
-        self.let_go(id, false);
-        let outcome = match parting {
-            Parting::Free => self.free(id, deadline),
-            Parting::Detach => self.detach(id, deadline),
-        };
-        // Parts that were on their way meanwhile.
-        self.let_go(id, true);
-        outcome
-    }
+/// Unmaps an allocation and parts from it.
+pub(crate) async fn part(
+    face: Face,
+    session: &ProcessBound<Session>,
+    id: AllocationId,
+    parting: Parting,
+    deadline: Instant,
+) -> Result<Released> {
+    face.let_go(session, id, false).await;
+    let outcome = match parting {
+        Parting::Free => free(face, session, id, deadline).await,
+        Parting::Detach => detach(face, session, id, deadline).await,
+    };
+    // Parts that were on their way meanwhile.
+    face.let_go(session, id, true).await;
+    outcome
+}
 
-    pub(crate) fn free(&self, id: AllocationId, deadline: Instant) -> Result<Released> {
-        let request = v1::FreeBatchRequest {
-            session_id: self.id.get(),
-            request_id: RequestId::random().to_vec(),
-            allocation_ids: vec![id.get()],
-        };
-        let answer = self
-            .call(deadline, request, |mut client, request| async move { client.free_batch(request).await })?;
-        released(answer.results)
-    }
+pub(crate) async fn free(
+    face: Face,
+    session: &Session,
+    id: AllocationId,
+    deadline: Instant,
+) -> Result<Released> {
+    let request = v1::FreeBatchRequest {
+        session_id: session.id.get(),
+        request_id: RequestId::random().to_vec(),
+        allocation_ids: vec![id.get()],
+    };
+    let answer = face.call(session, deadline, request, |mut client, request| async move {
+        client.free_batch(request).await
+    });
+    released(answer.await?.results)
+}
 
-    pub(crate) fn describe(&self, target: Target, deadline: Instant) -> Result<AllocationInfo> {
-        use v1::describe_allocation_request::Target as Wire;
-        let target = match target {
-            Target::Id(id) => Wire::AllocationId(id.get()),
-            Target::Name(name) => Wire::Name(name),
-        };
-        let request = v1::DescribeAllocationRequest { session_id: self.id.get(), target: Some(target) };
-        let answer = self.call(deadline, request, |mut client, request| async move {
-            client.describe_allocation(request).await
-        })?;
-        answer.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
-    }
+async fn detach(face: Face, session: &Session, id: AllocationId, deadline: Instant) -> Result<Released> {
+    let request = v1::DetachRequest {
+        session_id: session.id.get(),
+        request_id: RequestId::random().to_vec(),
+        allocation_ids: vec![id.get()],
+    };
+    let answer = face
+        .call(session, deadline, request, |mut client, request| async move { client.detach(request).await });
+    released(answer.await?.results)
+}
 
-    fn detach(&self, id: AllocationId, deadline: Instant) -> Result<Released> {
-        let request = v1::DetachRequest {
-            session_id: self.id.get(),
-            request_id: RequestId::random().to_vec(),
-            allocation_ids: vec![id.get()],
-        };
-        let answer =
-            self.call(deadline, request, |mut client, request| async move { client.detach(request).await })?;
-        released(answer.results)
+pub(crate) async fn describe(
+    face: Face,
+    session: &Session,
+    target: Target,
+    deadline: Instant,
+) -> Result<AllocationInfo> {
+    use v1::describe_allocation_request::Target as Wire;
+    let target = match target {
+        Target::Id(id) => Wire::AllocationId(id.get()),
+        Target::Name(name) => Wire::Name(name),
+    };
+    let request = v1::DescribeAllocationRequest { session_id: session.id.get(), target: Some(target) };
+    let answer = face.call(session, deadline, request, |mut client, request| async move {
+        client.describe_allocation(request).await
+    });
+    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
+}
+
+/// A call of the service, as a call over a connection.
+fn over<Q, Answer>(
+    method: impl Fn(MemoryServiceClient<Channel>, Request<Q>) -> Answer,
+) -> impl Fn(Channel, Request<Q>) -> Answer {
+    move |connection, request| {
+        method(MemoryServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX), request)
     }
 }
 
@@ -289,10 +340,12 @@ impl Drop for Session {
 
 /// Refuses a handle in a forked child.
 pub(crate) fn check_home(session: &ProcessBound<Session>) -> Result<()> {
-    if session.is_home() {
-        return Ok(());
-    }
-    Err(Error::Forked { session: session.id.to_string() })
+    if session.is_home() { Ok(()) } else { Err(foreign(session)) }
+}
+
+/// What a forked child is told.
+pub(crate) fn foreign(session: &Session) -> Error {
+    Error::Forked { session: session.id.to_string() }
 }
 
 fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {

@@ -1,6 +1,6 @@
 //! How fast a call is: `docs/benchmarks/rpc/README.md` says what is timed, and against what.
 //!
-//! `describe`, `batch` and `telemetry` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
+//! `describe`, `batch`, `pins`, `small` and `telemetry` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
 //! misses its target says so and is no failure. The other commands are the processes that ours is compared with.
 //!
 //! The daemon is the one that lies beside this program: build both with `--release`.
@@ -10,11 +10,18 @@ mod batch;
 mod caller;
 mod describe;
 mod echo;
+#[cfg(feature = "jemalloc")]
+mod jemalloc;
 mod load;
 mod ping_pong;
+mod pins;
 mod report;
 mod samples;
+#[cfg(any(feature = "jemalloc", test))]
+mod small;
 mod telemetry;
+#[cfg(any(feature = "jemalloc", test))]
+mod trace;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -36,6 +43,11 @@ enum What {
     Batch(Benchmark),
     /// What telemetry costs: instructions, throughput, a scrape, an idle daemon.
     Telemetry(Benchmark),
+    /// Allocating and freeing small blocks out of parts, beside jemalloc.
+    #[cfg(feature = "jemalloc")]
+    Small(Benchmark),
+    /// A pin and its unpin by the SDK: alone, and by eight threads at once.
+    Pins(Benchmark),
     /// A tonic server that answers every `DescribeAllocation` alike.
     #[command(hide = true)]
     Echo { socket: PathBuf, answer: PathBuf },
@@ -69,6 +81,9 @@ fn run(what: What) -> Result<()> {
         What::Describe(benchmark) => measure(&benchmark, describe::run),
         What::Batch(benchmark) => measure(&benchmark, batch::run),
         What::Telemetry(benchmark) => measure(&benchmark, telemetry::run),
+        #[cfg(feature = "jemalloc")]
+        What::Small(benchmark) => measure(&benchmark, small::run),
+        What::Pins(benchmark) => measure(&benchmark, pins::run),
         What::Echo { socket, answer } => echo::serve(&socket, &answer),
         What::PingPong { socket } => ping_pong::serve(&socket),
     }

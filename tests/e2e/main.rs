@@ -2,11 +2,13 @@
 //!
 //! Tests that need a second user need root; without it they say so and check what one user can show.
 
+mod aio;
 mod bad_input;
 mod channel;
 mod daemon;
 mod descriptors;
 mod faults;
+mod guide_rust;
 mod guides;
 mod idempotency;
 mod limits;
@@ -18,6 +20,7 @@ mod recycling;
 mod sdk;
 mod sessions;
 mod sharing;
+mod small;
 mod stuck;
 mod telemetry;
 mod tenants;

@@ -129,6 +129,47 @@ fn a_killed_daemon_costs_the_session_and_no_bytes() {
     assert_eq!(digest(weights.as_slice().unwrap()), digest(&content(4 * MIB, 6)));
 }
 
+/// A new session beside the lost one; what the old handles map stands until they go, and they answer for nothing else.
+#[test]
+fn who_reconnects_goes_on_and_old_handles_say_what_they_lost() {
+    let daemon = Daemon::new();
+    let builder = Client::builder().socket_dir(daemon.sockets()).name("steady");
+    let client = builder.request_timeout(Duration::from_secs(20)).connect().unwrap();
+    let size = 4 * MIB;
+    let mut open = client.allocate(request(size)).unwrap();
+    open.as_mut_slice().unwrap().copy_from_slice(&content(size, 8));
+    let sealed = client.allocate(request(MIB).name("weights").persistent()).unwrap().seal().unwrap();
+    let home = daemon.kill();
+    assert!(matches!(client.reconnect(), Err(Error::BrokerGone { .. })), "nobody is there");
+
+    let daemon = Daemon::start_in(home);
+    let again = client.reconnect().unwrap();
+    assert!(again.is_connected() && !client.is_connected());
+    assert_ne!(again.session_id(), client.session_id());
+    let named = |session: &vramd_proto::v1::Session| session.client_name == "steady";
+    assert!(daemon.books().sessions.iter().any(named), "it is as the first one was");
+    let lost = Some(Reason::SessionLost);
+    assert_eq!(client.list("").unwrap_err().reason(), lost);
+    assert_eq!(client.describe(open.id()).unwrap_err().reason(), lost);
+    assert_eq!(sealed.detach().unwrap_err().reason(), lost);
+    let failed = open.seal().unwrap_err();
+    assert_eq!(failed.error.reason(), lost);
+    assert_eq!(digest(failed.allocation.as_slice().unwrap()), digest(&content(size, 8)));
+
+    // What it holds can be saved by the new session.
+    let mut saved = again.allocate(request(size)).unwrap();
+    saved.copy_from_host(0, failed.allocation.as_slice().unwrap()).unwrap();
+    drop(failed);
+    drop(client);
+    assert_eq!(saved.seal().unwrap().digest(), digest(&content(size, 8)));
+    again.flush().unwrap();
+    daemon.drains();
+
+    // Of one that stands there is a second.
+    let third = again.reconnect().unwrap();
+    assert!(again.is_connected() && third.is_connected());
+}
+
 #[test]
 fn a_session_that_an_operator_ends_unmaps() {
     let daemon = Daemon::new();

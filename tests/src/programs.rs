@@ -53,6 +53,8 @@ fn build(folder: &Path) -> Result<(), String> {
         "probe",
         "--bin",
         "victim",
+        "--bin",
+        "guide-rust",
     ]);
     command.arg("--target-dir").arg(folder.parent().expect("a profile's folder lies in the target folder"));
     if folder.ends_with("release") {

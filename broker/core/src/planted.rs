@@ -66,7 +66,7 @@ mod bugs {
         ReservationKept: "what could not be made stays reserved", [LEDGER_BOOKS, LEDGER_ORACLE];
         DoubleFree: "an extent is released twice", [EXTENT_USE];
         WrongTenantCharged: "an allocation is charged to another tenant", [LEDGER_ORACLE, EXTENTS];
-        UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS];
+        UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS, ADMISSION];
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION];
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT];
@@ -121,7 +121,7 @@ mod bugs {
         AwayStillMapped: "what is evicted counts as mapped all the same", [SUMS];
         SlotReused: "the slot of an evicted part is given to another", [SLOTS];
         WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE];
-        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS];
+        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS];
         EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];

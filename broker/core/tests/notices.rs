@@ -100,6 +100,7 @@ fn an_answer_is_told_by_allocation_and_what_was_not_asked_for_is_none() {
     let part = |allocation: AllocationId, part: u32| UnmappedPart {
         part: PartRef { allocation, part: PartIndex(part) },
         failure: None,
+        written: false,
     };
     let parts = vec![part(third, 0), part(first, 0), part(first, 1), part(second, 0)];
     world.event(Event::Frame { channel: client.channel, frame: ClientFrame::Unmapped(parts) });

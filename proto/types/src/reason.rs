@@ -120,14 +120,16 @@ reasons! {
         "The tenant, or the node, has as many sessions as it may.";
     AllocationsTooMany, "ALLOCATIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
         "The tenant, or the node, has as many allocations or parts as it may.";
+    PoolFull, "POOL_FULL", ResourceExhausted, ["limit", "held", "asked"],
+        "It would take a program's pool of small allocations above its own limit. Never sent by the daemon.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
         "More requests are waiting than the daemon takes; try again.";
-    PinsTooMany, "PINS_TOO_MANY", ResourceExhausted, ["allocation", "limit_count"],
-        "A part has as many pins as its word can count.";
     SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],
         "The session maps, or keeps to map again, as many parts as its word table has slots.";
     WatchesTooMany, "WATCHES_TOO_MANY", ResourceExhausted, ["limit_count"],
         "As many operators watch the node as may at once.";
+    PinsTooMany, "PINS_TOO_MANY", ResourceExhausted, ["allocation", "limit_count"],
+        "A part has as many pins as its word can count.";
     NotSealed, "NOT_SEALED", FailedPrecondition, ["allocation"],
         "Only a sealed allocation can be attached or replaced.";
     AlreadySealed, "ALREADY_SEALED", FailedPrecondition, ["allocation"],

@@ -119,14 +119,18 @@ fn broken(problem: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashMap, path::PathBuf, thread, time::Duration};
+    use std::{collections::HashMap, io::IoSlice, mem::MaybeUninit, path::PathBuf, thread, time::Duration};
 
     use prost::Message as _;
-    use rustix::net::{
-        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen,
-        recv, send, socket_with,
+    use rustix::{
+        fs::{MemfdFlags, ftruncate, memfd_create},
+        net::{
+            AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+            SocketFlags, SocketType, accept, bind, listen, recv, sendmsg, socket_with,
+        },
     };
     use vramd_proto::v1::{ClientFrame, DaemonFrame, Refused};
+    use vramd_words::{Daemon, Header, bytes_for};
 
     use super::*;
 
@@ -140,6 +144,17 @@ mod tests {
     }
 
     fn opened(name: &str, answer: Option<daemon_frame::Frame>) -> (Hello, Result<Welcome>) {
+        let (frames, outcome) = opened_with(name, answer, None);
+        let Some(client_frame::Frame::Hello(hello)) = frames.into_iter().next() else { panic!("no hello") };
+        (hello, outcome)
+    }
+
+    /// The client's frames until it ends the channel, and what became of it.
+    fn opened_with(
+        name: &str,
+        answer: Option<daemon_frame::Frame>,
+        fd: Option<OwnedFd>,
+    ) -> (Vec<client_frame::Frame>, Result<Welcome>) {
         let path = path(name);
         let listener =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -147,18 +162,27 @@ mod tests {
         listen(&listener, 1).unwrap();
         let daemon = thread::spawn(move || {
             let client = accept(&listener).unwrap();
-            let mut bytes = vec![0; 65536];
-            let (count, _) = recv(&client, bytes.as_mut_slice(), RecvFlags::empty()).unwrap();
+            let next = || {
+                let mut bytes = vec![0; 65536];
+                let (count, _) = recv(&client, bytes.as_mut_slice(), RecvFlags::empty()).unwrap();
+                (count > 0).then(|| ClientFrame::decode(&bytes[..count]).unwrap().frame.unwrap())
+            };
+            let mut frames = vec![next().unwrap()];
             if let Some(frame) = answer {
                 let frame = DaemonFrame { frame: Some(frame) }.encode_to_vec();
-                send(&client, &frame, SendFlags::empty()).unwrap();
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+                assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+                sendmsg(&client, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
+                frames.extend(std::iter::from_fn(next));
             }
-            ClientFrame::decode(&bytes[..count]).unwrap().frame.unwrap()
+            frames
         });
         let outcome = open(&path, greeting(), Instant::now() + Duration::from_secs(20));
         std::fs::remove_file(&path).unwrap();
-        let client_frame::Frame::Hello(hello) = daemon.join().unwrap() else { panic!("no hello") };
-        (hello, outcome.map(|(_, welcome, _)| welcome))
+        let outcome = outcome.map(|(link, welcome, _)| (link.end(), welcome).1);
+        (daemon.join().unwrap(), outcome)
     }
 
     #[test]
@@ -194,5 +218,55 @@ mod tests {
         let featureless = daemon_frame::Frame::Welcome(Welcome { session_id: 7, ..Default::default() });
         let (_, outcome) = opened("featureless", Some(featureless));
         assert_eq!(outcome.unwrap_err().reason(), Some(Reason::ProtocolBroken));
+    }
+
+    /// A table of so many slots, of a protocol.
+    fn table(slots: u32, major: u32) -> OwnedFd {
+        let fd = memfd_create("vramd-words", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, bytes_for(slots)).unwrap();
+        let memory = crate::pins::Memory::shared(fd.as_fd(), bytes_for(slots)).unwrap();
+        Daemon::create(memory, Header { major, minor: 0, features: 0, slots }).unwrap();
+        fd
+    }
+
+    fn pinning(slot_count: u32) -> Option<daemon_frame::Frame> {
+        let features = FEATURES | feature_bit(Feature::Pins);
+        Some(daemon_frame::Frame::Welcome(Welcome {
+            session_id: 7,
+            features,
+            slot_count,
+            ..Default::default()
+        }))
+    }
+
+    #[test]
+    fn a_word_table_is_mapped_and_that_is_said_first() {
+        let (frames, outcome) = opened_with("words", pinning(64), Some(table(64, PROTOCOL_MAJOR)));
+        assert_eq!(outcome.unwrap().slot_count, 64);
+        let [client_frame::Frame::Hello(hello), client_frame::Frame::WordsMapped(_)] = &frames[..] else {
+            panic!("{frames:?}")
+        };
+        assert_ne!(hello.features & feature_bit(Feature::Pins), 0);
+    }
+
+    #[test]
+    fn a_word_table_that_cannot_be_trusted_opens_no_session() {
+        let roomy = table(63, PROTOCOL_MAJOR);
+        ftruncate(&roomy, bytes_for(64)).unwrap();
+        for (name, fd, problem) in [
+            ("none", None, "0 descriptors came with the welcome"),
+            ("short", Some(table(63, PROTOCOL_MAJOR)), "Invalid argument"),
+            ("long", Some(table(65, PROTOCOL_MAJOR)), "65 slots promised, room for 64"),
+            ("roomy", Some(roomy), "has 63 slots, not 64"),
+            ("newer", Some(table(64, PROTOCOL_MAJOR + 1)), "the daemon's words are of protocol 2"),
+        ] {
+            let (frames, outcome) = opened_with(name, pinning(64), fd);
+            let error = outcome.unwrap_err();
+            assert_eq!((error.reason(), frames.len()), (Some(Reason::ProtocolBroken), 1), "{name}");
+            assert!(
+                error.to_string().contains(problem) || error.facts()["problem"].contains(problem),
+                "{error:?}"
+            );
+        }
     }
 }

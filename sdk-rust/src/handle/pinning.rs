@@ -2,17 +2,18 @@
 
 use std::{
     ops::Range,
-    thread,
     time::{Duration, Instant},
 };
 
 use vramd_proto::channel::PARTS_PER_FRAME_MAX;
-use vramd_types::Reason;
+use vramd_types::{AllocationId, Reason};
 use vramd_words::Access;
 
 use super::Handle;
 use crate::{
+    aio::blocking,
     error::{Error, Result},
+    face::Face,
     fork::ProcessBound,
     info::AllocationState,
     pins::{Anchor, Pinned, Seen, View},
@@ -38,6 +39,17 @@ impl Handle {
         Pinned::take(&self.anchor, parts, access, || self.session.deadline())
     }
 
+    /// The same for a task.
+    pub(crate) async fn pin_async(&self, parts: Option<Range<u32>>, access: Access) -> Result<Pinned> {
+        self.check_pin(access)?;
+        let parts = self.anchor.parts(parts)?;
+        if let Some(pinned) = Pinned::at_hand(&self.anchor, parts.clone(), access)? {
+            return Ok(pinned);
+        }
+        let (anchor, deadline) = (self.anchor.clone(), self.session.deadline());
+        blocking(move || Pinned::take(&anchor, parts, access, || deadline)).await
+    }
+
     /// Whether it can be pinned at all. No system call.
     pub(crate) fn check_pin(&self, access: Access) -> Result<()> {
         check_home(&self.session)?;
@@ -52,10 +64,11 @@ impl Handle {
         self.session.is_home() && self.session.table().is_holding(self.info.id)
     }
 
-    pub(crate) fn hold(&mut self) -> Result<()> {
+    /// The caller has the handle for itself.
+    pub(crate) async fn hold(&self, face: Face) -> Result<()> {
         check_home(&self.session)?;
         self.anchor.views().handle_is_alone();
-        self.hold_until(self.session.deadline())
+        self.hold_until(face, self.session.deadline()).await
     }
 
     pub(crate) fn unhold(&mut self) -> Result<()> {
@@ -66,29 +79,13 @@ impl Handle {
     }
 
     /// Takes the handle's own pins, and waits for what is not here.
-    pub(super) fn hold_until(&self, deadline: Instant) -> Result<()> {
-        let (id, table) = (self.info.id, self.session.table());
-        let held = table.is_holding(id);
-        let outcome = table.hold(id).and_then(|missing| {
-            missing.chunks(PARTS_PER_FRAME_MAX).try_for_each(|parts| {
-                self.session.pin_waiting(parts, deadline)?;
-                table.adopt(id, parts);
-                Ok(())
-            })
-        });
-        let whole = || table.held_parts(id, None) == self.info.parts.len();
-        let outcome = outcome.and_then(|()| {
-            // Who freed it meanwhile has it.
-            whole().then_some(()).ok_or_else(|| Error::NotMapped { allocation: id.to_string() })
-        });
-        if outcome.is_err() && !held {
-            table.unhold(id);
-        }
-        outcome
+    pub(super) async fn hold_until(&self, face: Face, deadline: Instant) -> Result<()> {
+        let (session, id, parts) = (self.session.clone(), self.info.id, self.info.parts.len());
+        face.block(move || hold_until(&session, id, parts, deadline)).await
     }
 
     /// Before it is parted from or sealed: refused while guards are alive, but those that streams will end are waited for.
-    pub(super) fn wait_unpinned(&mut self, deadline: Instant) -> Result<()> {
+    pub(super) async fn wait_unpinned(&mut self, face: Face, deadline: Instant) -> Result<()> {
         loop {
             // In this order: a guard whose stream is done goes before its count does.
             let for_streams = self.anchor.waiting_for_streams();
@@ -104,7 +101,7 @@ impl Handle {
             if Instant::now() >= deadline {
                 return Err(Error::Deadline);
             }
-            thread::sleep(STREAMS_POLL);
+            face.pause(STREAMS_POLL).await;
         }
     }
 
@@ -117,4 +114,30 @@ impl Handle {
             .by_handle(view)
             .map_err(|Seen| Error::Pinned { allocation: allocation(), pins: pins() })
     }
+}
+
+fn hold_until(
+    session: &ProcessBound<Session>,
+    id: AllocationId,
+    parts: usize,
+    deadline: Instant,
+) -> Result<()> {
+    let table = session.table();
+    let held = table.is_holding(id);
+    let outcome = table.hold(id).and_then(|missing| {
+        missing.chunks(PARTS_PER_FRAME_MAX).try_for_each(|some| {
+            session.pin_waiting(some, deadline)?;
+            table.adopt(id, some);
+            Ok(())
+        })
+    });
+    let whole = || table.held_parts(id, None) == parts;
+    let outcome = outcome.and_then(|()| {
+        // Who freed it meanwhile has it.
+        whole().then_some(()).ok_or_else(|| Error::NotMapped { allocation: id.to_string() })
+    });
+    if outcome.is_err() && !held {
+        table.unhold(id);
+    }
+    outcome
 }

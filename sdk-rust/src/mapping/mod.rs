@@ -1,6 +1,7 @@
 //! What this session maps, and where.
 
 mod calls;
+mod changed;
 mod copy;
 mod held;
 mod pinning;

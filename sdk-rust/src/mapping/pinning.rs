@@ -2,11 +2,13 @@
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd},
+    pin::pin,
     sync::PoisonError,
     time::Instant,
 };
 
 use rustix::io::{read, write};
+use tokio::time::timeout_at;
 use vramd_proto::v1::{self, Access};
 use vramd_types::AllocationId;
 
@@ -58,6 +60,21 @@ impl Table {
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+
+    /// The same for a task.
+    pub(crate) async fn wait_async(&self, until: Until, deadline: Instant) -> Result<()> {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // Before the look, so that no change is missed after it.
+            changed.as_mut().enable();
+            if self.is(until)? {
+                return Ok(());
+            }
+            if timeout_at(deadline.into(), changed).await.is_err() {
+                return if self.is(until)? { Ok(()) } else { Err(Error::Deadline) };
+            }
+        }
     }
 
     /// Whether it is so now; an error if it never will be.
@@ -174,6 +191,7 @@ impl Table {
         state.words.is_shared()
             && state.regions.get(&id).is_some_and(|region| {
                 region.slots.len() == parts
+                    && region.failure.is_none()
                     && region.revoked.is_none()
                     && !region.without_standing(id).is_empty()
             })

@@ -6,7 +6,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::OwnedFd,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tokio::sync::watch;
@@ -15,6 +18,7 @@ use vramd_types::{AllocationId, Reason};
 
 use super::{
     calls::Calls,
+    changed::Changed,
     held::Left,
     region::{Mode, RawPart, Region},
     space::{Base, has_descriptor, is_of_cuda},
@@ -33,8 +37,10 @@ pub(crate) struct Table {
     /// Readable once the last pin of something that is wanted back has ended.
     pub(super) wake: Arc<OwnedFd>,
     pub(super) state: Mutex<State>,
-    pub(super) changed: Condvar,
+    pub(super) changed: Changed,
     ended: watch::Sender<bool>,
+    /// How often the daemon has wanted something back.
+    revokes: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -90,8 +96,8 @@ impl Table {
             ending: None,
             draining: false,
         };
-        let (state, changed, ended) = (Mutex::new(state), Condvar::new(), watch::Sender::new(false));
-        Self { mode, gpus, view, wake, state, changed, ended }
+        let (state, changed, ended) = (Mutex::new(state), Changed::default(), watch::Sender::new(false));
+        Self { mode, gpus, view, wake, state, changed, ended, revokes: Arc::default() }
     }
 
     /// Whether [`Self::prepare`] may have something to do.
@@ -178,6 +184,7 @@ impl Table {
     /// should not be: the channel cannot go on.
     pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
         let mut state = self.lock();
+        self.revokes.fetch_add(1, Ordering::Release);
         let mut answer = Answer::default();
         for part in &revoke.parts {
             let id = AllocationId::from_raw(part.allocation_id);
@@ -304,6 +311,11 @@ impl Table {
 
     pub(crate) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
+    }
+
+    /// Counts what the daemon has wanted back, each before it goes.
+    pub(crate) fn revokes(&self) -> &Arc<AtomicU64> {
+        &self.revokes
     }
 
     /// Whether the session has ended and nothing of it is mapped any more.

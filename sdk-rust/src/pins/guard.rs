@@ -59,6 +59,20 @@ impl Pinned {
         Ok(Self::taken(anchor, parts, access))
     }
 
+    /// The same, if they are here: `None` where they must be waited for.
+    pub(crate) fn at_hand(
+        anchor: &ProcessBound<Anchor>,
+        parts: Range<u32>,
+        access: Access,
+    ) -> Result<Option<Self>> {
+        check_count(parts.len())?;
+        match anchor.pin(&parts, access) {
+            Ok(()) => Ok(Some(Self::taken(anchor, parts, access))),
+            Err(PinRefused::NeedsFrame) => Ok(None),
+            Err(refused) => Err(refusal(refused, anchor.id())),
+        }
+    }
+
     /// Whoever pinned them gives the pins to this.
     pub(super) fn taken(anchor: &ProcessBound<Anchor>, parts: Range<u32>, access: Access) -> Self {
         Self { anchor: anchor.clone(), parts, access, view: AtomicU64::new(0) }

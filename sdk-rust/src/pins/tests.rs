@@ -17,6 +17,7 @@ use crate::{
     channel::fake::{PART, PATIENCE, Pinning, memory, part, part_ref},
     cuda::Gpus,
     error::Error,
+    face::{Face, now},
     handle::Handle,
     info::{AllocationInfo, AllocationState, PartInfo, Tier},
     pins::{Pinnable, pin_set},
@@ -50,7 +51,7 @@ pub(super) fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Alloc
     let said = Said::Mapped(Mapped { parts: (0..parts).map(|index| part_ref(id, index)).collect() });
     assert_eq!(daemon.next(), Some(said));
     let mut handle = Handle::claim(&daemon.session, info(id, parts), Parting::Free).unwrap();
-    handle.wait_held(Instant::now() + PATIENCE).unwrap();
+    now(handle.wait_held(Face::Blocking, Instant::now() + PATIENCE)).unwrap();
     drop(expecting);
     Allocation::new(handle)
 }
@@ -399,7 +400,7 @@ fn what_came_for_a_call_that_gave_up_is_held_by_nobody() {
     thread::scope(|scope| {
         let claimer = scope.spawn(|| {
             let mut handle = Handle::claim(&daemon.session, info(ID, 1), Parting::Free)?;
-            handle.wait_held(Instant::now() + PATIENCE).map(|()| Allocation::new(handle))
+            now(handle.wait_held(Face::Blocking, Instant::now() + PATIENCE)).map(|()| Allocation::new(handle))
         });
         assert_eq!(daemon.next(), asked(1, &[the], true));
         bring(&daemon, ID, 0..1, 1, 4);

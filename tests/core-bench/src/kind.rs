@@ -51,6 +51,7 @@ impl Kind {
             Event::Hello { .. } => Self::Hello,
             Event::Frame { frame: ClientFrame::Mapped(_), .. } => Self::Mapped,
             Event::Frame { frame: ClientFrame::Unmapped(_), .. } => Self::Unmapped,
+            Event::Frame { .. } => Self::Other,
             Event::ProcessEnded { .. } => Self::ProcessEnded,
             Event::Client { request, .. } => match request {
                 ClientRequest::AllocateBatch(_) => Self::AllocateBatch,
@@ -66,6 +67,8 @@ impl Kind {
                 Completion::Returned { .. } => Self::Returned,
                 Completion::Digested { .. } => Self::Digested,
                 Completion::Surveyed { .. } => Self::Surveyed,
+                // No operator revokes here.
+                Completion::WordsRevoked { .. } => Self::Other,
             },
             Event::QuotasStored { .. } => Self::QuotasStored,
             Event::Tick => Self::Tick,

@@ -40,6 +40,7 @@ pub fn measure(allocations: u64) -> Result<Growth> {
             client_name: "python3 train.py".to_owned(),
             devices: None,
             unmapped_sessions: Vec::new(),
+            pins: false,
         };
         shell.send(Event::Hello { channel: ChannelId(u64::from(channel)), hello });
         shell.drain();

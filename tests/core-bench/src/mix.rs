@@ -278,6 +278,7 @@ impl Mix {
             client_name: "python3 train.py".to_owned(),
             devices: None,
             unmapped_sessions: Vec::new(),
+            pins: false,
         };
         self.shell.send(Event::Hello { channel: client.channel, hello });
     }

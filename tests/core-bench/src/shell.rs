@@ -100,6 +100,8 @@ impl Shell {
             Command::CloseChannel { channel } | Command::ForgetProcess { channel } => {
                 _ = self.deaf.remove(&channel)
             }
+            // No session here has pins, and no operator revokes.
+            Command::RevokeWords { .. } | Command::ForgetWord { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }
     }
@@ -116,9 +118,12 @@ impl Shell {
             DaemonFrame::Welcome { session, .. } => return self.welcomes.push((channel, session)),
             DaemonFrame::Map(parts) => ClientFrame::Mapped(parts.iter().map(|part| part.part).collect()),
             DaemonFrame::Revoke { parts, .. } => ClientFrame::Unmapped(
-                parts.into_iter().map(|part| UnmappedPart { part, failure: None }).collect(),
+                parts
+                    .into_iter()
+                    .map(|told| UnmappedPart { part: told.part, failure: None, written: false })
+                    .collect(),
             ),
-            DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => return,
+            DaemonFrame::PinAnswer { .. } | DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => return,
         };
         self.send(Event::Frame { channel, frame });
     }

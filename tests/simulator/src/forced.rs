@@ -44,6 +44,7 @@ fn broker_with_one_of_each() -> Broker {
         client_name: String::new(),
         devices: None,
         unmapped_sessions: Vec::new(),
+        pins: false,
     };
     broker.handle(Time::START, Event::Hello { channel, hello });
     let (sessions, _) = broker.list_sessions(None, None, 1);

@@ -32,7 +32,8 @@ impl Broker {
             Some(state) => allocation.set_hold(part.part, hold.in_state(state)),
             None => allocation.remove_hold(part.part, id),
         }
-        if old.maps() && !new.is_some_and(MapState::maps) && !planted!(self, AwayStillMapped) {
+        let still = planted!(self, AwayStillMapped) && new == Some(MapState::Away);
+        if old.maps() && !new.is_some_and(MapState::maps) && !still {
             session.mapped = session.mapped.saturating_sub(allocation.size_of(part.part));
         }
         if old == MapState::Queued && new.is_none() {

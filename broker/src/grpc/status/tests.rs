@@ -68,6 +68,7 @@ const NOT_THE_BROKERS: [Reason; 9] = [
     Reason::Deadline,
     Reason::MapFailed,
     Reason::WatchesTooMany,
+    Reason::PoolFull,
 ];
 
 #[test]

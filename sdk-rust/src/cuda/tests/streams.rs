@@ -15,6 +15,7 @@ use crate::{
     channel::fake::{PART, PATIENCE, Pinning, memory, part, part_ref},
     cuda::Gpus,
     error::Error,
+    face::{Face, now},
     handle::Handle,
     info::{AllocationInfo, PartInfo, Tier},
     session::Parting,
@@ -45,7 +46,7 @@ fn start(fake: &FakeDriver, patience: Duration) -> (Pinning, Allocation) {
     };
     let info = AllocationInfo { parts: vec![only], ..wire.into() };
     let mut handle = Handle::claim(&daemon.session, info, Parting::Free).unwrap();
-    handle.wait_held(Instant::now() + PATIENCE).unwrap();
+    now(handle.wait_held(Face::Blocking, Instant::now() + PATIENCE)).unwrap();
     let mut allocation = Allocation::new(handle);
     allocation.unhold().unwrap();
     fake.calls();

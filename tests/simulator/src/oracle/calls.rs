@@ -36,6 +36,7 @@ impl Oracle {
         if self.step.call.as_ref().is_some_and(|(current, _)| *current == id) {
             self.step.answer = Some(outcome.clone());
         }
+        self.revocation_answered(id);
         self.remember(id, &call, outcome);
         match (&call.asked, outcome) {
             (_, Err(refusal)) => self.refused(id, &call, refusal, broker),
@@ -153,6 +154,18 @@ impl Oracle {
             (OperatorRequest::FreeAllocation(target), Reply::AllocationFreed { allocation, .. }) => {
                 if let Some(facts) = self.facts.allocations.get_mut(allocation) {
                     facts.freed = true;
+                }
+                match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                }
+            }
+            (
+                OperatorRequest::RevokeMappings { target, .. },
+                Reply::MappingsRevoked { allocation, parts },
+            ) => {
+                if first {
+                    self.revoked_as_told(*allocation, parts);
                 }
                 match target {
                     Target::Id(id) => id == allocation,

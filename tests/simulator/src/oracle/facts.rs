@@ -8,7 +8,7 @@ use std::{
 
 use broker_core::{
     CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
-    StoredQuotas, Time,
+    Slot, StoredQuotas, Time,
 };
 use vramd_types::{AllocationId, ExtentId, Quantity, SessionId};
 
@@ -42,8 +42,10 @@ pub(super) enum Hold {
     /// Sent, and not answered.
     Offered,
     Mapped,
-    /// Told to unmap.
+    /// Told to unmap, for good.
     Revoking,
+    /// Told to unmap, and may ask for it again.
+    Evicting,
 }
 
 #[derive(Clone, Debug)]
@@ -65,6 +67,36 @@ pub(super) struct SessionFacts {
     pub(super) owes_since: Option<Time>,
     /// Descriptors that lie in its socket.
     pub(super) in_flight: usize,
+    /// It has a word table.
+    pub(super) pins: bool,
+    /// It does not answer, as the broker says.
+    pub(super) silent: bool,
+    /// Evicted, and its own still.
+    pub(super) away: BTreeSet<PartRef>,
+    pub(super) slots: BTreeMap<Slot, PartRef>,
+    /// Told to unmap when nobody pinned.
+    pub(super) prompt: BTreeSet<PartRef>,
+    pub(super) last_pin: Option<u64>,
+    /// Pin calls that have not ended.
+    pub(super) pin_calls: BTreeMap<u64, PinFacts>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct PinFacts {
+    pub(super) parts: Vec<PartRef>,
+    /// The number of the event.
+    pub(super) came: u64,
+    pub(super) answered: bool,
+    /// Since when all in its way wait themselves.
+    pub(super) stuck: Option<Time>,
+}
+
+/// A part that an operator fenced while everybody who mapped it was there to hear of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FenceFacts {
+    pub(super) call: CallId,
+    pub(super) came: u64,
+    pub(super) until: Time,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +193,17 @@ pub(super) struct Facts {
     /// Of what is held, what was cached and is on its way to the driver.
     pub(super) going: BTreeMap<(Tenant, usize), u64>,
     pub(super) calls: BTreeMap<CallId, Call>,
+    /// By part.
+    pub(super) fences: BTreeMap<PartRef, FenceFacts>,
+    /// When a fence of a part was asked for last, and one of an allocation that was named: the number of the event.
+    pub(super) fenced_at: BTreeMap<PartRef, u64>,
+    pub(super) named_fence_at: u64,
+    /// When the words of a part were asked for last: the number of the event.
+    pub(super) words_asked: BTreeMap<PartRef, u64>,
+    /// Allocations of which mappings are being revoked, by the call; `None` of some that was named.
+    pub(super) revoking: BTreeMap<CallId, Option<AllocationId>>,
+    /// How many events there were.
+    pub(super) clock: u64,
     pub(super) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
     /// What was read of each allocation that was ever hashed.
     pub(super) digests: BTreeMap<AllocationId, [u8; 32]>,
@@ -201,6 +244,10 @@ impl Facts {
     pub(super) fn drop_hold(&mut self, id: SessionId, part: PartRef) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if let Some((hold, extent)) = session.holds.remove(&part) {
+            session.prompt.remove(&part);
+            if hold == Hold::Evicting {
+                session.away.insert(part);
+            }
             if hold == Hold::Offered {
                 session.in_flight -= 1;
                 if session.in_flight == 0 {
@@ -210,6 +257,9 @@ impl Facts {
             if let Some(extent) = self.extents.get_mut(&extent) {
                 extent.mappers.remove(&id);
             }
+        }
+        if !self.sessions.values().any(|session| session.holds.contains_key(&part)) {
+            self.fences.remove(&part);
         }
     }
 

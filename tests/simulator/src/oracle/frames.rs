@@ -1,7 +1,7 @@
 //! A part is sent to a session that may have it and does not map it, for writing only while that is allowed; and only
 //! what is mapped is revoked.
 
-use broker_core::{ChannelId, Kind, MapPart, PartRef, invariants::MAP_SENT};
+use broker_core::{ChannelId, Kind, MapPart, RevokeReason, RevokedPart, invariants::MAP_SENT};
 use vramd_types::SessionId;
 
 use super::{
@@ -42,8 +42,10 @@ impl Oracle {
         });
         self.is_sent_from(id, sent);
         self.extent_sent(id, tenant, sent);
+        self.slot_sent(id, sent);
         if let Some(session) = self.facts.sessions.get_mut(&id) {
             session.owed.remove(&part);
+            session.away.remove(&part);
             session.holds.insert(part, (Hold::Offered, sent.extent));
             session.in_flight += 1;
         }
@@ -59,18 +61,25 @@ impl Oracle {
         }
     }
 
-    pub(super) fn revoked(&mut self, channel: ChannelId, parts: &[PartRef]) {
+    pub(super) fn revoked(&mut self, channel: ChannelId, parts: &[RevokedPart], reason: RevokeReason) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
-        for part in parts {
+        let evicted = reason == RevokeReason::Evicted;
+        let next = if evicted { Hold::Evicting } else { Hold::Revoking };
+        for told in parts {
+            let part = told.part;
             let Some(session) = self.facts.sessions.get_mut(&id) else { return };
-            let fits = match session.holds.get_mut(part) {
-                Some((hold @ Hold::Mapped, _)) => {
-                    *hold = Hold::Revoking;
+            let fits = match session.holds.get_mut(&part) {
+                Some((hold, _)) if *hold == Hold::Mapped || (*hold == Hold::Evicting && !evicted) => {
+                    *hold = next;
                     true
                 }
                 _ => false,
             };
             self.expect(MAP_SENT, fits, || format!("{part:?} is revoked from {id}, which does not map it"));
+            self.is_its_slot(id, told);
+            if evicted {
+                self.may_be_evicted(id, part);
+            }
         }
     }
 }

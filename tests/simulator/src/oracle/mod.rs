@@ -13,6 +13,7 @@ mod drained;
 mod draining;
 mod extents;
 mod facts;
+mod fences;
 mod frames;
 mod ids;
 mod kills;
@@ -22,11 +23,15 @@ mod lifetimes;
 mod names;
 mod observe;
 mod packets;
+mod pinned;
+mod pins;
 mod reasons;
 mod recycling;
 mod repeats;
 mod sealing;
 mod sent;
+mod slots;
+mod stalls;
 mod visibility;
 
 use broker_core::{
@@ -72,6 +77,8 @@ struct Step {
     digested: Option<vramd_types::AllocationId>,
     /// The tenant whose batch waited for room and is looked at again.
     room_for: Option<facts::Tenant>,
+    /// The words of this part have just been looked at.
+    words_revoked: Option<broker_core::PartRef>,
     /// The driver or the disk has just said that it failed.
     failure_told: bool,
 }
@@ -103,6 +110,7 @@ impl Oracle {
         };
         self.facts = Facts {
             now: self.facts.now,
+            clock: self.facts.clock,
             answer_timeout: config.limits.map_answer_timeout,
             devices: config.devices.iter().map(device).collect(),
             book: book_of(stored),
@@ -116,6 +124,7 @@ impl Oracle {
     /// Before the broker hears of it.
     pub fn event(&mut self, now: Time, event: &Event) {
         self.facts.now = now;
+        self.facts.clock += 1;
         self.step = Step { committed: self.committed_all(), ..Step::default() };
         self.step.pending = self.facts.calls.len();
         self.observe_event(event);
@@ -131,7 +140,10 @@ impl Oracle {
                     self.packet_sent(*channel, parts);
                     self.parts_sent(*channel, parts);
                 }
-                DaemonFrame::Revoke { parts, .. } => self.revoked(*channel, parts),
+                DaemonFrame::Revoke { parts, reason } => self.revoked(*channel, parts, *reason),
+                DaemonFrame::PinAnswer { call, refusal } => {
+                    self.pin_answered(*channel, *call, refusal.as_ref());
+                }
                 DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
             },
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
@@ -145,6 +157,10 @@ impl Oracle {
             Command::StoreQuotas(stored) => self.quotas_staged(stored),
             Command::Notice(Notice::Cached { extent, .. }) => self.extent_cached(*extent),
             Command::Notice(Notice::Reused { extent, .. }) => self.extent_reused(*extent),
+            Command::RevokeWords { part, words } => self.words_asked(*part, words),
+            Command::ForgetWord { channel, slot } => self.word_forgotten(*channel, *slot),
+            Command::Notice(Notice::SessionSilent { session, .. }) => self.is_silent(*session, true),
+            Command::Notice(Notice::SessionAnswered { session, .. }) => self.is_silent(*session, false),
             Command::Notice(Notice::RoomMade { tenant }) => self.room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
@@ -164,6 +180,8 @@ impl Oracle {
         self.queue_is_bounded();
         self.refused_as_expected();
         self.what_lived_by_sessions_ends(broker);
+        self.fences_last();
+        self.nobody_stalls();
         self.nobody_starves(broker);
         for (tenant, device) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, device, broker);

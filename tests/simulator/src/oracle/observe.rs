@@ -1,6 +1,8 @@
 //! Learning from events and commands; judging is elsewhere.
 
-use broker_core::{ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, StoredQuotas};
+use broker_core::{
+    CallId, ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, StoredQuotas, Target,
+};
 use vramd_types::SessionId;
 
 use super::{
@@ -41,7 +43,7 @@ impl Oracle {
             Event::Operator { call, uid, key, request } => {
                 let asked = Asked::Operator { uid: *uid, request: request.clone() };
                 self.called(*call, Call { asked, key: *key });
-                self.observe_operator(request);
+                self.observe_operator(*call, request);
             }
             Event::Completion(completion) => self.observe_completion(completion),
             Event::QuotasStored { result } => {
@@ -63,7 +65,16 @@ impl Oracle {
         }
     }
 
-    fn observe_operator(&mut self, request: &OperatorRequest) {
+    fn observe_operator(&mut self, call: CallId, request: &OperatorRequest) {
+        if let OperatorRequest::RevokeMappings { target, parts, wait } = request
+            && self.step.repeat.is_new()
+        {
+            let id = match target {
+                Target::Id(id) => Some(*id),
+                Target::Name(_) => None,
+            };
+            self.revocation_asked(call, id, parts, *wait);
+        }
         if let OperatorRequest::EndSession { session, kill } = request
             && self.step.repeat.is_new()
             && self.step.pending < self.limits.pending_requests_max
@@ -106,6 +117,8 @@ impl Oracle {
                 self.facts.drop_hold(id, unmapped.part);
                 holds
             }),
+            ClientFrame::Pin { call, parts, .. } => self.pin_asked(id, *call, parts),
+            ClientFrame::PinEnded { call } => self.pin_ended(id, *call),
         };
         self.step.liar = (!fits).then_some(id);
     }
@@ -137,6 +150,7 @@ impl Oracle {
                 self.step.failure_told = result.is_err();
                 self.digest_done(*allocation);
             }
+            Completion::WordsRevoked { part, .. } => self.step.words_revoked = Some(*part),
             Completion::Surveyed { device, unbrokered, contexts } => {
                 let device = &mut self.facts.devices[usize::from(device.0)];
                 device.unbrokered = unbrokered.get();

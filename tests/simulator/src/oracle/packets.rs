@@ -27,6 +27,13 @@ impl Oracle {
             holds: Default::default(),
             owes_since: None,
             in_flight: 0,
+            pins: hello.pins,
+            silent: false,
+            away: Default::default(),
+            slots: Default::default(),
+            prompt: Default::default(),
+            last_pin: None,
+            pin_calls: Default::default(),
         };
         self.facts.sessions.insert(id, session);
         self.welcomed_with(id, devices);

@@ -30,6 +30,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::QuotaLimit,
                 R::DeviceFull,
                 R::AllocationsTooMany,
+                R::SlotsExhausted,
                 R::DriverFailed,
                 R::Raced,
                 R::AllocationNotFound,
@@ -57,6 +58,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::NotSealed,
                 R::DeviceNotVisible,
                 R::StillMapped,
+                R::SlotsExhausted,
             ],
             ClientRequest::Seal(_) => &[
                 R::SessionMissing,
@@ -72,6 +74,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::KindUnsupported,
                 R::NameTaken,
                 R::StillMapped,
+                R::SlotsExhausted,
                 R::DriverFailed,
             ],
         },
@@ -101,7 +104,27 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
             OperatorRequest::FreeAllocation(_) => {
                 &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]
             }
+            OperatorRequest::RevokeMappings { .. } => &[
+                R::RequestIdReused,
+                R::QueueFull,
+                R::RequestInvalid,
+                R::AllocationNotFound,
+                R::NameInvalid,
+                R::KindUnsupported,
+                R::Raced,
+            ],
             OperatorRequest::Drain { .. } => &[R::RequestIdReused, R::QueueFull],
         },
     }
 }
+
+/// For what a pin call can be refused.
+pub(super) const OF_PINS: &[Reason] = &[
+    Reason::SessionLost,
+    Reason::QueueFull,
+    Reason::AllocationNotFound,
+    Reason::Raced,
+    Reason::DeviceFull,
+    Reason::QuotaLimit,
+    Reason::PinStalled,
+];

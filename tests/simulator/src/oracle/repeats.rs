@@ -85,6 +85,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 OperatorRequest::EndSession { .. } => SET_QUOTA + 2,
                 OperatorRequest::FreeAllocation(_) => SET_QUOTA + 3,
                 OperatorRequest::Drain { .. } => SET_QUOTA + 4,
+                OperatorRequest::RevokeMappings { .. } => SET_QUOTA + 5,
             };
             (Requester::Operator(*uid), method)
         }
@@ -100,7 +101,10 @@ fn summary(reply: &Reply) -> String {
         Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
         Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
         Reply::Drained { .. } => "Drained".to_owned(),
-        Reply::Released(_) | Reply::SessionEnded { .. } | Reply::AllocationFreed { .. } => {
+        Reply::Released(_)
+        | Reply::SessionEnded { .. }
+        | Reply::AllocationFreed { .. }
+        | Reply::MappingsRevoked { .. } => {
             format!("{reply:?}")
         }
     }

@@ -11,7 +11,9 @@ impl Oracle {
         let Some(count) = self.facts.allocations.get(&allocation).map(|it| it.part_count) else { return };
         let Some(session) = self.facts.sessions.get_mut(&to) else { return };
         let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation, part });
-        session.owed.extend(parts.filter(|part| !session.holds.contains_key(part)));
+        let has = |part: &PartRef| session.holds.contains_key(part) || session.away.contains(part);
+        let lacks: Vec<_> = parts.filter(|part| !has(part)).collect();
+        session.owed.extend(lacks);
     }
 
     /// The session does not want it any more.
@@ -28,10 +30,13 @@ impl Oracle {
         }
     }
 
-    /// A session that can be sent to, owes no answer and has budget left waits for nothing. What is being freed or
-    /// sealed is nobody's to map.
+    /// A session that can be sent to, owes no answer and has budget left waits for nothing. What is being freed,
+    /// sealed or revoked is nobody's to map.
     pub fn nobody_starves(&mut self, broker: &Broker) {
         let is_to_be_mapped = |id: AllocationId| {
+            if self.facts.revoking.values().any(|revoked| revoked.is_none_or(|of| of == id)) {
+                return false;
+            }
             let state = broker.show(&Target::Id(id)).map(|view| view.state);
             matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
         };

@@ -49,6 +49,8 @@ pub struct Seat {
     pub script: Script,
     /// UUIDs that its processes see; `None` is all.
     pub devices: Option<Vec<String>>,
+    /// Its processes speak pins.
+    pub pins: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -75,7 +77,12 @@ impl Scenario {
         let seats = (0..dice.between(3, 9))
             .map(|_| {
                 let some = dice.chance(150).then(|| vec![uuids[dice.index(uuids.len())].clone()]);
-                Seat { tenant: dice.one(&tenants), script: dice.one(&Script::ALL), devices: some }
+                Seat {
+                    tenant: dice.one(&tenants),
+                    script: dice.one(&Script::ALL),
+                    devices: some,
+                    pins: dice.chance(800),
+                }
             })
             .collect();
         let faults = Faults::draw(&mut dice, &plan.without);

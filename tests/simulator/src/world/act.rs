@@ -112,6 +112,9 @@ impl World {
             return self.lie(pid, dice);
         }
         if session.is_some() {
+            for _ in 0..dice.roll(4) {
+                self.pin_some(pid, dice);
+            }
             self.choose(pid, script, dice);
         }
     }
@@ -183,7 +186,7 @@ impl World {
         let Some(channel) = self.channels.get(&id) else { return };
         let parts: Vec<_> = channel.mapped.keys().copied().collect();
         if let Some(part) = dice.pick(&parts).copied() {
-            self.unmap(id, pid, script, &[part]);
+            self.unmap_own(id, pid, script, part);
         }
     }
 

@@ -8,6 +8,7 @@ use super::{
     driver::soon,
     process::{Channel, Known, Process, UID},
     queue::Happening,
+    words::Words,
 };
 
 /// How many recent allocations are remembered for those who guess.
@@ -37,6 +38,7 @@ impl World {
             client_name: format!("{:?}", seat.script),
             devices: seat.devices.clone(),
             unmapped_sessions: unmapped,
+            pins: seat.pins,
         };
         self.channels.insert(channel, Channel::new(pid));
         self.send_up(channel, Event::Hello { channel, hello });
@@ -65,6 +67,18 @@ impl World {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         if !channel.client_open || !channel.broker_open {
             return;
+        }
+        if let DaemonFrame::Revoke { parts, .. } = &frame
+            && let Some(words) = &mut channel.words
+            && !words.carry(parts)
+        {
+            return self.word_is_impossible(id);
+        }
+        if let (DaemonFrame::Map(parts), Some(words)) = (&frame, &mut channel.words) {
+            parts.iter().for_each(|part| words.serve(part));
+        }
+        if let DaemonFrame::Welcome { slots, .. } = &frame {
+            channel.words = Words::new(*slots);
         }
         if let DaemonFrame::Map(parts) = &frame
             && let Some(process) = self.processes.get_mut(&channel.pid)

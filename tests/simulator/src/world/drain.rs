@@ -16,9 +16,13 @@ impl World {
         self.scenario.faults.stop();
         self.driver.outside.fill(Bytes::ZERO);
         let stopped: Vec<_> = self.processes.values().map(|process| process.pid).collect();
-        stopped.into_iter().for_each(|pid| self.resume(pid));
+        for pid in stopped {
+            self.resume(pid);
+            self.unpin_all(pid);
+        }
         self.settle()?;
         self.oracle.all_answered(&self.broker);
+        self.oracle.pins_are_answered();
         self.oracle.nobody_starves(&self.broker);
         self.check();
         self.fails()?;
@@ -51,7 +55,7 @@ impl World {
     /// Runs until nothing is under way, and every grace time and two surveys have passed, and nothing is kept for nobody.
     fn settle(&mut self) -> Result<(), Failure> {
         let limits = &self.scenario.config.limits;
-        let answers = limits.map_answer_timeout + limits.revoke_answer_timeout;
+        let answers = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.pin_stall;
         let grace = answers + limits.survey_interval * 2 + limits.cached_for;
         let mut quiet_since: Option<Time> = None;
         let last = self.events + DRAIN_EVENTS_MAX;

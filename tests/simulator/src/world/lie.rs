@@ -21,7 +21,12 @@ impl World {
             Some(part) if dice.chance(500) => *part,
             _ => PartRef { allocation: id, part: PartIndex(dice.small(3)) },
         };
-        match dice.roll(6) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.lied = true;
+        }
+        match dice.roll(9) {
+            6 | 7 => self.lie_of_pins(pid, channel, part, dice),
+            8 => self.spoil_word(channel, part, dice),
             // It maps what it was not sent, or twice.
             0 | 1 => {
                 let frame = ClientFrame::Mapped(vec![part]);
@@ -32,7 +37,7 @@ impl World {
                 if let Some(channel) = self.channels.get_mut(&channel) {
                     channel.mapped.remove(&part);
                 }
-                let frame = ClientFrame::Unmapped(vec![UnmappedPart { part, failure: None }]);
+                let frame = ClientFrame::Unmapped(vec![UnmappedPart { part, failure: None, written: false }]);
                 self.send_up(channel, Event::Frame { channel, frame });
             }
             // It is somebody else, or has a session that it has not.

@@ -12,9 +12,11 @@ mod drain;
 mod driver;
 mod lie;
 mod operator;
+mod pin;
 mod process;
 mod queue;
 mod request;
+mod words;
 mod worker;
 
 use std::{
@@ -256,6 +258,8 @@ impl World {
                 self.submit(Job::Survey { device, clients: clients.len() });
             }
             Command::StoreQuotas(content) => self.store(content),
+            Command::RevokeWords { part, words } => self.revoke_words(part, &words),
+            Command::ForgetWord { channel, slot } => self.forget_word(channel, slot),
             Command::Notice(_) => {}
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use broker_core::{DeviceSelector, Event, OperatorRequest, RequestKey, Target, Tier};
-use vramd_types::{Bytes, Quantity, SessionId};
+use vramd_types::{Bytes, PartIndex, Quantity, SessionId};
 
 use super::{World, driver::soon, queue::Happening};
 use crate::{
@@ -33,6 +33,9 @@ impl World {
             return self.restart();
         }
         self.look(&mut dice);
+        if dice.chance(600) {
+            self.revoke_some(&mut dice);
+        }
         if dice.chance(200)
             && let Some((key, request)) = dice.pick(&self.operator_asked).cloned()
         {
@@ -97,6 +100,28 @@ impl World {
             _ if self.broker.node().draining => OperatorRequest::Drain { draining: false },
             _ => return None,
         })
+    }
+
+    /// Several at once, so that sessions find themselves in each other's way.
+    fn revoke_some(&mut self, dice: &mut Dice) {
+        let open = self.channels.values().filter(|channel| channel.broker_open);
+        let parts: Vec<_> = open.flat_map(|channel| channel.slots.keys().copied()).collect();
+        let wait = dice.chance(500);
+        for _ in 0..dice.between(1, 4) {
+            let part = dice.pick(&parts).copied();
+            let id = part.map_or_else(|| self.guess(dice), |part| part.allocation);
+            let target = match dice.chance(40) {
+                true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
+                false => Target::Id(id),
+            };
+            let parts = match dice.roll(8) {
+                0 => vec![PartIndex(dice.small(3))],
+                1 => vec![PartIndex(0), PartIndex(dice.small(2))],
+                2..5 => part.map(|part| part.part).into_iter().collect(),
+                _ => Vec::new(),
+            };
+            self.operator_call(None, OperatorRequest::RevokeMappings { target, parts, wait });
+        }
     }
 
     /// Lists and tables, which must say what the oracle says.

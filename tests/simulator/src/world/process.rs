@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use broker_core::{ChannelId, ClientRequest, DaemonFrame, PartRef, Peer, RequestKey, Time};
+use broker_core::{ChannelId, ClientRequest, DaemonFrame, PartRef, Peer, RequestKey, Slot, Time};
 use vramd_types::{AllocationId, ExtentId, SessionId};
+
+use super::words::Words;
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -19,6 +21,9 @@ pub(super) struct Process {
     /// Descriptors and mappings of each extent: as long as there is one, its memory is not free.
     pub(super) holds: BTreeMap<ExtentId, u32>,
     pub(super) burst: u64,
+    /// Threads that pin.
+    pub(super) threads: [Thread; 2],
+    pub(super) last_pin: u64,
 }
 
 /// An allocation that the process was told of.
@@ -43,6 +48,8 @@ impl Process {
             asked: Vec::new(),
             holds: BTreeMap::new(),
             burst: 0,
+            threads: Default::default(),
+            last_pin: 0,
         }
     }
 
@@ -69,7 +76,16 @@ impl Process {
         self.past.extend(self.session.take());
         self.known.clear();
         self.asked.clear();
+        self.threads = Default::default();
+        self.last_pin = 0;
     }
+}
+
+/// What a thread of the process has pinned, and what it waits for.
+#[derive(Debug, Default)]
+pub(super) struct Thread {
+    pub(super) pinned: Vec<PartRef>,
+    pub(super) waits: Option<(u64, Vec<PartRef>)>,
 }
 
 #[derive(Debug)]
@@ -88,6 +104,14 @@ pub(super) struct Channel {
     /// When the last thing that the client sent arrives.
     pub(super) last_arrival: Time,
     pub(super) working: bool,
+    /// With pins: the table that the daemon and the process share.
+    pub(super) words: Option<Words>,
+    /// Parts that the process was sent and has not lost: it may pin them, mapped or not.
+    pub(super) slots: BTreeMap<PartRef, Slot>,
+    /// What it is to unmap when its pins have ended, and whether it keeps that.
+    pub(super) wanted: BTreeMap<PartRef, bool>,
+    /// It has said or written what is not so.
+    pub(super) lied: bool,
 }
 
 impl Channel {
@@ -101,6 +125,10 @@ impl Channel {
             watched: true,
             last_arrival: Time::START,
             working: false,
+            words: None,
+            slots: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            lied: false,
         }
     }
 }

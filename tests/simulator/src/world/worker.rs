@@ -37,7 +37,8 @@ impl World {
                 }
             }
             DaemonFrame::Map(parts) => self.map(id, pid, parts),
-            DaemonFrame::Revoke { parts, .. } => self.unmap(id, pid, script, &parts),
+            DaemonFrame::Revoke { parts, reason } => self.revoked(id, pid, script, &parts, reason),
+            DaemonFrame::PinAnswer { call, refusal } => self.pin_answered(id, pid, call, refusal),
             DaemonFrame::Drain { .. } => {}
         }
         self.wake_worker(id);
@@ -52,11 +53,16 @@ impl World {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.drop_hold(part.extent);
                 }
-                failed.push(UnmappedPart { part: part.part, failure: Some("no room".to_owned()) });
+                if let Some(channel) = self.channels.get_mut(&id) {
+                    channel.slots.remove(&part.part);
+                }
+                let failure = Some("no room".to_owned());
+                failed.push(UnmappedPart { part: part.part, failure, written: false });
                 continue;
             }
             if let Some(channel) = self.channels.get_mut(&id) {
                 channel.mapped.insert(part.part, part.extent);
+                channel.map_word(&part);
             }
             mapped.push(part.part);
         }
@@ -76,17 +82,16 @@ impl World {
         let rate = self.scenario.faults.rate(Fault::Clung) * script.factor(Script::Leaking);
         let mut unmapped = Vec::new();
         for part in parts {
-            let Some(extent) = self.channels.get_mut(&id).and_then(|channel| channel.mapped.remove(part))
-            else {
-                continue;
-            };
+            let Some(channel) = self.channels.get_mut(&id) else { continue };
+            let Some(extent) = channel.mapped.remove(part) else { continue };
+            let written = channel.unmap_word(*part);
             let leaks = self.links.chance(rate);
             if let Some(process) = self.processes.get_mut(&pid)
                 && !leaks
             {
                 process.drop_hold(extent);
             }
-            unmapped.push(UnmappedPart { part: *part, failure: None });
+            unmapped.push(UnmappedPart { part: *part, failure: None, written });
         }
         if !unmapped.is_empty() {
             let frame = ClientFrame::Unmapped(unmapped);

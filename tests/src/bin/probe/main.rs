@@ -5,6 +5,7 @@
 
 mod fork;
 mod sdk;
+mod small;
 
 use std::{
     collections::BTreeMap,

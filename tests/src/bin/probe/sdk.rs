@@ -5,7 +5,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
 
-use crate::fork;
+use crate::{fork, small};
 
 /// What this process has by way of the SDK, the latest of each.
 #[derive(Default)]
@@ -88,6 +88,8 @@ impl Sdk {
                 *self = Self { open, sealed, client };
                 answer
             }
+            "small-strict" => small::strict(client, words[0].parse()?)?,
+            "small-fork" => small::forked(client)?,
             "limit-fds" => {
                 let maximum = getrlimit(Resource::Nofile).maximum;
                 setrlimit(Resource::Nofile, Rlimit { current: Some(words[0].parse()?), maximum })?;

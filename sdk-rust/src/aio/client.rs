@@ -1,0 +1,112 @@
+//! A client whose operations are futures.
+
+use tokio::task::spawn_blocking;
+use vramd_types::AllocationId;
+
+use crate::{
+    allocation::{Allocation, Sealed},
+    client::ClientBuilder,
+    error::{Error, Result},
+    face::Face,
+    info::{AllocationInfo, AllocationKind},
+    operations,
+    request::{AllocationRequest, Target},
+    session::{Released, missing},
+};
+
+/// A session with the daemon, as [`crate::Client`] is, of which it may be made.
+#[derive(Clone, Debug)]
+pub struct Client {
+    client: crate::Client,
+}
+
+impl Client {
+    /// Opens a session with the daemon of this node.
+    pub async fn connect() -> Result<Self> {
+        crate::Client::builder().connect_async().await
+    }
+
+    /// The same session by its other face: for what does not wait, and for pools.
+    pub fn blocking(&self) -> &crate::Client {
+        &self.client
+    }
+
+    /// See [`crate::Client::reconnect`].
+    pub async fn reconnect(&self) -> Result<Self> {
+        let client = self.client.clone();
+        blocking(move || client.reconnect()).await.map(Self::from)
+    }
+
+    /// Allocates, and waits until the memory is mapped: zero, writable.
+    pub async fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
+        let mut allocations = self.allocate_batch([request]).await?;
+        allocations.pop().ok_or_else(|| missing("allocation"))
+    }
+
+    /// Allocates all or nothing, in the order of the requests.
+    pub async fn allocate_batch(
+        &self,
+        requests: impl IntoIterator<Item = AllocationRequest>,
+    ) -> Result<Vec<Allocation>> {
+        let requests = requests.into_iter().collect();
+        let handles = operations::claim_new(Face::Async, self.client.session(), requests).await?;
+        Ok(handles.into_iter().map(Allocation::new).collect())
+    }
+
+    /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`.
+    pub async fn attach(&self, target: impl Into<Target>) -> Result<Sealed> {
+        let (session, kind) = (self.client.session(), AllocationKind::Movable);
+        operations::claim_attached(Face::Async, session, target.into(), kind).await.map(Sealed::new)
+    }
+
+    /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
+    pub async fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
+        let (session, kind) = (self.client.session(), AllocationKind::Fixed);
+        operations::claim_attached(Face::Async, session, target.into(), kind).await.map(Allocation::new)
+    }
+
+    /// Frees an allocation that this session, or this tenant, owns and has no handle of.
+    pub async fn free(&self, id: AllocationId) -> Result<Released> {
+        operations::free_by_id(Face::Async, self.client.session(), id).await
+    }
+
+    pub async fn describe(&self, target: impl Into<Target>) -> Result<AllocationInfo> {
+        operations::describe(Face::Async, self.client.session(), target.into()).await
+    }
+
+    /// See [`crate::Client::list`].
+    pub async fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
+        operations::list(Face::Async, self.client.session(), name_prefix).await
+    }
+
+    /// Waits until everything that was dropped so far is unmapped and freed or detached.
+    pub async fn flush(&self) -> Result<()> {
+        operations::flush(Face::Async, self.client.session()).await
+    }
+}
+
+impl From<crate::Client> for Client {
+    fn from(client: crate::Client) -> Self {
+        Self { client }
+    }
+}
+
+impl ClientBuilder {
+    /// See [`Self::connect`].
+    pub async fn connect_async(self) -> Result<Client> {
+        blocking(move || self.connect()).await.map(Client::from)
+    }
+}
+
+/// On one of the runtime's threads for what blocks.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(error) => Err(Error::BrokerGone { problem: format!("the runtime ends: {error}") }),
+        },
+    }
+}

@@ -1,0 +1,119 @@
+//! What handles do that takes a while, as futures.
+
+use std::ops::Range;
+
+use vramd_types::Bytes;
+use vramd_words::Access;
+
+use super::client::blocking;
+use crate::{
+    allocation::{Allocation, SealFailed, Sealed},
+    error::Result,
+    face::Face,
+    handle::Handle,
+    pins::Pinned,
+    session::Released,
+    small::{Pool, Small},
+};
+
+/// A handle that is being sealed, whatever becomes of who waits for it.
+struct Sealing(Option<Box<Handle>>);
+
+impl Allocation {
+    /// See [`Self::pin`].
+    pub async fn pin_async(&self, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(None, access).await
+    }
+
+    /// See [`Self::pin_parts`].
+    pub async fn pin_parts_async(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(Some(parts), access).await
+    }
+
+    /// See [`Self::hold`].
+    pub async fn hold_async(&mut self) -> Result<()> {
+        self.handle().hold(Face::Async).await
+    }
+
+    /// See [`Self::seal`].
+    pub async fn seal_async(self) -> Result<Sealed, SealFailed> {
+        let mut sealing = Sealing(Some(self.into_handle()));
+        let outcome = match &mut sealing.0 {
+            Some(handle) => handle.seal(Face::Async).await,
+            None => Ok(()),
+        };
+        let handle = sealing.0.take().expect("only a drop takes it, and then nobody comes here");
+        match outcome {
+            Ok(()) => Ok(Sealed::from_handle(handle)),
+            Err(error) => Err(SealFailed { allocation: Self::from_handle(handle), error }),
+        }
+    }
+
+    /// See [`Self::free`].
+    pub async fn free_async(self) -> Result<Released> {
+        self.into_handle().as_mut().free(Face::Async).await
+    }
+
+    /// See [`Self::copy_to_host`].
+    pub async fn copy_to_host_async(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+        self.handle().copy_to_host(Face::Async, offset_bytes, to).await
+    }
+
+    /// See [`Self::copy_from_host`].
+    pub async fn copy_from_host_async(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
+        self.handle().copy_from_host(Face::Async, offset_bytes, from).await
+    }
+}
+
+impl Sealed {
+    /// See [`Self::pin`].
+    pub async fn pin_async(&self, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(None, access).await
+    }
+
+    /// See [`Self::pin_parts`].
+    pub async fn pin_parts_async(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
+        self.handle().pin_async(Some(parts), access).await
+    }
+
+    /// See [`Self::hold`].
+    pub async fn hold_async(&mut self) -> Result<()> {
+        self.handle().hold(Face::Async).await
+    }
+
+    /// See [`Self::free`].
+    pub async fn free_async(self) -> Result<Released> {
+        self.into_handle().as_mut().free(Face::Async).await
+    }
+
+    /// See [`Self::detach`].
+    pub async fn detach_async(self) -> Result<()> {
+        self.into_handle().as_mut().detach(Face::Async).await
+    }
+
+    /// See [`Self::copy_to_host`].
+    pub async fn copy_to_host_async(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+        self.handle().copy_to_host(Face::Async, offset_bytes, to).await
+    }
+}
+
+impl Pool {
+    /// See [`Self::alloc`]: waits only where a chunk must be allocated.
+    pub async fn alloc_async(&self, size: Bytes) -> Result<Small> {
+        loop {
+            if let Some(small) = self.alloc_at_hand(size)? {
+                return Ok(small);
+            }
+            let pool = self.clone();
+            blocking(move || pool.grow(size)).await?;
+        }
+    }
+}
+
+impl Drop for Sealing {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0.take() {
+            handle.finish_seal();
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The two faces of the SDK over one core: what differs between them is how they wait.
+//!
+//! What the SDK does is written once, as `async fn`s that are given a [`Face`]. The blocking one waits inside of each
+//! step, on the thread that calls: its futures are ready as soon as they are asked, and [`now`] asks them, without a
+//! runtime. The async one waits as tokio's tasks do, on the runtime that it is called on.
+
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::oneshot, task::spawn_blocking, time::timeout_at};
+use tonic::{Request, Response, Status, transport::Channel};
+use vramd_proto::v1::memory_service_client::MemoryServiceClient;
+use vramd_types::AllocationId;
+
+use crate::{
+    aio::blocking,
+    channel::Seat,
+    error::{Error, Result},
+    fork::ProcessBound,
+    mapping::{COPY_CHUNK_BYTES, Until},
+    session::Session,
+};
+
+/// Tasks beside the one that copies are not to wait for long.
+const ASYNC_COPY_CHUNK_BYTES: usize = 256 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Face {
+    Blocking,
+    Async,
+}
+
+/// What the blocking face does.
+pub(crate) fn now<T>(work: impl Future<Output = T>) -> T {
+    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => outcome,
+        Poll::Pending => unreachable!("the blocking face waits inside of each step"),
+    }
+}
+
+impl Face {
+    /// Calls the daemon.
+    pub(crate) async fn call<Q, A, Method, Answer>(
+        self,
+        session: &Session,
+        deadline: Instant,
+        request: Q,
+        method: Method,
+    ) -> Result<A>
+    where
+        Q: Clone + Send + Sync + 'static,
+        A: Send + 'static,
+        Method: Fn(MemoryServiceClient<Channel>, Request<Q>) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send + 'static,
+    {
+        match self {
+            Self::Blocking => session.call(deadline, request, method),
+            Self::Async => session.call_async(deadline, request, method).await,
+        }
+    }
+
+    /// Where a thread waits for memory it reads the channel itself. A task leaves that to the session's worker.
+    pub(crate) fn sit(self, session: &Session) -> Option<Seat<'_>> {
+        match self {
+            Self::Blocking => session.sit(),
+            Self::Async => None,
+        }
+    }
+
+    /// Waits until it is so, or never will be.
+    pub(crate) async fn wait(self, session: &Session, until: Until, deadline: Instant) -> Result<()> {
+        match self {
+            Self::Blocking => session.wait(until, deadline),
+            Self::Async => session.table().wait_async(until, deadline).await,
+        }
+    }
+
+    /// Does what blocks; a task has it done elsewhere.
+    pub(crate) async fn block<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        match self {
+            Self::Blocking => work(),
+            Self::Async => blocking(work).await,
+        }
+    }
+
+    /// Waits until everything that was dropped so far is done with.
+    pub(crate) async fn flush(self, session: &Session, deadline: Instant) -> Result<()> {
+        let flushed = match self {
+            Self::Blocking => session.releases().flush(deadline),
+            Self::Async => {
+                let (done, flushed) = oneshot::channel();
+                // Who waited may be gone.
+                session.releases().when_flushed(move || {
+                    let _ = done.send(());
+                });
+                matches!(timeout_at(deadline.into(), flushed).await, Ok(Ok(())))
+            }
+        };
+        if flushed { Ok(()) } else { Err(Error::Deadline) }
+    }
+
+    /// Unmaps an allocation and tells the daemon, which can take a while.
+    pub(crate) async fn let_go(self, session: &ProcessBound<Session>, id: AllocationId, forget: bool) {
+        match self {
+            Self::Blocking => session.let_go(id, forget),
+            Self::Async => {
+                let session = session.clone();
+                // It fails only where the runtime ends: then the daemon asks for the memory, and the worker gives it.
+                let _ = spawn_blocking(move || session.let_go(id, forget)).await;
+            }
+        }
+    }
+
+    pub(crate) async fn pause(self, pause: Duration) {
+        match self {
+            Self::Blocking => std::thread::sleep(pause),
+            Self::Async => tokio::time::sleep(pause).await,
+        }
+    }
+
+    /// How much is copied at once.
+    pub(crate) fn copy_chunk(self) -> usize {
+        match self {
+            Self::Blocking => COPY_CHUNK_BYTES,
+            Self::Async => ASYNC_COPY_CHUNK_BYTES,
+        }
+    }
+
+    /// Between two chunks.
+    pub(crate) async fn breathe(self) {
+        if self == Self::Async {
+            tokio::task::yield_now().await;
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What a client asks of its session, for both faces.
+
+use vramd_proto::v1;
+use vramd_types::{AllocationId, Reason};
+
+use std::time::Instant;
+
+use crate::{
+    error::{Error, Result},
+    face::{Face, now},
+    fork::ProcessBound,
+    handle::Handle,
+    info::{AllocationInfo, AllocationKind, AllocationState},
+    request::{AllocationRequest, Target},
+    request_id::RequestId,
+    session::{Parting, Released, Session, check_home, free, missing},
+};
+
+/// Something to be done unless what follows comes to its end: its future may be dropped at any time.
+struct Unless<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Unless<F> {
+    fn done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<F: FnOnce()> Drop for Unless<F> {
+    fn drop(&mut self) {
+        if let Some(undo) = self.0.take() {
+            undo();
+        }
+    }
+}
+
+/// Allocates and waits for all parts. What was dropped before makes room first.
+pub(crate) async fn claim_new(
+    face: Face,
+    session: &ProcessBound<Session>,
+    requests: Vec<AllocationRequest>,
+) -> Result<Vec<Handle>> {
+    check_home(session)?;
+    let deadline = session.deadline();
+    face.flush(session, deadline).await?;
+    let request_id = requests.first().and_then(|request| request.request_id);
+    let request = v1::AllocateBatchRequest {
+        session_id: session.id().get(),
+        request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
+        items: requests.into_iter().map(|request| request.spec).collect(),
+    };
+    let _expecting = session.table().expect();
+    let _seat = face.sit(session);
+    let abandoned = Unless((face == Face::Async).then(|| {
+        let (session, request) = (session.clone(), request.clone());
+        move || undo_allocate(session, request)
+    }));
+    let made = allocate(face, session, request, deadline).await;
+    abandoned.done();
+    claim(face, session, made?, Parting::Free, deadline).await
+}
+
+async fn allocate(
+    face: Face,
+    session: &Session,
+    request: v1::AllocateBatchRequest,
+    deadline: Instant,
+) -> Result<Vec<AllocationInfo>> {
+    let answer = face.call(session, deadline, request, |mut client, request| async move {
+        client.allocate_batch(request).await
+    });
+    Ok(answer.await?.allocations.into_iter().map(AllocationInfo::from).collect())
+}
+
+/// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back.
+fn undo_allocate(session: ProcessBound<Session>, request: v1::AllocateBatchRequest) {
+    session.clone().releases().work(move || {
+        let made = now(allocate(Face::Blocking, &session, request, session.deadline()));
+        made.into_iter().flatten().for_each(|info| forgo(&session, info, Parting::Free));
+    });
+}
+
+/// Maps what is there already. Sealed memory for reading, fixed memory for writing.
+pub(crate) async fn claim_attached(
+    face: Face,
+    session: &ProcessBound<Session>,
+    target: Target,
+    kind: AllocationKind,
+) -> Result<Handle> {
+    use v1::attach_request::Target as Wire;
+    check_home(session)?;
+    let deadline = session.deadline();
+    face.flush(session, deadline).await?;
+    let target = match target {
+        Target::Id(id) => Wire::AllocationId(id.get()),
+        Target::Name(name) => Wire::Name(name),
+    };
+    let request = v1::AttachRequest {
+        session_id: session.id().get(),
+        request_id: RequestId::random().to_vec(),
+        target: Some(target),
+    };
+    let _expecting = session.table().expect();
+    let _seat = face.sit(session);
+    let abandoned = Unless((face == Face::Async).then(|| {
+        let (session, request) = (session.clone(), request.clone());
+        move || undo_attach(session, request)
+    }));
+    let attached = attach(face, session, request, deadline).await;
+    abandoned.done();
+    let info = attached?;
+    let fixed = info.kind == AllocationKind::Fixed;
+    let refusal = match kind {
+        AllocationKind::Fixed if !fixed => {
+            Some(Error::refused(Reason::KindUnsupported, &[("kind", &"movable")]))
+        }
+        AllocationKind::Fixed => None,
+        // Its own session may map an open one again, which has a handle of its own already, or lost it.
+        _ if info.state != AllocationState::Sealed => {
+            Some(Error::refused(Reason::NotSealed, &[("allocation", &info.id)]))
+        }
+        _ => None,
+    };
+    if let Some(refusal) = refusal {
+        // The daemon has attached it. Who had a handle before keeps it; otherwise it goes again.
+        drop(Handle::claim(session, info, Parting::Detach));
+        return Err(refusal);
+    }
+    let mut handles = claim(face, session, vec![info], Parting::Detach, deadline).await?;
+    handles.pop().ok_or_else(|| missing("allocation"))
+}
+
+async fn attach(
+    face: Face,
+    session: &Session,
+    request: v1::AttachRequest,
+    deadline: Instant,
+) -> Result<AllocationInfo> {
+    let answer = face
+        .call(session, deadline, request, |mut client, request| async move { client.attach(request).await });
+    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
+}
+
+fn undo_attach(session: ProcessBound<Session>, request: v1::AttachRequest) {
+    session.clone().releases().work(move || {
+        if let Ok(info) = now(attach(Face::Blocking, &session, request, session.deadline())) {
+            forgo(&session, info, Parting::Detach);
+        }
+    });
+}
+
+/// Parts from what nobody has a handle of.
+fn forgo(session: &ProcessBound<Session>, info: AllocationInfo, parting: Parting) {
+    if let Ok(handle) = Handle::claim(session, info, parting) {
+        handle.part_now();
+    }
+}
+
+/// Handles for all of them, each with all its parts, or for none: then nothing of them is left when this returns.
+async fn claim(
+    face: Face,
+    session: &ProcessBound<Session>,
+    allocations: Vec<AllocationInfo>,
+    parting: Parting,
+    deadline: Instant,
+) -> Result<Vec<Handle>> {
+    let handles = allocations.into_iter().map(|info| Handle::claim(session, info, parting));
+    let claimed = async {
+        let mut handles = handles.collect::<Result<Vec<_>>>()?;
+        for handle in &mut handles {
+            handle.wait_held(face, deadline).await?;
+        }
+        Ok(handles)
+    };
+    let claimed = claimed.await;
+    if claimed.is_err() {
+        // The cause is what the caller should read, not what becomes of the clearing up.
+        let _ = face.flush(session, session.deadline()).await;
+    }
+    claimed
+}
+
+/// Frees what this session, or its tenant, owns and has no handle of.
+pub(crate) async fn free_by_id(
+    face: Face,
+    session: &ProcessBound<Session>,
+    id: AllocationId,
+) -> Result<Released> {
+    check_home(session)?;
+    free(face, session, id, session.deadline()).await
+}
+
+pub(crate) async fn describe(
+    face: Face,
+    session: &ProcessBound<Session>,
+    target: Target,
+) -> Result<AllocationInfo> {
+    check_home(session)?;
+    crate::session::describe(face, session, target, session.deadline()).await
+}
+
+pub(crate) async fn list(
+    face: Face,
+    session: &ProcessBound<Session>,
+    name_prefix: &str,
+) -> Result<Vec<AllocationInfo>> {
+    check_home(session)?;
+    let deadline = session.deadline();
+    let mut request = v1::ListAllocationsRequest {
+        session_id: session.id().get(),
+        name_prefix: name_prefix.to_owned(),
+        ..Default::default()
+    };
+    let mut all = Vec::new();
+    loop {
+        let page = face.call(session, deadline, request.clone(), |mut client, request| async move {
+            client.list_allocations(request).await
+        });
+        let page = page.await?;
+        all.extend(page.allocations.into_iter().map(AllocationInfo::from));
+        if page.next_page_token.is_empty() {
+            return Ok(all);
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+pub(crate) async fn flush(face: Face, session: &ProcessBound<Session>) -> Result<()> {
+    check_home(session)?;
+    face.flush(session, session.deadline()).await
+}

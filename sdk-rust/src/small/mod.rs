@@ -1,0 +1,25 @@
+//! Small allocations: blocks out of chunks that a [`Pool`] has allocated before, so that no daemon is asked, and most
+//! often no other thread.
+//!
+//! ```text
+//! alloc ─► this thread's cache ─► shelf of the class ─► pages of a chunk ─► the daemon
+//!   a lock of its own, ~20 ns       a lock, in batches     a lock, by slab      a call, by chunk
+//! free  ─► the same way back; what is idle goes all of it, by the session's release thread
+//! ```
+//!
+//! Sizes are rounded up to classes, four to a doubling; every block begins at a multiple of 256 bytes. A freed block
+//! keeps its bytes, and a new one has those of the one before it: nothing is zero unless the program writes zeros. What
+//! is known of blocks lies in ordinary memory, so the chunk may be a GPU's; a kernel must have ended before a block that
+//! it uses is dropped.
+
+mod cache;
+mod chunk;
+mod classes;
+mod config;
+mod pool;
+mod shared;
+mod shelf;
+mod slab;
+
+pub use config::PoolConfig;
+pub use pool::{Pool, Small};

@@ -1,0 +1,210 @@
+//! What a program sees of a pool.
+
+#![allow(unsafe_code, reason = "slices over blocks of shared mappings")]
+
+use std::{ptr, slice, sync::Arc};
+
+use vramd_types::{AllocationId, Bytes};
+
+use super::{
+    config::PoolConfig,
+    shared::Shared,
+    slab::{Block, Slab},
+};
+use crate::{
+    client::Client,
+    error::{Error, Result},
+    face::{Face, now},
+    session::foreign,
+};
+
+/// A source of small allocations; its clones are the same one. Made by [`Client::pool`].
+///
+/// Threads may share it. What was allocated outlives it, and keeps the session open.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    owner: Arc<Owner>,
+}
+
+/// Closes the pool, when no clone is left.
+#[derive(Debug)]
+struct Owner(Arc<Shared>);
+
+/// A block of a pool: as long as this value lives it is nobody else's. Dropped, it is free for the next; any thread may
+/// drop it, and never waits for the daemon.
+#[derive(Debug)]
+pub struct Small {
+    /// Taken by Drop alone.
+    block: Option<Block>,
+    address: u64,
+    size: usize,
+}
+
+impl Pool {
+    pub(crate) fn new(client: Client, config: PoolConfig) -> Result<Self> {
+        let shared = Shared::new(client, config.check()?)?;
+        Ok(Self { owner: Arc::new(Owner(shared)) })
+    }
+
+    /// A block of at least so many bytes, with the content that it happens to have. [`Error::NotSmall`] if it is larger
+    /// than a quarter of a chunk; where a chunk is needed for it, what [`Client::allocate`] may be refused for.
+    #[inline]
+    pub fn alloc(&self, size: Bytes) -> Result<Small> {
+        let size = number(size);
+        self.owner.0.alloc(size).map(|block| Small::new(block, size))
+    }
+
+    /// One that there is without a chunk more.
+    pub(crate) fn alloc_at_hand(&self, size: Bytes) -> Result<Option<Small>> {
+        let size = number(size);
+        Ok(self.owner.0.alloc_at_hand(size)?.map(|block| Small::new(block, size)))
+    }
+
+    /// Has one of that size, by a chunk more.
+    pub(crate) fn grow(&self, size: Bytes) -> Result<()> {
+        self.owner.0.grow(number(size))
+    }
+
+    /// The largest size of a block.
+    pub fn largest(&self) -> Bytes {
+        self.owner.0.largest()
+    }
+
+    /// What the daemon has given to it: all its chunks.
+    pub fn held(&self) -> Bytes {
+        self.owner.0.held()
+    }
+
+    /// Gives back at once what is wholly free, what threads keep included.
+    pub fn trim(&self) {
+        if self.owner.0.is_home() {
+            self.owner.0.tidy(true);
+        }
+    }
+}
+
+/// What does not fit in a number of this machine is too large in any case.
+#[inline]
+fn number(size: Bytes) -> usize {
+    usize::try_from(size.get()).unwrap_or(usize::MAX)
+}
+
+impl Small {
+    #[inline]
+    fn new(block: Block, size: usize) -> Self {
+        let address = block.slab.chunk.address + block.offset() as u64;
+        Self { block: Some(block), address, size }
+    }
+
+    /// Where it lies, a multiple of 256: a device pointer if it [is device memory](Self::is_device_memory), otherwise
+    /// an address of this process.
+    pub fn as_device_ptr(&self) -> u64 {
+        self.address
+    }
+
+    pub fn is_device_memory(&self) -> bool {
+        self.slab().chunk.allocation.is_device_memory()
+    }
+
+    /// What was asked for.
+    pub fn size(&self) -> Bytes {
+        Bytes::new(self.size as u64)
+    }
+
+    /// What the block has.
+    pub fn capacity(&self) -> Bytes {
+        Bytes::new(self.block().size() as u64)
+    }
+
+    /// The chunk that it lies in.
+    pub fn allocation(&self) -> AllocationId {
+        self.slab().chunk.allocation.id()
+    }
+
+    /// Where in the chunk it begins.
+    pub fn offset(&self) -> Bytes {
+        Bytes::new(self.block().offset() as u64)
+    }
+
+    /// Whether it is mapped still: an operator may have taken the chunk away.
+    pub fn is_mapped(&self) -> bool {
+        self.slab().chunk.allocation.is_mapped()
+    }
+
+    /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a
+    /// forked child.
+    pub fn as_slice(&self) -> Result<&[u8]> {
+        let address = self.cpu_address()?;
+        // SAFETY: needed to read shared memory. `cpu_address` has checked that the chunk is mapped, where the CPU can
+        // follow. The block lies in it, is at least `size` long, and is this value's alone, which is borrowed.
+        Ok(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), self.size) })
+    }
+
+    /// The bytes that were asked for, to be written in place. Refused as [`Self::as_slice`] is.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
+        let address = self.cpu_address()?;
+        // SAFETY: needed to write shared memory. As for `as_slice`; chunks are never sealed, so they are mapped
+        // writably, and this value is borrowed mutably.
+        Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), self.size) })
+    }
+
+    /// Copies bytes out, wherever they lie.
+    pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+        let at = self.check_range(offset_bytes, to.len())?;
+        self.slab().chunk.allocation.copy_to_host(at, to)
+    }
+
+    /// Copies bytes in, wherever it lies.
+    pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
+        let at = self.check_range(offset_bytes, from.len())?;
+        now(self.slab().chunk.allocation.handle().copy_from_host(Face::Blocking, at, from))
+    }
+
+    fn cpu_address(&self) -> Result<usize> {
+        let chunk = &self.slab().chunk;
+        let allocation = || chunk.allocation.id().to_string();
+        let session = self.slab().pool.client().session();
+        if !self.slab().pool.is_home() {
+            return Err(foreign(session));
+        }
+        if chunk.allocation.is_device_memory() {
+            return Err(Error::DeviceMemory { allocation: allocation() });
+        }
+        let address = usize::try_from(self.address).ok().filter(|_| chunk.allocation.is_mapped());
+        address.ok_or_else(|| Error::NotMapped { allocation: allocation() })
+    }
+
+    /// The place in the chunk, if so many bytes there are among those that were asked for.
+    fn check_range(&self, offset_bytes: u64, len: usize) -> Result<u64> {
+        let end = offset_bytes.checked_add(len as u64).filter(|end| *end <= self.size as u64);
+        end.map(|_| self.offset().get() + offset_bytes).ok_or_else(|| Error::CopyFailed {
+            allocation: self.allocation().to_string(),
+            problem: format!("{len} bytes at {offset_bytes} do not lie in a block of {} bytes", self.size),
+        })
+    }
+
+    fn block(&self) -> &Block {
+        self.block.as_ref().expect("only Drop takes the block")
+    }
+
+    fn slab(&self) -> &Slab {
+        &self.block().slab
+    }
+}
+
+impl Drop for Small {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            Shared::free(block);
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.0.is_home() {
+            self.0.close();
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! A pool as its threads share it: shelves of slabs, the chunks that slabs are taken out of, and everybody's caches.
+//!
+//! Locks are taken one at a time, but for `growing`, under which the others may be taken; none is held across a call
+//! of the daemon but that one.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use vramd_types::{Bytes, Reason};
+
+use super::{
+    cache::{self, Cache},
+    chunk::Chunks,
+    classes::Class,
+    config::PoolConfig,
+    shelf::Shelf,
+    slab::{Block, Slab},
+};
+use crate::{
+    client::Client,
+    error::{Error, Result},
+    home::Home,
+    request::AllocationRequest,
+    session::foreign,
+};
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Unlike that of any other pool of this process.
+    pub(super) id: u64,
+    home: Home,
+    client: Client,
+    config: PoolConfig,
+    /// The size of the largest class.
+    largest: usize,
+    shelves: Box<[Mutex<Shelf>]>,
+    chunks: Mutex<Chunks>,
+    growing: Mutex<()>,
+    caches: Mutex<Vec<Arc<Cache>>>,
+    /// There is no owner any more, who could allocate.
+    closed: AtomicBool,
+    /// A look for what is idle is on its way.
+    watched: AtomicBool,
+    /// How often the daemon has taken something from the session, and how much of that this pool has looked into.
+    revokes: Arc<AtomicU64>,
+    revokes_seen: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(client: Client, config: PoolConfig) -> Result<Arc<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let home =
+            Home::here().map_err(|error| Error::refused(Reason::RequestInvalid, &[("problem", &error)]))?;
+        let classes = Class::up_to(config.largest_part()).count();
+        let largest = Class::up_to(config.largest_part()).last().map_or(0, Class::size);
+        let revokes = Arc::clone(client.session().table().revokes());
+        Ok(Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            home,
+            client,
+            config,
+            largest,
+            shelves: (0..classes).map(|_| Mutex::default()).collect(),
+            chunks: Mutex::default(),
+            growing: Mutex::default(),
+            caches: Mutex::default(),
+            closed: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+            revokes_seen: AtomicU64::new(revokes.load(Ordering::Relaxed)),
+            revokes,
+        }))
+    }
+
+    /// A block that so many bytes fit in.
+    #[inline]
+    pub(super) fn alloc(self: &Arc<Self>, size: usize) -> Result<Block> {
+        loop {
+            if let Some(block) = self.alloc_at_hand(size)? {
+                return Ok(block);
+            }
+            self.grow(size)?;
+        }
+    }
+
+    /// One that there is without a chunk more.
+    #[inline]
+    pub(super) fn alloc_at_hand(self: &Arc<Self>, size: usize) -> Result<Option<Block>> {
+        // Zero wraps, and is too large as well.
+        if size.wrapping_sub(1) >= self.largest {
+            return Err(self.no_class(size));
+        }
+        if !self.home.is_here() {
+            return Err(foreign(self.client.session()));
+        }
+        if self.revokes.load(Ordering::Relaxed) != self.revokes_seen.load(Ordering::Relaxed) {
+            self.close_lost();
+        }
+        let class = Class::of(size);
+        Ok(cache::take(self, class).or_else(|| self.refill(class)))
+    }
+
+    #[inline]
+    pub(super) fn free(block: Block) {
+        let pool = &block.slab.pool;
+        if !pool.home.is_here() {
+            // A child has inherited the value and not the memory.
+            std::mem::forget(block);
+        } else if block.size() > cache::BLOCK_BYTES_MAX || block.slab.chunk.is_lost() {
+            Self::put_back(vec![block]);
+        } else {
+            cache::keep(block);
+        }
+    }
+
+    /// What this thread has kept is used up.
+    #[cold]
+    fn refill(self: &Arc<Self>, class: Class) -> Option<Block> {
+        self.watch_idle();
+        loop {
+            let mut fresh = Vec::new();
+            self.shelf(class).take(1 + cache::room(class) / 2, |block| fresh.push(block));
+            if let Some(block) = fresh.pop() {
+                if !fresh.is_empty() {
+                    Self::put_back(cache::stock(self, class, fresh));
+                }
+                return Some(block);
+            }
+            if !self.cut_slab(class) {
+                return None;
+            }
+        }
+    }
+
+    /// A new slab out of the chunks there are.
+    fn cut_slab(self: &Arc<Self>, class: Class) -> bool {
+        let Some((chunk, pages)) = self.chunks().take(class.slab_pages()) else { return false };
+        let pool = Arc::clone(self);
+        self.shelf(class).add(|slot| Slab::new(pool, chunk, class, pages, slot));
+        true
+    }
+
+    /// Has a block of that size, by one more chunk. Where there is none to be had, what other threads keep and do not
+    /// use is made use of.
+    #[cold]
+    pub(super) fn grow(self: &Arc<Self>, size: usize) -> Result<()> {
+        let class = Class::of(size);
+        let _one_at_a_time = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.cut_slab(class) {
+            return Ok(());
+        }
+        let refusal = match self.new_chunk() {
+            Ok(()) => return Ok(()),
+            Err(refusal) => refusal,
+        };
+        self.collect(true);
+        let has_room = self.shelf(class).has_free() || self.cut_slab(class);
+        if has_room { Ok(()) } else { Err(refusal) }
+    }
+
+    fn new_chunk(&self) -> Result<()> {
+        let (chunk, limit) = (self.config.chunk_size, self.config.max_bytes);
+        let held = self.held();
+        if held.get().saturating_add(chunk.get()) > limit.get() {
+            return Err(Error::PoolFull { limit, held, asked: chunk });
+        }
+        let mut request = AllocationRequest::new(chunk).part_size(chunk).uninitialized();
+        if let Some(device) = &self.config.device {
+            request = request.device(device.as_str());
+        }
+        let allocation = self.client.allocate(request)?;
+        self.chunks().add(allocation);
+        Ok(())
+    }
+
+    /// Blocks that no thread keeps. The pool may end by it.
+    pub(super) fn put_back(blocks: Vec<Block>) {
+        let Some(pool) = blocks.first().map(|block| Arc::clone(&block.slab.pool)) else { return };
+        pool.return_blocks(blocks, true);
+        if pool.closed.load(Ordering::Relaxed) {
+            pool.release_free(true);
+        } else {
+            pool.watch_idle();
+        }
+    }
+
+    fn return_blocks(&self, blocks: Vec<Block>, touches: bool) {
+        let mut blocks = blocks.into_iter().peekable();
+        while let Some(class) = blocks.peek().map(|block| block.slab.class) {
+            let mut whole = Vec::new();
+            let mut shelf = self.shelf(class);
+            // Under the lock: a pool that is closed later finds here what was kept.
+            let keep_one = !self.closed.load(Ordering::Relaxed);
+            while let Some(block) = blocks.next_if(|block| block.slab.class == class) {
+                whole.extend(shelf.put(block, touches, keep_one));
+            }
+            drop(shelf);
+            self.return_slabs(whole, touches);
+        }
+    }
+
+    fn return_slabs(&self, slabs: Vec<Arc<Slab>>, touches: bool) {
+        if slabs.is_empty() {
+            return;
+        }
+        let mut chunks = self.chunks();
+        for slab in &slabs {
+            chunks.give_back(&slab.chunk, slab.pages.clone(), touches);
+        }
+    }
+
+    /// Gives wholly free chunks back to the daemon; whether some were in use meanwhile.
+    fn release_free(&self, all: bool) -> bool {
+        let (free, used) = self.chunks().take_free(all);
+        // The last to hold them: they are freed by the session's own thread.
+        drop(free);
+        used
+    }
+
+    /// Gives back what nobody uses: all of it, or what nobody has used since the last look. Whether there is something
+    /// that may become idle later.
+    pub(super) fn tidy(&self, all: bool) -> bool {
+        let used = self.collect(all);
+        self.release_free(all) || used
+    }
+
+    /// Moves what nobody uses from caches to shelves, and from there to chunks. Whether something was in use.
+    fn collect(&self, all: bool) -> bool {
+        let mut used = false;
+        let caches = self.caches().clone();
+        for cache in caches {
+            let idle = if all { Some(cache.take_all()) } else { cache.take_idle() };
+            used |= idle.is_none();
+            self.return_blocks(idle.unwrap_or_default(), false);
+        }
+        for shelf in &self.shelves {
+            let (whole, shelf_used) = lock(shelf).take_whole(all);
+            used |= shelf_used;
+            self.return_slabs(whole, false);
+        }
+        used
+    }
+
+    /// Has somebody look for what is idle, in a while.
+    pub(super) fn watch_idle(self: &Arc<Self>) {
+        if self.watched.load(Ordering::Relaxed) || self.watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let pool = Arc::downgrade(self);
+        self.client.session().releases().after(self.config.idle_after, move || {
+            if let Some(pool) = pool.upgrade() {
+                // First, so that whoever uses something from here on has it looked at again.
+                pool.watched.store(false, Ordering::Release);
+                if pool.tidy(false) {
+                    pool.watch_idle();
+                }
+            }
+        });
+    }
+
+    /// The daemon has taken something away: nothing of it is handed out any more.
+    #[cold]
+    fn close_lost(&self) {
+        self.revokes_seen.store(self.revokes.load(Ordering::Acquire), Ordering::Relaxed);
+        if !self.chunks().mark_lost() {
+            return;
+        }
+        let caches = self.caches().clone();
+        for cache in caches {
+            self.return_blocks(cache.take_all(), true);
+        }
+        for shelf in &self.shelves {
+            let whole = lock(shelf).close_lost();
+            self.return_slabs(whole, true);
+        }
+        let lost = self.chunks().take_lost();
+        drop(lost);
+    }
+
+    pub(super) fn new_cache(&self) -> Option<Arc<Cache>> {
+        let mut caches = self.caches();
+        (!self.closed.load(Ordering::Relaxed)).then(|| {
+            let cache = Arc::new(Cache::new(self.shelves.len()));
+            caches.push(Arc::clone(&cache));
+            cache
+        })
+    }
+
+    pub(super) fn forget(&self, cache: &Arc<Cache>) {
+        self.caches().retain(|other| !Arc::ptr_eq(other, cache));
+    }
+
+    /// The last owner is gone: nobody allocates any more.
+    pub(super) fn close(&self) {
+        // Before any lock is taken, each of which shows it to whoever takes it later.
+        self.closed.store(true, Ordering::Relaxed);
+        let caches = std::mem::take(&mut *self.caches());
+        for cache in caches {
+            self.return_blocks(cache.close(), false);
+        }
+        self.tidy(true);
+    }
+
+    pub(super) fn largest(&self) -> Bytes {
+        Bytes::new(self.largest as u64)
+    }
+
+    /// What the daemon has given it.
+    pub(super) fn held(&self) -> Bytes {
+        Bytes::new(self.config.chunk_size.get() * self.chunks().count() as u64)
+    }
+
+    pub(super) fn is_home(&self) -> bool {
+        self.home.is_here()
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    fn no_class(&self, size: usize) -> Error {
+        if size == 0 {
+            return Error::refused(Reason::SizeInvalid, &[("field", &"size"), ("size", &size)]);
+        }
+        Error::NotSmall { size: Bytes::new(size as u64), largest: self.largest() }
+    }
+
+    fn shelf(&self, class: Class) -> MutexGuard<'_, Shelf> {
+        lock(&self.shelves[class.index()])
+    }
+
+    fn chunks(&self) -> MutexGuard<'_, Chunks> {
+        lock(&self.chunks)
+    }
+
+    fn caches(&self) -> MutexGuard<'_, Vec<Arc<Cache>>> {
+        lock(&self.caches)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,116 @@
+//! The slabs of one class, and which of their blocks nobody has: what threads take from and give back to in batches.
+
+use std::sync::Arc;
+
+use super::slab::{Block, Slab};
+
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    slots: Vec<Option<Entry>>,
+    vacant: Vec<usize>,
+    /// Slots of slabs that have free blocks and may be taken from; the last is taken from first.
+    open: Vec<usize>,
+    /// Slabs all of whose blocks are here.
+    whole: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    slab: Arc<Slab>,
+    free: Vec<usize>,
+    touched: bool,
+}
+
+impl Shelf {
+    /// Puts a slab there, all of whose blocks are free. It is made for the slot that it is told.
+    pub(super) fn add(&mut self, make: impl FnOnce(usize) -> Slab) {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        let slab = Arc::new(make(slot));
+        let free = (0..slab.block_count()).rev().collect();
+        self.slots[slot] = Some(Entry { slab, free, touched: true });
+        self.open.push(slot);
+        self.whole += 1;
+    }
+
+    /// Hands out as many as there are, up to so many.
+    pub(super) fn take(&mut self, most: usize, mut to: impl FnMut(Block)) -> usize {
+        let mut taken = 0;
+        while taken < most {
+            let Some(&slot) = self.open.last() else { break };
+            let Some(entry) = &mut self.slots[slot] else { break };
+            if entry.free.len() == entry.slab.block_count() {
+                self.whole -= 1;
+            }
+            entry.touched = true;
+            let left = entry.free.len().saturating_sub(most - taken);
+            taken += entry.free.len() - left;
+            for index in entry.free.drain(left..).rev() {
+                to(Block { slab: Arc::clone(&entry.slab), index });
+            }
+            if entry.free.is_empty() {
+                self.open.pop();
+            }
+        }
+        taken
+    }
+
+    /// Takes a block back. A slab that is whole by it is returned, unless it is the only one and one is to be kept.
+    pub(super) fn put(&mut self, block: Block, touches: bool, keep_one: bool) -> Option<Arc<Slab>> {
+        let slot = block.slab.slot;
+        let entry = self.slots[slot].as_mut()?;
+        entry.touched |= touches;
+        entry.free.push(block.index);
+        let lost = entry.slab.chunk.is_lost();
+        if entry.free.len() == 1 && !lost {
+            self.open.push(slot);
+        }
+        if entry.free.len() < entry.slab.block_count() {
+            return None;
+        }
+        self.whole += 1;
+        (self.whole > 1 || lost || !keep_one).then(|| self.remove(slot)).flatten()
+    }
+
+    /// Takes out the slabs that are whole: all of them, or those that were so at the last look and since. And whether
+    /// any was touched meanwhile.
+    pub(super) fn take_whole(&mut self, all: bool) -> (Vec<Arc<Slab>>, bool) {
+        let mut used = false;
+        let is_idle = |entry: &mut Option<Entry>| {
+            let entry = entry.as_mut()?;
+            let touched = std::mem::take(&mut entry.touched);
+            used |= touched;
+            let whole = entry.free.len() == entry.slab.block_count();
+            (whole && (all || !touched)).then_some(entry.slab.slot)
+        };
+        let idle: Vec<_> = self.slots.iter_mut().filter_map(is_idle).collect();
+        (idle.into_iter().filter_map(|slot| self.remove(slot)).collect(), used)
+    }
+
+    pub(super) fn has_free(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Hands out nothing more of chunks that are lost. Slabs of them that are whole are returned; the others go when
+    /// they are.
+    pub(super) fn close_lost(&mut self) -> Vec<Arc<Slab>> {
+        let slots = &self.slots;
+        let is_lost = |slot: usize| slots[slot].as_ref().is_some_and(|entry| entry.slab.chunk.is_lost());
+        self.open.retain(|&slot| !is_lost(slot));
+        let whole =
+            |entry: &Entry| entry.slab.chunk.is_lost() && entry.free.len() == entry.slab.block_count();
+        let whole: Vec<_> =
+            self.slots.iter().flatten().filter(|entry| whole(entry)).map(|it| it.slab.slot).collect();
+        whole.into_iter().filter_map(|slot| self.remove(slot)).collect()
+    }
+
+    fn remove(&mut self, slot: usize) -> Option<Arc<Slab>> {
+        let entry = self.slots[slot].take()?;
+        self.open.retain(|&open| open != slot);
+        self.vacant.push(slot);
+        self.whole -= 1;
+        Some(entry.slab)
+    }
+}

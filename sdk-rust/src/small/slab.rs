@@ -1,0 +1,56 @@
+//! A slab is a run of pages of a chunk, cut into blocks of one class. What is known of it lies in this process's own
+//! memory: the chunk's may be a GPU's.
+
+use std::{ops::Range, sync::Arc};
+
+use super::{
+    chunk::Chunk,
+    classes::{Class, PAGE},
+    shared::Shared,
+};
+
+#[derive(Debug)]
+pub(super) struct Slab {
+    pub(super) pool: Arc<Shared>,
+    pub(super) chunk: Arc<Chunk>,
+    pub(super) class: Class,
+    pub(super) pages: Range<u32>,
+    /// Its place on the shelf of its class.
+    pub(super) slot: usize,
+    block_size: usize,
+}
+
+/// One block: whoever has this value has the bytes. It holds its slab, and so the chunk, the pool and the session.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) slab: Arc<Slab>,
+    pub(super) index: usize,
+}
+
+impl Slab {
+    pub(super) fn new(
+        pool: Arc<Shared>,
+        chunk: Arc<Chunk>,
+        class: Class,
+        pages: Range<u32>,
+        slot: usize,
+    ) -> Self {
+        Self { pool, chunk, class, pages, slot, block_size: class.size() }
+    }
+
+    pub(super) fn block_count(&self) -> usize {
+        self.pages.len() * PAGE / self.block_size
+    }
+}
+
+impl Block {
+    /// Where in its chunk it begins.
+    #[inline]
+    pub(super) fn offset(&self) -> usize {
+        self.slab.pages.start as usize * PAGE + self.index * self.slab.block_size
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.slab.block_size
+    }
+}

@@ -1,0 +1,115 @@
+//! The code of `docs/guides/rust.md`, word for word, as a program that the end-to-end tests run.
+
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use vramd_client::{AllocationInfo, AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio};
+
+fn main() -> Result<()> {
+    connect()?;
+    share()?;
+    refused()?;
+    small()?;
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(tasks())?;
+    // Whoever reads this starts the daemon anew, and says so.
+    let mut client = Client::connect()?;
+    client.allocate(AllocationRequest::new(Bytes::mib(1)))?;
+    writeln!(io::stdout(), "restart")?;
+    io::stdin().read_line(&mut String::new())?;
+    ensure!(names(&mut client)?.is_empty(), "the new daemon knows nothing");
+    Ok(())
+}
+
+fn connect() -> Result<()> {
+    let client = Client::connect()?;
+    println(&format!("charged to {}, on {} devices", client.tenant(), client.devices().len()))?;
+
+    let other = Client::builder().name("loader").request_timeout(Duration::from_secs(30)).connect()?;
+    ensure!(other.session_id() != client.session_id(), "each has a session of its own");
+    Ok(())
+}
+
+fn share() -> Result<()> {
+    let client = Client::connect()?;
+    let request = AllocationRequest::new(Bytes::mib(5)).name("llama").persistent().reader("team-b");
+    let mut weights = client.allocate(request)?;
+    weights.copy_from_host(0, b"hello")?; // or a kernel of yours at weights.as_device_ptr()
+    let sealed = weights.seal()?;
+    println(&format!("{} has the digest {}", sealed.id(), sealed.digest()))?;
+
+    let reader = Client::connect()?; // any process of the tenant, or of its readers
+    let attached = reader.attach("llama")?;
+    let mut word = [0; 5];
+    attached.copy_to_host(0, &mut word)?;
+    assert_eq!(&word, b"hello");
+    attached.detach()?;
+    sealed.free()?;
+
+    let mut scratch = client.allocate(AllocationRequest::new(Bytes::mib(5)))?;
+    if !scratch.is_device_memory() {
+        scratch.as_mut_slice()?.fill(1);
+    }
+    drop(scratch);
+    client.flush()?;
+    Ok(())
+}
+
+fn refused() -> Result<()> {
+    let client = Client::connect()?;
+    match client.allocate(AllocationRequest::new(Bytes::gib(1 << 20))) {
+        Ok(memory) => println(&format!("{} is mapped", memory.id()))?,
+        Err(Error::QuotaLimit { limit, held, .. }) => println(&format!("{held} of {limit} in use"))?,
+        Err(Error::DeviceFull { free, .. }) => println(&format!("only {free} free"))?,
+        Err(error) if error.reason() == Some(Reason::QueueFull) => println("try again in a while")?,
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+fn small() -> Result<()> {
+    let client = Client::connect()?;
+    let config = PoolConfig::default()
+        .chunk_size(Bytes::mib(32))
+        .max_bytes(Bytes::gib(1))
+        .idle_after(Duration::from_secs(10));
+    let pool = client.pool(config)?;
+    let mut block = pool.alloc(Bytes::new(3_000))?;
+    block.copy_from_host(0, &[7; 3_000])?;
+    assert_eq!(block.as_device_ptr() % 256, 0);
+    std::thread::spawn(move || drop(block)).join().expect("any thread may drop it");
+    Ok(())
+}
+
+async fn tasks() -> Result<()> {
+    let client = aio::Client::connect().await?;
+    let request = AllocationRequest::new(Bytes::mib(5)).name("llama").persistent();
+    let mut weights = client.allocate(request).await?;
+    weights.copy_from_host_async(0, b"hello").await?;
+    let sealed = weights.seal_async().await?;
+
+    let attach = client.attach("mistral");
+    match tokio::time::timeout(Duration::from_secs(5), attach).await {
+        Ok(Err(error)) => println(&format!("there is none: {error}"))?,
+        Ok(Ok(attached)) => attached.detach_async().await?,
+        Err(_elapsed) => println("nobody waits for it any more, and nothing of it stays")?,
+    }
+    sealed.free_async().await?;
+    Ok(())
+}
+
+fn names(client: &mut Client) -> Result<Vec<AllocationInfo>, Error> {
+    match client.list("") {
+        Err(Error::SessionLost { .. } | Error::BrokerGone { .. }) => {
+            *client = client.reconnect()?;
+            client.list("")
+        }
+        answer => answer,
+    }
+}
+
+fn println(text: &str) -> io::Result<()> {
+    writeln!(io::stderr(), "{text}")
+}

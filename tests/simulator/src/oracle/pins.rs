@@ -1,0 +1,84 @@
+//! Every pin call is answered once, when all its parts are mapped, or refused for a reason that it can have.
+
+use broker_core::{
+    ChannelId, PartRef, Refusal,
+    invariants::{FENCES, PIN_ANSWERS},
+};
+use vramd_types::SessionId;
+
+use super::{
+    Oracle,
+    facts::{Hold, PinFacts},
+    reasons::OF_PINS,
+};
+
+impl Oracle {
+    /// Whether the frame fits.
+    pub(super) fn pin_asked(&mut self, id: SessionId, call: u64, parts: &[PartRef]) -> bool {
+        let came = self.facts.clock;
+        let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
+        let mut each: Vec<_> = parts.to_vec();
+        each.sort_unstable();
+        each.dedup();
+        let fits = session.pins
+            && session.last_pin.is_none_or(|last| call > last)
+            && each.len() == parts.len()
+            && (1..=1024).contains(&parts.len());
+        if fits {
+            session.last_pin = Some(call);
+            let facts = PinFacts { parts: parts.to_vec(), came, answered: false, stuck: None };
+            session.pin_calls.insert(call, facts);
+        }
+        fits
+    }
+
+    pub(super) fn pin_ended(&mut self, id: SessionId, call: u64) -> bool {
+        let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
+        session.pin_calls.remove(&call);
+        session.pins && session.last_pin.is_some_and(|last| call <= last)
+    }
+
+    pub(super) fn pin_answered(&mut self, channel: ChannelId, call: u64, refusal: Option<&Refusal>) {
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
+        let most = self.limits.pins_waiting_max;
+        let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+        let calls = session.pin_calls.len();
+        let Some(facts) = session.pin_calls.get_mut(&call).filter(|facts| !facts.answered) else {
+            return self
+                .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and waits not"));
+        };
+        facts.answered = true;
+        let PinFacts { parts, came, .. } = facts.clone();
+        if let Some(refusal) = refusal {
+            session.pin_calls.remove(&call);
+            let so = match refusal {
+                Refusal::QueueFull { .. } => calls > most,
+                Refusal::SessionLost { .. } => session.ending,
+                Refusal::DeviceFull { free, asked, .. } => asked > free,
+                Refusal::QuotaLimit { limit, asked, .. } => asked > limit,
+                refusal => OF_PINS.contains(&refusal.reason()),
+            };
+            return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));
+        }
+        let lacks = parts.iter().find(|part| !matches!(session.holds.get(part), Some((Hold::Mapped, _))));
+        let lacks = lacks.copied();
+        self.expect(PIN_ANSWERS, lacks.is_none(), || {
+            format!("call {call} of {id} is told that it has {lacks:?}, which is not mapped")
+        });
+        for part in parts {
+            let fenced = self.facts.fences.get(&part).is_some_and(|fence| fence.came < came);
+            self.expect(FENCES, !fenced, || format!("call {call} of {id} came after the fence of {part:?}"));
+        }
+    }
+
+    /// Nothing is under way any more, so nobody waits.
+    pub fn pins_are_answered(&mut self) {
+        let heard = self.facts.sessions.iter().filter(|(_, it)| !it.gone && self.facts.is_heard(it));
+        let waiting = |(id, call): (&u64, &PinFacts)| (!call.answered).then_some(*id);
+        let left: Vec<_> = heard
+            .flat_map(|(id, it)| it.pin_calls.iter().filter_map(waiting).map(move |call| (*id, call)))
+            .take(3)
+            .collect();
+        self.expect(PIN_ANSWERS, left.is_empty(), || format!("never answered: {left:?}"));
+    }
+}

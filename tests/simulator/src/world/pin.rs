@@ -1,0 +1,197 @@
+//! What a process does with pins: its threads take sets by their words, ask for what is not there, hold on, ask for more
+//! while they hold, and let go.
+
+use broker_core::{ChannelId, ClientFrame, Event, PartRef, Refusal, RevokeReason, RevokedPart};
+use vramd_types::PartIndex;
+use vramd_words::{Access, Unpinned};
+
+use super::World;
+use crate::{
+    dice::Dice,
+    scenario::{Fault, Script},
+};
+
+impl World {
+    pub(super) fn pin_some(&mut self, pid: u32, dice: &mut Dice) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(id) = process.channel else { return };
+        let Some(channel) = self.channels.get(&id).filter(|channel| channel.words.is_some()) else { return };
+        let at = dice.index(process.threads.len());
+        let thread = &mut process.threads[at];
+        if let Some((call, _)) = &thread.waits {
+            let call = *call;
+            if dice.chance(60) {
+                thread.waits = None;
+                self.send_frame(id, ClientFrame::PinEnded { call });
+            }
+            return;
+        }
+        if !thread.pinned.is_empty() && dice.chance(450) {
+            let parts = std::mem::take(&mut thread.pinned);
+            return self.unpin(pid, &parts);
+        }
+        let known: Vec<_> = channel.slots.keys().copied().collect();
+        let count = dice.between(1, 3);
+        let mut parts: Vec<PartRef> = (0..count).filter_map(|_| dice.pick(&known).copied()).collect();
+        if dice.chance(8) {
+            parts.push(PartRef { allocation: self.guess(dice), part: PartIndex(dice.small(3)) });
+        }
+        parts.sort_unstable();
+        parts.dedup();
+        if !parts.is_empty() {
+            self.pin(pid, at, parts, dice);
+        }
+    }
+
+    /// By the words, or else by a call.
+    fn pin(&mut self, pid: u32, at: usize, parts: Vec<PartRef>, dice: &mut Dice) {
+        let write = dice.chance(300);
+        let access = if write { Access::Write } else { Access::Read };
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(id) = process.channel else { return };
+        let Some(channel) = self.channels.get(&id) else { return };
+        match channel.pin_words(&parts, access) {
+            Ok(()) => process.threads[at].pinned.extend(parts),
+            Err(then) => {
+                process.last_pin += dice.between(1, 2);
+                let call = process.last_pin;
+                process.threads[at].waits = Some((call, parts.clone()));
+                self.send_frame(id, ClientFrame::Pin { call, parts, write });
+                if then == Unpinned::WakeWorker {
+                    self.unmap_wanted(pid, id);
+                }
+            }
+        }
+    }
+
+    pub(super) fn pin_answered(&mut self, id: ChannelId, pid: u32, call: u64, refusal: Option<Refusal>) {
+        let Some(process) = self.processes.get_mut(&pid).filter(|process| process.channel == Some(id)) else {
+            return;
+        };
+        let waits =
+            |thread: &super::process::Thread| thread.waits.as_ref().is_some_and(|(of, _)| *of == call);
+        let Some(at) = process.threads.iter().position(waits) else { return };
+        let thread = &mut process.threads[at];
+        let Some((_, parts)) = thread.waits.take() else { return };
+        let mut give_back = Vec::new();
+        match refusal {
+            Some(Refusal::PinStalled { .. }) => give_back = std::mem::take(&mut thread.pinned),
+            Some(Refusal::AllocationNotFound { .. }) => {
+                if let Some(channel) = self.channels.get_mut(&id) {
+                    let mapped = &channel.mapped;
+                    channel.slots.retain(|part, _| mapped.contains_key(part) || !parts.contains(part));
+                }
+            }
+            Some(_) => {}
+            None => {
+                let pinned = self.channels.get(&id).map(|channel| channel.pin_words(&parts, Access::Read));
+                if pinned == Some(Ok(())) {
+                    thread.pinned.extend(parts);
+                } else if pinned == Some(Err(Unpinned::WakeWorker)) {
+                    self.unmap_wanted(pid, id);
+                }
+                // Some never say that they are done.
+                if !self.links.chance(self.scenario.faults.rate(Fault::Lies) / 2) {
+                    self.send_frame(id, ClientFrame::PinEnded { call });
+                }
+            }
+        }
+        self.unpin(pid, &give_back);
+        if self.calm {
+            self.unpin_all(pid);
+        }
+    }
+
+    /// All threads let go but those that wait.
+    pub(super) fn unpin_all(&mut self, pid: u32) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let free = process.threads.iter_mut().filter(|thread| thread.waits.is_none());
+        let parts: Vec<_> = free.flat_map(|thread| std::mem::take(&mut thread.pinned)).collect();
+        self.unpin(pid, &parts);
+    }
+
+    fn unpin(&mut self, pid: u32, parts: &[PartRef]) {
+        let Some(id) = self.processes.get(&pid).and_then(|process| process.channel) else { return };
+        if self.channels.get(&id).is_some_and(|channel| channel.unpin_words(parts)) {
+            self.unmap_wanted(pid, id);
+        }
+    }
+
+    /// The worker is told to unmap. What is pinned waits for its last unpin.
+    pub(super) fn revoked(
+        &mut self,
+        id: ChannelId,
+        pid: u32,
+        script: Script,
+        parts: &[RevokedPart],
+        reason: RevokeReason,
+    ) {
+        let keeps = reason == RevokeReason::Evicted;
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        let (mut free, mut lost) = (Vec::new(), Vec::new());
+        for part in parts.iter().map(|told| told.part) {
+            if channel.mapped.contains_key(&part) && channel.is_pinned(part) {
+                channel.wanted.insert(part, keeps);
+                continue;
+            }
+            free.push(part);
+            if !keeps {
+                lost.push(part);
+            }
+        }
+        self.unmap(id, pid, script, &free);
+        if let Some(channel) = self.channels.get_mut(&id) {
+            channel.slots.retain(|part, _| !lost.contains(part));
+        }
+    }
+
+    fn unmap_wanted(&mut self, pid: u32, id: ChannelId) {
+        let Some(channel) = self.channels.get(&id) else { return };
+        let free = channel.wanted.iter().filter(|(part, _)| !channel.is_pinned(**part));
+        let free: Vec<_> = free.map(|(part, keeps)| (*part, *keeps)).collect();
+        let Some(seat) = self.processes.get(&pid).map(|process| process.seat) else { return };
+        let script = self.scenario.seats[seat].script;
+        for (part, keeps) in free {
+            self.unmap(id, pid, script, &[part]);
+            if !keeps && let Some(channel) = self.channels.get_mut(&id) {
+                channel.slots.remove(&part);
+            }
+        }
+    }
+
+    /// Of its own accord. What is pinned stays.
+    pub(super) fn unmap_own(&mut self, id: ChannelId, pid: u32, script: Script, part: PartRef) {
+        if self.channels.get(&id).is_some_and(|channel| channel.is_pinned(part)) {
+            return;
+        }
+        self.unmap(id, pid, script, &[part]);
+        if let Some(channel) = self.channels.get_mut(&id) {
+            channel.slots.remove(&part);
+        }
+    }
+
+    /// Calls that were made before or never, and sets that are none.
+    pub(super) fn lie_of_pins(&mut self, pid: u32, id: ChannelId, part: PartRef, dice: &mut Dice) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let last = process.last_pin;
+        process.last_pin += 1;
+        let frame = match dice.roll(4) {
+            0 => ClientFrame::Pin { call: last, parts: vec![part], write: false },
+            1 => ClientFrame::Pin { call: last + 1, parts: vec![part, part], write: false },
+            2 => ClientFrame::Pin { call: last + 1, parts: Vec::new(), write: true },
+            _ => ClientFrame::PinEnded { call: last + 1 },
+        };
+        self.send_frame(id, frame);
+    }
+
+    /// Writes into the table what no honest client does.
+    pub(super) fn spoil_word(&mut self, id: ChannelId, part: PartRef, dice: &mut Dice) {
+        if let Some(channel) = self.channels.get_mut(&id) {
+            channel.spoil_word(part, dice.one(&[1 << 40, 1 << 63, 1 << 27, 0xff_ffff]));
+        }
+    }
+
+    fn send_frame(&mut self, channel: ChannelId, frame: ClientFrame) {
+        self.send_up(channel, Event::Frame { channel, frame });
+    }
+}

@@ -1,0 +1,181 @@
+//! The word table of a session: the real one, with the daemon's and the client's views of the same memory.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use broker_core::{ChannelId, Completion, Event, MapPart, PartRef, RevokedPart, Slot, WordsOutcome};
+use vramd_types::SessionId;
+use vramd_words::{
+    Access, AtomicU64, Client, Daemon, Evict, Fence, HEADER_WORDS, Header, SLOT_WORDS, SetRefused, State,
+    Unpinned, Waiting, Word, Worker, bytes_for, open, pin_set,
+};
+
+use super::{World, driver::soon, process::Channel, queue::Happening};
+
+type Memory = Arc<[AtomicU64]>;
+
+const MAJOR: u32 = 1;
+const REVOKE: u64 = 1 << 26;
+
+#[derive(Debug)]
+pub(super) struct Words {
+    memory: Memory,
+    daemon: Daemon<Memory>,
+    client: Client<Memory>,
+    worker: Worker<Memory>,
+    /// Slots whose words carry REVOKE, as the daemon remembers.
+    carry: BTreeSet<Slot>,
+}
+
+impl Words {
+    /// `None` where there are no slots.
+    pub(super) fn new(slots: u32) -> Option<Self> {
+        let count = usize::try_from(bytes_for(slots) / 8).ok().filter(|_| slots > 0)?;
+        let memory: Memory = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let header = Header { major: MAJOR, minor: 0, features: 0, slots };
+        let daemon = Daemon::create(memory.clone(), header).expect("it is large enough");
+        let (client, worker) = open(memory.clone(), MAJOR).expect("the header is good");
+        Some(Self { memory, daemon, client, worker, carry: BTreeSet::new() })
+    }
+
+    /// Sets REVOKE where a frame is to say so. Whether the client made each of these words.
+    pub(super) fn carry(&mut self, parts: &[RevokedPart]) -> bool {
+        let mut honest = true;
+        for slot in parts.iter().filter_map(|told| told.slot) {
+            let Some(word) = self.daemon.slot(slot.0).filter(|_| !self.carry.contains(&slot)) else {
+                continue;
+            };
+            match word.revoke_to_fence() {
+                Ok(Fence::Revoked { .. }) => _ = self.carry.insert(slot),
+                Ok(Fence::Leaving) => {}
+                Err(_) => honest = false,
+            }
+        }
+        honest
+    }
+
+    /// The slot's word will be mapped anew.
+    pub(super) fn serve(&mut self, part: &MapPart) {
+        if let Some(slot) = part.slot {
+            self.carry.remove(&slot);
+        }
+    }
+
+    fn state(&self, slot: Slot) -> Option<State> {
+        self.daemon.slot(slot.0)?.state().ok()
+    }
+
+    fn raw(&self, slot: Slot) -> Option<&AtomicU64> {
+        self.memory.get(HEADER_WORDS + SLOT_WORDS * usize::try_from(slot.0).ok()?)
+    }
+}
+
+impl Channel {
+    pub(super) fn is_pinned(&self, part: PartRef) -> bool {
+        let state = self.slots.get(&part).and_then(|slot| self.words.as_ref()?.state(*slot));
+        matches!(state, Some(State::Resident { pins } | State::Revoking { pins }) if pins > 0)
+    }
+
+    pub(super) fn map_word(&mut self, part: &MapPart) {
+        let (Some(words), Some(slot)) = (&self.words, part.slot) else { return };
+        self.slots.insert(part.part, slot);
+        let mapped = words.worker.slot(slot.0).map(|word| word.set_mapped(Waiting::default()));
+        assert!(self.lied || mapped == Some(Ok(())), "the daemon sent {part:?}: {mapped:?}");
+    }
+
+    /// Whether the part was written, by its word.
+    pub(super) fn unmap_word(&mut self, part: PartRef) -> bool {
+        self.wanted.remove(&part);
+        let Some((words, slot)) = self.words.as_ref().zip(self.slots.get(&part)) else { return false };
+        match words.worker.slot(slot.0).map(|word| word.begin_unmap()) {
+            Some(Ok(unmapping)) => unmapping.finish(),
+            other => {
+                assert!(self.lied, "{part:?} cannot be unmapped: {other:?}");
+                false
+            }
+        }
+    }
+
+    /// Pins all of these, or none.
+    pub(super) fn pin_words(&self, parts: &[PartRef], access: Access) -> Result<(), Unpinned> {
+        let Some(words) = &self.words else { return Err(Unpinned::Done) };
+        let slot = |part| words.client.slot(self.slots.get(part)?.0);
+        let set: Option<Vec<_>> = parts.iter().map(|part| Some((slot(part)?, access))).collect();
+        let Some(set) = set else { return Err(Unpinned::Done) };
+        pin_set(&set).map_err(|SetRefused { then, .. }| then)
+    }
+
+    /// Whether one of these was wanted back and this was the last pin on it.
+    pub(super) fn unpin_words(&self, parts: &[PartRef]) -> bool {
+        let Some(words) = &self.words else { return false };
+        let mut wakes = false;
+        for slot in parts.iter().filter_map(|part| self.slots.get(part)) {
+            let unpinned = words.client.slot(slot.0).map(|word| word.unpin());
+            wakes |= unpinned == Some(Ok(Unpinned::WakeWorker));
+        }
+        wakes
+    }
+
+    pub(super) fn spoil_word(&mut self, part: PartRef, value: u64) {
+        self.lied = true;
+        if let Some(slot) = self.slots.get(&part)
+            && let Some(word) = self.words.as_ref().and_then(|words| words.raw(*slot))
+        {
+            word.fetch_or(value, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
+impl World {
+    /// All of these words are revoked, or none.
+    pub(super) fn revoke_words(&mut self, part: PartRef, asked: &[(ChannelId, SessionId, Slot)]) {
+        let (mut by, mut revoked, mut spoiled) = (Vec::new(), Vec::new(), Vec::new());
+        for (channel, session, slot) in asked.iter().copied() {
+            let words = self.channels.get(&channel).and_then(|channel| channel.words.as_ref());
+            let Some(word) = words.and_then(|words| words.daemon.slot(slot.0)) else { continue };
+            match word.revoke_to_evict() {
+                Ok(Evict::Revoked) => revoked.push((channel, slot)),
+                Ok(Evict::StillPinned) => by.push(session),
+                Ok(Evict::Leaving) => {}
+                Err(_) => {
+                    by.push(session);
+                    spoiled.push(channel);
+                }
+            }
+        }
+        for (channel, slot) in revoked {
+            let Some(words) = self.channels.get_mut(&channel).and_then(|channel| channel.words.as_mut())
+            else {
+                continue;
+            };
+            match (by.is_empty(), words.raw(slot)) {
+                (true, _) => _ = words.carry.insert(slot),
+                (false, Some(word)) => _ = word.fetch_and(!REVOKE, std::sync::atomic::Ordering::Relaxed),
+                (false, None) => {}
+            }
+        }
+        let outcome = if by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by } };
+        let done = Event::Completion(Completion::WordsRevoked { part, outcome });
+        let when = soon(&mut self.links, self.now, 1, 40);
+        self.queue.at(when, self.life, Happening::Arrive(done));
+        spoiled.into_iter().for_each(|channel| self.word_is_impossible(channel));
+    }
+
+    pub(super) fn forget_word(&mut self, id: ChannelId, slot: Slot) {
+        let Some(words) = self.channels.get_mut(&id).and_then(|channel| channel.words.as_mut()) else {
+            return;
+        };
+        words.carry.remove(&slot);
+        if words.daemon.slot(slot.0).is_some_and(|word| word.collect_written().is_err()) {
+            self.word_is_impossible(id);
+        }
+    }
+
+    /// No honest client makes such a word, so one that is honest finds a bug of ours.
+    pub(super) fn word_is_impossible(&mut self, channel: ChannelId) {
+        let lied = self.channels.get(&channel).is_none_or(|channel| channel.lied);
+        assert!(lied, "a word of {channel:?}, which is honest, is impossible");
+        let event = Event::Malformed { channel, problem: format!("{:?}", Word::FORKED) };
+        let when = soon(&mut self.links, self.now, 1, 40);
+        self.queue.at(when, self.life, Happening::Arrive(event));
+    }
+}
