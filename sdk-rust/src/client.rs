@@ -50,7 +50,7 @@ impl Client {
 
     /// A new session with the daemon that is there now, as this one was opened: for when that has ended. Handles of the
     /// old session are its own still: what they map stands, and what else they are asked answers
-    /// [`Error::SessionLost`]. In a forked child it is a session of the child's own.
+    /// [`crate::Error::SessionLost`]. In a forked child it is a session of the child's own.
     pub fn reconnect(&self) -> Result<Self> {
         ClientBuilder::clone(&self.builder).connect()
     }

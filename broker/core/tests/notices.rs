@@ -256,3 +256,25 @@ fn operators_see_what_is_behind_a_part_and_how_far_each_mapping_is() {
     });
     assert_eq!(reasons.count(), 0, "what was never sent is not asked back");
 }
+
+#[test]
+fn what_is_evicted_is_told_like_any_revoke() {
+    let mut world = World::new(64);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, spec(8)).expect("room");
+    world.stopped.insert(client.channel);
+    world.notices.clear();
+    let evict = OperatorRequest::RevokeMappings { target: Target::Id(id), parts: Vec::new(), wait: false };
+    world.start_operator(None, evict);
+    world.settle();
+    world.advance(10_000_000);
+    let late = told(&mut world);
+    let sent: usize = late.iter().filter(|told| *told == "revoke a 1 Evicted").count();
+    assert_eq!(sent, 2, "{late:?}");
+    assert!(late.contains(&"overdue a 2".to_owned()) && late.contains(&"silent a".to_owned()), "{late:?}");
+    world.stopped.clear();
+    world.settle();
+    let answered = told(&mut world);
+    assert!(answered.contains(&"unmapped a 1".to_owned()), "{answered:?}");
+    assert!(answered.contains(&"answered a".to_owned()), "{answered:?}");
+}

@@ -2,7 +2,7 @@
 //! those parts that have one. A frame that names an extent without a handle is refused, and names that extent.
 
 use arbitrary::{Arbitrary as _, Result, Unstructured};
-use broker_core::{DaemonFrame, MapPart, PartRef, RevokeReason};
+use broker_core::{DaemonFrame, MapPart, PartRef, Refusal, RevokeReason, RevokedPart, Slot};
 use broker_driver::Handle;
 use vramd::channel::frame::{self, Context};
 use vramd_client::decode_daemon_frame;
@@ -18,18 +18,21 @@ const DEVICES: u16 = 4;
 /// As in `limits.rs` of the core.
 const MAP_PARTS_MAX: usize = 128;
 const REVOKE_PARTS_MAX: usize = 1024;
-const REASONS: [(RevokeReason, v1::RevokeReason); 4] = [
+const REASONS: [(RevokeReason, v1::RevokeReason); 5] = [
     (RevokeReason::Freed, v1::RevokeReason::Freed),
     (RevokeReason::Detached, v1::RevokeReason::Detached),
     (RevokeReason::Sealing, v1::RevokeReason::Sealing),
     (RevokeReason::SessionEnded, v1::RevokeReason::SessionEnded),
+    (RevokeReason::Evicted, v1::RevokeReason::Evicted),
 ];
 
 pub(crate) fn check(input: &[u8]) -> Verdict {
     // Where the input ends, the rest is zeros: every input is a frame.
     let Ok((meant, features)) = draw(&mut Unstructured::new(input)) else { return Verdict::Refused };
     let devices: Vec<_> = (0..DEVICES).map(device).collect();
-    let context = Context { devices: &devices, features, handle: &handle };
+    // Of a kind that has no descriptor, so that none is opened for each input.
+    let table = Handle::CudaIpc([1; 64]);
+    let context = Context { devices: &devices, features, word_table: Some(&table), handle: &handle };
     let lost = match &meant {
         DaemonFrame::Map(parts) => {
             parts.iter().map(|part| part.extent).find(|extent| handle(*extent).is_none())
@@ -48,7 +51,8 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
 
 fn same(meant: &DaemonFrame, read: &Frame, handles: &[Handle], features: u64) {
     match (meant, read) {
-        (DaemonFrame::Welcome { session, tenant, devices }, Frame::Welcome(welcome)) => {
+        (DaemonFrame::Welcome { session, tenant, devices, slots }, Frame::Welcome(welcome)) => {
+            assert_eq!((welcome.slot_count, handles.len()), (*slots, 1));
             assert_eq!((welcome.session_id, &welcome.tenant), (session.get(), tenant));
             assert_eq!(welcome.features, features);
             let meant: Vec<_> = devices.iter().map(|index| device(index.0)).collect();
@@ -61,8 +65,16 @@ fn same(meant: &DaemonFrame, read: &Frame, handles: &[Handle], features: u64) {
             }
         }
         (DaemonFrame::Revoke { parts, reason }, Frame::Revoke(revoke)) => {
-            assert_eq!(revoke.parts, parts.iter().map(reference).collect::<Vec<_>>());
+            assert_eq!(
+                revoke.parts,
+                parts.iter().map(|revoked| reference(&revoked.part)).collect::<Vec<_>>()
+            );
             assert!(REASONS.contains(&(*reason, revoke.reason())));
+        }
+        (DaemonFrame::PinAnswer { call, refusal }, Frame::PinAnswer(answer)) => {
+            let reason = refusal.as_ref().map(|refusal| refusal.reason().name());
+            let read = answer.refused.as_ref().map(|refused| refused.reason.as_str());
+            assert_eq!((answer.call_id, read), (*call, reason));
         }
         (DaemonFrame::Drain { draining }, Frame::Drain(drain)) => assert_eq!(drain.draining, *draining),
         (meant, read) => panic!("{meant:?} was read as {read:?}"),
@@ -74,6 +86,7 @@ fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Handle) {
     assert_eq!(part.part, Some(reference(&meant.part)));
     assert_eq!((part.offset_bytes, part.size_bytes), (meant.offset.get(), meant.size.get()));
     assert_eq!((part.span_bytes, part.device), (meant.span.get(), u32::from(meant.device.0)));
+    assert_eq!(part.slot, meant.slot.map_or(0, |slot| slot.0));
     assert_eq!((part.access(), part.handle_type()), (access, HandleType::CudaIpc));
     let Handle::CudaIpc(bytes) = handle else { panic!("{handle:?}") };
     assert_eq!(part.cuda_ipc_handle, bytes);
@@ -82,11 +95,11 @@ fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Handle) {
 
 fn draw(input: &mut Unstructured<'_>) -> Result<(DaemonFrame, u64)> {
     let features = u64::arbitrary(input)?;
-    let frame = match input.int_in_range(0..=3)? {
+    let frame = match input.int_in_range(0..=4)? {
         0 => DaemonFrame::Map(list(input, MAP_PARTS_MAX, map_part)?),
         1 => {
             let reason = input.choose(&REASONS)?.0;
-            DaemonFrame::Revoke { parts: list(input, REVOKE_PARTS_MAX, part)?, reason }
+            DaemonFrame::Revoke { parts: list(input, REVOKE_PARTS_MAX, revoked_part)?, reason }
         }
         2 => DaemonFrame::Welcome {
             session: SessionId::from_raw(u64::arbitrary(input)?),
@@ -95,6 +108,11 @@ fn draw(input: &mut Unstructured<'_>) -> Result<(DaemonFrame, u64)> {
                 .map(char::from)
                 .collect(),
             devices: list(input, usize::from(DEVICES), device_index)?,
+            slots: u32::arbitrary(input)?,
+        },
+        3 => DaemonFrame::PinAnswer {
+            call: u64::arbitrary(input)?,
+            refusal: bool::arbitrary(input)?.then_some(Refusal::SessionMissing),
         },
         _ => DaemonFrame::Drain { draining: bool::arbitrary(input)? },
     };
@@ -120,7 +138,12 @@ fn map_part(input: &mut Unstructured<'_>) -> Result<MapPart> {
         size: Bytes::new(u64::arbitrary(input)?),
         span: Bytes::new(u64::arbitrary(input)?),
         writable: bool::arbitrary(input)?,
+        slot: Option::<u32>::arbitrary(input)?.map(Slot),
     })
+}
+
+fn revoked_part(input: &mut Unstructured<'_>) -> Result<RevokedPart> {
+    Ok(RevokedPart { part: part(input)?, slot: Option::<u32>::arbitrary(input)?.map(Slot) })
 }
 
 fn part(input: &mut Unstructured<'_>) -> Result<PartRef> {

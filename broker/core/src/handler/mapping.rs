@@ -197,8 +197,11 @@ impl Broker {
             return;
         }
         let (channel, tenant) = (session.channel, session.tenant);
-        if let Some(PartRef { allocation, .. }) = parts.first().map(|revoked| revoked.part) {
-            let (tenant, parts) = (self.tenants.shared(tenant), parts.len());
+        for of_one in parts.chunk_by(|one, next| one.part.allocation == next.part.allocation) {
+            let Some(PartRef { allocation, .. }) = of_one.first().map(|revoked| revoked.part) else {
+                continue;
+            };
+            let (tenant, parts) = (self.tenants.shared(tenant), of_one.len());
             self.notice(Notice::RevokeSent { session: id, tenant, allocation, parts, reason });
         }
         while !parts.is_empty() {

@@ -73,7 +73,7 @@ impl Broker {
         }
         if due(session.revoke_deadline) {
             session.revoke_deadline = None;
-            let (tenant, parts) = (session.tenant, session.revoking);
+            let (tenant, parts) = (session.tenant, session.parts_owed());
             let tenant = self.tenants.shared(tenant);
             self.notice(Notice::RevokeOverdue { session: id, tenant, parts });
             self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));

@@ -73,7 +73,13 @@ impl Session {
 
     /// Whether it is overdue if it lets a deadline pass.
     pub(crate) fn owes_unmapped(&self) -> bool {
-        self.revoking > 0 || self.words.as_ref().is_some_and(|words| !words.prompt.is_empty())
+        self.parts_owed() > 0
+    }
+
+    /// How many parts it was told to unmap, and is to answer soon.
+    pub(crate) fn parts_owed(&self) -> usize {
+        let evicted = self.words.as_ref().map_or(0, |words| words.prompt.len());
+        self.revoking.saturating_add(evicted)
     }
 
     /// Whether its words may be looked at, and a `Revoke` be answered soon.

@@ -69,9 +69,14 @@ fn counts_and_times(limits: &Limits) {
         survey_interval,
         cached_bytes_per_tenant_max: _,
         cached_for,
+        words_per_session_max,
+        pins_waiting_max,
+        pin_stall,
         greeting_max,
         greeting_per_uid_max,
         connections_per_uid_max,
+        watches_max,
+        watch_events_max,
         hello_timeout,
         request_timeout,
     } = limits;
@@ -88,13 +93,18 @@ fn counts_and_times(limits: &Limits) {
         greeting_max,
         greeting_per_uid_max,
         connections_per_uid_max,
+        pins_waiting_max,
+        watches_max,
+        watch_events_max,
     ];
+    assert!((1..=1 << 24).contains(words_per_session_max), "{limits:?}");
     assert!(counts.iter().all(|count| **count > 0), "{limits:?}");
     let times = [
         map_answer_timeout,
         revoke_answer_timeout,
         survey_interval,
         cached_for,
+        pin_stall,
         hello_timeout,
         request_timeout,
     ];
