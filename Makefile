@@ -1,4 +1,4 @@
-# One door to everything. Needs Rust and Python 3.9 or later; all else is fetched into .tools/ and .demo/.
+# One door to everything. Needs Rust and Python 3.11 or later; all else is fetched into .tools/ and .demo/.
 .PHONY: help demo test gpu gpu-bundle verify fix errors-md invariants-md metrics-md proto-baseline
 
 help: ## this list
@@ -10,13 +10,15 @@ demo: ## the whole path with a real model, start to end; FILE=/path/to/any/file 
 test: ## all tests, with all their set-up
 	tests/dev/install-tools
 	cargo build -p vramd -p vramctl
-	cargo test --workspace --exclude simulator --no-fail-fast
+	cargo test --workspace --exclude simulator --exclude vramd-python --no-fail-fast
 	cargo test -p simulator
+	sdk-python/tests/run
 
 gpu: gpu-bundle ## the GPU suite on this machine, results in target/gpu-results; QUICK=1 for fewer rounds
 	target/gpu-bundle/run $(if $(QUICK),--quick) target/gpu-results
 
 gpu-bundle: ## packs that suite for a machine without a toolchain, into target/gpu-bundle
+	tests/dev/install-tools
 	tests/gpu/bundle.py
 
 verify: ## all that .ci/run checks, but for cargo-deny, which takes long to build

@@ -63,12 +63,16 @@ impl Handle {
             self.hold_until(face, deadline).await?;
         }
         self.wait_for(face, if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline).await?;
+        self.place_anchor();
+        Ok(())
+    }
+
+    fn place_anchor(&self) {
         let table = self.session.table();
         if let Some(base) = table.base(self.info.id) {
             let ends = self.info.parts.iter().map(|part| part.offset.get() + part.size.get()).collect();
             self.anchor.place(Placed { base, slots: table.slots(self.info.id), ends, size: self.info.size });
         }
-        Ok(())
     }
 
     /// Nobody tells a session of an allocation that was freed before its first part was sent: now and then it asks.
@@ -103,6 +107,9 @@ impl Handle {
         let held = self.session.table().is_holding(self.info.id);
         self.session.table().set_holding(self.info.id);
         let outcome = self.seal_unpinned(face, deadline).await;
+        // What has come back has its words elsewhere. No guard knew where they were: there is none.
+        self.anchor = ProcessBound::new(Anchor::new(&self.session, self.info.id));
+        self.place_anchor();
         if !held {
             self.session.table().unhold(self.info.id);
         }

@@ -111,6 +111,7 @@ pub use channel::frame::decode as decode_daemon_frame;
 
 pub use allocation::{Allocation, SealFailed, Sealed};
 pub use client::{Client, ClientBuilder};
+pub use cuda::cuda_ordinal;
 pub use error::{Error, Refusal, Result};
 #[cfg(feature = "fault-points")]
 pub use fault::{FaultPoint, on_fault_point};

@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUNDLE = ROOT / "target" / "gpu-bundle"
@@ -27,23 +29,29 @@ PROGRAMS = {
 }
 # What of it is no program, and what uses it there.
 LIBRARY = "libtorch_share.so"
+MATURIN = ROOT / ".tools" / "python-venv" / "bin" / "maturin"
 
 
 def main():
     programs = build()
+    wheel = build_package()
     shutil.rmtree(BUNDLE, ignore_errors=True)
     for folder in ("bin", "kernels", "demo", "torch"):
         (BUNDLE / folder).mkdir(parents=True)
     for program in programs:
-        needs = glibc_minor(program)
-        if needs > GLIBC_MINOR_MAX:
-            sys.exit(f"{program.name} needs glibc 2.{needs}, and Debian 12 has 2.{GLIBC_MINOR_MAX}: build it there")
+        check_glibc(program)
         shutil.copy(program, BUNDLE / ("torch" if program.name == LIBRARY else "bin"))
     for kernel in [*ROOT.glob("sdk-rust/examples/kernels/*"), *ROOT.glob("tests/gpu/kernels/*")]:
         shutil.copy(kernel, BUNDLE / "kernels")
     for module in ROOT.glob("tests/demo/*.py"):
         shutil.copy(module, BUNDLE / "demo")
-    shutil.copy(ROOT / "tests/gpu/torch_share.py", BUNDLE / "torch")
+    for program in ("torch_share.py", "torch_model.py"):
+        shutil.copy(ROOT / "tests/gpu" / program, BUNDLE / "torch")
+    with zipfile.ZipFile(wheel) as package:
+        # A folder for PYTHONPATH: there may be no pip where it goes.
+        package.extractall(BUNDLE / "python")
+    for module in (BUNDLE / "python").rglob("*.so"):
+        check_glibc(module)
     shutil.copy(ROOT / "tests/gpu/run.py", BUNDLE / "run")
     (BUNDLE / "build.json").write_text(json.dumps(origin(), indent=2) + "\n")
     size = sum(file.stat().st_size for file in BUNDLE.rglob("*") if file.is_file())
@@ -62,6 +70,28 @@ def build():
     files = [pathlib.Path(file) for artifact in artifacts for file in artifact.get("filenames", [])]
     programs = [pathlib.Path(artifact["executable"]) for artifact in artifacts if artifact.get("executable")]
     return [*programs, *(file for file in files if file.name == LIBRARY)]
+
+
+def build_package():
+    """The Python package as a wheel, for every Python from 3.11 on."""
+    if not MATURIN.exists():
+        sys.exit(f"{MATURIN} is missing: run tests/dev/install-tools")
+    # A folder of its own, so that an older wheel is not taken for it. The libc is checked here, with that of the programs.
+    out = pathlib.Path(tempfile.mkdtemp(prefix="vramd-wheel-", dir=ROOT / "target"))
+    command = [
+        MATURIN, "build", "--release", "--strip", "--auditwheel", "skip", "--out", out,
+        "--manifest-path", ROOT / "sdk-python" / "Cargo.toml",
+    ]
+    print("$", *command, flush=True)
+    subprocess.run(command, cwd=ROOT, check=True)
+    [wheel] = out.glob("*.whl")
+    return wheel
+
+
+def check_glibc(program):
+    needs = glibc_minor(program)
+    if needs > GLIBC_MINOR_MAX:
+        sys.exit(f"{program.name} needs glibc 2.{needs}, and Debian 12 has 2.{GLIBC_MINOR_MAX}: build it there")
 
 
 def glibc_minor(program):

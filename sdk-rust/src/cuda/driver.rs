@@ -58,6 +58,13 @@ impl Driver {
         self.find(uuid).is_some()
     }
 
+    /// The number that CUDA has for the device in this process.
+    pub(crate) fn ordinal(&self, uuid: &str) -> Option<i32> {
+        let found = self.find(uuid)?;
+        let at = self.devices.iter().position(|seen| std::ptr::eq(seen, found))?;
+        i32::try_from(at).ok()
+    }
+
     /// The primary context of a device, retained until the last of its users is gone.
     pub(super) fn context(self: &Arc<Self>, uuid: &str) -> Result<Arc<Context>, String> {
         if process::id() != self.pid {

@@ -36,6 +36,12 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+/// The number that CUDA has, in this process, for the device of a UUID as the daemon prints it: where libraries that go by
+/// numbers find it (`cudaSetDevice`, DLPack). `None` if CUDA does not show it, or is not there.
+pub fn cuda_ordinal(uuid: &str) -> Option<i32> {
+    Driver::of_process().ok()?.ordinal(uuid)
+}
+
 pub(crate) use arena::{Arena, Imported};
 pub(crate) use context::Context;
 pub(crate) use driver::Driver;

@@ -201,12 +201,14 @@ impl Region {
         taken
     }
 
-    /// Where a part's words are. They stay there.
+    /// Where a part's words are. They stay there until the part is let go of for good, as it is to be sealed.
     fn slot(&mut self, index: u32, told: u32, words: &mut Words) -> Result<u32, String> {
         match self.slots.get(&index) {
             Some(slot) if *slot == told || !words.is_shared() => Ok(*slot),
-            Some(slot) => Err(format!("its words moved from slot {slot} to {told}")),
-            None => {
+            Some(slot) if self.parts.contains_key(&index) => {
+                Err(format!("its words moved from slot {slot} to {told}"))
+            }
+            _ => {
                 let slot = words.slot(told)?;
                 self.slots.insert(index, slot);
                 Ok(slot)

@@ -5,6 +5,7 @@ mod actor;
 mod faults;
 mod fixed;
 mod memory;
+mod python;
 mod restart;
 mod sharing;
 mod torch;
@@ -45,6 +46,7 @@ const CASES: &[(&str, Case)] = &[
     ("the daemon is killed", restart::killed_and_started_again),
     ("several GPUs", sharing::several_gpus),
     ("torch", torch::shares_the_context),
+    ("torch shares a model", torch::shares_a_model),
 ];
 
 impl World {

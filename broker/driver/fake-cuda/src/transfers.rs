@@ -98,6 +98,27 @@ extern "C" fn cuStreamQuery(_stream: usize) -> u32 {
     0
 }
 
+/// A stream is of the context that is current.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamGetCtx(_stream: usize, context: *mut usize) -> u32 {
+    begin!("cuStreamGetCtx");
+    current().map_or(INVALID_VALUE, |device| put(context, device + 1))
+}
+
+/// Nothing is ever captured.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamIsCapturing(_stream: usize, status: *mut c_uint) -> u32 {
+    begin!("cuStreamIsCapturing");
+    put(status, 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> u32 {
+    begin!("cuThreadExchangeStreamCaptureMode");
+    // What a thread begins with, whatever it asks for.
+    put(mode, 0)
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuEventCreate(event: *mut usize, _flags: c_uint) -> u32 {
     begin!("cuEventCreate");

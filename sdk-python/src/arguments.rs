@@ -1,0 +1,77 @@
+//! What Python passes, as the SDK wants it.
+
+use std::time::Duration;
+
+use pyo3::{exceptions::PyValueError, prelude::*};
+use vramd_client::{AllocationId, Bytes, Reason, Target};
+use vramd_types::Quantity;
+
+use crate::error::Fault;
+
+/// More is no bound.
+const TIMEOUT_SECONDS_MAX: f64 = 1e9;
+
+/// `24 << 30` or `"24GiB"`.
+#[derive(Clone, Debug)]
+pub(crate) struct Size(pub(crate) Bytes);
+
+impl<'py> FromPyObject<'_, 'py> for Size {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(text) = object.extract::<String>() {
+            let refused = |error| {
+                Fault::refused(Reason::QuantityInvalid, error, &[("field", &"size"), ("quantity", &text)])
+            };
+            return Ok(Self(Quantity::parse_bytes(&text).map_err(refused)?));
+        }
+        let number = object.call_method0("__index__").map_err(|_| {
+            pyo3::exceptions::PyTypeError::new_err("a size is a number of bytes, or a text like \"24GiB\"")
+        })?;
+        let refused = |_| {
+            let message = format!("{number} is no size");
+            Fault::refused(Reason::SizeInvalid, message, &[("field", &"size"), ("size", &number)])
+        };
+        Ok(Self(Bytes::new(number.extract().map_err(refused)?)))
+    }
+}
+
+/// What there is already: by `name`, by `tenant/name`, or by its number.
+#[derive(Debug, FromPyObject)]
+pub(crate) enum Name {
+    #[pyo3(annotation = "str")]
+    Text(String),
+    #[pyo3(annotation = "int")]
+    Id(u64),
+}
+
+impl From<Name> for Target {
+    fn from(name: Name) -> Self {
+        match name {
+            Name::Text(name) => Self::Name(name),
+            Name::Id(id) => Self::Id(AllocationId::from_raw(id)),
+        }
+    }
+}
+
+pub(crate) fn timeout(seconds: f64) -> PyResult<Duration> {
+    if seconds > 0.0 && seconds <= TIMEOUT_SECONDS_MAX {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        let message =
+            format!("a timeout is above 0 and at most {TIMEOUT_SECONDS_MAX} seconds, not {seconds}");
+        Err(PyValueError::new_err(message))
+    }
+}
+
+/// Whether it stays with its tenant once sealed.
+pub(crate) fn is_persistent(lifetime: &str) -> PyResult<bool> {
+    match lifetime {
+        "session" => Ok(false),
+        "persistent" => Ok(true),
+        other => {
+            let message = format!("a lifetime is `session` or `persistent`, not `{other}`");
+            Err(PyValueError::new_err(message))
+        }
+    }
+}

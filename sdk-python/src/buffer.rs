@@ -1,0 +1,113 @@
+//! The buffer protocol: memory that the CPU can follow, as `memoryview`, NumPy and others read it.
+//!
+//! Each buffer that is handed out owns a [`View`], which goes when the buffer is released.
+
+#![allow(unsafe_code, reason = "the buffer protocol is a C interface")]
+
+use std::{
+    ffi::{CStr, c_int, c_void},
+    ptr,
+    sync::Arc,
+};
+
+use pyo3::{exceptions::PyBufferError, ffi, prelude::*};
+use vramd_client::Error;
+
+use crate::{error::Fault, shared::Shared, view::View};
+
+/// Fills a view of plain bytes.
+///
+/// # Safety
+/// `out` and `flags` are what the interpreter asks `owner` with, and `owner` keeps nothing else in such a view.
+pub(crate) unsafe fn fill(
+    owner: Bound<'_, PyAny>,
+    shared: &Arc<Shared>,
+    out: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    let view = look(&owner, shared)?;
+    let facts = view.facts();
+    let address = ptr::with_exposed_provenance_mut::<c_void>(facts.address);
+    let (len, read_only) = (length(facts.size)?, c_int::from(!facts.writable));
+    // SAFETY: needed to fill a C structure, which the caller says is one. The memory is mapped for as long as the view
+    // lives that is put into it below.
+    let filled = unsafe { ffi::PyBuffer_FillInfo(out, owner.as_ptr(), address, len, read_only, flags) };
+    if filled != 0 {
+        return Err(PyErr::fetch(owner.py()));
+    }
+    // SAFETY: as above. `release` takes it back.
+    unsafe { (*out).internal = Box::into_raw(Box::new(view)).cast() };
+    Ok(())
+}
+
+/// What a tensor says of itself; the pointers live as long as it does.
+#[derive(Debug)]
+pub(crate) struct Layout<'a> {
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+    pub(crate) item_size: usize,
+    pub(crate) format: &'static CStr,
+    pub(crate) shape: &'a [isize],
+    pub(crate) strides: &'a [isize],
+}
+
+/// Fills a view of a tensor, C-contiguous.
+///
+/// # Safety
+/// As [`fill`]; `layout` is inside of the memory, and its slices belong to `owner`, which never changes them.
+pub(crate) unsafe fn fill_shaped(
+    owner: Bound<'_, PyAny>,
+    shared: &Arc<Shared>,
+    layout: &Layout<'_>,
+    out: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    let view = look(&owner, shared)?;
+    let facts = view.facts();
+    let asked = |flag: c_int| flags & flag == flag;
+    if asked(ffi::PyBUF_WRITABLE) && !facts.writable {
+        return Err(PyBufferError::new_err("sealed memory is read-only"));
+    }
+    if asked(ffi::PyBUF_F_CONTIGUOUS) && !asked(ffi::PyBUF_C_CONTIGUOUS) && layout.shape.len() > 1 {
+        return Err(PyBufferError::new_err("the tensor is C-contiguous, not Fortran's"));
+    }
+    let constant = |numbers: &[isize]| numbers.as_ptr().cast_mut();
+    let buffer = ffi::Py_buffer {
+        buf: ptr::with_exposed_provenance_mut(facts.address + layout.offset),
+        len: length(layout.len)?,
+        itemsize: length(layout.item_size)?,
+        readonly: c_int::from(!facts.writable),
+        ndim: c_int::try_from(layout.shape.len())
+            .map_err(|_| PyBufferError::new_err("too many dimensions"))?,
+        format: if asked(ffi::PyBUF_FORMAT) { layout.format.as_ptr().cast_mut() } else { ptr::null_mut() },
+        shape: if asked(ffi::PyBUF_ND) { constant(layout.shape) } else { ptr::null_mut() },
+        strides: if asked(ffi::PyBUF_STRIDES) { constant(layout.strides) } else { ptr::null_mut() },
+        suboffsets: ptr::null_mut(),
+        internal: Box::into_raw(Box::new(view)).cast(),
+        obj: owner.into_ptr(),
+    };
+    // SAFETY: needed to fill a C structure, which the caller says is one.
+    unsafe { out.write(buffer) };
+    Ok(())
+}
+
+/// Ends a view that was filled here.
+///
+/// # Safety
+/// `out` was filled by one of the above, and is released once.
+pub(crate) unsafe fn release(out: *mut ffi::Py_buffer) {
+    // SAFETY: needed to take back what was put there. The caller says that it is there and nobody has taken it.
+    drop(unsafe { Box::from_raw((*out).internal.cast::<View>()) });
+}
+
+fn look(owner: &Bound<'_, PyAny>, shared: &Arc<Shared>) -> PyResult<View> {
+    if shared.facts.is_device {
+        let allocation = shared.id().to_string();
+        return Err(Fault::from(Error::DeviceMemory { allocation }).into());
+    }
+    Ok(shared.view(owner.py())?)
+}
+
+fn length(bytes: usize) -> PyResult<isize> {
+    isize::try_from(bytes).map_err(|_| PyBufferError::new_err("too large for a buffer"))
+}

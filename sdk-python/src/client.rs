@@ -1,0 +1,217 @@
+//! `vramd.connect` and `vramd.Client`: a session with the node's daemon.
+
+use std::{
+    path::PathBuf,
+    process,
+    sync::{Mutex, PoisonError},
+};
+
+use pyo3::{exceptions::PyTypeError, prelude::*};
+use vramd_client::AllocationRequest;
+
+use crate::{
+    allocation::Allocation,
+    arguments::{self, Name, Size},
+    error::Fault,
+    info::{AllocationInfo, Device},
+    sealed::Sealed,
+    shared::{Handle, Shared, check_process},
+};
+
+/// One session, which ends when the client is closed and its memory is gone.
+#[pyclass(frozen, module = "vramd")]
+#[derive(Debug)]
+pub(crate) struct Client {
+    pid: u32,
+    /// Locked for a moment only, never while anybody waits: so also a forked child finds it free.
+    sdk: Mutex<Option<vramd_client::Client>>,
+}
+
+/// Opens a session with the daemon of this node.
+#[pyfunction]
+#[pyo3(signature = (name = None, *, socket_dir = None, devices = None, timeout = None))]
+pub(crate) fn connect(
+    py: Python<'_>,
+    name: Option<String>,
+    socket_dir: Option<PathBuf>,
+    devices: Option<Vec<String>>,
+    timeout: Option<f64>,
+) -> PyResult<Client> {
+    let mut builder = vramd_client::Client::builder();
+    if let Some(name) = name {
+        builder = builder.name(name);
+    }
+    if let Some(dir) = socket_dir {
+        builder = builder.socket_dir(dir);
+    }
+    if let Some(devices) = devices {
+        builder = builder.devices(devices);
+    }
+    if let Some(seconds) = timeout {
+        builder = builder.request_timeout(arguments::timeout(seconds)?);
+    }
+    let sdk = py.detach(|| builder.connect()).map_err(Fault::from)?;
+    Ok(Client { pid: process::id(), sdk: Mutex::new(Some(sdk)) })
+}
+
+/// Where the daemon's sockets are looked for, unless `connect` is told.
+#[pyfunction]
+pub(crate) fn socket_dir() -> PathBuf {
+    vramd_client::socket_dir()
+}
+
+impl Client {
+    fn sdk(&self) -> Result<vramd_client::Client, Fault> {
+        check_process(self.pid)?;
+        let sdk = self.sdk.lock().unwrap_or_else(PoisonError::into_inner);
+        sdk.clone().ok_or_else(|| Fault::own("HandleClosed", "the client was closed"))
+    }
+
+    /// Calls the SDK without the GIL.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&vramd_client::Client) -> Result<T, vramd_client::Error> + Send,
+    ) -> Result<T, Fault> {
+        let sdk = self.sdk()?;
+        // The client goes without the GIL too.
+        py.detach(move || work(&sdk)).map_err(Fault::from)
+    }
+
+    /// A handle of memory that the SDK makes.
+    fn claim(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&vramd_client::Client) -> Result<Handle, vramd_client::Error> + Send,
+    ) -> PyResult<std::sync::Arc<Shared>> {
+        let (sdk, handle) = self.call(py, |sdk| Ok((sdk.clone(), work(sdk)?)))?;
+        Ok(Shared::new(sdk, handle)?)
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[pyo3(
+        signature = (
+            size, *, name = None, device = None, lifetime = "session", readers = Vec::new(), part_size = None,
+            replace = false, uninitialized = false
+        ),
+        text_signature = "($self, size, *, name=None, device=None, lifetime='session', readers=(), part_size=None, \
+                          replace=False, uninitialized=False)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
+    fn allocate(
+        &self,
+        py: Python<'_>,
+        size: Size,
+        name: Option<String>,
+        device: Option<String>,
+        lifetime: &str,
+        readers: Vec<String>,
+        part_size: Option<Size>,
+        replace: bool,
+        uninitialized: bool,
+    ) -> PyResult<Py<Allocation>> {
+        let mut request = AllocationRequest::new(size.0).replace(replace);
+        if let Some(name) = name {
+            request = request.name(name);
+        }
+        if let Some(device) = device {
+            request = request.device(device);
+        }
+        if arguments::is_persistent(lifetime)? {
+            request = request.persistent();
+        }
+        for reader in readers {
+            request = request.reader(reader);
+        }
+        if let Some(part_size) = part_size {
+            request = request.part_size(part_size.0);
+        }
+        if uninitialized {
+            request = request.uninitialized();
+        }
+        let shared = self.claim(py, |sdk| sdk.allocate(request).map(Handle::Open))?;
+        Allocation::create(py, shared)
+    }
+
+    fn attach(&self, py: Python<'_>, name_or_id: Name) -> PyResult<Py<Sealed>> {
+        let shared = self.claim(py, |sdk| sdk.attach(name_or_id).map(Handle::Sealed))?;
+        Sealed::create(py, shared)
+    }
+
+    #[pyo3(signature = (prefix = ""))]
+    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<AllocationInfo>> {
+        let all = self.call(py, |sdk| sdk.list(prefix))?;
+        Ok(all.iter().map(AllocationInfo::from).collect())
+    }
+
+    fn describe(&self, py: Python<'_>, name_or_id: Name) -> PyResult<AllocationInfo> {
+        let info = self.call(py, |sdk| sdk.describe(name_or_id))?;
+        Ok(AllocationInfo::from(&info))
+    }
+
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.call(py, vramd_client::Client::flush)?)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let sdk = self.sdk.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if process::id() != self.pid {
+            // It was the parent's, and still is.
+            return Ok(());
+        }
+        py.detach(|| sdk.map_or(Ok(()), |sdk| sdk.flush())).map_err(|error| Fault::from(error).into())
+    }
+
+    #[getter]
+    fn session_id(&self) -> PyResult<u64> {
+        Ok(self.sdk()?.session_id().get())
+    }
+
+    #[getter]
+    fn tenant(&self) -> PyResult<String> {
+        Ok(self.sdk()?.tenant().to_owned())
+    }
+
+    #[getter]
+    fn devices(&self) -> PyResult<Vec<Device>> {
+        Ok(self.sdk()?.devices().iter().map(Device::from).collect())
+    }
+
+    #[getter]
+    fn daemon_version(&self) -> PyResult<String> {
+        Ok(self.sdk()?.daemon_version().to_owned())
+    }
+
+    #[getter]
+    fn is_connected(&self) -> bool {
+        self.sdk().is_ok_and(|sdk| sdk.is_connected())
+    }
+
+    #[getter]
+    fn is_draining(&self) -> bool {
+        self.sdk().is_ok_and(|sdk| sdk.is_draining())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        match self.sdk() {
+            Ok(sdk) => format!("<vramd.Client {} of {}>", sdk.session_id(), sdk.tenant()),
+            Err(_) if process::id() != self.pid => "<vramd.Client of the parent process>".to_owned(),
+            Err(_) => "<vramd.Client, closed>".to_owned(),
+        }
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("a client belongs to its process: connect another one there"))
+    }
+}

@@ -1,0 +1,67 @@
+//! DLPack: how tensors pass from one library to another without a copy.
+//!
+//! A capsule owns what keeps its memory; the library that takes it lets go by calling the deleter, on any thread, at any
+//! time, also while the interpreter ends. So nothing in it is Python's.
+
+mod abi;
+mod capsule;
+
+use pyo3::{exceptions::PyBufferError, prelude::*};
+use vramd_client::cuda_ordinal;
+
+pub(crate) use self::capsule::{Content, export};
+use crate::{error::Fault, shared::Facts};
+
+/// What the library that calls `__dlpack__` asks for.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    pub(crate) stream: Option<i64>,
+    pub(crate) max_version: Option<(u32, u32)>,
+    pub(crate) dl_device: Option<(i32, i32)>,
+    pub(crate) copy: Option<bool>,
+}
+
+impl Wish {
+    /// Whether a capsule can be had as asked: of the memory itself, where it lies.
+    ///
+    /// No stream is waited for: the SDK's copies have ended when they return, and kernels are the program's.
+    pub(crate) fn check(&self, facts: &Facts) -> PyResult<()> {
+        let own = device(facts)?;
+        if self.dl_device.is_some_and(|device| device != own) {
+            return Err(PyBufferError::new_err("the memory stays on its device: copy it there first"));
+        }
+        if self.copy == Some(true) {
+            return Err(PyBufferError::new_err("no copies are made here: use copy_to or copy_into"));
+        }
+        if !facts.is_device && self.stream.is_some_and(|stream| stream != -1) {
+            return Err(PyBufferError::new_err("memory of the CPU has no stream"));
+        }
+        if facts.is_device && self.stream == Some(0) {
+            return Err(PyBufferError::new_err(
+                "stream 0 is ambiguous: 1 is the legacy default, 2 the per-thread one",
+            ));
+        }
+        if !facts.writable && !self.is_versioned() {
+            // Older capsules cannot say that memory is read-only, and a write would end the process or its context.
+            return Err(PyBufferError::new_err(
+                "sealed memory is read-only, which DLPack can say from 1.0 on",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_versioned(&self) -> bool {
+        self.max_version.is_some_and(|(major, _)| major >= 1)
+    }
+}
+
+/// Kind and number of a device, as `__dlpack_device__` answers.
+pub(crate) fn device(facts: &Facts) -> PyResult<(i32, i32)> {
+    if !facts.is_device {
+        return Ok((abi::CPU, 0));
+    }
+    let uuid = &facts.info.device;
+    let unseen = || Fault::own("Error", format!("CUDA does not show {uuid} to this process"));
+    let ordinal = cuda_ordinal(uuid).ok_or_else(unseen)?;
+    Ok((abi::CUDA, ordinal))
+}

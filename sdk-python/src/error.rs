@@ -1,0 +1,138 @@
+//! From the SDK's errors to the classes of `vramd.errors`.
+
+use std::{collections::BTreeMap, fmt::Display, time::Duration};
+
+use pyo3::{prelude::*, sync::PyOnceLock};
+use vramd_client::{Error, Reason, StatusCode};
+
+/// An error on its way to Python. Boxed, so that what goes well does not carry its size.
+#[derive(Debug)]
+pub(crate) struct Fault(Box<Told>);
+
+/// What `vramd.errors.of` makes an exception of.
+#[derive(Debug)]
+struct Told {
+    /// A class that says more than its reason.
+    class: Option<&'static str>,
+    reason: Option<String>,
+    code: Option<String>,
+    message: String,
+    facts: BTreeMap<String, String>,
+    retry_after: Option<Duration>,
+}
+
+impl Fault {
+    /// Of this package alone: no reason of the registry says it.
+    pub(crate) fn own(class: &'static str, message: impl Display) -> Self {
+        Told {
+            class: Some(class),
+            reason: None,
+            code: None,
+            message: message.to_string(),
+            facts: BTreeMap::new(),
+            retry_after: None,
+        }
+        .into()
+    }
+
+    /// A refusal that this process makes itself.
+    pub(crate) fn refused(reason: Reason, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
+        Self::named(reason.name(), reason.code(), message, facts)
+    }
+
+    fn named(reason: &str, code: StatusCode, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
+        Told {
+            class: None,
+            reason: Some(reason.to_owned()),
+            code: Some(code.name().to_owned()),
+            message: message.to_string(),
+            facts: facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect(),
+            retry_after: None,
+        }
+        .into()
+    }
+
+    pub(crate) fn of_class(mut self, class: &'static str) -> Self {
+        self.0.class = Some(class);
+        self
+    }
+}
+
+impl From<Told> for Fault {
+    fn from(told: Told) -> Self {
+        Self(Box::new(told))
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        let class = match &error {
+            Error::DeviceMemory { .. } => Some("DeviceMemory"),
+            Error::NotMapped { .. } => Some("NotMapped"),
+            Error::CopyFailed { .. } => Some("CopyFailed"),
+            Error::Forked { .. } => Some("Forked"),
+            _ => None,
+        };
+        let (mut reason, mut code) = match error.reason() {
+            Some(reason) => (Some(reason.name().to_owned()), Some(reason.code().name().to_owned())),
+            None => (None, None),
+        };
+        let mut retry_after = None;
+        match &error {
+            Error::Refused(refusal) => retry_after = refusal.retry_after,
+            Error::Unknown { code: number, reason: name, .. } => {
+                reason = Some(name.clone()).filter(|name| !name.is_empty());
+                code = Some(code_name(*number));
+            }
+            _ => {}
+        }
+        Told { class, reason, code, message: error.to_string(), facts: error.facts(), retry_after }.into()
+    }
+}
+
+impl From<Fault> for PyErr {
+    fn from(fault: Fault) -> Self {
+        Python::attach(|py| exception(py, &fault.0).map_or_else(|error| error, Self::from_value))
+    }
+}
+
+fn exception<'py>(py: Python<'py>, told: &Told) -> PyResult<Bound<'py, PyAny>> {
+    static OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let of = OF.get_or_try_init(py, || {
+        py.import("vramd.errors").and_then(|errors| errors.getattr("of")).map(Bound::unbind)
+    })?;
+    let retry_after = told.retry_after.map(|wait| wait.as_secs_f64());
+    of.bind(py).call1((
+        told.class,
+        told.reason.as_deref(),
+        told.code.as_deref(),
+        &told.message,
+        told.facts.clone(),
+        retry_after,
+    ))
+}
+
+/// gRPC's name of a code, also of one that vramd itself never sends.
+fn code_name(number: i32) -> String {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    let name = usize::try_from(number).ok().and_then(|number| NAMES.get(number));
+    name.map_or_else(|| number.to_string(), |name| (*name).to_owned())
+}

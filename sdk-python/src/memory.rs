@@ -1,0 +1,170 @@
+//! `vramd.Memory`: what an allocation that is written and a sealed one have in common.
+
+use std::{ffi::c_int, sync::Arc};
+
+use pyo3::{exceptions::PyTypeError, ffi, prelude::*};
+use vramd_client::Access;
+
+use crate::{
+    buffer, copy,
+    dlpack::{self, Wish},
+    dtype::DType,
+    info::AllocationInfo,
+    pin::Pin,
+    shared::{Handle, Shared},
+    tensor::{Shape, Tensor},
+};
+
+/// Mapped memory that the daemon owns.
+#[pyclass(frozen, subclass, module = "vramd")]
+#[derive(Debug)]
+pub(crate) struct Memory {
+    shared: Arc<Shared>,
+}
+
+impl Memory {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+#[pymethods]
+impl Memory {
+    #[getter]
+    fn id(&self) -> u64 {
+        self.shared.id().get()
+    }
+
+    #[getter]
+    fn name(&self) -> Option<&str> {
+        self.shared.facts.info.name.as_deref()
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.shared.facts.size
+    }
+
+    #[getter]
+    fn device(&self) -> &str {
+        &self.shared.facts.info.device
+    }
+
+    #[getter]
+    fn device_ptr(&self) -> usize {
+        self.shared.facts.address
+    }
+
+    #[getter]
+    fn is_device_memory(&self) -> bool {
+        self.shared.facts.is_device
+    }
+
+    #[getter]
+    fn info(&self) -> AllocationInfo {
+        AllocationInfo::from(&self.shared.facts.info)
+    }
+
+    #[getter]
+    fn is_mapped(&self, py: Python<'_>) -> bool {
+        // Who was sealed, freed, detached or forked away from maps nothing through this object.
+        self.shared.read(py, |handle| Ok(Handle::is_mapped(handle))).unwrap_or(false)
+    }
+
+    #[getter]
+    fn is_held(&self, py: Python<'_>) -> bool {
+        self.shared.read(py, |handle| Ok(Handle::is_held(handle))).unwrap_or(false)
+    }
+
+    fn hold(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.write(py, Handle::hold)?)
+    }
+
+    fn unhold(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.write(py, Handle::unhold)?)
+    }
+
+    #[pyo3(signature = (*, write = false))]
+    fn pin(&self, py: Python<'_>, write: bool) -> PyResult<Pin> {
+        let access = if write { Access::Write } else { Access::Read };
+        Ok(Pin::new(self.shared.view_for(py, access)?))
+    }
+
+    #[pyo3(signature = (offset = 0, length = None))]
+    fn copy_to<'py>(
+        &self,
+        py: Python<'py>,
+        offset: u64,
+        length: Option<usize>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        copy::to_bytes(py, &self.shared, offset, length)
+    }
+
+    #[pyo3(signature = (buffer, offset = 0))]
+    fn copy_into(&self, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
+        copy::to_buffer(buffer, &self.shared, offset)
+    }
+
+    #[pyo3(
+        signature = (shape = None, dtype = DType::U8, offset = 0),
+        text_signature = "($self, shape=None, dtype='uint8', offset=0)"
+    )]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: DType, offset: usize) -> PyResult<Tensor> {
+        Tensor::new(self.shared.view(py)?, shape, dtype, offset)
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let wish = Wish { stream, max_version, dl_device, copy };
+        Tensor::new(self.shared.view(py)?, None, DType::U8, 0)?.export(py, &wish)
+    }
+
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        dlpack::device(&self.shared.facts)
+    }
+
+    fn __len__(&self) -> usize {
+        self.shared.facts.size
+    }
+
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let class = slf.get_type().qualname()?;
+        let facts = &slf.get().shared.facts;
+        let name = facts.info.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
+        let (id, size, device) = (facts.info.id, facts.size, &facts.info.device);
+        Ok(format!("<vramd.{class} {id}{name}: {size} bytes on {device}>"))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("a mapping belongs to its process: attach the allocation by its name there"))
+    }
+
+    /// Only for memory that the CPU can follow.
+    #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let shared = Arc::clone(&slf.get().shared);
+        // SAFETY: needed to pass on what the interpreter passes: a view to be filled, and its flags.
+        unsafe { buffer::fill(slf.into_any(), &shared, view, flags) }
+    }
+
+    #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: needed to pass on what the interpreter passes: a view that `__getbuffer__` has filled, once.
+        unsafe { buffer::release(view) }
+    }
+}

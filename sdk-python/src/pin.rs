@@ -1,0 +1,98 @@
+//! `vramd.Pin`: memory that stays where it is while a program's own kernels use it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::{exceptions::PyTypeError, prelude::*};
+use vramd_client::Access;
+
+use crate::{error::Fault, shared::check_process, view::View};
+
+/// As long as it is not released, the memory stays mapped at its address.
+#[pyclass(frozen, module = "vramd")]
+#[derive(Debug)]
+pub(crate) struct Pin {
+    pid: u32,
+    size: usize,
+    /// Locked for a moment only, never while anybody waits.
+    view: Mutex<Option<View>>,
+}
+
+impl Pin {
+    pub(crate) fn new(view: View) -> Self {
+        Self { pid: std::process::id(), size: view.facts().size, view: Mutex::new(Some(view)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<View>> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&View) -> T) -> Result<T, Fault> {
+        check_process(self.pid)?;
+        self.lock().as_ref().map(look).ok_or_else(released)
+    }
+}
+
+#[pymethods]
+impl Pin {
+    #[getter]
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    #[getter]
+    fn device_ptr(&self) -> PyResult<usize> {
+        Ok(self.look(|view| view.facts().address)?)
+    }
+
+    #[getter]
+    fn write(&self) -> PyResult<bool> {
+        Ok(self.look(|view| view.access() == Access::Write)?)
+    }
+
+    #[getter]
+    fn is_released(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    fn release(&self) {
+        let view = self.lock().take();
+        // After the lock.
+        drop(view);
+    }
+
+    #[pyo3(signature = (*streams))]
+    fn unpin_after(&self, py: Python<'_>, streams: Vec<u64>) -> PyResult<()> {
+        check_process(self.pid)?;
+        let view = self.lock().take().ok_or_else(released)?;
+        py.detach(|| view.unpin_after(&streams)).map_err(|failed| {
+            let (view, error) = *failed;
+            *self.lock() = Some(view);
+            Fault::from(error).into()
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyAny>) {
+        self.release();
+    }
+
+    fn __repr__(&self) -> String {
+        let said = self.look(|view| {
+            let kind = if view.access() == Access::Write { "write" } else { "read" };
+            format!("<vramd.Pin to {kind} {}>", view.facts().info.id)
+        });
+        said.unwrap_or_else(|_| "<vramd.Pin, released>".to_owned())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("a pin belongs to its process: pin what is attached there"))
+    }
+}
+
+fn released() -> Fault {
+    Fault::own("HandleClosed", "the pin was released")
+}

@@ -1,0 +1,270 @@
+//! The SDK's handle, shared by the Python object and all that looks at its memory.
+
+use std::{
+    ops::Range,
+    process,
+    sync::{
+        Arc, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use pyo3::prelude::*;
+use vramd_client::{
+    Access, Allocation, AllocationId, AllocationInfo, Client, Error, Pinned, Reason, Released, Sealed,
+};
+
+use crate::{
+    error::Fault,
+    view::{self, View},
+};
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) facts: Facts,
+    pid: u32,
+    views: AtomicUsize,
+    client: Client,
+    /// `None` once it was sealed, freed or detached.
+    handle: RwLock<Option<Handle>>,
+}
+
+/// What never changes while the handle is there.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) info: AllocationInfo,
+    pub(crate) size: usize,
+    pub(crate) address: usize,
+    pub(crate) is_device: bool,
+    pub(crate) writable: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Handle {
+    Open(Allocation),
+    Sealed(Sealed),
+}
+
+impl Shared {
+    pub(crate) fn new(client: Client, handle: Handle) -> Result<Arc<Self>, Fault> {
+        let facts = Facts::of(&handle)?;
+        Ok(Arc::new(Self {
+            facts,
+            pid: process::id(),
+            views: AtomicUsize::new(0),
+            client,
+            handle: RwLock::new(Some(handle)),
+        }))
+    }
+
+    pub(crate) fn id(&self) -> AllocationId {
+        self.facts.info.id
+    }
+
+    /// Looks at the handle, beside others who look.
+    pub(crate) fn read<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Handle) -> Result<T, Error> + Send,
+    ) -> Result<T, Fault> {
+        self.check_home()?;
+        py.detach(|| {
+            let handle = self.handle.read().unwrap_or_else(PoisonError::into_inner);
+            work(handle.as_ref().ok_or_else(|| self.closed())?).map_err(Fault::from)
+        })
+    }
+
+    /// Uses the handle alone.
+    pub(crate) fn write<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Handle) -> Result<T, Error> + Send,
+    ) -> Result<T, Fault> {
+        self.check_home()?;
+        py.detach(|| work(self.lock().as_mut().ok_or_else(|| self.closed())?).map_err(Fault::from))
+    }
+
+    /// Something to look at the memory through, which keeps it.
+    pub(crate) fn view(self: &Arc<Self>, py: Python<'_>) -> Result<View, Fault> {
+        self.view_for(py, if self.facts.writable { Access::Write } else { Access::Read })
+    }
+
+    /// The same for reading or writing; waits until the memory is here.
+    pub(crate) fn view_for(self: &Arc<Self>, py: Python<'_>, access: Access) -> Result<View, Fault> {
+        self.read(py, |handle| {
+            let pins = view::pin(handle, access)?;
+            // Under the lock, so that who has it alone sees all that there will be.
+            self.views.fetch_add(1, Ordering::Relaxed);
+            Ok(View::new(Arc::clone(self), pins))
+        })
+    }
+
+    /// For the drop of a [`View`] alone.
+    pub(crate) fn unview(&self) {
+        // Release: what was done through the view is done before the memory goes.
+        self.views.fetch_sub(1, Ordering::Release);
+    }
+
+    pub(crate) fn seal(&self, py: Python<'_>) -> Result<Arc<Self>, Fault> {
+        self.part(py, |handle| match handle {
+            Handle::Open(allocation) => match allocation.seal() {
+                Ok(sealed) => Ok(Handle::Sealed(sealed)),
+                Err(failed) => Err((Some(Handle::Open(failed.allocation)), failed.error.into())),
+            },
+            sealed @ Handle::Sealed(_) => {
+                let error = Fault::refused(
+                    Reason::AlreadySealed,
+                    Reason::AlreadySealed.meaning(),
+                    &[("allocation", &self.id())],
+                );
+                Err((Some(sealed), error))
+            }
+        })
+        .and_then(|handle| Self::new(self.client.clone(), handle))
+    }
+
+    pub(crate) fn free(&self, py: Python<'_>) -> Result<Released, Fault> {
+        self.part(py, |handle| match handle {
+            Handle::Open(allocation) => allocation.free().map_err(|error| (None, error.into())),
+            // Who may not free it keeps it.
+            Handle::Sealed(sealed) => match self.client.free(self.id()) {
+                Ok(released) => {
+                    // The daemon has the mapping back by now, or asks for it; nothing is left to fail for the caller.
+                    let _ = sealed.detach();
+                    Ok(released)
+                }
+                Err(error) => Err((Some(Handle::Sealed(sealed)), error.into())),
+            },
+        })
+    }
+
+    pub(crate) fn detach(&self, py: Python<'_>) -> Result<(), Fault> {
+        self.part(py, |handle| match handle {
+            Handle::Sealed(sealed) => sealed.detach().map_err(|error| (None, error.into())),
+            // An open one has no Python method for it.
+            open @ Handle::Open(_) => {
+                let id = self.id();
+                let message = Reason::NotSealed.meaning();
+                Err((Some(open), Fault::refused(Reason::NotSealed, message, &[("allocation", &id)])))
+            }
+        })
+    }
+
+    /// Gives the handle up, unless somebody looks; what the work hands back with its error stays.
+    fn part<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(Handle) -> Result<T, (Option<Handle>, Fault)> + Send,
+    ) -> Result<T, Fault> {
+        self.check_home()?;
+        py.detach(|| {
+            let mut slot = self.lock();
+            // Acquire: see `unview`.
+            match self.views.load(Ordering::Acquire) {
+                0 => {}
+                views => return Err(self.pinned(views)),
+            }
+            let handle = slot.take().ok_or_else(|| self.closed())?;
+            work(handle).map_err(|(left, fault)| {
+                *slot = left;
+                fault
+            })
+        })
+    }
+
+    /// Also keeps a forked child away from locks that its parent's threads held.
+    fn check_home(&self) -> Result<(), Fault> {
+        check_process(self.pid)
+    }
+
+    fn lock(&self) -> RwLockWriteGuard<'_, Option<Handle>> {
+        self.handle.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self) -> Fault {
+        Fault::own("HandleClosed", format!("{} was sealed, freed or detached through this object", self.id()))
+    }
+
+    fn pinned(&self, views: usize) -> Fault {
+        let message = format!(
+            "{views} buffers, tensors or pins of {} are alive: release or delete them first",
+            self.id()
+        );
+        Fault::refused(Reason::Pinned, message, &[("allocation", &self.id()), ("pins", &views)])
+    }
+}
+
+impl Facts {
+    fn of(handle: &Handle) -> Result<Self, Fault> {
+        let (info, address, is_device, writable) = match handle {
+            Handle::Open(open) => (open.info(), open.as_device_ptr(), open.is_device_memory(), true),
+            Handle::Sealed(sealed) => {
+                (sealed.info(), sealed.as_device_ptr(), sealed.is_device_memory(), false)
+            }
+        };
+        let number = |number: u64| {
+            usize::try_from(number).map_err(|_| Fault::own("Error", "an address beyond this process's"))
+        };
+        Ok(Self {
+            info: info.clone(),
+            size: number(info.size.get())?,
+            address: number(address)?,
+            is_device,
+            writable,
+        })
+    }
+}
+
+impl Handle {
+    pub(crate) fn info(&self) -> &AllocationInfo {
+        match self {
+            Self::Open(allocation) => allocation.info(),
+            Self::Sealed(sealed) => sealed.info(),
+        }
+    }
+
+    pub(crate) fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned, Error> {
+        match self {
+            Self::Open(allocation) => allocation.pin_parts(parts, access),
+            Self::Sealed(sealed) => sealed.pin_parts(parts, access),
+        }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        match self {
+            Self::Open(allocation) => allocation.is_held(),
+            Self::Sealed(sealed) => sealed.is_held(),
+        }
+    }
+
+    pub(crate) fn hold(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Open(allocation) => allocation.hold(),
+            Self::Sealed(sealed) => sealed.hold(),
+        }
+    }
+
+    pub(crate) fn unhold(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Open(allocation) => allocation.unhold(),
+            Self::Sealed(sealed) => sealed.unhold(),
+        }
+    }
+
+    pub(crate) fn is_mapped(&self) -> bool {
+        match self {
+            Self::Open(allocation) => allocation.is_mapped(),
+            Self::Sealed(sealed) => sealed.is_mapped(),
+        }
+    }
+}
+
+/// Whether this is the process that the object was made in; a forked child is told, whatever it wants.
+pub(crate) fn check_process(made_in: u32) -> Result<(), Fault> {
+    let pid = process::id();
+    if pid == made_in {
+        return Ok(());
+    }
+    let message = "this object belongs to the parent of this forked process: connect a client of its own";
+    Err(Fault::refused(Reason::SessionForeign, message, &[("pid", &pid)]).of_class("Forked"))
+}

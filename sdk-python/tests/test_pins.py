@@ -1,0 +1,170 @@
+"""Pins: memory that stays where it is, and memory that may go."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+from conftest import MIB, PROGRAM, ROOT, Daemon, eventually
+
+import vramd
+
+
+def vramctl(daemon: Daemon, *words: str) -> str:
+    """What an operator's command prints, which must succeed."""
+    return subprocess.run(
+        [PROGRAM.with_name("vramctl"), *words],
+        env={"VRAMD_SOCKET_DIR": str(daemon.sockets)}, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+
+
+def revoke(daemon: Daemon, memory: vramd.Memory) -> str:
+    """An operator takes the mapping of what nobody pins; what became of it."""
+    return subprocess.run(
+        [
+            ROOT / ".tools/bin/grpcurl", "-plaintext", "-authority", "localhost",
+            "-d", json.dumps({"allocation_id": str(memory.id)}), f"unix://{daemon.sockets / 'admin.sock'}",
+            "vramd.v1.AdminService/RevokeMappings",
+        ],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+
+
+def test_a_pin_keeps_and_lets_go(client: vramd.Client) -> None:
+    memory = client.allocate(MIB)
+    with memory.pin(write=True) as pin:
+        assert (pin.device_ptr, pin.size, pin.write, pin.is_released) == (memory.device_ptr, MIB, True, False)
+        assert f"a-{memory.id}" in repr(pin) and "write" in repr(pin)
+        with pytest.raises(vramd.Pinned) as refused:
+            memory.seal()
+        assert refused.value.pins == 1
+    assert pin.is_released and "released" in repr(pin)
+    pin.release()
+    for use in (lambda: pin.device_ptr, lambda: pin.write, lambda: pin.unpin_after(1)):
+        with pytest.raises(vramd.HandleClosed):
+            use()
+    reading = memory.pin()
+    assert not reading.write
+    reading.release()
+    sealed = memory.seal()
+    with pytest.raises(vramd.AlreadySealed):
+        sealed.pin(write=True)
+    pin = sealed.pin()
+    with pytest.raises(vramd.Pinned):
+        sealed.free()
+    del pin
+    sealed.free()
+
+
+def test_memory_of_the_cpu_has_no_streams(client: vramd.Client) -> None:
+    memory = client.allocate(MIB)
+    pin = memory.pin()
+    with pytest.raises(vramd.Unsupported) as refused:
+        pin.unpin_after(1)
+    assert refused.value.reason == "STREAMS_UNSUPPORTED"
+    assert not pin.is_released, "what was refused changed nothing"
+    with pytest.raises(vramd.Pinned):
+        memory.free()
+    pin.release()
+    memory.free()
+
+
+def test_a_pin_outlives_its_object(daemon: Daemon) -> None:
+    with daemon.connect() as client:
+        memory = client.allocate(MIB)
+        pin = memory.pin()
+        del memory
+    with daemon.connect() as other:
+        assert len(other.list()) == 1
+        pin.release()
+        eventually("the last pin frees it", lambda: other.list() == [])
+
+
+def test_holding_is_a_choice(client: vramd.Client) -> None:
+    memory = client.allocate(MIB)
+    memory.copy_from(b"mine")
+    assert memory.is_held
+    memory.unhold()
+    assert not memory.is_held
+    assert bytes(memoryview(memory)[:4]) == b"mine", "who looks brings it back"
+    assert memory.copy_to(0, 4) == b"mine"
+    memory.copy_from(b"more", 4)
+    with memory.pin(write=True):
+        assert memory.is_mapped
+    memory.hold()
+    assert memory.is_held and memory.copy_to(0, 8) == b"minemore"
+    memory.unhold()
+    sealed = memory.seal()
+    assert not sealed.is_held, "as it was before"
+    assert np.from_dlpack(sealed)[:8].tobytes() == b"minemore"
+    sealed.free()
+
+
+def test_what_an_operator_takes_away_stays_while_somebody_looks(daemon: Daemon) -> None:
+    client = daemon.connect()
+    memory = client.allocate(MIB)
+    array = np.frombuffer(memory, dtype=np.uint8)
+    array[:] = 7
+    vramctl(daemon, "session", "end", str(client.session_id))
+    with pytest.raises(vramd.SessionLost):
+        client.list()
+    assert (array == 7).all(), "nobody pulls memory from under an array"
+    array[:] = 8
+    assert array.sum(dtype=np.int64) == 8 * MIB
+    del array
+    eventually("then it goes", lambda: not memory.is_mapped)
+
+
+def test_what_was_only_held_goes_with_its_session(daemon: Daemon) -> None:
+    client = daemon.connect()
+    memory = client.allocate(MIB)
+    vramctl(daemon, "session", "end", str(client.session_id))
+    eventually("it is unmapped", lambda: not memory.is_mapped)
+    for use in (lambda: memory.copy_to(0, 1), lambda: memoryview(memory), lambda: memory.pin()):
+        with pytest.raises(vramd.Error) as gone:
+            use()
+        assert isinstance(gone.value, (vramd.NotMapped, vramd.SessionLost)), repr(gone.value)
+
+
+def test_what_is_revoked_comes_back_to_who_looks(client: vramd.Client, daemon: Daemon) -> None:
+    memory = client.allocate("8MiB", part_size="2MiB")
+    memory.copy_from(b"the same bytes", 3 * MIB)
+    view = memoryview(memory)
+    memory.unhold()
+    assert "PINNED" in revoke(daemon, memory), "who looks keeps"
+    assert bytes(view[3 * MIB : 3 * MIB + 14]) == b"the same bytes"
+    view.release()
+    assert "REVOKED" in revoke(daemon, memory)
+    eventually("it is unmapped", lambda: not memory.is_mapped)
+    assert memory.copy_to(3 * MIB, 14) == b"the same bytes", "a copy brings it back"
+    assert "REVOKED" in revoke(daemon, memory)
+    array = np.from_dlpack(memory)
+    assert array.ctypes.data == memory.device_ptr and array[3 * MIB : 3 * MIB + 14].tobytes() == b"the same bytes"
+    assert "PINNED" in revoke(daemon, memory)
+
+
+def test_pins_of_many_threads(client: vramd.Client) -> None:
+    memory = client.allocate("32MiB", part_size="2MiB")
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for number in range(300):
+                with memory.pin(write=number % 2 == 0) as pin:
+                    assert pin.device_ptr == memory.device_ptr
+                if number % 50 == 0:
+                    memory.unhold()
+                    memory.hold()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    memory.free()

@@ -1,0 +1,48 @@
+"""What a typed program may write; never run, but checked by mypy in its strict mode."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import numpy as np
+
+import vramd
+
+
+def load(name: str, size: int | str) -> str:
+    with vramd.connect("loader", socket_dir=None, devices=["GPU-0"], timeout=2.5) as client:
+        assert_type(client, vramd.Client)
+        weights = client.allocate(size, name=name, lifetime="persistent", readers=("a", "b"), part_size="2MiB")
+        assert_type(weights, vramd.Allocation)
+        weights.copy_from(np.zeros(4))
+        weights.copy_from(b"x", offset=4)
+        sealed = weights.seal()
+        assert_type(sealed, vramd.Sealed)
+        look(sealed)
+        for info in client.list("prefix"):
+            assert_type(info, vramd.AllocationInfo)
+        return sealed.digest
+
+
+def look(memory: vramd.Memory) -> None:
+    view = memoryview(memory)
+    array = np.frombuffer(memory, dtype=np.float32)
+    tensor = memory.tensor((2, 3), np.float32)
+    assert_type(tensor.shape, tuple[int, ...])
+    with memory.pin(write=True) as pin:
+        assert_type(pin, vramd.Pin)
+        pin.unpin_after(pin.device_ptr)
+    print(view[0], array[0], np.from_dlpack(tensor), memory.copy_to(0, 4))
+
+
+def refused(client: vramd.Client) -> int | None:
+    try:
+        client.allocate(1, lifetime="eternal")  # type: ignore[arg-type]
+        client.attach(1.5)  # type: ignore[arg-type]
+        client.attach("x").copy_from(b"")  # type: ignore[attr-defined]
+    except vramd.QuotaExceeded as error:
+        assert_type(error.tenant, str | None)
+        return error.limit
+    except vramd.Error as error:
+        assert_type(error.metadata, dict[str, str])
+    return None

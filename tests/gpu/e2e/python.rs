@@ -1,0 +1,77 @@
+//! Programs in Python that PyTorch is used by, stage by stage: each says what it has seen, and waits to be let on.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io::{BufRead as _, BufReader, Lines, Write as _},
+    path::PathBuf,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+use serde_json::Value;
+use vramd_tests::Daemon;
+
+pub(super) struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Program {
+    /// A file of the bundle's folder `torch`, with the bundle's Python package in its path.
+    pub(super) fn start<S: AsRef<OsStr>>(
+        daemon: &Daemon,
+        file: &str,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Self {
+        let mut command = Command::new("python3");
+        command.arg(beside("torch").join(file)).args(arguments);
+        command.env("VRAMD_SOCKET_DIR", daemon.sockets()).env("PYTHONPATH", beside("python"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("python3 starts");
+        let input = child.stdin.take().expect("its input is a pipe");
+        let output = BufReader::new(child.stdout.take().expect("its output is a pipe")).lines();
+        Self { child, input, output }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it says of its next stage; it stays there until it is let on.
+    #[track_caller]
+    pub(super) fn stage(&mut self) -> Value {
+        let line = self.output.next().expect("it says what it has seen, or why it ends, on standard error");
+        serde_json::from_str(&line.expect("its output can be read")).expect("it speaks JSON")
+    }
+
+    #[track_caller]
+    pub(super) fn go_on(&mut self) {
+        self.input.write_all(b"\n").expect("it waits for that");
+    }
+
+    /// Lets it on from its last stage.
+    #[track_caller]
+    pub(super) fn ends_well(mut self) {
+        self.go_on();
+        let status = self.child.wait().expect("a child can be waited for");
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where `make gpu-bundle` puts it.
+pub(super) fn beside(name: &str) -> PathBuf {
+    let own = env::current_exe().expect("a process knows its program");
+    let bundle = own.parent().and_then(|bin| bin.parent()).expect("a program lies in a folder of the bundle");
+    let path = bundle.join(name);
+    assert!(path.exists(), "{} is missing: this runs in a bundle", path.display());
+    path
+}
