@@ -24,6 +24,9 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::TwoPacketsInFlight,
         Bug::NameNotFreed,
         Bug::CachedToAnotherTenant,
+        Bug::EvictedThoughPinned,
+        Bug::SlotReused,
+        Bug::EvictedStaysAway,
     ] {
         let hunt = hunt(bug, 0, 20, 5_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());

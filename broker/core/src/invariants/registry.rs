@@ -76,7 +76,7 @@ registry! {
     PIN_ANSWERS = "INV-PIN-3", Oracle "pins.rs",
         "every pin call is answered once, when all its parts are mapped, or refused for a reason that it can have";
     FENCES = "INV-PIN-4", Oracle "fences.rs",
-        "nobody is sent a part, or told that it may be used, who came for it after a fence that is not over";
+        "no pin call that came after a fence is answered while that lasts, and what was revoked is mapped by nobody";
     STALLS = "INV-PIN-5", Oracle "stalls.rs",
         "pin calls in each other's way do not wait for ever";
     FDS = "INV-FDS-1", Recomputed "descriptors.rs",

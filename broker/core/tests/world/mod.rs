@@ -6,6 +6,8 @@
     reason = "a module of several test binaries"
 )]
 
+pub mod revoking;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use broker_core::{

@@ -1,0 +1,267 @@
+//! What is evicted or fenced, who is asked and who is not, and how it comes back.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    ClientFrame, ClientRequest, Command, Completion, DaemonFrame, Event, OperatorRequest, PartRevocation,
+    Refusal, Target, WordsOutcome,
+};
+use vramd_types::{Bytes, PartIndex};
+use world::{
+    World, persistent,
+    revoking::{ANSWER, answer, mapped_bytes, one_part, outcome, outcomes, part, revoke},
+    spec, unmapped,
+};
+
+#[test]
+fn what_nobody_pins_is_evicted_and_comes_back_in_its_slot() {
+    let (mut world, client, id) = one_part();
+    let slots = world.slots.clone();
+    assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
+    assert!(!world.maps(client, part(id, 0)) && mapped_bytes(&world).is_zero());
+    assert_eq!(world.held(), Bytes::mib(4), "its charge stays");
+    assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked, "nobody maps it");
+
+    world.pin_call(client, 1, &[part(id, 0)]);
+    assert_eq!(answer(&world, client, 1), None, "it is to be mapped first");
+    world.settle();
+    assert_eq!(answer(&world, client, 1), Some(&None));
+    assert!(world.maps(client, part(id, 0)));
+    assert_eq!(world.slots, slots);
+}
+
+#[test]
+fn an_evict_leaves_what_is_pinned_alone_and_a_call_protects_its_set() {
+    let (mut world, client, id) = one_part();
+    let by = vec![client.session];
+    world.pin(client, part(id, 0));
+    assert_eq!(outcome(&mut world, id, false), PartRevocation::Pinned { by: by.clone() });
+    assert!(world.inboxes[&client.channel].is_empty(), "no frame is sent");
+    world.unpin(client, part(id, 0));
+
+    world.pin_call(client, 7, &[part(id, 0)]);
+    assert_eq!(answer(&world, client, 7), Some(&None), "it is mapped");
+    assert_eq!(outcome(&mut world, id, false), PartRevocation::Pinned { by });
+    assert!(world.work.is_empty(), "no word is touched");
+    world.frame(client, ClientFrame::PinEnded { call: 7 });
+    assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
+}
+
+#[test]
+fn a_fence_waits_for_pins_and_who_comes_later_waits_for_it() {
+    let (mut world, client, id) = one_part();
+    let other = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.pin_call(client, 1, &[part(id, 0)]);
+    world.pin(client, part(id, 0));
+    let fence = world.start_operator(None, revoke(id, true));
+    world.settle();
+    assert!(
+        world.maps(client, part(id, 0)) && world.wanted_back.is_empty(),
+        "a call before the fence protects"
+    );
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.settle();
+    assert!(!world.wanted_back.is_empty() && !world.replies.contains_key(&fence), "now it is told");
+
+    world.pin_call(client, 2, &[part(id, 0), other]);
+    world.settle();
+    assert_eq!(answer(&world, client, 2), None);
+    world.unpin(client, part(id, 0));
+    assert_eq!(outcomes(world.replies.remove(&fence).expect("an answer")), [PartRevocation::Revoked]);
+    world.settle();
+    assert_eq!(answer(&world, client, 2), Some(&None), "the fence is over");
+}
+
+#[test]
+fn a_fence_reports_what_is_pinned_when_its_time_is_over() {
+    let (mut world, client, id) = one_part();
+    world.pin(client, part(id, 0));
+    let fence = world.start_operator(None, revoke(id, true));
+    world.settle();
+    world.advance(ANSWER);
+    let by = vec![client.session];
+    assert_eq!(outcomes(world.replies.remove(&fence).expect("an answer")), [PartRevocation::Pinned { by }]);
+    let sessions = world.broker.list_sessions(None, None, 9).0;
+    assert_eq!(sessions[0].silent_reason, None, "who pins may take its time");
+
+    world.unpin(client, part(id, 0));
+    assert!(mapped_bytes(&world).is_zero());
+    world.pin_call(client, 1, &[part(id, 0)]);
+    world.settle();
+    assert_eq!(answer(&world, client, 1), Some(&None));
+}
+
+#[test]
+fn who_does_not_answer_is_silent_until_it_does() {
+    let (mut world, client, id) = one_part();
+    world.stopped.insert(client.channel);
+    let evict = world.start_operator(None, revoke(id, false));
+    world.settle();
+    world.advance(ANSWER);
+    let silent = PartRevocation::Silent { by: vec![client.session] };
+    assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), std::slice::from_ref(&silent));
+    assert_eq!(outcome(&mut world, id, false), silent, "its words are left alone");
+    assert!(world.work.is_empty());
+
+    world.stopped.clear();
+    world.settle();
+    let sessions = world.broker.list_sessions(None, None, 9).0;
+    assert_eq!((sessions[0].silent_reason.as_ref(), sessions[0].mapped), (None, Bytes::ZERO));
+    world.pin_call(client, 1, &[part(id, 0)]);
+    world.settle();
+    assert_eq!(answer(&world, client, 1), Some(&None));
+}
+
+#[test]
+fn a_channel_that_ends_leaves_what_it_maps_and_no_more() {
+    let (mut world, client, id) = one_part();
+    let away = world.allocate(client, spec(4)).expect("room");
+    assert_eq!(outcome(&mut world, away, false), PartRevocation::Revoked);
+    world.stopped.insert(client.channel);
+    let evict = world.start_operator(None, revoke(id, false));
+    while world.work_once() {}
+    world.event(Event::ChannelEnded { channel: client.channel });
+    let silent = PartRevocation::Silent { by: vec![client.session] };
+    assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), [silent]);
+    assert_eq!(mapped_bytes(&world), Bytes::mib(4));
+    world.end_process(client);
+    assert!(world.held().is_zero());
+}
+
+#[test]
+fn a_session_without_pins_is_not_asked() {
+    let mut world = World::new(64);
+    let standing = world.open("a");
+    let id = world.sealed(standing, persistent(4, "model"));
+    let pinning = world.open_pinning("a");
+    world.call(pinning, ClientRequest::Attach(Target::Id(id))).expect("attached");
+    let by = vec![standing.session];
+    for wait in [false, true] {
+        assert_eq!(outcome(&mut world, id, wait), PartRevocation::Standing { by: by.clone() });
+    }
+    world.call(standing, ClientRequest::Detach(vec![id])).expect("detached");
+    assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
+
+    let late = world.start_operator(None, revoke(id, true));
+    assert!(world.replies.contains_key(&late), "nobody maps it");
+    world.call(standing, ClientRequest::Attach(Target::Id(id))).expect("attached");
+    assert!(world.maps(standing, part(id, 0)));
+}
+
+#[test]
+fn who_attaches_under_a_fence_is_sent_the_part_after_it() {
+    let mut world = World::new(64);
+    let owner = world.open_pinning("a");
+    let id = world.sealed(owner, persistent(4, "model"));
+    world.pin(owner, part(id, 0));
+    let fence = world.start_operator(None, revoke(id, true));
+    let reader = world.open("a");
+    world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
+    assert!(!world.maps(reader, part(id, 0)));
+    world.unpin(owner, part(id, 0));
+    world.settle();
+    assert!(world.maps(reader, part(id, 0)) && world.replies.contains_key(&fence));
+}
+
+#[test]
+fn what_is_away_or_on_its_way_can_be_freed_sealed_and_detached() {
+    for pinned in [false, true] {
+        for request in [ClientRequest::FreeBatch, ClientRequest::Detach] {
+            let (mut world, client, id) = one_part();
+            if pinned {
+                world.pin(client, part(id, 0));
+            }
+            let fence = world.start_operator(None, revoke(id, true));
+            world.settle();
+            world.pin_call(client, 1, &[part(id, 0)]);
+            world.settle();
+            let release = world.start(client, None, request(vec![id]));
+            world.settle();
+            assert_eq!(world.replies.contains_key(&release), !pinned);
+            if pinned {
+                assert!(matches!(answer(&world, client, 1), Some(Some(_))), "its call is refused");
+                world.unpin(client, part(id, 0));
+                world.settle();
+            }
+            assert!(world.replies[&release].is_ok() && world.replies[&fence].is_ok());
+            assert!(world.slots.is_empty(), "its slot is free: {:?}", world.slots);
+        }
+        let (mut world, client, id) = one_part();
+        if pinned {
+            world.pin(client, part(id, 0));
+        }
+        world.start_operator(None, revoke(id, true));
+        world.settle();
+        let seal = world.start(client, None, ClientRequest::Seal(id));
+        world.settle();
+        if pinned {
+            world.unpin(client, part(id, 0));
+            world.settle();
+        }
+        assert!(world.replies[&seal].is_ok());
+        assert!(world.maps(client, part(id, 0)), "it is mapped again once it is sealed");
+    }
+}
+
+#[test]
+fn an_owner_that_frees_what_a_reader_is_losing_frees_it_for_good() {
+    let mut world = World::new(64);
+    let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
+    let id = world.sealed(owner, persistent(4, "model"));
+    world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
+    world.stopped.insert(reader.channel);
+    let evict = world.start_operator(None, revoke(id, false));
+    world.settle();
+    world.pin_call(reader, 1, &[part(id, 0)]);
+    world.call(owner, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    assert_eq!(answer(&world, reader, 1), None, "it maps the part still");
+    world.stopped.clear();
+    world.settle();
+    assert!(matches!(answer(&world, reader, 1), Some(Some(Refusal::AllocationNotFound { .. }))));
+    assert!(world.replies.contains_key(&evict) && world.held().is_zero());
+}
+
+#[test]
+fn a_second_frame_says_that_an_evicted_part_is_gone_for_good() {
+    let (mut world, client, id) = one_part();
+    world.stopped.insert(client.channel);
+    world.start_operator(None, revoke(id, false));
+    world.settle();
+    world.start(client, None, ClientRequest::FreeBatch(vec![id]));
+    let told: Vec<_> = world.inboxes[&client.channel]
+        .iter()
+        .filter_map(|frame| match frame {
+            DaemonFrame::Revoke { reason, parts } => Some((format!("{reason:?}"), parts.len())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told, [("Evicted".to_owned(), 1), ("Freed".to_owned(), 1)]);
+    world.frame(client, ClientFrame::Unmapped(vec![unmapped(part(id, 0))]));
+    while world.work_once() {}
+    assert!(world.held().is_zero(), "one answer is enough");
+}
+
+#[test]
+fn only_what_can_be_revoked_is() {
+    let (mut world, client, id) = one_part();
+    let request = |parts| OperatorRequest::RevokeMappings { target: Target::Id(id), parts, wait: false };
+    for parts in [vec![PartIndex(1)], vec![PartIndex(0), PartIndex(0)]] {
+        let refused = world.operate(request(parts)).err();
+        assert!(matches!(refused, Some(Refusal::RequestInvalid { .. })), "{refused:?}");
+    }
+    let seal = world.start(client, None, ClientRequest::Seal(id));
+    assert_eq!(world.operate(request(Vec::new())).err(), Some(Refusal::Raced { allocation: id }));
+    assert!(world.replies[&seal].is_ok());
+    let call = world.start_operator(None, request(Vec::new()));
+    let asked = world.work.iter().filter(|work| matches!(work, Command::RevokeWords { .. })).count();
+    assert_eq!((asked, world.replies.contains_key(&call)), (1, false));
+    let outcome = WordsOutcome::Pinned { by: vec![client.session] };
+    world.work.clear();
+    world.event(Event::Completion(Completion::WordsRevoked { part: part(id, 0), outcome: outcome.clone() }));
+    assert!(matches!(
+        outcomes(world.replies.remove(&call).expect("an answer"))[0],
+        PartRevocation::Pinned { .. }
+    ));
+}
