@@ -44,7 +44,7 @@ impl View {
     pub(crate) fn unpin_after(mut self, streams: &[u64]) -> Result<(), Box<(Self, Error)>> {
         while let Some(pinned) = self.pins.pop() {
             if let Err(failed) = pinned.unpin_after(streams) {
-                self.pins.push(failed.pinned);
+                self.pins.push(*failed.pinned);
                 return Err(Box::new((self, failed.error)));
             }
         }

@@ -18,6 +18,7 @@ mod pins;
 mod quotas;
 mod recycling;
 mod sdk;
+mod sdk_pins;
 mod sessions;
 mod sharing;
 mod small;
