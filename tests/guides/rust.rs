@@ -6,11 +6,14 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use vramd_client::{AllocationInfo, AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio};
+use vramd_client::{
+    Access, AllocationInfo, AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio,
+};
 
 fn main() -> Result<()> {
     connect()?;
     share()?;
+    pins()?;
     refused()?;
     small()?;
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(tasks())?;
@@ -54,6 +57,26 @@ fn share() -> Result<()> {
     }
     drop(scratch);
     client.flush()?;
+    Ok(())
+}
+
+fn pins() -> Result<()> {
+    let client = Client::connect()?;
+    let mut cache = client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(4)))?;
+    cache.unhold()?;
+    {
+        let mut pinned = cache.pin_parts(0..1, Access::Write)?; // waits until the first part is here
+        if !pinned.is_device_memory() {
+            pinned.as_mut_slice()?[0] = 1;
+        }
+    } // and lets go of it
+
+    let mut index = client.allocate(AllocationRequest::new(Bytes::mib(2)))?;
+    index.unhold()?;
+    let both = client.pin_set(&[(&cache, Access::Read), (&index, Access::Read)])?; // both or neither
+    drop(both);
+    cache.hold()?; // as it was at first
+    ensure!(cache.as_slice()?[0] == 1, "what was written is there");
     Ok(())
 }
 
