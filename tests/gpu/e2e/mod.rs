@@ -2,9 +2,11 @@
 //! witness from outside. What a case has seen is recorded, whether it passed or not.
 
 mod actor;
+mod capture;
 mod faults;
 mod fixed;
 mod memory;
+mod pins;
 mod python;
 mod restart;
 mod sharing;
@@ -45,6 +47,9 @@ const CASES: &[(&str, Case)] = &[
     ("all that the daemon may hand out", memory::all_of_it),
     ("the daemon is killed", restart::killed_and_started_again),
     ("several GPUs", sharing::several_gpus),
+    ("evicted and pinned again", pins::evicted_and_pinned_again),
+    ("unpinned after a stream", pins::unpinned_after_a_stream),
+    ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),
     ("torch shares a model", torch::shares_a_model),
 ];
