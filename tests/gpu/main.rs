@@ -35,7 +35,13 @@ struct Command {
 #[derive(Subcommand)]
 enum What {
     /// The whole path, case by case.
-    E2e(Stage),
+    E2e {
+        #[command(flatten)]
+        stage: Stage,
+        /// Only this case; may be given several times.
+        #[arg(long = "case", value_name = "NAME")]
+        cases: Vec<String>,
+    },
     /// What the daemon costs over a bare program.
     HandOff(Stage),
     /// What it costs to revoke and to pin, and whether programs bear it.
@@ -91,7 +97,7 @@ fn main() -> ExitCode {
 /// True if all is as it should be.
 fn run(what: What) -> Result<bool> {
     match what {
-        What::E2e(stage) => e2e::run(|report| stage.save(report)),
+        What::E2e { stage, cases } => e2e::run(&cases, |report| stage.save(report)),
         What::HandOff(stage) => bench::hand_off(stage.quick, |report| stage.save(report)),
         What::Leak(stage) => {
             let (good, report) = bench::leak(stage.quick)?;

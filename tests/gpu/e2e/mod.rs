@@ -87,12 +87,16 @@ impl World {
     }
 }
 
-/// Runs every case; true if none failed. The report is saved after each one, since a later one may hang.
-pub(crate) fn run(save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+/// Runs every case, or those that are named; true if none failed. The report is saved after each one, since a later one may hang.
+pub(crate) fn run(only: &[String], save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+    for wanted in only {
+        ensure!(CASES.iter().any(|(name, _)| name == wanted), "there is no case `{wanted}`");
+    }
     let world = World::new()?;
     let mut report = json!({ "machine": machine::facts(&world.witness)?, "cases": {} });
     let mut good = true;
-    for (name, case) in CASES {
+    let chosen = |name: &&str| only.is_empty() || only.iter().any(|wanted| wanted == name);
+    for (name, case) in CASES.iter().filter(|(name, _)| chosen(name)) {
         let before = world.used();
         let started = Instant::now();
         let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
