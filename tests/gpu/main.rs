@@ -1,6 +1,6 @@
 //! What is tried and measured on real GPUs, as one program that needs no toolchain where it runs.
 //!
-//! `e2e`, `hand-off` and `leak` are stages: each prints a line a case or measure, writes what it has seen as JSON, and
+//! `e2e`, `hand-off`, `pins` and `leak` are stages: each prints a line a case or measure, writes what it has seen as JSON, and
 //! ends with status 1 if something is not as it should be. A benchmark that misses its target says so and is none of
 //! these. The other commands are the processes that stages start.
 //!
@@ -35,9 +35,17 @@ struct Command {
 #[derive(Subcommand)]
 enum What {
     /// The whole path, case by case.
-    E2e(Stage),
+    E2e {
+        #[command(flatten)]
+        stage: Stage,
+        /// Only this case; may be given several times.
+        #[arg(long = "case", value_name = "NAME")]
+        cases: Vec<String>,
+    },
     /// What the daemon costs over a bare program.
     HandOff(Stage),
+    /// What it costs to revoke and to pin, and whether programs bear it.
+    Pins(Stage),
     /// Whether killed sessions leave anything behind.
     Leak(Stage),
     /// A client of the cases.
@@ -46,6 +54,9 @@ enum What {
     /// The other process of the bare program.
     #[command(hide = true)]
     BareOwner { uuid: String },
+    /// A client of the benchmark of pins.
+    #[command(hide = true)]
+    Pinner,
     /// A client that is to be killed.
     #[command(hide = true)]
     Victim {
@@ -86,13 +97,15 @@ fn main() -> ExitCode {
 /// True if all is as it should be.
 fn run(what: What) -> Result<bool> {
     match what {
-        What::E2e(stage) => e2e::run(|report| stage.save(report)),
+        What::E2e { stage, cases } => e2e::run(&cases, |report| stage.save(report)),
         What::HandOff(stage) => bench::hand_off(stage.quick, |report| stage.save(report)),
         What::Leak(stage) => {
             let (good, report) = bench::leak(stage.quick)?;
             stage.save(&report)?;
             Ok(good)
         }
+        What::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
+        What::Pinner => bench::pinner().map(|()| true),
         What::Client => client::run().map(|()| true),
         What::BareOwner { uuid } => bench::bare_owner(&uuid).map(|()| true),
         What::Victim { steps } => bench::victim(steps).map(|()| true),

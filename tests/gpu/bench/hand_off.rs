@@ -94,7 +94,7 @@ fn allocate(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
 }
 
 /// Both ends of each part can be written and read.
-fn check_parts(gpu: &Gpu, address: u64, count: usize, part: usize) -> Result<()> {
+pub(super) fn check_parts(gpu: &Gpu, address: u64, count: usize, part: usize) -> Result<()> {
     for index in 0..count {
         for offset in [0, part - 8] {
             let at = address + (index * part + offset) as u64;

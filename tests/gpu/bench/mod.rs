@@ -6,9 +6,11 @@ mod leak;
 mod log;
 mod measure;
 mod owner;
+mod pins;
 mod victim;
 
 pub(crate) use hand_off::run as hand_off;
 pub(crate) use leak::run as leak;
 pub(crate) use owner::run as bare_owner;
+pub(crate) use pins::{pinner, run as pins};
 pub(crate) use victim::run as victim;

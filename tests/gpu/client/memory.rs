@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
-use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Sealed};
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Pinned, Sealed};
 
 use super::number;
 use crate::{content, cuda::Gpu};
@@ -54,6 +54,29 @@ impl Memory {
             Self::Sealed(sealed) => sealed.free().map(drop)?,
         }
         Ok(())
+    }
+
+    pub(super) fn hold(&mut self) -> Result<()> {
+        match self {
+            Self::Open(allocation) => allocation.hold()?,
+            Self::Sealed(sealed) => sealed.hold()?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn unhold(&mut self) -> Result<()> {
+        match self {
+            Self::Open(allocation) => allocation.unhold()?,
+            Self::Sealed(sealed) => sealed.unhold()?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn pin(&self, access: Access) -> Result<Pinned> {
+        Ok(match self {
+            Self::Open(allocation) => allocation.pin(access)?,
+            Self::Sealed(sealed) => sealed.pin(access)?,
+        })
     }
 
     pub(super) fn told(&self) -> Value {

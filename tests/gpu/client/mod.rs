@@ -3,13 +3,15 @@
 //! It takes memory by way of the SDK, as programs do, and looks at it by way of the suite's own driver calls, in the
 //! same primary context. `e2e/actor.rs` is the other side.
 
+mod capture;
 mod memory;
+mod pins;
 
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Error, Result, anyhow, bail};
 use serde_json::{Value, json};
-use vramd_client::Client;
+use vramd_client::{Client, Pinned};
 
 use crate::cuda::{self, Failed, Gpu};
 use memory::Memory;
@@ -17,6 +19,7 @@ use memory::Memory;
 #[derive(Default)]
 struct Actor {
     // Dropped before the session that it belongs to.
+    pinned: Option<Pinned>,
     memory: Option<Memory>,
     client: Option<Client>,
     gpu: Option<Gpu>,
@@ -72,11 +75,20 @@ impl Actor {
             "copies" => self.memory.as_mut().context("no memory")?.copies(number(words, 0)?)?,
             // The context that the SDK has used must not be left current.
             "current" => json!({ "nothing": cuda::nothing_is_current()? }),
+            "captures" => capture::rows(self.client.as_ref().context("no session is open")?, self.gpu()?)?,
             "gpu" => {
                 self.gpu = Some(Gpu::open(words.first().copied())?);
                 json!({})
             }
-            other => self.look(other, words)?,
+            other => match &mut self.memory {
+                Some(memory) => {
+                    match pins::answer(other, words, memory, &mut self.pinned, self.gpu.as_ref())? {
+                        Some(answer) => answer,
+                        None => self.look(other, words)?,
+                    }
+                }
+                None => self.look(other, words)?,
+            },
         })
     }
 
@@ -105,6 +117,9 @@ impl Actor {
             "sum" => return Ok(json!({ "sum": gpu.sum(address, bytes)? })),
             "upload" => gpu.upload(address, &number(words, 0)?.to_le_bytes())?,
             "poke" => gpu.poke(address, number(words, 0)?)?,
+            "has-ended" => return Ok(json!({ "ended": gpu.aside_has_ended()? })),
+            "capture" => return pins::capture(gpu, memory, Some(number(words, 0)?)),
+            "replay" => return pins::capture(gpu, memory, None),
             "spin" => gpu.spin(address, bytes, number(words, 0)? * 1_000_000)?,
             other => bail!("`{other}` is no command"),
         }

@@ -12,6 +12,7 @@ use super::{
 const PTX: &str = concat!(include_str!("../kernels/suite.ptx"), "\0");
 const BLOCKS: u32 = 1024;
 const THREADS: u32 = 256;
+const NOT_READY: u32 = 600;
 
 #[derive(Debug)]
 pub(super) struct Kernels {
@@ -53,6 +54,11 @@ impl Gpu {
         self.table.stream_synchronize(self.work)
     }
 
+    /// The same on the stream that is captured, and does not wait for it.
+    pub(crate) fn begin_fill(&self, address: u64, bytes: u64, seed: u64) -> Result<(), Failed> {
+        self.launch(self.kernels.fill, self.captured, BLOCKS, [address, bytes / 8, seed])
+    }
+
     /// The sum of [`crate::content::sum`] over whole words of 8 bytes.
     pub(crate) fn sum(&self, address: u64, bytes: u64) -> Result<u64, Failed> {
         self.upload(self.kernels.cell, &0_u64.to_le_bytes())?;
@@ -71,6 +77,20 @@ impl Gpu {
     /// Starts a kernel that writes to the memory for so long, and does not wait for it.
     pub(crate) fn spin(&self, address: u64, bytes: u64, nanoseconds: u64) -> Result<(), Failed> {
         self.launch(self.kernels.spin, self.aside, BLOCKS / 8, [address, bytes / 8, nanoseconds])
+    }
+
+    /// The stream of [`Self::spin`], as other code of the process knows it.
+    pub(crate) fn aside(&self) -> u64 {
+        self.aside.number()
+    }
+
+    /// Whether all that was launched there has ended.
+    pub(crate) fn aside_has_ended(&self) -> Result<bool, Failed> {
+        match self.table.stream_query(self.aside) {
+            Ok(()) => Ok(true),
+            Err(failed) if failed.code == NOT_READY => Ok(false),
+            Err(failed) => Err(failed),
+        }
     }
 
     pub(crate) fn upload(&self, to: u64, from: &[u8]) -> Result<(), Failed> {

@@ -1,14 +1,16 @@
 //! A GPU as a plain program uses it: without the daemon, without the SDK. The bare side of every comparison, and the
 //! independent look at what the daemon handed out.
 //!
-//! One thread a process: the device's primary context is current there, as in PyTorch.
+//! The device's primary context is current on the thread that opens it, as in PyTorch, and on those that enter it.
 
+mod capture;
 mod kernels;
 mod table;
 mod vmm;
 
 use anyhow::{Context as _, Result};
 
+pub(crate) use capture::Mode;
 use kernels::Kernels;
 pub(crate) use table::Failed;
 use table::{Opaque, Table};
@@ -22,12 +24,15 @@ const RDMA_WITH_VMM: i32 = 110;
 pub(crate) struct Gpu {
     table: &'static Table,
     device: i32,
+    context: Opaque,
     uuid: String,
     kernels: Kernels,
     /// For what is waited for.
     work: Opaque,
     /// For kernels that run on their own.
     aside: Opaque,
+    /// For what becomes part of graphs.
+    captured: Opaque,
     rdma_capable: bool,
 }
 
@@ -65,12 +70,19 @@ impl Gpu {
         let mut context = Opaque::default();
         table.primary_retain(&mut context, device)?;
         table.set_current(context)?;
-        let (mut work, mut aside, mut rdma) = (Opaque::default(), Opaque::default(), 0);
+        let [mut work, mut aside, mut captured] = [Opaque::default(); 3];
+        let mut rdma = 0;
         table.stream_create(&mut work, STREAM_NON_BLOCKING)?;
         table.stream_create(&mut aside, STREAM_NON_BLOCKING)?;
+        table.stream_create(&mut captured, STREAM_NON_BLOCKING)?;
         table.device_attribute(&mut rdma, RDMA_WITH_VMM, device)?;
         let kernels = Kernels::load(table)?;
-        Ok(Self { table, device, uuid, kernels, work, aside, rdma_capable: rdma == 1 })
+        Ok(Self { table, device, context, uuid, kernels, work, aside, captured, rdma_capable: rdma == 1 })
+    }
+
+    /// Makes the context current on this thread too.
+    pub(crate) fn enter(&self) -> Result<(), Failed> {
+        self.table.set_current(self.context)
     }
 
     pub(crate) fn uuid(&self) -> &str {

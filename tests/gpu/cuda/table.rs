@@ -20,6 +20,12 @@ use libloading::Library;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Opaque(usize);
 
+impl Opaque {
+    pub(crate) fn number(self) -> u64 {
+        self.0 as u64
+    }
+}
+
 /// `CUmemLocation`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +149,13 @@ table! {
         set_access = "cuMemSetAccess"(address: u64, size: usize, access: &AccessDesc, count: usize);
         stream_create = "cuStreamCreate"(stream: &mut Opaque, flags: u32);
         stream_synchronize = "cuStreamSynchronize"(stream: Opaque);
+        stream_query = "cuStreamQuery"(stream: Opaque);
+        begin_capture = "cuStreamBeginCapture_v2"(stream: Opaque, mode: u32);
+        end_capture = "cuStreamEndCapture"(stream: Opaque, graph: &mut Opaque);
+        instantiate = "cuGraphInstantiateWithFlags"(ready: &mut Opaque, graph: Opaque, flags: u64);
+        graph_launch = "cuGraphLaunch"(ready: Opaque, stream: Opaque);
+        exec_destroy = "cuGraphExecDestroy"(ready: Opaque);
+        graph_destroy = "cuGraphDestroy"(graph: Opaque);
     }
     raw {
         upload = "cuMemcpyHtoDAsync_v2"(to: u64, from: *const u8, size: usize, stream: Opaque);

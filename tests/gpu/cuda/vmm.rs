@@ -64,6 +64,15 @@ impl Gpu {
         let mut span =
             Span { table: self.table, address: 0, size, mapped: Vec::with_capacity(extents.len()) };
         self.table.reserve(&mut span.address, size, 0, 0, 0)?;
+        self.map_at(&mut span, extents, writable)?;
+        Ok(span)
+    }
+
+    /// The same where nothing is mapped now, and which is as long as they are.
+    pub(crate) fn map_at(&self, span: &mut Span, extents: &[Extent], writable: bool) -> Result<()> {
+        ensure!(span.mapped.is_empty(), "something is mapped there");
+        let size: usize = extents.iter().map(|extent| extent.size).sum();
+        ensure!(size == span.size, "{size} bytes for {} addresses", span.size);
         let mut offset = 0;
         for extent in extents {
             self.table.map(span.address + offset as u64, extent.size, 0, extent.handle, 0)?;
@@ -73,7 +82,7 @@ impl Gpu {
         let flags = if writable { READ_WRITE } else { READ_ONLY };
         let access = AccessDesc { location: self.location(), flags };
         self.table.set_access(span.address, size, &access, 1)?;
-        Ok(span)
+        Ok(())
     }
 
     fn location(&self) -> Location {
@@ -94,6 +103,14 @@ impl Extent {
 impl Span {
     pub(crate) fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Lets go of what is mapped; the addresses stay.
+    pub(crate) fn unmap(&mut self) -> Result<()> {
+        for (offset, size) in self.mapped.drain(..) {
+            self.table.unmap(self.address + offset as u64, size)?;
+        }
+        Ok(())
     }
 }
 

@@ -2,9 +2,11 @@
 //! witness from outside. What a case has seen is recorded, whether it passed or not.
 
 mod actor;
+mod capture;
 mod faults;
 mod fixed;
 mod memory;
+mod pins;
 mod python;
 mod restart;
 mod sharing;
@@ -45,6 +47,9 @@ const CASES: &[(&str, Case)] = &[
     ("all that the daemon may hand out", memory::all_of_it),
     ("the daemon is killed", restart::killed_and_started_again),
     ("several GPUs", sharing::several_gpus),
+    ("evicted and pinned again", pins::evicted_and_pinned_again),
+    ("unpinned after a stream", pins::unpinned_after_a_stream),
+    ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),
     ("torch shares a model", torch::shares_a_model),
 ];
@@ -82,12 +87,16 @@ impl World {
     }
 }
 
-/// Runs every case; true if none failed. The report is saved after each one, since a later one may hang.
-pub(crate) fn run(save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+/// Runs every case, or those that are named; true if none failed. The report is saved after each one, since a later one may hang.
+pub(crate) fn run(only: &[String], save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+    for wanted in only {
+        ensure!(CASES.iter().any(|(name, _)| name == wanted), "there is no case `{wanted}`");
+    }
     let world = World::new()?;
     let mut report = json!({ "machine": machine::facts(&world.witness)?, "cases": {} });
     let mut good = true;
-    for (name, case) in CASES {
+    let chosen = |name: &&str| only.is_empty() || only.iter().any(|wanted| wanted == name);
+    for (name, case) in CASES.iter().filter(|(name, _)| chosen(name)) {
         let before = world.used();
         let started = Instant::now();
         let outcome = panic::catch_unwind(AssertUnwindSafe(|| {

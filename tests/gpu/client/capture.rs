@@ -1,0 +1,222 @@
+//! Whether a stream capture of the process bears that memory is mapped and unmapped meanwhile: by the SDK, which allows
+//! itself all calls while it makes them, and by bare calls of the driver, which do not.
+//!
+//! A row is a capture of two kernels with something between them. It is valid if the driver gives the graph, and the graph
+//! writes what both kernels were to write.
+
+use std::{fmt::Display, slice, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, admin::AdminClient, socket_dir};
+use vramd_proto::v1::{RevocationOutcome, RevokeMappingsRequest, revoke_mappings_request::Target};
+use vramd_tests::wait::within;
+
+use crate::{
+    content,
+    cuda::{Extent, Gpu, Mode},
+};
+
+/// Of what is mapped: four parts.
+const SIZE: u64 = 8 << 20;
+const PART: usize = 2 << 20;
+/// What the captured kernels write to.
+const PLAIN: u64 = 1 << 20;
+/// Outlasts the beginning of the capture.
+const KERNEL_NANOSECONDS: u64 = 50_000_000;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Nothing,
+    WorkerUnmaps,
+    OtherThreadPins,
+    OtherThreadAllocates,
+    OwnThreadPins,
+    OwnThreadAllocates,
+    OwnThreadCopies,
+    ReaperUnpins,
+    BareByOtherThread,
+    BareByOwnThread,
+}
+
+const ALL: [What; 10] = [
+    What::Nothing,
+    What::WorkerUnmaps,
+    What::OtherThreadPins,
+    What::OtherThreadAllocates,
+    What::OwnThreadPins,
+    What::OwnThreadAllocates,
+    What::OwnThreadCopies,
+    What::ReaperUnpins,
+    What::BareByOtherThread,
+    What::BareByOwnThread,
+];
+
+struct Bench<'a> {
+    client: &'a Client,
+    gpu: &'a Gpu,
+    admin: AdminClient,
+    memory: Allocation,
+    extent: Extent,
+    plain: u64,
+}
+
+/// All rows.
+pub(super) fn rows(client: &Client, gpu: &Gpu) -> Result<Value> {
+    let request = AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::new(PART as u64));
+    let mut memory = client.allocate(request)?;
+    memory.unhold()?;
+    let bench = Bench {
+        client,
+        gpu,
+        admin: AdminClient::new(&socket_dir())?,
+        memory,
+        extent: gpu.create(PART)?,
+        plain: gpu.alloc(usize::try_from(PLAIN)?)?,
+    };
+    // Kernels are loaded by their first use, which is no matter of the capture.
+    gpu.fill(bench.plain, PLAIN, 0)?;
+    let mut rows = Vec::new();
+    for (seed, mode) in (1..).zip(Mode::ALL) {
+        for what in ALL {
+            rows.push(bench.row(mode, what, seed)?);
+        }
+    }
+    gpu.free(bench.plain)?;
+    Ok(json!({ "capture": rows }))
+}
+
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::WorkerUnmaps => "the SDK's worker unmaps what an operator evicts",
+            Self::OtherThreadPins => "another thread pins what is away, and maps it",
+            Self::OtherThreadAllocates => "another thread allocates and frees",
+            Self::OwnThreadPins => "the capturing thread pins what is away, and maps it",
+            Self::OwnThreadAllocates => "the capturing thread allocates and frees",
+            Self::OwnThreadCopies => "the capturing thread copies by the SDK",
+            Self::ReaperUnpins => "the SDK's thread asks events of another stream, and the worker unmaps",
+            Self::BareByOtherThread => "another thread maps and unmaps by bare calls",
+            Self::BareByOwnThread => "the capturing thread maps and unmaps by bare calls",
+        }
+    }
+
+    fn is_promised(self) -> bool {
+        !matches!(self, Self::BareByOtherThread | Self::BareByOwnThread)
+    }
+}
+
+impl Bench<'_> {
+    fn row(&self, mode: Mode, what: What, seed: u64) -> Result<Value> {
+        self.prepare(what).with_context(|| format!("before the capture: {}", what.name()))?;
+        self.gpu.fill(self.plain, PLAIN, 0)?;
+        let half = PLAIN / 2;
+        self.gpu.begin_capture(mode)?;
+        let first = self.gpu.begin_fill(self.plain, half, seed);
+        let done = self.act(what);
+        let second = self.gpu.begin_fill(self.plain + half, half, seed);
+        // Ended whatever has come of it, so that the next one can begin.
+        let ended = self.gpu.end_capture();
+        let kernels = first.and(second);
+        let valid = kernels.is_ok() && ended.is_ok();
+        let right = match &ended {
+            Ok(graph) if valid => {
+                self.gpu.run(graph)?;
+                let sum = content::sum(seed, half);
+                self.gpu.sum(self.plain, half)? == sum && self.gpu.sum(self.plain + half, half)? == sum
+            }
+            _ => false,
+        };
+        Ok(json!({
+            "mode": mode.name(), "meanwhile": what.name(), "promised": what.is_promised(),
+            "done": outcome(done), "kernels": outcome(kernels), "capture": outcome(ended),
+            "graph_is_right": right,
+        }))
+    }
+
+    /// What must be so before the capture begins.
+    fn prepare(&self, what: What) -> Result<()> {
+        // All of it is mapped, and nobody pins it.
+        let pinned = self.memory.pin(Access::Write)?;
+        match what {
+            What::OtherThreadPins | What::OwnThreadPins => {
+                drop(pinned);
+                self.evict()
+            }
+            What::ReaperUnpins => {
+                self.gpu.spin(pinned.as_device_ptr(), SIZE, KERNEL_NANOSECONDS)?;
+                Ok(pinned.unpin_after(&[self.gpu.aside()])?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn act(&self, what: What) -> Result<()> {
+        match what {
+            What::Nothing => Ok(()),
+            What::WorkerUnmaps | What::ReaperUnpins => self.evict(),
+            What::OtherThreadPins => self.aside(|| self.pin()),
+            What::OtherThreadAllocates => self.aside(|| self.allocate()),
+            What::OwnThreadPins => self.pin(),
+            What::OwnThreadAllocates => self.allocate(),
+            What::OwnThreadCopies => self.copy(),
+            What::BareByOtherThread => self.aside(|| {
+                self.gpu.enter()?;
+                self.map()
+            }),
+            What::BareByOwnThread => self.map(),
+        }
+    }
+
+    /// On another thread, to its end.
+    fn aside(&self, action: impl FnOnce() -> Result<()> + Send) -> Result<()> {
+        thread::scope(|scope| scope.spawn(action).join().expect("an action does not panic"))
+    }
+
+    /// Until it is unmapped: who maps it may not have said so by now, and a stream may hold it.
+    fn evict(&self) -> Result<()> {
+        let mut problem = None;
+        let evicted = within(PATIENCE, || match self.is_evicted() {
+            Ok(evicted) => evicted.then_some(()),
+            Err(error) => problem.replace(error).map(drop).or(Some(())),
+        });
+        match problem {
+            Some(error) => Err(error),
+            None => evicted.context("it is still mapped"),
+        }
+    }
+
+    fn is_evicted(&self) -> Result<bool> {
+        let target = Some(Target::AllocationId(self.memory.id().get()));
+        let answer = self.admin.revoke_mappings(RevokeMappingsRequest { target, ..Default::default() })?;
+        Ok(answer.parts.iter().all(|part| part.outcome() == RevocationOutcome::Revoked))
+    }
+
+    fn pin(&self) -> Result<()> {
+        let pinned = self.memory.pin(Access::Write)?;
+        ensure!(pinned.len_bytes() == SIZE, "{} bytes are pinned", pinned.len_bytes());
+        Ok(())
+    }
+
+    fn allocate(&self) -> Result<()> {
+        self.client.allocate(AllocationRequest::new(Bytes::new(SIZE)))?.free()?;
+        Ok(())
+    }
+
+    fn copy(&self) -> Result<()> {
+        let mut bytes = [0; 4096];
+        self.memory.copy_to_host(0, &mut bytes)?;
+        Ok(())
+    }
+
+    fn map(&self) -> Result<()> {
+        let mut span = self.gpu.map(slice::from_ref(&self.extent), true)?;
+        span.unmap()
+    }
+}
+
+fn outcome<T, E: Display>(outcome: Result<T, E>) -> String {
+    outcome.map_or_else(|error| format!("{error:#}"), |_| "ok".to_owned())
+}
