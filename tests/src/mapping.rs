@@ -22,6 +22,8 @@ pub struct Mapping {
 
 // SAFETY: needed so that tests can hand a mapping to another thread. It is plain memory, not bound to one.
 unsafe impl Send for Mapping {}
+// SAFETY: needed so that two views of a word table share one. By reference it is only read, or changed as atomics.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes of a memfd. The descriptor may be closed afterwards.
