@@ -153,7 +153,7 @@ impl Client {
 fn hello() -> v1::Hello {
     v1::Hello {
         protocol_major: protocol::PROTOCOL_MAJOR,
-        features: u64::MAX & !protocol::PINS,
+        features: !protocol::PINS,
         any_device: true,
         client_name: "test".to_owned(),
         ..v1::Hello::default()
