@@ -108,7 +108,7 @@ impl Anchor {
             let slot = self.slot(parts.start).and_then(|slot| self.words.slot(slot));
             let slot = slot.ok_or(PinRefused::NeedsFrame)?;
             slot.pin(access)?;
-            slot.touch(tick());
+            slot.touch_by(tick);
             return Ok(());
         }
         self.pin_all(parts, access)

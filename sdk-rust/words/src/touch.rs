@@ -5,6 +5,9 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
+/// Who harvests sees by the count that a part was used since the last time; the tick may be that of an earlier use.
+const USES_PER_TICK: u32 = 8;
+
 /// What a slot says of its use. The daemon compares it with what it saw before: both numbers wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Touch {
@@ -21,7 +24,20 @@ impl Touch {
     }
 
     pub(crate) fn record(word: &AtomicU64, tick: u32) {
-        let uses = Touch::load(word).uses.wrapping_add(1);
+        Touch::record_by(word, |_| tick);
+    }
+
+    /// Reads the clock at the first of every [`USES_PER_TICK`] uses: it costs as much as the pin itself.
+    pub(crate) fn record_seldom(word: &AtomicU64, clock: impl FnOnce() -> u32) {
+        Touch::record_by(word, |before| match before.uses % USES_PER_TICK {
+            0 => clock(),
+            _ => before.tick,
+        });
+    }
+
+    fn record_by(word: &AtomicU64, tick: impl FnOnce(Touch) -> u32) {
+        let before = Touch::load(word);
+        let (uses, tick) = (before.uses.wrapping_add(1), tick(before));
         word.store(u64::from(uses) << 32 | u64::from(tick), Ordering::Relaxed);
     }
 }

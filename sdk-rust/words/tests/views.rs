@@ -285,3 +285,20 @@ fn touches_count_and_wrap() {
     client.touch(1);
     assert_eq!(daemon.touched(), Touch { tick: 1, uses: 0 });
 }
+
+#[test]
+fn the_clock_is_read_at_every_eighth_use() {
+    let sides = Sides::new();
+    let (client, daemon) = (sides.client.slot(0).unwrap(), sides.daemon.slot(0).unwrap());
+    let mut clock = 100;
+    let mut read = 0;
+    for _ in 0..24 {
+        clock += 1;
+        client.touch_by(|| {
+            read += 1;
+            clock
+        });
+    }
+    assert_eq!(read, 3);
+    assert_eq!(daemon.touched(), Touch { tick: 117, uses: 24 });
+}
