@@ -58,7 +58,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// What the shell or the client says, and the broker never.
-const NOT_THE_BROKERS: [Reason; 10] = [
+const NOT_THE_BROKERS: [Reason; 14] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
@@ -69,6 +69,10 @@ const NOT_THE_BROKERS: [Reason; 10] = [
     Reason::MapFailed,
     Reason::WatchesTooMany,
     Reason::PoolFull,
+    Reason::PinsTooMany,
+    Reason::Pinned,
+    Reason::StreamCapturing,
+    Reason::StreamsUnsupported,
 ];
 
 #[test]
