@@ -130,8 +130,8 @@ impl Allocation {
         now(self.handle.free(Face::Blocking))
     }
 
-    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. Reading a pin costs
-    /// an atomic instruction a part and as much to end it. At most 1,024 parts.
+    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
+    /// what is here is an atomic change of each part's word, and one of the guards' count; so is its end. At most 1,024 parts.
     pub fn pin(&self, access: Access) -> Result<Pinned> {
         self.handle.pin(None, access)
     }
@@ -226,8 +226,8 @@ impl Sealed {
         now(self.handle.detach(Face::Blocking))
     }
 
-    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. Reading a pin costs
-    /// an atomic instruction a part and as much to end it. At most 1,024 parts.
+    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
+    /// what is here is an atomic change of each part's word, and one of the guards' count; so is its end. At most 1,024 parts.
     pub fn pin(&self, access: Access) -> Result<Pinned> {
         self.handle.pin(None, access)
     }

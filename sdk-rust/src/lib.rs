@@ -51,7 +51,7 @@
 //! # }
 //! ```
 //!
-//! To pin and to unpin what is here costs an atomic instruction each, and no system call.
+//! To pin and to unpin what is here costs two atomic instructions each, and no system call.
 //!
 //! **On a GPU** an allocation has a device pointer, in the primary context of its device, which is the one that the
 //! CUDA runtime and PyTorch use. [`Allocation::copy_from_host`] and [`Sealed::copy_to_host`] move bytes wherever they

@@ -164,6 +164,38 @@ fn sets_and_single_pins_go_on_while_an_operator_revokes() {
 }
 
 #[test]
+fn two_processes_pin_at_full_rate_while_an_operator_revokes() {
+    let daemon = Daemon::new();
+    let mut probes: Vec<_> = (0..2).map(|_| daemon.probe()).collect();
+    let mut ids = Vec::new();
+    for probe in &mut probes {
+        probe.ask("sdk open");
+        let id = probe.ask("sdk allocate 6291456 part=2097152")["allocation"].as_u64().unwrap();
+        ids.push(vramd_client::AllocationId::from_raw(id));
+        probe.ask("sdk unhold");
+        probe.tell("sdk pin-for 3000");
+    }
+    let (begun, mut revoked) = (Instant::now(), 0);
+    for round in 0.. {
+        if begun.elapsed() > Duration::from_millis(2500) {
+            break;
+        }
+        for id in &ids {
+            let outcomes = revoke(&daemon, *id, round % 4 == 0);
+            revoked += outcomes.into_iter().filter(|outcome| *outcome == Outcome::Revoked).count();
+        }
+    }
+    for mut probe in probes {
+        // It ends with an error, or by a signal, where a byte is not what it wrote, or is not there.
+        let pins = probe.listen("sdk pin-for")["pins"].as_u64().unwrap();
+        assert!(pins > 100, "{pins}");
+        probe.leave();
+    }
+    assert!(revoked > 100, "{revoked}");
+    daemon.drains();
+}
+
+#[test]
 fn an_ended_session_waits_for_guards() {
     let daemon = Daemon::new();
     let client = connect(&daemon);

@@ -1,9 +1,11 @@
 //! The same steps by way of the SDK.
 
-use anyhow::{Context as _, Result, bail};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
 
 use crate::{fork, small};
 
@@ -67,6 +69,25 @@ impl Sdk {
                     .or_else(|| self.sealed.as_ref().map(Sealed::as_slice))
                     .context("nothing is mapped")??;
                 json!({ "digest": vramd_tests::digest(bytes), "address": bytes.as_ptr().addr() })
+            }
+            "unhold" => {
+                self.open.as_mut().context("nothing is allocated")?.unhold()?;
+                json!({})
+            }
+            // Pins, looks at what it wrote last and writes anew, for so many milliseconds, without a pause.
+            "pin-for" => {
+                let open = self.open.as_ref().context("nothing is allocated")?;
+                let (end, mut pins) = (Instant::now() + Duration::from_millis(words[0].parse()?), 0_u64);
+                while Instant::now() < end {
+                    let mut pinned = open.pin(Access::Write)?;
+                    for page in pinned.as_mut_slice()?.chunks_mut(4096) {
+                        let (counter, _) = page.split_at_mut(8);
+                        ensure!(*counter == pins.to_le_bytes(), "not what was written last");
+                        counter.copy_from_slice(&(pins + 1).to_le_bytes());
+                    }
+                    pins += 1;
+                }
+                json!({ "pins": pins })
             }
             "drop" => {
                 (self.open, self.sealed) = (None, None);
