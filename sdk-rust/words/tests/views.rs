@@ -290,10 +290,8 @@ fn touches_count_and_wrap() {
 fn the_clock_is_read_at_every_eighth_use() {
     let sides = Sides::new();
     let (client, daemon) = (sides.client.slot(0).unwrap(), sides.daemon.slot(0).unwrap());
-    let mut clock = 100;
     let mut read = 0;
-    for _ in 0..24 {
-        clock += 1;
+    for clock in 101..125 {
         client.touch_by(|| {
             read += 1;
             clock
