@@ -198,6 +198,10 @@ pub(super) struct Facts {
     /// When a fence of a part was asked for last, and one of an allocation that was named: the number of the event.
     pub(super) fenced_at: BTreeMap<PartRef, u64>,
     pub(super) named_fence_at: u64,
+    /// Parts whose last fence may have joined one that had begun before, and whether the last one by name may have: then
+    /// it is not known here which calls came before it.
+    pub(super) fences_joined: BTreeSet<PartRef>,
+    pub(super) named_fence_joined: bool,
     /// When the words of a part were asked for last: the number of the event.
     pub(super) words_asked: BTreeMap<PartRef, u64>,
     /// Allocations of which mappings are being revoked, by the call; `None` of some that was named.

@@ -22,17 +22,23 @@ impl Oracle {
         wait: bool,
     ) {
         let (came, until) = (self.facts.clock, self.facts.now.after(self.limits.revoke_answer_timeout));
+        let any = !self.facts.revoking.is_empty();
         let others = self.facts.revoking.values().any(|it| it.is_none() || *it == allocation);
         self.facts.revoking.insert(call, allocation);
         let Some(allocation) = allocation.filter(|_| wait) else {
-            self.facts.named_fence_at = if wait { came } else { self.facts.named_fence_at };
+            if wait {
+                (self.facts.named_fence_at, self.facts.named_fence_joined) = (came, any);
+            }
             return;
         };
         let count = self.facts.allocations.get(&allocation).map_or(0, |it| it.part_count);
         let all = (0..).take(count).map(PartIndex).filter(|part| parts.is_empty() || parts.contains(part));
         for part in all.map(|part| PartRef { allocation, part }) {
             self.facts.fenced_at.insert(part, came);
-            if !others {
+            if others {
+                self.facts.fences_joined.insert(part);
+            } else {
+                self.facts.fences_joined.remove(&part);
                 self.facts.fences.insert(part, FenceFacts { call, came, until });
             }
         }

@@ -23,7 +23,11 @@ impl Oracle {
         let words = self.facts.words_asked.get(&part).copied().unwrap_or_default();
         let fenced = self.facts.fenced_at.get(&part).copied().unwrap_or_default();
         let since = words.max(fenced).max(self.facts.named_fence_at);
-        let taken = self.has_call_before(id, part, since);
+        let joined = match since == self.facts.named_fence_at {
+            true => self.facts.named_fence_joined,
+            false => since == fenced && self.facts.fences_joined.contains(&part),
+        };
+        let taken = !joined && self.has_call_before(id, part, since);
         self.expect(PINNED, !taken, || format!("{part:?} is in a pin call of {id}, and is revoked"));
         let asked = since > 0;
         self.expect(PINNED, asked, || format!("{part:?} is evicted from {id}, and nobody asked for that"));
