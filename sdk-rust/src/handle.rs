@@ -173,9 +173,12 @@ impl Handle {
     pub(crate) fn finish_seal(mut self: Box<Self>) {
         if self.session.is_home() && self.parting.is_some() && self.info.lifetime == Lifetime::Persistent {
             self.session.clone().releases().work(move || {
-                // What came of it the handle knows.
-                let _ = now(self.seal(Face::Blocking));
-                self.part_now();
+                match now(self.seal(Face::Blocking)) {
+                    // It is used yet: the last who does parts from it.
+                    Err(Error::Pinned { .. } | Error::Deadline) => drop(self),
+                    // What came of it the handle knows.
+                    _ => self.part_now(),
+                }
             });
         }
     }
@@ -277,10 +280,11 @@ impl Handle {
         }
         let parts = self.anchor.placed().map_or(0..0, |placed| placed.parts(&chunk));
         let access = access.map_or(vramd_words::Access::Read, |_| vramd_words::Access::Write);
-        let _pinned = match face {
-            Face::Blocking => self.pin(Some(parts), access)?,
-            Face::Async => self.pin_async(Some(parts), access).await?,
-        };
+        // Not by `pin`: that would end what the caller has of the handle's views.
+        let _pinned = self.take(face, parts, access).await?;
+        if access == vramd_words::Access::Write && !table.is_writable(id) {
+            return Err(Error::NotMapped { allocation: id.to_string() });
+        }
         let window = table.window(id).ok_or_else(|| Error::NotMapped { allocation: id.to_string() })?;
         copy(&window).map_err(|problem| Error::CopyFailed { allocation: id.to_string(), problem })
     }

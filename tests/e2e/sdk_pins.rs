@@ -164,6 +164,22 @@ fn sets_and_single_pins_go_on_while_an_operator_revokes() {
 }
 
 #[test]
+fn a_word_that_became_another_parts_pins_nothing_of_the_first() {
+    let daemon = Daemon::new();
+    let client = connect(&daemon);
+    let mut gone = client.allocate(three_parts()).unwrap();
+    gone.unhold().unwrap();
+    client.free(gone.id()).unwrap();
+    until("it is gone", || daemon.books().allocations.is_empty());
+    let mut other = client.allocate(three_parts()).unwrap();
+    other.unhold().unwrap();
+    assert!(gone.pin(Access::Read).is_err(), "its words are another's");
+    assert!(gone.pin_parts(1..2, Access::Write).is_err());
+    assert_eq!(revoke(&daemon, other.id(), false), [Outcome::Revoked; 3], "and no pin of it is left there");
+    other.pin(Access::Write).unwrap().as_mut_slice().unwrap().fill(1);
+}
+
+#[test]
 fn two_processes_pin_at_full_rate_while_an_operator_revokes() {
     let daemon = Daemon::new();
     let mut probes: Vec<_> = (0..2).map(|_| daemon.probe()).collect();

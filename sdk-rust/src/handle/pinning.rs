@@ -11,7 +11,6 @@ use vramd_words::Access;
 
 use super::Handle;
 use crate::{
-    aio::blocking,
     error::{Error, Result},
     face::Face,
     fork::ProcessBound,
@@ -43,11 +42,15 @@ impl Handle {
     pub(crate) async fn pin_async(&self, parts: Option<Range<u32>>, access: Access) -> Result<Pinned> {
         self.check_pin(access)?;
         let parts = self.anchor.parts(parts)?;
+        self.take(Face::Async, parts, access).await
+    }
+
+    pub(super) async fn take(&self, face: Face, parts: Range<u32>, access: Access) -> Result<Pinned> {
         if let Some(pinned) = Pinned::at_hand(&self.anchor, parts.clone(), access)? {
             return Ok(pinned);
         }
         let (anchor, deadline) = (self.anchor.clone(), self.session.deadline());
-        blocking(move || Pinned::take(&anchor, parts, access, || deadline)).await
+        face.block(move || Pinned::take(&anchor, parts, access, || deadline)).await
     }
 
     /// Whether it can be pinned at all. No system call.
@@ -81,7 +84,13 @@ impl Handle {
     /// Takes the handle's own pins, and waits for what is not here.
     pub(super) async fn hold_until(&self, face: Face, deadline: Instant) -> Result<()> {
         let (session, id, parts) = (self.session.clone(), self.info.id, self.info.parts.len());
-        face.block(move || hold_until(&session, id, parts, deadline)).await
+        // As a guard does, it keeps the handle from being parted from meanwhile, whoever still waits for it.
+        let anchor = self.anchor.clone();
+        face.block(move || {
+            let _kept = anchor;
+            hold_until(&session, id, parts, deadline)
+        })
+        .await
     }
 
     /// Before it is parted from or sealed: refused while guards are alive, but those that streams will end are waited for.

@@ -110,7 +110,9 @@ impl Region {
         for index in indexes {
             let Some(slot) = self.slots.get(index) else { continue };
             match self.parts.get_mut(index) {
-                Some(part) if !part.standing && !part.is_wanted_for_good() => part.standing = true,
+                Some(part) if self.holds && !part.standing && !part.is_wanted_for_good() => {
+                    part.standing = true
+                }
                 _ => wake |= words.unpin(*slot),
             }
         }

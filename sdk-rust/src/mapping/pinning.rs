@@ -3,7 +3,7 @@
 use std::{
     os::fd::{AsFd as _, BorrowedFd},
     pin::pin,
-    sync::PoisonError,
+    sync::{Arc, PoisonError, atomic::AtomicBool},
     time::Instant,
 };
 
@@ -204,6 +204,17 @@ impl Table {
             .get(&id)
             .map(|region| region.slots.values().copied().collect())
             .unwrap_or_default()
+    }
+
+    /// Set once what `slots` has said is not so any more.
+    pub(crate) fn slots_lost(&self, id: AllocationId) -> Arc<AtomicBool> {
+        self.lock().regions.get(&id).map(|region| Arc::clone(&region.slots_lost)).unwrap_or_default()
+    }
+
+    /// Whether all of it that is here may be written.
+    pub(crate) fn is_writable(&self, id: AllocationId) -> bool {
+        let state = self.lock();
+        state.regions.get(&id).is_some_and(|region| region.held(Some(Access::ReadWrite)) == region.held(None))
     }
 
     /// Where events of its streams are recorded; `None` for memory that has no streams.

@@ -1,6 +1,13 @@
 //! One allocation as this session holds it: its address and its parts.
 
-use std::{collections::BTreeMap, os::fd::OwnedFd, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use vramd_proto::v1::{Access, HandleType, MapPart, RevokeReason};
 use vramd_types::{Bytes, PartIndex};
@@ -48,6 +55,8 @@ pub(super) struct Region {
     pub(super) parts: BTreeMap<u32, Part>,
     /// Where the words of each part are that ever came: it keeps them, mapped or not.
     pub(super) slots: BTreeMap<u32, u32>,
+    /// Set once a word of one of them has become another part's: who knows where they were knows it no more.
+    pub(super) slots_lost: Arc<AtomicBool>,
     /// Each part is to have a pin of the handle's own: what it maps stays, whoever else pins.
     pub(super) holds: bool,
     /// As the parts last came: whoever pins a part that is not here may be pinning it for writing.
@@ -208,8 +217,12 @@ impl Region {
             Some(slot) if self.parts.contains_key(&index) => {
                 Err(format!("its words moved from slot {slot} to {told}"))
             }
-            _ => {
-                let slot = words.slot(told)?;
+            before => {
+                if before.is_some() {
+                    // Elsewhere than whoever has asked knows.
+                    std::mem::take(&mut self.slots_lost).store(true, Ordering::Release);
+                }
+                let slot = words.slot(told, &self.slots_lost)?;
                 self.slots.insert(index, slot);
                 Ok(slot)
             }

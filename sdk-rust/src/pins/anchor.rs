@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -26,6 +26,8 @@ pub(crate) struct Anchor {
     session: ProcessBound<Session>,
     id: AllocationId,
     words: WordsView,
+    /// The words are not there any more: those that are there are another's.
+    lost: Arc<AtomicBool>,
     /// Once all parts have come.
     placed: OnceLock<Placed>,
     pub(super) views: Views,
@@ -53,6 +55,7 @@ impl Anchor {
             session: session.clone(),
             id,
             words: session.table().view(),
+            lost: session.table().slots_lost(id),
             placed: OnceLock::new(),
             views: Views::default(),
             after_streams: Arc::default(),
@@ -101,6 +104,12 @@ impl Anchor {
         parts.clone().filter_map(wanted).collect()
     }
 
+    /// Looked at after a pin: it came after whoever has the word now had it mapped, and that after this was set.
+    #[inline]
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     /// Pins at once, or nothing.
     #[inline]
     pub(super) fn pin(&self, parts: &Range<u32>, access: Access) -> Result<(), PinRefused> {
@@ -108,6 +117,10 @@ impl Anchor {
             let slot = self.slot(parts.start).and_then(|slot| self.words.slot(slot));
             let slot = slot.ok_or(PinRefused::NeedsFrame)?;
             slot.pin(access)?;
+            if self.is_lost() {
+                self.unpin(parts);
+                return Err(PinRefused::NeedsFrame);
+            }
             slot.touch_by(tick);
             return Ok(());
         }
@@ -120,6 +133,10 @@ impl Anchor {
         if let Err(refused) = pin_set(&slots) {
             self.session.table().wake_if(refused.then == Unpinned::WakeWorker);
             return Err(refused.why);
+        }
+        if self.is_lost() {
+            self.unpin(parts);
+            return Err(PinRefused::NeedsFrame);
         }
         let tick = tick();
         slots.iter().for_each(|(slot, _)| slot.touch(tick));

@@ -52,6 +52,10 @@ impl Pinned {
         check_count(parts.len())?;
         match anchor.pin(&parts, access) {
             Ok(()) => {}
+            // What is not this allocation's any more can't be asked for by where it was.
+            Err(PinRefused::NeedsFrame) if anchor.is_lost() => {
+                return Err(Error::NotMapped { allocation: anchor.id().to_string() });
+            }
             Err(PinRefused::NeedsFrame) => {
                 anchor.session().pin_waiting(&anchor.wanted(&parts, access), deadline())?;
             }
@@ -122,7 +126,8 @@ impl Pinned {
     /// The pinned bytes, to be written in place. Refused as [`Self::as_slice`] is, for a pin to read, and while anybody
     /// else has a slice of some of them: the handle's own count until it is borrowed mutably, as `unhold` does.
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
-        if self.access != Access::Write {
+        let table = self.anchor.session().table();
+        if self.access != Access::Write || (self.anchor.is_home() && !table.is_writable(self.id())) {
             return Err(Error::NotMapped { allocation: self.id().to_string() });
         }
         let (address, len) = self.place(View::Alone)?;

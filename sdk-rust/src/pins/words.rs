@@ -4,9 +4,13 @@
 //! same way: what the daemon wants back is asked back by this side, and waits for pins as it does otherwise.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,6 +34,8 @@ pub(crate) struct Words {
     wake: Arc<OwnedFd>,
     worker: Worker<Memory>,
     slots: u32,
+    /// Whose each slot is, that was ever one's: who loses it to another is told.
+    owners: BTreeMap<u32, Arc<AtomicBool>>,
     /// Where the daemon shares none.
     own: Option<Own>,
 }
@@ -56,7 +62,9 @@ impl Words {
         let (view, worker) =
             open(memory, PROTOCOL_MAJOR).map_err(|error| format!("the word table: {error}"))?;
         match view.header().slots {
-            found if found == slots => Ok(Self { view, wake: waker()?, worker, slots, own: None }),
+            found if found == slots => {
+                Ok(Self { view, wake: waker()?, worker, slots, owners: BTreeMap::new(), own: None })
+            }
             found => Err(format!("the word table has {found} slots, not {slots}")),
         }
     }
@@ -68,7 +76,7 @@ impl Words {
         let daemon = Daemon::create(memory.clone(), header).map_err(|error| error.to_string())?;
         let (view, worker) = open(memory, PROTOCOL_MAJOR).map_err(|error| error.to_string())?;
         let own = Own { daemon, free: Vec::new(), next: 0 };
-        Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, own: Some(own) })
+        Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, owners: BTreeMap::new(), own: Some(own) })
     }
 
     /// Whether the daemon answers who asks for what is not here.
@@ -85,8 +93,20 @@ impl Words {
         Arc::clone(&self.wake)
     }
 
-    /// Where the words of a part are that comes for the first time.
-    pub(crate) fn slot(&mut self, told: u32) -> Result<u32, String> {
+    /// Where the words of a part are that comes for the first time. Whose they were before learns by `lost` that they are
+    /// not any more: a slot serves another part once the one before it is let go of for good.
+    pub(crate) fn slot(&mut self, told: u32, lost: &Arc<AtomicBool>) -> Result<u32, String> {
+        let slot = self.assign(told)?;
+        if let Some(before) = self.owners.insert(slot, Arc::clone(lost))
+            && !Arc::ptr_eq(&before, lost)
+        {
+            // Before the word says that the new part is mapped: who pins it by mistake sees this then.
+            before.store(true, Ordering::Release);
+        }
+        Ok(slot)
+    }
+
+    fn assign(&mut self, told: u32) -> Result<u32, String> {
         let outside = |slot| format!("slot {slot} is none of {}", self.slots);
         match &mut self.own {
             None if told < self.slots => Ok(told),
