@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use vramd_proto::v1::{
     AllocationState, EndSessionRequest, PartRef, PartRevocation, RevocationOutcome as Outcome,
-    RevokeMappingsRequest, RevokeReason, SealRequest, SessionState, WordsMapped, client_frame::Frame,
-    daemon_frame, revoke_mappings_request::Target,
+    RevokeMappingsRequest, RevokeMappingsResponse, RevokeReason, SealRequest, SessionState, WordsMapped,
+    client_frame::Frame, daemon_frame, revoke_mappings_request::Target,
 };
 use vramd_tests::{
-    Config, Daemon, MIB, MIB_2, RawSession, Refused,
+    Config, Daemon, MIB, MIB_2, Pending, RawSession, Refused,
     channel::Packet,
     content, digest,
     session::{hello_with_pins, persistent, spec},
@@ -25,6 +25,13 @@ fn revoke_request(allocation: u64, wait: bool) -> RevokeMappingsRequest {
     RevokeMappingsRequest { target, wait, ..Default::default() }
 }
 
+/// Once the daemon has heard that everything is mapped which it has sent: what is on its way counts as pinned.
+#[track_caller]
+fn revoke(daemon: &Daemon, allocation: u64, wait: bool) -> Pending<RevokeMappingsResponse> {
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    daemon.admin.revoke_mappings(revoke_request(allocation, wait))
+}
+
 fn outcomes(parts: &[PartRevocation]) -> Vec<(u32, Outcome, Vec<u64>)> {
     parts.iter().map(|part| (part.part_index, part.outcome(), part.session_ids.clone())).collect()
 }
@@ -36,7 +43,7 @@ fn part(allocation_id: u64, part_index: u32) -> PartRef {
 /// Revokes all of an allocation that this session alone maps, and does what it is told.
 #[track_caller]
 fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
-    let revoking = daemon.admin.revoke_mappings(revoke_request(allocation, false));
+    let revoking = revoke(daemon, allocation, false);
     while session.parts(allocation).next().is_some() {
         let revoke = session.receive_revoke();
         assert_eq!(revoke.reason(), RevokeReason::Evicted);
@@ -101,11 +108,11 @@ fn what_is_pinned_is_left_alone_unless_an_operator_waits() {
     session.pins_on_map = 1;
     let id = session.allocate(spec(MIB_2)).allocation_id;
     let slot = session.slot(id, 0);
-    let refused = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    let refused = revoke(&daemon, id, false).ok();
     assert_eq!(outcomes(&refused.parts), [(0, Outcome::Pinned, vec![session.id()])]);
     assert_eq!(session.word_table().read(slot), MAPPED | 1, "taken back");
 
-    let fence = daemon.admin.revoke_mappings(revoke_request(id, true));
+    let fence = revoke(&daemon, id, true);
     assert_eq!(session.receive_revoke().reason(), RevokeReason::Evicted);
     let word = session.word_table().client(slot);
     assert_eq!(
@@ -133,7 +140,7 @@ fn who_holds_on_past_the_time_is_named() {
     session.pins_on_map = 1;
     let id = session.allocate(spec(MIB_2)).allocation_id;
     let begun = Instant::now();
-    let answer = daemon.admin.revoke_mappings(revoke_request(id, true)).ok();
+    let answer = revoke(&daemon, id, true).ok();
     assert!(begun.elapsed() < Duration::from_secs(5));
     let [(0, outcome, by)] = &outcomes(&answer.parts)[..] else { panic!("{answer:?}") };
     assert!(matches!(outcome, Outcome::Pinned | Outcome::Silent), "{outcome:?}");
@@ -152,16 +159,16 @@ fn who_has_no_pins_or_is_silent_keeps_what_it_maps() {
     let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"));
     let mut plain = RawSession::open(&daemon.sockets());
     let id = plain.allocate(spec(MIB_2)).allocation_id;
-    let answer = daemon.admin.revoke_mappings(revoke_request(id, true)).ok();
+    let answer = revoke(&daemon, id, true).ok();
     assert_eq!(outcomes(&answer.parts), [(0, Outcome::Standing, vec![plain.id()])]);
 
     let mut silent = RawSession::open_with_pins(&daemon.sockets());
     let id = silent.allocate(spec(MIB_2)).allocation_id;
     // It is told, and does not answer.
-    let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    let answer = revoke(&daemon, id, false).ok();
     assert_eq!(outcomes(&answer.parts), [(0, Outcome::Silent, vec![silent.id()])]);
     let word = silent.word_table().read(silent.slot(id, 0));
-    let again = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    let again = revoke(&daemon, id, false).ok();
     assert_eq!(outcomes(&again.parts), [(0, Outcome::Silent, vec![silent.id()])]);
     assert_eq!(silent.word_table().read(silent.slot(id, 0)), word, "its words are left alone");
 }
@@ -181,13 +188,13 @@ fn one_reader_that_pins_keeps_the_part_for_all() {
         .collect();
     let slot = readers[1].slot(id, 0);
     readers[1].word_table().client(slot).pin(Access::Read).unwrap();
-    let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    let answer = revoke(&daemon, id, false).ok();
     assert_eq!(outcomes(&answer.parts), [(0, Outcome::Pinned, vec![readers[1].id()])]);
     for session in [&owner, &readers[0]] {
         assert_eq!(session.word_table().read(session.slot(id, 0)), MAPPED, "taken back");
     }
     assert_eq!(readers[1].word_table().client(slot).unpin(), Ok(Unpinned::Done));
-    let revoking = daemon.admin.revoke_mappings(revoke_request(id, false));
+    let revoking = revoke(&daemon, id, false);
     for session in readers.iter_mut().chain([&mut owner]) {
         let revoke = session.receive_revoke();
         session.unmap_parts(revoke.parts);
@@ -220,6 +227,7 @@ fn an_operator_revokes_by_command() {
     assert_eq!(said["parts"][0]["outcome"], "pinned");
     assert_eq!(said["parts"][0]["session_ids"][0], format!("s-{}", session.id()));
     assert_eq!(run(&["--part", "2"]).0, Some(1), "there is no such part");
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
     let running = std::thread::scope(|scope| {
         let command = scope.spawn(|| run(&["--part", "0"]));
         let revoke = session.receive_revoke();
@@ -263,12 +271,12 @@ fn a_set_is_resident_as_a_whole_and_protected_until_its_call_ends() {
     session.pin_answer(call).unwrap();
     // Neither has a pin, and yet neither goes.
     for id in [a, b] {
-        let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+        let answer = revoke(&daemon, id, false).ok();
         assert_eq!(outcomes(&answer.parts), [(0, Outcome::Pinned, vec![session.id()])]);
     }
     session.pin_ended(call);
     until("the call has ended", || {
-        let answer = daemon.admin.revoke_mappings(revoke_request(a, false));
+        let answer = revoke(&daemon, a, false);
         let gone = session.channel.waits(Duration::from_millis(50));
         if gone {
             let revoke = session.receive_revoke();
@@ -350,7 +358,7 @@ fn words_that_cannot_be_end_their_session_alone() {
         let mut session = RawSession::open_with_pins(&daemon.sockets());
         let id = session.allocate(spec(MIB_2)).allocation_id;
         session.word_table().write(session.slot(id, 0), word);
-        let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+        let answer = revoke(&daemon, id, false).ok();
         assert_ne!(answer.parts[0].outcome(), Outcome::Revoked, "{word:#x}");
         let refused = quarantined(&daemon, &session);
         refused.is(Reason::ProtocolBroken);
@@ -371,7 +379,7 @@ fn pins_left_at_exit_are_nobodys() {
     probe.ask("open pins");
     probe.ask(&format!("attach {}/shared", owner.tenant()));
     probe.ask(&format!("pin {id}"));
-    let answer = daemon.admin.revoke_mappings(revoke_request(id, false)).ok();
+    let answer = revoke(&daemon, id, false).ok();
     assert_eq!(answer.parts[0].outcome(), Outcome::Pinned);
     probe.kill();
     until("its session is gone", || daemon.books().sessions.len() == 1);
@@ -403,8 +411,7 @@ fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
     for (session, id) in sessions.iter().zip(&ids) {
         session.word_table().client(session.slot(*id, 0)).pin(Access::Read).unwrap();
     }
-    let fences: Vec<_> =
-        ids.iter().map(|id| daemon.admin.revoke_mappings(revoke_request(*id, true))).collect();
+    let fences: Vec<_> = ids.iter().map(|id| revoke(&daemon, *id, true)).collect();
     for (session, id) in sessions.iter_mut().zip(ids.iter().rev()) {
         for _ in 0..2 {
             let revoke = session.receive_revoke();

@@ -23,8 +23,13 @@ fn three_parts() -> AllocationRequest {
     AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2))
 }
 
-/// What became of each part.
+/// What became of each part, once the daemon has heard of all that is mapped: what is on its way counts as pinned.
 fn revoke(daemon: &Daemon, id: AllocationId, wait: bool) -> Vec<Outcome> {
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    revoke_now(daemon, id, wait)
+}
+
+fn revoke_now(daemon: &Daemon, id: AllocationId, wait: bool) -> Vec<Outcome> {
     let target = Some(Target::AllocationId(id.get()));
     let request = RevokeMappingsRequest { target, wait, ..Default::default() };
     let answer = daemon.admin.revoke_mappings(request).ok();
@@ -148,7 +153,7 @@ fn sets_and_single_pins_go_on_while_an_operator_revokes() {
         let mut revoked = 0;
         for round in 0..200 {
             for one in &sealed {
-                revoked += revoke(&daemon, one.id(), round % 4 == 0)
+                revoked += revoke_now(&daemon, one.id(), round % 4 == 0)
                     .into_iter()
                     .filter(|outcome| *outcome == Outcome::Revoked)
                     .count();
@@ -197,7 +202,7 @@ fn two_processes_pin_at_full_rate_while_an_operator_revokes() {
             break;
         }
         for id in &ids {
-            let outcomes = revoke(&daemon, *id, round % 4 == 0);
+            let outcomes = revoke_now(&daemon, *id, round % 4 == 0);
             revoked += outcomes.into_iter().filter(|outcome| *outcome == Outcome::Revoked).count();
         }
     }
