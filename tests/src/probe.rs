@@ -13,7 +13,12 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::{proc, programs::program, refusal::Refused, wait::until};
+use crate::{
+    proc,
+    programs::{program, spawn},
+    refusal::Refused,
+    wait::until,
+};
 
 #[derive(Debug)]
 pub struct Probe {
@@ -48,7 +53,7 @@ impl Probe {
         };
         command.args(arguments);
         command.env("VRAMD_SOCKET_DIR", socket_dir).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("the probe starts");
+        let mut child = spawn(&mut command).expect("the probe starts");
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("its output is a pipe"));
         Self { child, input, output }

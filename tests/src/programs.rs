@@ -2,11 +2,15 @@
 //! them, so that a bundle can be carried to where nothing can be built.
 
 use std::{
-    env,
+    env, io,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command},
     sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
 };
+
+use crate::wait::PATIENCE;
 
 /// The top folder of the repository.
 pub fn repository() -> &'static Path {
@@ -62,4 +66,18 @@ fn build(folder: &Path) -> Result<(), String> {
     }
     let output = command.output().expect("cargo starts");
     output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Starts a program that may have been copied a moment ago: a child that another thread has just forked has the copy open
+/// for writing until it executes something else, and so long the kernel says that it is busy.
+pub fn spawn(command: &mut Command) -> io::Result<Child> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match command.spawn() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < end => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            spawned => return spawned,
+        }
+    }
 }

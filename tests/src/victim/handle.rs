@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{Fate, Order, Word};
-use crate::programs::program;
+use crate::programs::{program, spawn};
 
 /// Killed when it is dropped.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Victim {
         if let Some(uid) = uid {
             command.uid(uid).gid(uid);
         }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let input = child.stdin.take().context("its input is a pipe")?;
         let output = BufReader::new(child.stdout.take().context("its output is a pipe")?);
         Ok(Self { child, input, output })
