@@ -114,25 +114,6 @@ fn exception<'py>(py: Python<'py>, told: &Told) -> PyResult<Bound<'py, PyAny>> {
 
 /// gRPC's name of a code, also of one that vramd itself never sends.
 fn code_name(number: i32) -> String {
-    const NAMES: [&str; 17] = [
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-        "UNAVAILABLE",
-        "DATA_LOSS",
-        "UNAUTHENTICATED",
-    ];
-    let name = usize::try_from(number).ok().and_then(|number| NAMES.get(number));
+    let name = usize::try_from(number).ok().and_then(|number| StatusCode::NAMES.get(number));
     name.map_or_else(|| number.to_string(), |name| (*name).to_owned())
 }

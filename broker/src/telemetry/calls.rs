@@ -11,34 +11,13 @@ use prost::Message as _;
 use prost_types::FileDescriptorSet;
 use tonic::{Code, Status, codegen::http::HeaderMap};
 use tonic_types::StatusExt as _;
-use vramd_types::Reason;
+use vramd_types::{Reason, StatusCode};
 
 use super::{
     Shared,
     counters::Scope,
     registry::{self, OTHER_METHOD},
 };
-
-/// gRPC's names of its status codes, by their numbers.
-const CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
 
 /// Every method that the daemon serves, by its path, with what is said of a call of it.
 #[derive(Debug)]
@@ -94,7 +73,7 @@ impl Method {
                 KeyValue::new(registry::RPC_CODE, code),
             ]
         };
-        Self { name, attributes: CODES.into_iter().map(of).collect() }
+        Self { name, attributes: StatusCode::NAMES.into_iter().map(of).collect() }
     }
 
     fn took(&self, histogram: &Histogram<f64>, began: Instant, code: Code) {
@@ -152,12 +131,12 @@ impl Call {
         self.method.took(&self.shared.histograms.rpc, self.began, code);
         let Some(context) = &self.span else { return };
         let span = context.span();
-        span.set_attribute(KeyValue::new(registry::RPC_CODE, CODES[code as usize]));
+        span.set_attribute(KeyValue::new(registry::RPC_CODE, StatusCode::NAMES[code as usize]));
         if let Some(reason) = reason {
             span.set_attribute(KeyValue::new(registry::REFUSAL_REASON, reason.name()));
         }
         if code != Code::Ok {
-            span.set_status(SpanStatus::error(CODES[code as usize]));
+            span.set_status(SpanStatus::error(StatusCode::NAMES[code as usize]));
         }
         span.end();
     }
@@ -192,7 +171,7 @@ mod tests {
     #[test]
     fn codes_have_the_names_of_the_registry() {
         for reason in Reason::ALL {
-            assert_eq!(CODES[reason.code() as usize], reason.code().name());
+            assert_eq!(StatusCode::NAMES[reason.code() as usize], reason.code().name());
         }
     }
 }
