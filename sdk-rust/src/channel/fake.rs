@@ -52,7 +52,7 @@ pub(crate) struct Fake {
 /// A daemon that knows pins, with a whole session at its other end.
 pub(crate) struct Pinning {
     daemon: OwnedFd,
-    words: Daemon<Memory>,
+    pub(crate) words: Daemon<Memory>,
     pub(crate) session: ProcessBound<Session>,
 }
 

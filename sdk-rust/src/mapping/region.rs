@@ -9,8 +9,8 @@ use std::{
     },
 };
 
-use vramd_proto::v1::{Access, HandleType, MapPart, RevokeReason};
-use vramd_types::{Bytes, PartIndex};
+use vramd_proto::v1::{Access, HandleType, MapPart, PartRef, RevokeReason};
+use vramd_types::{AllocationId, Bytes, PartIndex};
 
 use super::{
     copy::Window,
@@ -108,9 +108,10 @@ impl Region {
         part: &MapPart,
         fd: Option<OwnedFd>,
     ) -> Result<Option<Imported>, String> {
-        let index = part.part.as_ref().map_or(0, |part| part.part_index);
+        let PartRef { allocation_id, part_index: index } = part.part.unwrap_or_default();
+        let id = AllocationId::from_raw(allocation_id);
         let slot = match mode {
-            Mode::Map => Some(self.slot(index, part.slot, words)?),
+            Mode::Map => Some(self.slot((id, index), part.slot, words)?),
             Mode::HandOver => None,
         };
         let number =
@@ -211,22 +212,21 @@ impl Region {
     }
 
     /// Where a part's words are. They stay there until the part is let go of for good, as it is to be sealed.
-    fn slot(&mut self, index: u32, told: u32, words: &mut Words) -> Result<u32, String> {
-        match self.slots.get(&index) {
-            Some(slot) if *slot == told || !words.is_shared() => Ok(*slot),
+    fn slot(&mut self, part: (AllocationId, u32), told: u32, words: &mut Words) -> Result<u32, String> {
+        let (_, index) = part;
+        let before = self.slots.get(&index).copied();
+        match before {
+            Some(slot) if !words.is_shared() || (slot == told && words.is_of(slot, part)) => return Ok(slot),
             Some(slot) if self.parts.contains_key(&index) => {
-                Err(format!("its words moved from slot {slot} to {told}"))
+                return Err(format!("its words moved from slot {slot} to {told}"));
             }
-            before => {
-                if before.is_some() {
-                    // Elsewhere than whoever has asked knows.
-                    std::mem::take(&mut self.slots_lost).store(true, Ordering::Release);
-                }
-                let slot = words.slot(told, &self.slots_lost)?;
-                self.slots.insert(index, slot);
-                Ok(slot)
-            }
+            // Who has asked where they were knows it no more; who asks from now on does.
+            Some(_) => std::mem::take(&mut self.slots_lost).store(true, Ordering::Release),
+            None => {}
         }
+        let slot = words.slot(part, told, before)?;
+        self.slots.insert(index, slot);
+        Ok(slot)
     }
 
     fn space(&mut self, part: &MapPart, span: usize, gpus: &Gpus) -> Result<&mut Space, String> {

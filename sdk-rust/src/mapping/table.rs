@@ -142,6 +142,7 @@ impl Table {
             };
             outcomes.push((part_ref, outcome));
         }
+        state.tell_who_lost_slots();
         state.grant(&mut outcomes)?;
         for (part_ref, outcome) in outcomes {
             match outcome {
@@ -349,6 +350,16 @@ impl State {
             return Err(Error::refused(Reason::Raced, &[("allocation", &id)]));
         }
         self.ending.as_ref().map_or(Ok(false), |ending| Err(ending.error()))
+    }
+
+    /// Before the words of what has come say that it is mapped.
+    fn tell_who_lost_slots(&mut self) {
+        for id in self.words.take_lost() {
+            // One that was forgotten has nobody left who could pin it.
+            if let Some(region) = self.regions.get(&id) {
+                region.slots_lost.store(true, Ordering::Release);
+            }
+        }
     }
 
     /// Opens what a packet has mapped; parts that cannot be opened become failures.

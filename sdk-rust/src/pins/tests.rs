@@ -1,6 +1,7 @@
 //! Pins of a whole session against a daemon that a test plays, frame by frame.
 
 use std::{
+    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -9,8 +10,8 @@ use vramd_proto::v1::{
     self, Access as MapAccess, Mapped, PartRef, PinAnswer, PinEnded, RevokeReason, UnmappedPart,
     client_frame::Frame as Said, daemon_frame::Frame,
 };
-use vramd_types::{Bytes, Reason};
-use vramd_words::{Access, State};
+use vramd_types::{AllocationId, Bytes, Reason};
+use vramd_words::{Access, Fence, State};
 
 use crate::{
     allocation::{Allocation, Sealed},
@@ -423,4 +424,38 @@ fn words_that_the_daemon_gives_twice_or_not_at_all_end_the_session() {
     elsewhere.slot = 7 * 8;
     daemon.send_map(elsewhere, &fd);
     assert_eq!(daemon.next(), None, "the client hangs up");
+}
+
+#[test]
+fn who_has_pins_learns_that_any_slot_is_anothers_also_after_all_of_them_moved() {
+    let daemon = start();
+    let parts = [part_ref(ID, 0), part_ref(ID, 1)];
+    let mut allocation = allocate(&daemon, ID, 2, 1);
+    allocation.unhold().unwrap();
+    parts.iter().for_each(|part| evict(&daemon, *part));
+    let at = |id, index, of: u64, slot| v1::MapPart { slot, ..part(id, index, of, MapAccess::ReadWrite) };
+    let come = |part: v1::MapPart| {
+        let the = part.part.unwrap();
+        daemon.send_map(part, &memory("pinned", 1));
+        assert_eq!(daemon.next(), mapped(the));
+    };
+    come(at(ID, 0, 2, 100));
+    come(at(ID, 1, 2, 101));
+    let lost = daemon.session.table().slots_lost(AllocationId::from_raw(ID));
+    assert!(!lost.load(Ordering::Acquire), "it is as whoever asks now hears");
+    let gone = |slot| {
+        assert!(matches!(daemon.words.slot(slot).unwrap().revoke_to_fence(), Ok(Fence::Revoked { .. })));
+    };
+    gone(100);
+    daemon.tell_revoke(parts[0], RevokeReason::Evicted);
+    assert_eq!(daemon.next(), unmapped(parts[0], false));
+    come(at(OTHER, 0, 1, 100));
+    assert!(lost.load(Ordering::Acquire), "its first part's slot is another's");
+    gone(100);
+    daemon.tell_revoke(part_ref(OTHER, 0), RevokeReason::Evicted);
+    assert_eq!(daemon.next(), unmapped(part_ref(OTHER, 0), false));
+    // Back to where it was: a slot that was another's meanwhile counts as a new one.
+    come(at(ID, 0, 2, 100));
+    let lost = daemon.session.table().slots_lost(AllocationId::from_raw(ID));
+    assert!(!lost.load(Ordering::Acquire));
 }

@@ -7,15 +7,13 @@ use std::{
     collections::BTreeMap,
     fmt,
     os::fd::{BorrowedFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
 };
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use vramd_proto::channel::{PROTOCOL_MAJOR, PROTOCOL_MINOR};
+use vramd_types::AllocationId;
 use vramd_words::{
     Access, Client, Daemon, Header, NotUnmappable, PinRefused, Unmapping, Unpinned, Waiting, Worker,
     bytes_for, open,
@@ -34,8 +32,10 @@ pub(crate) struct Words {
     wake: Arc<OwnedFd>,
     worker: Worker<Memory>,
     slots: u32,
-    /// Whose each slot is, that was ever one's: who loses it to another is told.
-    owners: BTreeMap<u32, Arc<AtomicBool>>,
+    /// Whose each slot is, or was last: an allocation, and which of its parts.
+    owners: BTreeMap<u32, (AllocationId, u32)>,
+    /// Allocations of which a slot has become another's.
+    lost: Vec<AllocationId>,
     /// Where the daemon shares none.
     own: Option<Own>,
 }
@@ -62,9 +62,15 @@ impl Words {
         let (view, worker) =
             open(memory, PROTOCOL_MAJOR).map_err(|error| format!("the word table: {error}"))?;
         match view.header().slots {
-            found if found == slots => {
-                Ok(Self { view, wake: waker()?, worker, slots, owners: BTreeMap::new(), own: None })
-            }
+            found if found == slots => Ok(Self {
+                view,
+                wake: waker()?,
+                worker,
+                slots,
+                owners: BTreeMap::new(),
+                lost: Vec::new(),
+                own: None,
+            }),
             found => Err(format!("the word table has {found} slots, not {slots}")),
         }
     }
@@ -76,7 +82,8 @@ impl Words {
         let daemon = Daemon::create(memory.clone(), header).map_err(|error| error.to_string())?;
         let (view, worker) = open(memory, PROTOCOL_MAJOR).map_err(|error| error.to_string())?;
         let own = Own { daemon, free: Vec::new(), next: 0 };
-        Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, owners: BTreeMap::new(), own: Some(own) })
+        let (owners, lost) = (BTreeMap::new(), Vec::new());
+        Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, owners, lost, own: Some(own) })
     }
 
     /// Whether the daemon answers who asks for what is not here.
@@ -93,17 +100,34 @@ impl Words {
         Arc::clone(&self.wake)
     }
 
-    /// Where the words of a part are that comes for the first time. Whose they were before learns by `lost` that they are
-    /// not any more: a slot serves another part once the one before it is let go of for good.
-    pub(crate) fn slot(&mut self, told: u32, lost: &Arc<AtomicBool>) -> Result<u32, String> {
+    /// Where the words of a part are that comes for the first time, or comes elsewhere than before. A slot serves another
+    /// part once the one before it is let go of for good: [`Self::take_lost`] says of whom.
+    pub(crate) fn slot(
+        &mut self,
+        part: (AllocationId, u32),
+        told: u32,
+        before: Option<u32>,
+    ) -> Result<u32, String> {
         let slot = self.assign(told)?;
-        if let Some(before) = self.owners.insert(slot, Arc::clone(lost))
-            && !Arc::ptr_eq(&before, lost)
+        if let Some(before) = before
+            && self.owners.get(&before) == Some(&part)
         {
-            // Before the word says that the new part is mapped: who pins it by mistake sees this then.
-            before.store(true, Ordering::Release);
+            self.owners.remove(&before);
         }
+        let (id, _) = part;
+        self.lost.extend(self.owners.insert(slot, part).map(|(owner, _)| owner).filter(|owner| *owner != id));
         Ok(slot)
+    }
+
+    /// Whether the slot was nobody else's since it was this part's.
+    pub(crate) fn is_of(&self, slot: u32, part: (AllocationId, u32)) -> bool {
+        self.owners.get(&slot) == Some(&part)
+    }
+
+    /// Whose slots have become another's since the last time. They are to hear of it before a word says that the new part
+    /// is mapped: who pins it by mistake sees it then.
+    pub(crate) fn take_lost(&mut self) -> Vec<AllocationId> {
+        std::mem::take(&mut self.lost)
     }
 
     fn assign(&mut self, told: u32) -> Result<u32, String> {
