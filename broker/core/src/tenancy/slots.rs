@@ -1,15 +1,23 @@
-//! Which slots of a session's word table are taken. A part takes the lowest free one, so that the table stays short.
+//! Which slots of a session's word table are taken. A part takes the first free one, so that the table stays short.
+//!
+//! The first ones are not neighbours: four slots share a cache line, and parts that came together are likely to be pinned
+//! by several threads together. So within each [`BLOCK`] of slots all lines are begun before one is filled.
 
 use std::collections::BTreeSet;
 
 use crate::event::Slot;
 
+/// Four pages of a table.
+const BLOCK: u32 = 1024;
+const SLOTS_PER_LINE: u32 = 4;
+const LINES: u32 = BLOCK / SLOTS_PER_LINE;
+
 #[derive(Debug)]
 pub(crate) struct Slots {
     max: u32,
-    /// All from here on are free.
+    /// All from here on are free, in the order in which they are taken.
     next: u32,
-    /// The free ones below.
+    /// The free ones before.
     free: BTreeSet<u32>,
     /// Parts that are not the session's to map yet and will be: they find a slot.
     promised: usize,
@@ -26,15 +34,15 @@ impl Slots {
 
     pub(crate) fn take(&mut self) -> Option<Slot> {
         if let Some(slot) = self.free.pop_first() {
-            return Some(Slot(slot));
+            return Some(self.at(slot));
         }
-        let slot = (self.next < self.max).then_some(Slot(self.next))?;
+        let slot = (self.next < self.max).then_some(self.next)?;
         self.next = self.next.saturating_add(1);
-        Some(slot)
+        Some(self.at(slot))
     }
 
     pub(crate) fn give_back(&mut self, slot: Slot) {
-        self.free.insert(slot.0);
+        self.free.insert(self.order_of(slot));
         while self.free.last().is_some_and(|last| last.saturating_add(1) == self.next) {
             self.free.pop_last();
             self.next = self.next.saturating_sub(1);
@@ -42,7 +50,29 @@ impl Slots {
     }
 
     pub(crate) fn is_taken(&self, slot: Slot) -> bool {
-        slot.0 < self.next && !self.free.contains(&slot.0)
+        let order = self.order_of(slot);
+        order < self.next && !self.free.contains(&order)
+    }
+
+    /// The slot that is taken in that order. What is left beyond the last whole block keeps its own.
+    const fn at(&self, order: u32) -> Slot {
+        let within = order % BLOCK;
+        if order - within >= self.whole_blocks() {
+            return Slot(order);
+        }
+        Slot(order - within + within % LINES * SLOTS_PER_LINE + within / LINES)
+    }
+
+    const fn order_of(&self, Slot(slot): Slot) -> u32 {
+        let within = slot % BLOCK;
+        if slot - within >= self.whole_blocks() {
+            return slot;
+        }
+        slot - within + within % SLOTS_PER_LINE * LINES + within / SLOTS_PER_LINE
+    }
+
+    const fn whole_blocks(&self) -> u32 {
+        self.max - self.max % BLOCK
     }
 
     pub(crate) fn taken(&self) -> usize {
@@ -86,6 +116,18 @@ mod tests {
             slots.give_back(Slot(slot));
         }
         assert_eq!((slots.taken(), slots.next, slots.free.len()), (0, 0, 0), "nothing is left behind");
+    }
+
+    #[test]
+    fn slots_that_are_taken_together_share_no_cache_line() {
+        let mut slots = Slots::new(2 * BLOCK + 3);
+        let taken: Vec<_> = std::iter::from_fn(|| slots.take()).collect();
+        let lines: BTreeSet<_> = taken.iter().take(256).map(|slot| slot.0 / SLOTS_PER_LINE).collect();
+        assert_eq!(lines.len(), 256);
+        assert_eq!(taken.iter().map(|slot| slot.0).collect::<BTreeSet<_>>(), (0..2 * BLOCK + 3).collect());
+        assert!(
+            (0..).zip(&taken).all(|(order, slot)| slots.order_of(*slot) == order && slots.is_taken(*slot))
+        );
     }
 
     #[test]
