@@ -23,7 +23,7 @@ use crate::{
     face::{Face, now},
     handle::Handle,
     info::AllocationInfo,
-    pins::{Pinnable, Pinned, private},
+    pins::{Pinnable, Pinned, PinnedRef, private},
     session::Released,
 };
 
@@ -141,6 +141,12 @@ impl Allocation {
         self.handle.pin(Some(parts), access)
     }
 
+    /// As [`Self::pin_parts`], with a guard that borrows this handle: half as dear.
+    #[inline]
+    pub fn pin_ref(&self, parts: Range<u32>, access: Access) -> Result<PinnedRef<'_>> {
+        self.handle.pin_ref(Some(parts), access)
+    }
+
     /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the
     /// handle are refused ([`Error::NotPinned`]). Copies bring it back as they need it.
     pub fn unhold(&mut self) -> Result<()> {
@@ -235,6 +241,12 @@ impl Sealed {
     /// The same for some of its parts.
     pub fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
         self.handle.pin(Some(parts), access)
+    }
+
+    /// As [`Self::pin_parts`], with a guard that borrows this handle: half as dear.
+    #[inline]
+    pub fn pin_ref(&self, parts: Range<u32>, access: Access) -> Result<PinnedRef<'_>> {
+        self.handle.pin_ref(Some(parts), access)
     }
 
     /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the

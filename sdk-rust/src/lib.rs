@@ -118,7 +118,7 @@ pub use fault::{FaultPoint, on_fault_point};
 pub use info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier};
 pub use mapping::RawPart;
 pub use paths::socket_dir;
-pub use pins::{Pinnable, Pinned, PinnedSet, UnpinFailed};
+pub use pins::{Pinnable, Pinned, PinnedRef, PinnedSet, UnpinFailed};
 pub use raw::{RawAllocation, RawClient};
 pub use request::{AllocationRequest, Target};
 pub use request_id::RequestId;

@@ -339,11 +339,13 @@ impl Drop for Session {
 }
 
 /// Refuses a handle in a forked child.
+#[inline]
 pub(crate) fn check_home(session: &ProcessBound<Session>) -> Result<()> {
     if session.is_home() { Ok(()) } else { Err(foreign(session)) }
 }
 
 /// What a forked child is told.
+#[cold]
 pub(crate) fn foreign(session: &Session) -> Error {
     Error::Forked { session: session.id.to_string() }
 }

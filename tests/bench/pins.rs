@@ -1,4 +1,5 @@
-//! What it costs to pin a part and to unpin it: alone, and by eight threads at once.
+//! What it costs to pin a part and to unpin it: by a guard that borrows its handle and by one that does not, alone and by
+//! eight threads at once.
 
 use std::{
     hint::black_box,
@@ -39,6 +40,13 @@ struct Target<'a> {
     part: u32,
 }
 
+/// Which form of a pin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guard {
+    Borrows,
+    Owns,
+}
+
 pub(crate) fn run(quick: bool) -> Result<Results> {
     let extent = if quick { QUICK } else { FULL };
     let daemon = Daemon::start(&Config::default());
@@ -61,15 +69,18 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
     ];
     let mut table = Vec::new();
     let mut alone = f64::INFINITY;
-    for (name, targets) in cases {
-        // The first block warms up.
-        let blocks: Result<Vec<f64>> = (0..=extent.blocks).map(|_| block(&targets, extent.pins)).collect();
-        let figures = Figures::new(blocks?.into_iter().skip(1));
-        writeln!(io::stdout(), "{name}: {} ns a pin and unpin", figures.text())?;
-        if targets.len() == 1 {
-            alone = figures.median();
+    for (name, targets) in &cases {
+        for guard in [Guard::Borrows, Guard::Owns] {
+            // The first block warms up.
+            let blocks: Result<Vec<f64>> =
+                (0..=extent.blocks).map(|_| block(targets, guard, extent.pins)).collect();
+            let figures = Figures::new(blocks?.into_iter().skip(1));
+            writeln!(io::stdout(), "{name}, {}: {} ns a pin and unpin", guard.name(), figures.text())?;
+            if targets.len() == 1 && guard == Guard::Borrows {
+                alone = figures.median();
+            }
+            table.push(row(name, guard, targets.len(), &figures));
         }
-        table.push(row(name, targets.len(), &figures));
     }
     let verdict = if alone < TARGET_NS { "within" } else { "ABOVE" };
     writeln!(io::stdout(), "alone {alone:.1} ns, {verdict} the target of {TARGET_NS} ns")?;
@@ -82,16 +93,16 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
     })
 }
 
-fn row(name: &str, threads: usize, figures: &Figures) -> Value {
-    json!({ "what": name, "threads": threads, "median_ns": figures.median(), "all_ns": figures.text() })
+fn row(name: &str, guard: Guard, threads: usize, figures: &Figures) -> Value {
+    json!({ "what": name, "guard": guard.name(), "threads": threads, "median_ns": figures.median(), "all_ns": figures.text() })
 }
 
 /// Nanoseconds that a pin and its unpin take one of these threads, all of which start at once.
-fn block(targets: &[Target<'_>], pins: u32) -> Result<f64> {
+fn block(targets: &[Target<'_>], guard: Guard, pins: u32) -> Result<f64> {
     let start = Barrier::new(targets.len());
     let times: Result<Vec<Duration>> = thread::scope(|scope| {
         let threads: Vec<_> =
-            targets.iter().map(|target| scope.spawn(|| target.time(&start, pins))).collect();
+            targets.iter().map(|target| scope.spawn(|| target.time(guard, &start, pins))).collect();
         threads.into_iter().map(|thread| thread.join().expect("a thread that pins")).collect()
     });
     let times = times?;
@@ -99,12 +110,31 @@ fn block(targets: &[Target<'_>], pins: u32) -> Result<f64> {
     Ok(micros(mean) * 1e3 / f64::from(pins))
 }
 
+impl Guard {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Borrows => "a guard that borrows its handle",
+            Self::Owns => "a guard that may outlive its handle",
+        }
+    }
+}
+
 impl Target<'_> {
-    fn time(self, start: &Barrier, pins: u32) -> Result<Duration> {
+    fn time(self, guard: Guard, start: &Barrier, pins: u32) -> Result<Duration> {
+        let parts = || self.part..self.part + 1;
         start.wait();
         let started = Instant::now();
-        for _ in 0..pins {
-            drop(black_box(self.allocation.pin_parts(self.part..self.part + 1, Access::Write)?));
+        match guard {
+            Guard::Borrows => {
+                for _ in 0..pins {
+                    drop(black_box(self.allocation.pin_ref(parts(), Access::Write)?));
+                }
+            }
+            Guard::Owns => {
+                for _ in 0..pins {
+                    drop(black_box(self.allocation.pin_parts(parts(), Access::Write)?));
+                }
+            }
         }
         Ok(started.elapsed())
     }

@@ -15,7 +15,7 @@ use crate::{
     face::Face,
     fork::ProcessBound,
     info::AllocationState,
-    pins::{Anchor, Pinned, Seen, View},
+    pins::{Anchor, Pinned, PinnedRef, Seen, View},
     session::{Session, check_home},
 };
 
@@ -32,10 +32,16 @@ impl Handle {
     }
 
     /// All parts, or some.
+    #[inline]
     pub(crate) fn pin(&self, parts: Option<Range<u32>>, access: Access) -> Result<Pinned> {
+        self.pin_ref(parts, access).map(PinnedRef::into_pinned)
+    }
+
+    #[inline]
+    pub(crate) fn pin_ref(&self, parts: Option<Range<u32>>, access: Access) -> Result<PinnedRef<'_>> {
         self.check_pin(access)?;
         let parts = self.anchor.parts(parts)?;
-        Pinned::take(&self.anchor, parts, access, || self.session.deadline())
+        PinnedRef::take(&self.anchor, parts, access, || self.session.deadline())
     }
 
     /// The same for a task.
@@ -50,17 +56,24 @@ impl Handle {
             return Ok(pinned);
         }
         let (anchor, deadline) = (self.anchor.clone(), self.session.deadline());
-        face.block(move || Pinned::take(&anchor, parts, access, || deadline)).await
+        face.block(move || PinnedRef::take(&anchor, parts, access, || deadline).map(PinnedRef::into_pinned))
+            .await
     }
 
     /// Whether it can be pinned at all. No system call.
+    #[inline]
     pub(crate) fn check_pin(&self, access: Access) -> Result<()> {
         check_home(&self.session)?;
         self.anchor.views().handle_is_borrowed();
         if access == Access::Write && self.info.state == AllocationState::Sealed {
-            return Err(Error::refused(Reason::AlreadySealed, &[("allocation", &self.info.id)]));
+            return Err(self.is_sealed());
         }
         Ok(())
+    }
+
+    #[cold]
+    fn is_sealed(&self) -> Error {
+        Error::refused(Reason::AlreadySealed, &[("allocation", &self.info.id)])
     }
 
     pub(crate) fn is_held(&self) -> bool {

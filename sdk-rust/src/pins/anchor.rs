@@ -154,7 +154,19 @@ impl Anchor {
         self.session.table().wake_if(wake);
     }
 
+    /// Where the bytes of these parts begin.
+    pub(super) fn address_of(&self, parts: &Range<u32>) -> u64 {
+        self.placed().map_or(0, |placed| placed.base.address + placed.bytes(parts).start)
+    }
+
+    /// How many they are, of those that were asked for.
+    pub(super) fn len_of(&self, parts: &Range<u32>) -> u64 {
+        let bytes = self.placed().map_or(0..0, |placed| placed.bytes(parts));
+        bytes.end - bytes.start
+    }
+
     /// All of them, or a range that there is.
+    #[inline]
     pub(crate) fn parts(&self, range: Option<Range<u32>>) -> Result<Range<u32>> {
         let count = self.placed.get().map_or(0, |placed| placed.slots.len());
         let all = 0..u32::try_from(count).unwrap_or(u32::MAX);
@@ -162,8 +174,13 @@ impl Anchor {
         if range.start < range.end && range.end <= all.end {
             return Ok(range);
         }
+        Err(self.none_of(&range, count))
+    }
+
+    #[cold]
+    fn none_of(&self, range: &Range<u32>, count: usize) -> Error {
         let problem = format!("parts {range:?} are none of the {count} that {} has here", self.id);
-        Err(Error::refused(Reason::RequestInvalid, &[("field", &"parts"), ("problem", &problem)]))
+        Error::refused(Reason::RequestInvalid, &[("field", &"parts"), ("problem", &problem)])
     }
 
     #[inline]

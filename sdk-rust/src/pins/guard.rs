@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "slices over shared mappings")]
 
-use std::{fmt, ops::Range, ptr, slice, sync::atomic::AtomicU64, time::Instant};
+use std::{fmt, ops::Range, ptr, slice, sync::atomic::AtomicU64};
 
 use vramd_types::{AllocationId, Reason};
 use vramd_words::{Access, PinRefused};
@@ -41,30 +41,7 @@ pub struct UnpinFailed {
 }
 
 impl Pinned {
-    /// Pins these parts, and waits until they are here if they are not.
-    #[inline]
-    pub(crate) fn take(
-        anchor: &ProcessBound<Anchor>,
-        parts: Range<u32>,
-        access: Access,
-        deadline: impl FnOnce() -> Instant,
-    ) -> Result<Self> {
-        check_count(parts.len())?;
-        match anchor.pin(&parts, access) {
-            Ok(()) => {}
-            // What is not this allocation's any more can't be asked for by where it was.
-            Err(PinRefused::NeedsFrame) if anchor.is_lost() => {
-                return Err(Error::NotMapped { allocation: anchor.id().to_string() });
-            }
-            Err(PinRefused::NeedsFrame) => {
-                anchor.session().pin_waiting(&anchor.wanted(&parts, access), deadline())?;
-            }
-            Err(refused) => return Err(refusal(refused, anchor.id())),
-        }
-        Ok(Self::taken(anchor, parts, access))
-    }
-
-    /// The same, if they are here: `None` where they must be waited for.
+    /// Pins these parts if they are here: `None` where they must be waited for.
     pub(crate) fn at_hand(
         anchor: &ProcessBound<Anchor>,
         parts: Range<u32>,
@@ -79,6 +56,7 @@ impl Pinned {
     }
 
     /// Whoever pinned them gives the pins to this.
+    #[inline]
     pub(super) fn taken(anchor: &ProcessBound<Anchor>, parts: Range<u32>, access: Access) -> Self {
         Self { anchor: anchor.clone(), parts, access, view: AtomicU64::new(0) }
     }
@@ -98,14 +76,13 @@ impl Pinned {
 
     /// How many bytes are pinned, of those that were asked for.
     pub fn len_bytes(&self) -> u64 {
-        let bytes = self.bytes();
-        bytes.end - bytes.start
+        self.anchor.len_of(&self.parts)
     }
 
     /// Where the pinned bytes begin: a device pointer if it [is device memory](Self::is_device_memory), valid in the
     /// primary context of its device; otherwise an address of this process.
     pub fn as_device_ptr(&self) -> u64 {
-        self.anchor.placed().map_or(0, |placed| placed.base.address + self.bytes().start)
+        self.anchor.address_of(&self.parts)
     }
 
     /// Whether it lies on a GPU, where the CPU cannot follow its address.
@@ -167,10 +144,6 @@ impl Pinned {
 
     pub(super) fn anchor(&self) -> &ProcessBound<Anchor> {
         &self.anchor
-    }
-
-    fn bytes(&self) -> Range<u64> {
-        self.anchor.placed().map_or(0..0, |placed| placed.bytes(&self.parts))
     }
 
     /// Where the CPU finds them, to be seen so.

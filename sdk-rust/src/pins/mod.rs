@@ -14,6 +14,7 @@ mod anchor;
 #[cfg(test)]
 mod children;
 mod guard;
+mod lent;
 mod memory;
 mod reaper;
 mod set;
@@ -25,6 +26,7 @@ mod words;
 
 pub(crate) use anchor::{Anchor, Placed};
 pub use guard::{Pinned, UnpinFailed};
+pub use lent::PinnedRef;
 #[cfg(test)]
 pub(crate) use memory::Memory;
 pub(crate) use reaper::Reaper;

@@ -54,9 +54,12 @@ impl Session {
 }
 
 /// More parts than a frame names can't be asked for at once, and so not be pinned together.
+#[inline]
 pub(super) fn check_count(parts: usize) -> Result<()> {
-    if parts <= PARTS_PER_FRAME_MAX {
-        return Ok(());
-    }
-    Err(Error::refused(Reason::BatchTooLarge, &[("items_max", &PARTS_PER_FRAME_MAX), ("items", &parts)]))
+    if parts <= PARTS_PER_FRAME_MAX { Ok(()) } else { Err(too_many(parts)) }
+}
+
+#[cold]
+fn too_many(parts: usize) -> Error {
+    Error::refused(Reason::BatchTooLarge, &[("items_max", &PARTS_PER_FRAME_MAX), ("items", &parts)])
 }

@@ -41,6 +41,7 @@ pub struct SetRefused {
 
 impl<S: AsRef<[AtomicU64]>> Client<S> {
     /// `None` beyond the last slot.
+    #[inline]
     pub fn slot(&self, index: u32) -> Option<ClientSlot<'_>> {
         self.table.slot(index).map(|slot| ClientSlot { slot })
     }
@@ -58,10 +59,12 @@ impl<S> Client<S> {
 
 impl ClientSlot<'_> {
     /// Until the unpin, the part stays where it is.
+    #[inline]
     pub fn pin(self, access: Access) -> Result<(), PinRefused> {
         self.slot.take(|word| word.pin(access)).map(drop)
     }
 
+    #[inline]
     pub fn unpin(self) -> Result<Unpinned, NotPinned> {
         let (_, new) = self.slot.take(|word| word.unpin())?;
         Ok(if new.is_free_to_unmap() { Unpinned::WakeWorker } else { Unpinned::Done })
@@ -73,6 +76,7 @@ impl ClientSlot<'_> {
     }
 
     /// The same, for who would have to read the clock for it: that is done at every eighth use.
+    #[inline]
     pub fn touch_by(self, clock: impl FnOnce() -> u32) {
         Touch::record_seldom(self.slot.touch, clock);
     }

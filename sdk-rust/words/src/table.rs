@@ -58,6 +58,7 @@ impl<S: AsRef<[AtomicU64]>> Table<S> {
         Ok(Table { words, header })
     }
 
+    #[inline]
     pub(crate) fn slot(&self, index: u32) -> Option<Slot<'_>> {
         if index >= self.header.slots {
             return None;
@@ -84,11 +85,13 @@ pub(crate) struct Slot<'a> {
 }
 
 impl Slot<'_> {
+    #[inline]
     pub(crate) fn look(self) -> Word {
         Word::from_raw(self.state.load(Ordering::Acquire))
     }
 
     /// Takes `step` as one atomic change, as often as the word moves meanwhile. The word before and after, or the refusal.
+    #[inline]
     pub(crate) fn take<E>(self, step: impl Fn(Word) -> Result<Word, E>) -> Result<(Word, Word), E> {
         let mut old = self.look();
         loop {

@@ -18,6 +18,7 @@ pub struct Touch {
 
 impl Touch {
     #[expect(clippy::cast_possible_truncation, reason = "each half is 32 bits")]
+    #[inline]
     pub(crate) fn load(word: &AtomicU64) -> Touch {
         let raw = word.load(Ordering::Relaxed);
         Touch { tick: raw as u32, uses: (raw >> 32) as u32 }
@@ -28,6 +29,7 @@ impl Touch {
     }
 
     /// Reads the clock at the first of every [`USES_PER_TICK`] uses: it costs as much as the pin itself.
+    #[inline]
     pub(crate) fn record_seldom(word: &AtomicU64, clock: impl FnOnce() -> u32) {
         Touch::record_by(word, |before| match before.uses % USES_PER_TICK {
             0 => clock(),
@@ -35,6 +37,7 @@ impl Touch {
         });
     }
 
+    #[inline]
     fn record_by(word: &AtomicU64, tick: impl FnOnce(Touch) -> u32) {
         let before = Touch::load(word);
         let (uses, tick) = (before.uses.wrapping_add(1), tick(before));

@@ -90,14 +90,17 @@ impl Word {
     /// The most pins that a word can count.
     pub const PINS_MAX: u32 = (1 << 24) - 1;
 
+    #[inline]
     pub const fn from_raw(raw: u64) -> Word {
         Word(raw)
     }
 
+    #[inline]
     pub const fn raw(self) -> u64 {
         self.0
     }
 
+    #[inline]
     pub const fn pins(self) -> u32 {
         (self.0 & PINS) as u32
     }
@@ -123,6 +126,7 @@ impl Word {
     }
 
     /// One more pin: for a mapped word that nobody wants back, or that others hold against who does.
+    #[inline]
     pub fn pin(self, access: Access) -> Result<Word, PinRefused> {
         self.pin_all(match access {
             Access::Read => Waiting { readers: 1, writers: 0 },
@@ -131,6 +135,7 @@ impl Word {
     }
 
     /// The same for several calls at once.
+    #[inline]
     pub fn pin_all(self, calls: Waiting) -> Result<Word, PinRefused> {
         if self == Word::FORKED {
             return Err(PinRefused::Forked);
@@ -142,6 +147,7 @@ impl Word {
     }
 
     /// One pin less.
+    #[inline]
     pub fn unpin(self) -> Result<Word, NotPinned> {
         match self.pins() {
             _ if self == Word::FORKED => Err(NotPinned::Forked),
@@ -151,6 +157,7 @@ impl Word {
     }
 
     /// Whether this is what the last unpin leaves behind when the worker waits to unmap.
+    #[inline]
     pub const fn is_free_to_unmap(self) -> bool {
         self.has(REVOKE) && self.pins() == 0
     }
@@ -190,10 +197,12 @@ impl Word {
         (self.state() == Some(State::Absent)).then_some(Word(self.0 & !WRITTEN))
     }
 
+    #[inline]
     const fn has(self, bit: u64) -> bool {
         self.0 & bit != 0
     }
 
+    #[inline]
     fn with_calls(self, calls: Waiting) -> Option<Word> {
         let pins = self.pins().checked_add(calls.readers)?.checked_add(calls.writers)?;
         let written = if calls.writers > 0 { WRITTEN } else { 0 };

@@ -1,0 +1,104 @@
+//! A guard that borrows its handle.
+
+use std::{mem::ManuallyDrop, ops::Range, time::Instant};
+
+use vramd_types::AllocationId;
+use vramd_words::{Access, PinRefused};
+
+use super::{Anchor, Pinned, wait::check_count};
+use crate::{
+    error::{Error, Result},
+    fork::ProcessBound,
+    mapping::refusal,
+};
+
+/// As [`Pinned`], for as long as its handle is borrowed. Nobody has to count it, so it costs one atomic change of each
+/// part's word, and one more when it is dropped. Slices, streams and a life beyond the handle's need
+/// [`Self::into_pinned`].
+#[must_use = "dropped, it pins nothing"]
+#[derive(Debug)]
+pub struct PinnedRef<'a> {
+    anchor: &'a ProcessBound<Anchor>,
+    parts: Range<u32>,
+    access: Access,
+}
+
+impl<'a> PinnedRef<'a> {
+    /// Pins these parts, and waits until they are here if they are not.
+    #[inline]
+    pub(crate) fn take(
+        anchor: &'a ProcessBound<Anchor>,
+        parts: Range<u32>,
+        access: Access,
+        deadline: impl FnOnce() -> Instant,
+    ) -> Result<Self> {
+        check_count(parts.len())?;
+        if let Err(refused) = anchor.pin(&parts, access) {
+            take_waiting(anchor, &parts, access, refused, deadline)?;
+        }
+        Ok(Self { anchor, parts, access })
+    }
+
+    pub fn id(&self) -> AllocationId {
+        self.anchor.id()
+    }
+
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The parts that are pinned.
+    pub fn parts(&self) -> Range<u32> {
+        self.parts.clone()
+    }
+
+    /// How many bytes are pinned, of those that were asked for.
+    pub fn len_bytes(&self) -> u64 {
+        self.anchor.len_of(&self.parts)
+    }
+
+    /// Where the pinned bytes begin, as [`Pinned::as_device_ptr`] says.
+    pub fn as_device_ptr(&self) -> u64 {
+        self.anchor.address_of(&self.parts)
+    }
+
+    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    pub fn is_device_memory(&self) -> bool {
+        self.anchor.placed().is_some_and(|placed| placed.base.is_device)
+    }
+
+    /// The same pins, with a guard that may outlive its handle.
+    pub fn into_pinned(self) -> Pinned {
+        // The pins go on: they are not given back here.
+        let this = ManuallyDrop::new(self);
+        Pinned::taken(this.anchor, this.parts.clone(), this.access)
+    }
+}
+
+/// What could not be had at once.
+#[cold]
+fn take_waiting(
+    anchor: &ProcessBound<Anchor>,
+    parts: &Range<u32>,
+    access: Access,
+    refused: PinRefused,
+    deadline: impl FnOnce() -> Instant,
+) -> Result<()> {
+    match refused {
+        // What is not this allocation's any more can't be asked for by where it was.
+        PinRefused::NeedsFrame if anchor.is_lost() => {
+            Err(Error::NotMapped { allocation: anchor.id().to_string() })
+        }
+        PinRefused::NeedsFrame => anchor.session().pin_waiting(&anchor.wanted(parts, access), deadline()),
+        refused => Err(refusal(refused, anchor.id())),
+    }
+}
+
+impl Drop for PinnedRef<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.anchor.is_home() {
+            self.anchor.unpin(&self.parts);
+        }
+    }
+}
