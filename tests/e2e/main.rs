@@ -14,6 +14,7 @@ mod idempotency;
 mod limits;
 mod operators;
 mod other_languages;
+mod pinning_processes;
 mod pins;
 mod quotas;
 mod recycling;
@@ -27,6 +28,7 @@ mod telemetry;
 mod tenants;
 mod vramctl;
 mod watch;
+mod words;
 
 /// Says in a test's output that it needs root, and whether it has it.
 fn has_other_users(test: &str) -> bool {
