@@ -18,6 +18,7 @@ mod pinning_processes;
 mod pins;
 mod quotas;
 mod recycling;
+mod revocations;
 mod sdk;
 mod sdk_pins;
 mod sessions;
