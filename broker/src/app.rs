@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::{
     channel::{self, Channels},
-    config::{self, Config},
+    config::{self, Config, SimRevocation},
     driver,
     events::{EventLimits, Events},
     exit::Failure,
@@ -55,6 +55,7 @@ pub struct App {
     boot_epoch: u64,
     driver: Arc<dyn Driver>,
     driver_reason: String,
+    revocations: Vec<SimRevocation>,
     inbox: Inbox,
     queue: Queue,
     clock: Clock,
@@ -89,7 +90,7 @@ impl App {
         });
         let completions = inbox.clone();
         let sink = Arc::new(move |completion| completions.completion(completion));
-        let driver::Chosen { driver, reason } = driver::open(&config, &socket_dir, sink)?;
+        let driver::Chosen { driver, reason, revocations } = driver::open(&config, &socket_dir, sink)?;
         let boot_epoch = state.next_boot_epoch()?;
         tracing::info!(driver = driver.name(), reason, "driver chosen");
         for device in driver.devices() {
@@ -116,6 +117,7 @@ impl App {
             boot_epoch,
             driver,
             driver_reason: reason,
+            revocations,
             inbox,
             queue,
             clock,
@@ -152,7 +154,8 @@ impl App {
             writer,
             events.clone(),
         )
-        .telling(telemetry.clone());
+        .telling(telemetry.clone())
+        .revoking(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
         tokio::select! {

@@ -9,7 +9,7 @@ use broker_driver::{
 };
 
 use crate::{
-    config::{self, Config, DeviceChoice, DriverKind, SimDevices},
+    config::{self, Config, DeviceChoice, DriverKind, SimDevices, SimRevocation},
     exit::Failure,
 };
 
@@ -19,6 +19,8 @@ pub struct Chosen {
     pub driver: Arc<dyn Driver>,
     /// For operators: one sentence.
     pub reason: String,
+    /// What else is to go wrong; nothing but on a simulated node.
+    pub revocations: Vec<SimRevocation>,
 }
 
 /// Opens the driver that the configuration asks for, with the devices that it names. Completions go to `sink`.
@@ -36,7 +38,8 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
     };
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
     node.devices = config::choose(&config.memory.devices, node.devices)?;
-    Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason })
+    let revocations = config.driver.sim.revocations.clone();
+    Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason, revocations })
 }
 
 fn probe(config: &Config) -> Result<Probed, Failure> {
@@ -81,7 +84,7 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     }
     let driver = cuda::open(probed, &uuids, sink)?;
     tell(&driver);
-    Ok(Chosen { driver: Arc::new(driver), reason })
+    Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new() })
 }
 
 /// What an operator may wonder about later.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import pathlib
 import re
 import textwrap
 
+import vramd
 from conftest import ROOT, Daemon
 
 GUIDE = (ROOT / "docs/guides/python.md").read_text()
@@ -22,10 +26,15 @@ def test_every_block_runs(daemon: Daemon) -> None:
         assert words in printed, printed
 
 
-def test_commands_are_those_of_this_run() -> None:
-    """How the package came here: `run` installs it so, with the profile and the environment of tests."""
-    assert blocks("sh") == ["pip install ./sdk-python\n"]
-    assert "pip install" in (ROOT / "sdk-python/tests/run").read_text()
+def test_the_command_has_installed_this_package() -> None:
+    """`run` has run the block just now, from the tree's root: there is one, and it left the module that is tested."""
+    [block] = blocks("sh")
+    installed = importlib.metadata.distribution("vramd")
+    came_from = json.loads(installed.read_text("direct_url.json") or "{}")
+    assert came_from["url"] == (ROOT / block.split()[-1]).resolve().as_uri()
+    assert vramd.__file__ == str(installed.locate_file("vramd/__init__.py"))
+    for source in (ROOT / "sdk-python/python/vramd").glob("*.py*"):
+        assert pathlib.Path(vramd.__file__).with_name(source.name).read_bytes() == source.read_bytes(), source
 
 
 def test_the_block_for_gpus_is_part_of_their_suite() -> None:

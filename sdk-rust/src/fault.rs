@@ -48,6 +48,10 @@ mod hook {
         UnmapAnswered,
         /// Unmapped of the program's own will, and the daemon is not told.
         LetGo,
+        /// A call for pins is sent.
+        PinCalled,
+        /// It is answered, and its caller does not know yet.
+        PinAnswered,
         DrainReceived,
         /// The channel has ended.
         EndHeard,

@@ -14,9 +14,11 @@ mod idempotency;
 mod limits;
 mod operators;
 mod other_languages;
+mod pinning_processes;
 mod pins;
 mod quotas;
 mod recycling;
+mod revocations;
 mod sdk;
 mod sdk_pins;
 mod sessions;
@@ -27,6 +29,7 @@ mod telemetry;
 mod tenants;
 mod vramctl;
 mod watch;
+mod words;
 
 /// Says in a test's output that it needs root, and whether it has it.
 fn has_other_users(test: &str) -> bool {

@@ -186,13 +186,16 @@ fn allocations_are_shown_with_their_mappers_and_freed() {
     assert_eq!(mappers, [owner.id(), reader.id()]);
 
     let target = Some(free_allocation_request::Target::Name(name.clone()));
-    let freed = daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() }).ok();
+    let freeing = daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() });
+    let revoke = owner.receive_revoke();
+    assert_eq!(revoke.reason(), RevokeReason::Freed);
+    assert!(!freeing.is_answered(), "it waits for its owner");
+    owner.unmap_parts(revoke.parts);
+    let freed = freeing.ok();
     assert_eq!((freed.allocation_id, freed.still_charged_bytes), (allocation, 4 * MIB));
-    assert!(freed.mapper_session_ids.contains(&reader.id()), "{freed:?}");
+    assert_eq!(freed.mapper_session_ids, [reader.id()], "who attached it keeps it");
     reader.attach_refused("weights").is(Reason::AllocationNotFound);
-    for session in [&mut owner, &mut reader] {
-        session.unmap(allocation);
-    }
+    reader.unmap(allocation);
     daemon.drains();
     let target = Some(show_allocation_request::Target::AllocationId(allocation));
     daemon.admin.show_allocation(ShowAllocationRequest { target }).refused().is(Reason::AllocationNotFound);

@@ -11,13 +11,13 @@ use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Pending, RawSession, Refused,
     channel::Packet,
     content, digest,
-    session::{hello_with_pins, persistent, spec},
+    session::{persistent, spec},
     wait::{PATIENCE, until},
 };
 use vramd_types::Reason;
-use vramd_words::{Access, State, Unpinned};
+use vramd_words::{Access, Unpinned};
 
-const MAPPED: u64 = 1 << 25;
+pub(crate) const MAPPED: u64 = 1 << 25;
 const REVOKE: u64 = 1 << 26;
 
 fn revoke_request(allocation: u64, wait: bool) -> RevokeMappingsRequest {
@@ -27,22 +27,22 @@ fn revoke_request(allocation: u64, wait: bool) -> RevokeMappingsRequest {
 
 /// Once the daemon has heard that everything is mapped which it has sent: what is on its way counts as pinned.
 #[track_caller]
-fn revoke(daemon: &Daemon, allocation: u64, wait: bool) -> Pending<RevokeMappingsResponse> {
+pub(crate) fn revoke(daemon: &Daemon, allocation: u64, wait: bool) -> Pending<RevokeMappingsResponse> {
     until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
     daemon.admin.revoke_mappings(revoke_request(allocation, wait))
 }
 
-fn outcomes(parts: &[PartRevocation]) -> Vec<(u32, Outcome, Vec<u64>)> {
+pub(crate) fn outcomes(parts: &[PartRevocation]) -> Vec<(u32, Outcome, Vec<u64>)> {
     parts.iter().map(|part| (part.part_index, part.outcome(), part.session_ids.clone())).collect()
 }
 
-fn part(allocation_id: u64, part_index: u32) -> PartRef {
+pub(crate) fn part(allocation_id: u64, part_index: u32) -> PartRef {
     PartRef { allocation_id, part_index }
 }
 
 /// Revokes all of an allocation that this session alone maps, and does what it is told.
 #[track_caller]
-fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
+pub(crate) fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
     let revoking = revoke(daemon, allocation, false);
     while session.parts(allocation).next().is_some() {
         let revoke = session.receive_revoke();
@@ -53,7 +53,7 @@ fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
     assert!(parts.iter().all(|part| part.outcome() == Outcome::Revoked), "{parts:?}");
 }
 
-fn quarantined(daemon: &Daemon, session: &RawSession) -> Refused {
+pub(crate) fn quarantined(daemon: &Daemon, session: &RawSession) -> Refused {
     let refused = loop {
         match session.channel.receive(PATIENCE) {
             Packet::Frame(daemon_frame::Frame::Refused(refused), _) => break Refused::from_frame(refused),
@@ -349,27 +349,6 @@ fn what_no_honest_client_sends_ends_its_session_alone() {
 }
 
 #[test]
-fn words_that_cannot_be_end_their_session_alone() {
-    let daemon = Daemon::new();
-    let mut witness = RawSession::open_with_pins(&daemon.sockets());
-    let kept = witness.allocate(spec(MIB_2)).allocation_id;
-    // Unknown bits; pins of what is not mapped; two states at once.
-    for word in [MAPPED | 1 << 40, 5, MAPPED | 1 << 27] {
-        let mut session = RawSession::open_with_pins(&daemon.sockets());
-        let id = session.allocate(spec(MIB_2)).allocation_id;
-        session.word_table().write(session.slot(id, 0), word);
-        let answer = revoke(&daemon, id, false).ok();
-        assert_ne!(answer.parts[0].outcome(), Outcome::Revoked, "{word:#x}");
-        let refused = quarantined(&daemon, &session);
-        refused.is(Reason::ProtocolBroken);
-        assert!(refused.message.contains("word"), "{refused:?}");
-    }
-    // A hole in the table reads as absent: a lie too, but one that only says that an answer will come, which does not.
-    assert_eq!(daemon.books().node.invariant_violations, 0);
-    evict(&daemon, &mut witness, kept);
-}
-
-#[test]
 fn pins_left_at_exit_are_nobodys() {
     let daemon = Daemon::new();
     let mut owner = RawSession::open_with_pins(&daemon.sockets());
@@ -445,27 +424,4 @@ fn an_ended_session_gives_back_what_is_away_too() {
     let request = EndSessionRequest { session_id: session.id(), ..Default::default() };
     assert_eq!(daemon.admin.end_session(request).ok().state(), SessionState::Gone);
     daemon.drains();
-}
-
-#[test]
-fn a_table_has_as_many_slots_as_the_operator_says() {
-    let daemon = Daemon::start(&Config::default().limit("words_per_session_max = 2"));
-    let mut session = RawSession::greet(&daemon.sockets(), hello_with_pins()).unwrap();
-    assert_eq!(session.welcome.slot_count, 2);
-    let first = session.allocate(spec(MIB_2)).allocation_id;
-    session.allocate(spec(MIB_2));
-    session.refused(spec(MIB_2));
-    session.free(first);
-    // The slot serves another part, whose word is as new.
-    until("a slot is free", || {
-        let answer = session.memory.allocate_batch(session.request(vec![spec(MIB_2)])).wait();
-        answer.is_ok_and(|answer| {
-            let id = answer.allocations[0].allocation_id;
-            session.map_all(id);
-            let slot = session.slot(id, 0);
-            let state = vramd_words::Word::from_raw(session.word_table().read(slot)).state();
-            assert_eq!(state, Some(State::Resident { pins: 0 }));
-            true
-        })
-    });
 }

@@ -8,7 +8,8 @@ use std::{
 
 use vramd_client::{Access, AllocationId, AllocationRequest, Bytes, Client, Error, Pinnable};
 use vramd_proto::v1::{
-    EndSessionRequest, RevocationOutcome as Outcome, RevokeMappingsRequest, revoke_mappings_request::Target,
+    AllocationState, EndSessionRequest, FreeAllocationRequest, RevocationOutcome as Outcome,
+    RevokeMappingsRequest, free_allocation_request, revoke_mappings_request::Target,
 };
 use vramd_tests::{Daemon, MIB, content, digest, wait::until};
 
@@ -235,4 +236,30 @@ fn an_ended_session_waits_for_guards() {
         client.allocate(three_parts()),
         Err(Error::SessionLost { .. } | Error::BrokerGone { .. })
     ));
+}
+
+#[test]
+fn an_operators_free_waits_for_guards_and_takes_the_memory_back() {
+    let daemon = Daemon::new();
+    let client = connect(&daemon);
+    let mut weights = client.allocate(three_parts()).unwrap();
+    weights.as_mut_slice().unwrap().copy_from_slice(&content(SIZE, 7));
+    let pinned = weights.pin(Access::Read).unwrap();
+    let target = Some(free_allocation_request::Target::AllocationId(weights.id().get()));
+    let freeing = daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() });
+    until("it is being freed", || daemon.books().allocations[0].state() == AllocationState::Freeing);
+    assert!(!freeing.is_answered());
+    assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(SIZE, 7)), "what is pinned is mapped");
+
+    drop(pinned);
+    let freed = freeing.ok();
+    assert_eq!((freed.still_charged_bytes, freed.mapper_session_ids), (0, vec![]));
+    assert_eq!(daemon.books().held(), 0);
+    assert!(!weights.is_mapped());
+    assert!(matches!(weights.as_slice(), Err(Error::NotMapped { .. })));
+    client.allocate(three_parts()).expect("the session goes on");
+    drop(weights);
+    client.flush().unwrap();
+    drop(client);
+    daemon.drains();
 }

@@ -173,12 +173,20 @@ fn tables_show_tenants_allocations_tiers_and_bytes() {
 
 #[test]
 fn operators_end_and_free_by_id() {
-    let daemon = Daemon::new();
+    let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 200"));
     let mut probe = daemon.probe();
     let session = probe.ask("open")["session"].as_u64().unwrap();
     let id = format!("a-{}", probe.ask("allocate 4194304")["allocation"]);
     let freed = json(&daemon, &["alloc", "free", &id]);
-    assert_eq!(freed["still_charged_bytes"], 4 * MIB);
+    assert_eq!(
+        (&freed["allocation_id"], &freed["still_charged_bytes"]),
+        (&id.clone().into(), &(4 * MIB).into())
+    );
+    let again = text(&daemon, &["alloc", "free", &id]);
+    let kept = format!(
+        "{id} is freed; 4 MiB stay charged until these let go: s-{session} (its owner, which does not answer)"
+    );
+    assert_eq!(again.trim_end(), kept);
     text(&daemon, &["session", "end", &format!("s-{session}"), "--kill"]);
     daemon.drains();
     fails(&daemon, &["session", "end", &format!("s-{session}")], REFUSED);

@@ -1,7 +1,8 @@
 //! Clients that die at every step of the protocol, in every way, while others go on: no byte, descriptor or session is
 //! left of them, and nobody else's bytes are touched.
 //!
-//! A round is every life, at every step, with every death, once; what is left open comes from the seed. One round
+//! One daemon is left in peace; another one revokes mappings all the time, by faults that its configuration schedules, and
+//! has clients that pin. A round is every life, at every step, with every death, once; what is left open comes from the seed. One round
 //! runs unless told:
 //!
 //! ```text
@@ -39,20 +40,27 @@ const STRETCH: usize = 175;
 fn who_dies_leaves_nothing_and_harms_nobody() {
     let plan = Plan::from_env().unwrap_or_else(|why| panic!("{why:#}"));
     let started = Instant::now();
-    let mut scene = Scene::new();
+    let mut scenes = [Scene::new(Vec::new()), Scene::new(plan.revocations())];
+    let target = scenes[0].target.clone();
     let numbers: Vec<u64> = plan.numbers().collect();
     for stretch in numbers.chunks(STRETCH) {
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
-        let cases: Vec<_> = stretch.iter().map(|&number| plan.case(number, &scene.target)).collect();
+        let cases = stretch.iter().map(|&number| plan.case(number, &target));
+        let (revoked, others): (Vec<_>, Vec<_>) = cases.partition(|case| case.fate.script.is_revoked());
         let command = plan.command(first..last + 1);
-        let failed = run(&mut scene, &cases, &command);
-        assert!(failed.is_empty(), "{}", failed.join("\n"));
-        if let Err(why) = scene.is_as_before() {
-            panic!("after cases {first} to {last}: {why:#}\n  to repeat them: {command}");
+        for (scene, cases) in scenes.iter_mut().zip([others, revoked]) {
+            let failed = run(scene, &cases, &command);
+            assert!(failed.is_empty(), "{}", failed.join("\n"));
+            if let Err(why) = scene.is_as_before() {
+                panic!("after cases {first} to {last}: {why:#}\n  to repeat them: {command}");
+            }
         }
     }
-    let (count, checks) = (numbers.len(), scene.survivors.checks());
-    scene.end().unwrap_or_else(|why| panic!("after the survivors: {why:#}"));
+    let (count, mut checks) = (numbers.len(), 0);
+    for scene in scenes {
+        checks += scene.survivors.checks();
+        scene.end().unwrap_or_else(|why| panic!("after the survivors: {why:#}"));
+    }
     let seconds = started.elapsed().as_secs();
     eprintln!(
         "{count} clients died in {seconds} s, seed {}; the survivors' bytes were checked {checks} times",

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Error, Result, bail, ensure};
 use clap::ValueEnum as _;
 use fastrand::Rng;
 use vramd_tests::{
+    config::Revocation,
     is_root,
     victim::{Death, Fate, Script, Step},
 };
@@ -48,6 +49,21 @@ impl Plan {
 
     pub(crate) fn numbers(&self) -> Range<u64> {
         self.numbers.clone()
+    }
+
+    /// When the daemon revokes mappings of clients that live with that: each as soon as it is mapped, and besides in the
+    /// midst of everything.
+    pub(crate) fn revocations(&self) -> Vec<Revocation> {
+        let mut random = Rng::with_seed(self.seed);
+        let steps = ["map_sent", "mapped", "pin", "revoke_sent", "unmapped", "digest"];
+        let drawn = steps.map(|at| Revocation {
+            at,
+            nth: random.u64(1..20),
+            every: random.u64(2..9),
+            wait: random.bool(),
+        });
+        let always = Revocation { at: "mapped", nth: 1, every: 1, wait: true };
+        drawn.into_iter().chain([always]).collect()
     }
 
     /// What to type to have these again.

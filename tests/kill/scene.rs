@@ -9,7 +9,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use vramd_proto::v1::DrainRequest;
 use vramd_tests::{
-    Config, Daemon, proc,
+    Config, Daemon,
+    config::Revocation,
+    proc,
     victim::Victim,
     wait::{soon, until},
 };
@@ -60,8 +62,13 @@ struct Trace {
 }
 
 impl Scene {
-    pub(crate) fn new() -> Self {
-        let mut config = Config::devices(&["32GiB"]).limit("survey_interval_ms = 100");
+    /// With that going on all the time.
+    pub(crate) fn new(revocations: Vec<Revocation>) -> Self {
+        // What survivors hold is fenced too, and held on to.
+        let mut config = Config::devices(&["32GiB"])
+            .limit("survey_interval_ms = 100")
+            .limit("revoke_answer_timeout_ms = 1000");
+        config.revocations = revocations;
         for (uid, tenant) in TENANTS {
             config = config.tenant(uid, tenant);
         }

@@ -45,6 +45,8 @@ enum Role {
     Busy { round: u64 },
     /// Maps by way of the SDK.
     Sdk { digest: String },
+    /// The same, and pins only while it looks.
+    Pins { digest: String },
 }
 
 impl Survivors {
@@ -74,11 +76,18 @@ impl Survivors {
         all.push(Survivor::new(writer, Role::Writer { id: own, seed: 0 }));
         all.push(Survivor::new(open(None).0, Role::Busy { round: 0 }));
 
-        let mut sdk = daemon.probe();
-        sdk.ask("sdk open");
-        sdk.ask(&format!("sdk allocate {SIZE} part=2097152"));
-        sdk.ask("sdk write 2");
-        all.push(Survivor::new(sdk, Role::Sdk { digest: digest(&content(SIZE, 2)) }));
+        let by_sdk = |seed| {
+            let mut sdk = daemon.probe();
+            sdk.ask("sdk open");
+            sdk.ask(&format!("sdk allocate {SIZE} part=2097152"));
+            sdk.ask(&format!("sdk write {seed}"));
+            (sdk, digest(&content(SIZE, seed)))
+        };
+        let (sdk, digest) = by_sdk(2);
+        all.push(Survivor::new(sdk, Role::Sdk { digest }));
+        let (mut pins, digest) = by_sdk(3);
+        pins.ask("sdk unhold");
+        all.push(Survivor::new(pins, Role::Pins { digest }));
         Self { all, target }
     }
 
@@ -161,6 +170,9 @@ impl Survivor {
             }
             Role::Sdk { digest } => {
                 assert_eq!(probe.ask("sdk digest")["digest"], *digest, "bytes changed");
+            }
+            Role::Pins { digest } => {
+                assert_eq!(probe.ask("sdk pinned-digest")["digest"], *digest, "bytes changed");
             }
         }
         self.checks += 1;

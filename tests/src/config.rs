@@ -11,6 +11,7 @@ pub struct Config {
     /// Memory of each simulated device.
     pub devices: Vec<String>,
     pub faults: Vec<Fault>,
+    pub revocations: Vec<Revocation>,
     /// Tenants by uid. Without any, everybody is `uid-N`.
     pub tenants: Vec<(u32, String)>,
     /// Lines of `[memory]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
@@ -40,6 +41,18 @@ pub enum Effect {
     DelayMs(u64),
 }
 
+/// A step at which the daemon revokes what that concerns.
+#[derive(Clone, Copy, Debug)]
+pub struct Revocation {
+    /// `map_sent`, `mapped`, `pin`, `revoke_sent`, `unmapped` or `digest`.
+    pub at: &'static str,
+    /// Which of these steps, from 1, and again after every so many.
+    pub nth: u64,
+    pub every: u64,
+    /// A fence; else an evict.
+    pub wait: bool,
+}
+
 impl Default for Config {
     /// One device of 1 GiB.
     fn default() -> Self {
@@ -47,6 +60,7 @@ impl Default for Config {
             driver: "sim",
             devices: vec!["1GiB".to_owned()],
             faults: Vec::new(),
+            revocations: Vec::new(),
             tenants: Vec::new(),
             memory: Vec::new(),
             limits: Vec::new(),
@@ -70,6 +84,12 @@ impl Config {
     #[must_use]
     pub fn fault(mut self, on: &'static str, nth: u64, effect: Effect) -> Self {
         self.faults.push(Fault { on, nth, count: 1, effect });
+        self
+    }
+
+    #[must_use]
+    pub fn revocation(mut self, revocation: Revocation) -> Self {
+        self.revocations.push(revocation);
         self
     }
 
@@ -126,6 +146,15 @@ impl Config {
         }
         for fault in &self.faults {
             section(&mut text, "[[driver.sim.faults]]", &fault.lines());
+        }
+        for Revocation { at, nth, every, wait } in &self.revocations {
+            let lines = [
+                format!("at = \"{at}\""),
+                format!("nth = {nth}"),
+                format!("every = {every}"),
+                format!("wait = {wait}"),
+            ];
+            section(&mut text, "[[driver.sim.revocations]]", &lines);
         }
         section(&mut text, "[memory]", &self.memory);
         section(&mut text, "[quota.default]", &self.default_quota);

@@ -59,6 +59,11 @@ impl WordTable {
         self.word(slot).store(word, Ordering::SeqCst);
     }
 
+    /// All of it, as it is mapped.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.memory.as_ref()
+    }
+
     fn word(&self, slot: u32) -> &AtomicU64 {
         &self.memory.as_ref()[HEADER_WORDS + SLOT_WORDS * slot as usize]
     }

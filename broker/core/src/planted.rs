@@ -125,6 +125,7 @@ mod bugs {
         EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
+        OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
     }
 

@@ -8,8 +8,12 @@ use broker_core::{
     ClientRequest, DaemonFrame, DeviceSelector, Event, OperatorRequest, Refusal, Reply, StoredQuotas, Target,
     Tier,
 };
-use vramd_types::{Bytes, Quantity, Reason};
-use world::{World, config, key, persistent, set_quota, spec};
+use vramd_types::{AllocationId, Bytes, Quantity, Reason, SessionId};
+use world::{
+    World, config, key, persistent,
+    revoking::{ANSWER, answer, one_part, part},
+    set_quota, spec,
+};
 
 fn by_name(name: &str) -> Target {
     Target::Name(name.to_owned())
@@ -143,18 +147,86 @@ fn a_drained_node_takes_nothing_new() {
     world.allocate(client, spec(8)).expect("in service");
 }
 
+fn free(id: AllocationId) -> OperatorRequest {
+    OperatorRequest::FreeAllocation(Target::Id(id))
+}
+
+/// What is still charged, and who maps it.
+fn freed(reply: &Result<Reply, Refusal>) -> (Bytes, &[SessionId]) {
+    match reply {
+        Ok(Reply::AllocationFreed { still_charged, mappers, .. }) => (*still_charged, mappers),
+        other => panic!("nothing was freed: {other:?}"),
+    }
+}
+
 #[test]
-fn operators_free_what_nobody_may_attach_any_more() {
+fn operators_free_in_the_owners_stead_and_who_attached_keeps_it() {
     let mut world = World::new(100);
-    let client = world.open("a");
-    let id = world.sealed(client, persistent(8, "x"));
-    let freed = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect("freed");
-    let Reply::AllocationFreed { allocation, still_charged, mappers } = freed else { panic!("{freed:?}") };
-    assert_eq!((allocation, still_charged, mappers), (id, Bytes::mib(8), vec![client.session]));
+    let (owner, reader) = (world.open("a"), world.open("a"));
+    let id = world.sealed(owner, persistent(8, "x"));
+    world.call(reader, ClientRequest::Attach(by_name("a/x"))).expect("sealed");
+    let reply = world.operate(OperatorRequest::FreeAllocation(by_name("a/x")));
+    assert_eq!(freed(&reply), (Bytes::mib(8), &[reader.session][..]), "the owner has unmapped it");
     let again = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect_err("no such name");
     assert_eq!(again.reason(), Reason::AllocationNotFound);
-    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("its owner lets go");
+    assert_eq!(
+        freed(&world.operate(free(id))),
+        (Bytes::mib(8), &[reader.session][..]),
+        "nobody else is told"
+    );
+    world.call(reader, ClientRequest::Detach(vec![id])).expect("it lets go");
     assert_eq!(world.held(), Bytes::ZERO);
+}
+
+#[test]
+fn an_operators_free_waits_for_the_owners_pins() {
+    let (mut world, client, id) = one_part();
+    world.pin(client, part(id, 0));
+    let call = world.start_operator(None, free(id));
+    world.settle();
+    assert!(!world.wanted_back.is_empty() && !world.replies.contains_key(&call), "it is told, and pins");
+    world.pin_call(client, 1, &[part(id, 0)]);
+    let refused = answer(&world, client, 1).and_then(Option::as_ref).map(Refusal::reason);
+    assert_eq!(refused, Some(Reason::AllocationNotFound));
+    world.unpin(client, part(id, 0));
+    world.settle();
+    assert_eq!(freed(&world.replies[&call]), (Bytes::ZERO, &[][..]));
+    assert_eq!(world.held(), Bytes::ZERO);
+}
+
+#[test]
+fn an_operators_free_tells_of_an_owner_that_does_not_let_go() {
+    let (mut world, client, id) = one_part();
+    world.stopped.insert(client.channel);
+    let calls = [free(id), free(id)].map(|request| world.start_operator(None, request));
+    world.settle();
+    world.advance(ANSWER);
+    for call in calls {
+        assert_eq!(freed(&world.replies[&call]), (Bytes::mib(4), &[client.session][..]));
+    }
+    let silent = |world: &World| world.broker.list_sessions(None, None, 9).0[0].silent_reason.is_some();
+    assert!(silent(&world));
+    world.stopped.clear();
+    world.settle();
+    assert_eq!((silent(&world), world.held()), (false, Bytes::ZERO), "it comes back all the same");
+}
+
+#[test]
+fn an_operators_free_does_not_wait_for_who_cannot_be_told() {
+    let (mut world, client, id) = one_part();
+    world.event(Event::ChannelEnded { channel: client.channel });
+    assert_eq!(freed(&world.operate(free(id))), (Bytes::mib(4), &[client.session][..]));
+    world.end_process(client);
+    world.settle();
+    assert_eq!(world.held(), Bytes::ZERO);
+
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, spec(4)).expect("room");
+    world.pin(client, part(id, 0));
+    let call = world.start_operator(None, free(id));
+    world.settle();
+    world.event(Event::ChannelEnded { channel: client.channel });
+    assert_eq!(freed(&world.replies[&call]), (Bytes::mib(4), &[client.session][..]), "told when it ends");
 }
 
 #[test]

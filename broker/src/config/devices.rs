@@ -114,7 +114,7 @@ mod tests {
                 super::super::SimDevice { memory: Bytes::gib(8), name: None, uuid: Some("GPU-b".into()) },
                 super::super::SimDevice { memory: Bytes::gib(4), name: Some("small".into()), uuid: None },
             ],
-            faults: vec![],
+            ..Sim::default()
         };
         SimDevices { sim: &sim, socket_dir: Path::new("/run/vramd") }.config().devices
     }

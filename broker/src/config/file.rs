@@ -1,6 +1,6 @@
 //! The shape of the configuration file.
 
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
@@ -85,11 +85,13 @@ pub struct Sim {
     #[serde(deserialize_with = "some_devices")]
     pub devices: Vec<SimDevice>,
     pub faults: Vec<SimFault>,
+    pub revocations: Vec<SimRevocation>,
 }
 
 impl Default for Sim {
     fn default() -> Self {
-        Self { devices: vec![SimDevice { memory: Bytes::gib(16), name: None, uuid: None }], faults: vec![] }
+        let device = SimDevice { memory: Bytes::gib(16), name: None, uuid: None };
+        Self { devices: vec![device], faults: vec![], revocations: vec![] }
     }
 }
 
@@ -180,6 +182,38 @@ impl TryFrom<SimFaultText> for SimFault {
         }
         Ok(Self { on: text.on, nth: text.nth, count: text.count, effect })
     }
+}
+
+/// At the `nth` step of a kind, counted from 1, and after it at every so many, the mappings that it concerns are revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimRevocation {
+    pub at: SimStep,
+    #[serde(default = "first")]
+    pub nth: NonZeroU64,
+    pub every: Option<NonZeroU64>,
+    /// A fence, which waits for pins; else an evict.
+    #[serde(default)]
+    pub wait: bool,
+}
+
+/// What the daemon sends or hears about parts. What was heard is known to the core before the revocation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SimStep {
+    MapSent,
+    Mapped,
+    /// By a frame: a call waits.
+    Pin,
+    /// For whatever reason: evicted, freed, detached, sealed, ended.
+    RevokeSent,
+    Unmapped,
+    /// The driver is to hash it.
+    Digest,
+}
+
+const fn first() -> NonZeroU64 {
+    NonZeroU64::MIN
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -17,7 +17,7 @@ pub use devices::{DeviceNotThere, SimDevices, choose, core_devices};
 pub use error::{ConfigError, Place};
 pub use file::{
     Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
-    SimDevice, SimEffect, SimFault, SimOperation,
+    SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
 };
 pub use limits::Limits;
 pub use quantity::QuantityText;

@@ -10,13 +10,14 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../deploy/config/vramd.toml");
 
 /// Every table of the configuration, as it stands in a file.
-const TABLES: [&str; 11] = [
+const TABLES: [&str; 12] = [
     "[daemon]",
     "[driver]",
     "[driver.cuda]",
     "[driver.sim]",
     "[[driver.sim.devices]]",
     "[[driver.sim.faults]]",
+    "[[driver.sim.revocations]]",
     "[memory]",
     "[quota.default]",
     "[[tenants]]",
@@ -49,7 +50,7 @@ fn what_the_example_comments_out_is_good_too() {
     let all: Vec<_> = EXAMPLE.lines().map(|line| commented_out(line).unwrap_or(line)).collect();
     let config = parse(&all.join("\n")).unwrap_or_else(|place| panic!("{place}\n{}", all.join("\n")));
     assert_eq!(config.tenants.len(), 3);
-    assert_eq!(config.driver.sim.faults.len(), 3);
+    assert_eq!((config.driver.sim.faults.len(), config.driver.sim.revocations.len()), (3, 1));
     assert!(config.daemon.socket_dir.is_some() && config.daemon.operators.is_some());
 }
 
@@ -85,6 +86,10 @@ fn what_is_said_is_read() {
         nth = 3
         effect = "delay"
         delay_ms = 50
+        [[driver.sim.revocations]]
+        at = "map_sent"
+        nth = 2
+        wait = true
         [memory]
         devices = ["0"]
         device_share = "90%"
@@ -109,6 +114,9 @@ fn what_is_said_is_read() {
     assert_eq!(config.driver.sim.devices[0].memory, Bytes::gib(1));
     let fault = &config.driver.sim.faults[0];
     assert_eq!((fault.nth, fault.count, &fault.effect), (3, 1, &SimEffect::Delay(Duration::from_millis(50))));
+    let nth = 2.try_into().unwrap();
+    let revocation = SimRevocation { at: SimStep::MapSent, nth, every: None, wait: true };
+    assert_eq!(config.driver.sim.revocations, [revocation]);
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
     assert_eq!(config.quota.default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
@@ -159,6 +167,13 @@ fn every_complaint_names_line_column_and_field() {
             1,
             "driver.sim.faults[0]",
             "cannot fail",
+        ),
+        (
+            "[[driver.sim.revocations]]\nat = \"pin\"\nnth = 0\n",
+            3,
+            7,
+            "driver.sim.revocations[0].nth",
+            "nonzero",
         ),
         (
             "[[driver.sim.faults]]\non = \"create\"\neffect = \"delay\"\n",

@@ -12,9 +12,10 @@ use thiserror::Error;
 use vramd_proto::v1;
 use vramd_types::{AllocationId, SessionId};
 
-use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices};
+use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices, revoker::Revoker};
 use crate::{
     channel::{Asked, Channels, frame},
+    config::SimRevocation,
     events::Events,
     telemetry::Telemetry,
 };
@@ -40,6 +41,8 @@ pub struct Executor {
     notices: Notices,
     events: Events,
     telemetry: Telemetry,
+    /// For tests alone.
+    revoker: Option<Revoker>,
 }
 
 impl Executor {
@@ -68,6 +71,7 @@ impl Executor {
             notices: Notices::default(),
             events,
             telemetry: Telemetry::default(),
+            revoker: None,
         }
     }
 
@@ -78,12 +82,25 @@ impl Executor {
         self
     }
 
+    /// Mappings are revoked at these steps.
+    #[must_use]
+    pub fn revoking(mut self, schedule: Vec<SimRevocation>) -> Self {
+        self.revoker = (!schedule.is_empty()).then(|| Revoker::new(self.inbox.clone(), schedule));
+        self
+    }
+
     /// The core is about to hear of it.
-    pub(super) fn hears(&self, event: &Event) {
+    pub(super) fn hears(&mut self, event: &Event) {
         self.telemetry.happened(event);
+        if let Some(revoker) = &mut self.revoker {
+            revoker.hears(event);
+        }
     }
 
     pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
+        if let Some(revoker) = &mut self.revoker {
+            revoker.begins(&command);
+        }
         match command {
             Command::Reply { call, outcome } => {
                 self.telemetry.replied(&outcome);

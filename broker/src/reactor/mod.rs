@@ -20,6 +20,7 @@ mod extents;
 mod inbox;
 mod notice;
 mod open_book;
+mod revoker;
 
 use std::ops::ControlFlow;
 

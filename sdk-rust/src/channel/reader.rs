@@ -205,6 +205,7 @@ fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<
         Frame::Welcome(_) => return Ok(Some(broken("a second welcome"))),
         Frame::PinAnswer(answer) => {
             drop(gate);
+            fault_point!(PinAnswered);
             match table.pin_answered(answer) {
                 Ok(answer) => turn.tell(answer)?,
                 Err(problem) => return Ok(Some(broken(&problem))),

@@ -32,13 +32,14 @@ impl Session {
         // Calls are told in the order of their numbers.
         let turn = self.link().turn();
         let asked = self.table().ask(parts)?;
-        if let Asked::Call { call, frame } = &asked
-            && let Err(error) = turn.ask(frame.clone())
-        {
-            drop(turn);
-            self.give_up(*call);
-            self.link().end();
-            return Err(Error::BrokerGone { problem: format!("asking for pins: {error}") });
+        if let Asked::Call { call, frame } = &asked {
+            if let Err(error) = turn.ask(frame.clone()) {
+                drop(turn);
+                self.give_up(*call);
+                self.link().end();
+                return Err(Error::BrokerGone { problem: format!("asking for pins: {error}") });
+            }
+            fault_point!(PinCalled);
         }
         Ok(asked)
     }

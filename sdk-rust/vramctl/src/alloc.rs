@@ -9,6 +9,7 @@ use vramd_proto::v1;
 
 use crate::{
     failure::Failure,
+    free,
     output::Output,
     quota::tier_name,
     revoke::{self, Revoke},
@@ -21,7 +22,7 @@ pub(crate) enum Verb {
     List(List),
     /// Shows one allocation with its parts and who maps them.
     Show { target: Target },
-    /// Frees an allocation: nobody can attach it any more.
+    /// Frees an allocation: its owner is to unmap it, and nobody can attach it any more.
     Free { target: Target },
     /// Takes an allocation out of the processes that map it. They keep it: their next pin maps it again.
     Revoke(Revoke),
@@ -60,45 +61,21 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             output.show(|| rows(&allocations), fields)
         }
         Verb::Show { target } => {
-            use v1::show_allocation_request::Target as Wire;
-            let target = match target {
-                Target::Id(id) => Wire::AllocationId(id.get()),
-                Target::Name(name) => Wire::Name(name),
-            };
-            let allocation = admin.show_allocation(v1::ShowAllocationRequest { target: Some(target) })?;
+            let allocation = show(target, admin)?;
             output.show(|| sheet(&allocation), json!({ "allocation": to_json(&allocation) }))
         }
-        Verb::Free { target } => {
-            use v1::free_allocation_request::Target as Wire;
-            let target = match target {
-                Target::Id(id) => Wire::AllocationId(id.get()),
-                Target::Name(name) => Wire::Name(name),
-            };
-            let request = v1::FreeAllocationRequest { target: Some(target), ..Default::default() };
-            freed(&admin.free_allocation(request)?, output)
-        }
+        Verb::Free { target } => free::run(target, admin, output),
         Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
     }
 }
 
-fn freed(answer: &v1::FreeAllocationResponse, output: &Output) -> Result<(), Failure> {
-    let text = || {
-        let id = AllocationId::from_raw(answer.allocation_id);
-        match answer.still_charged_bytes {
-            0 => format!("{id} is freed"),
-            bytes => format!(
-                "{id} is freed; {} stay charged until these let go: {}",
-                size(bytes),
-                text_or_dash(&session_texts(&answer.mapper_session_ids).join(" "))
-            ),
-        }
-    };
-    let fields = json!({
-        "allocation_id": AllocationId::from_raw(answer.allocation_id).to_string(),
-        "still_charged_bytes": answer.still_charged_bytes,
-        "mapper_session_ids": session_texts(&answer.mapper_session_ids),
+pub(crate) fn show(target: Target, admin: &AdminClient) -> Result<v1::Allocation, Failure> {
+    use v1::show_allocation_request::Target as Wire;
+    let target = Some(match target {
+        Target::Id(id) => Wire::AllocationId(id.get()),
+        Target::Name(name) => Wire::Name(name),
     });
-    output.show(text, fields)
+    Ok(admin.show_allocation(v1::ShowAllocationRequest { target })?)
 }
 
 pub(crate) fn rows(allocations: &[v1::Allocation]) -> String {
@@ -265,7 +242,7 @@ fn lifetime_name(lifetime: v1::Lifetime) -> &'static str {
     }
 }
 
-fn owner(allocation: &v1::Allocation) -> Option<SessionId> {
+pub(crate) fn owner(allocation: &v1::Allocation) -> Option<SessionId> {
     (allocation.owner_session_id != 0).then(|| SessionId::from_raw(allocation.owner_session_id))
 }
 

@@ -7,6 +7,7 @@ mod device;
 mod digest;
 mod event;
 mod failure;
+mod free;
 mod hold;
 mod node;
 mod output;

@@ -1,6 +1,6 @@
 //! Progress of long work, on a terminal's standard error and nowhere else.
 
-use std::io::IsTerminal as _;
+use std::{borrow::Cow, io::IsTerminal as _};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -11,17 +11,22 @@ pub(crate) fn bytes(what: &'static str, total: u64, output: &Output) -> Progress
     let style = ProgressStyle::with_template(
         "{msg:10} {bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
     );
-    start(ProgressBar::new(total), style.ok(), what, output)
+    start(ProgressBar::new(total), style.ok(), what.into(), output)
 }
 
 /// Work of which nobody knows how long it takes.
-pub(crate) fn waiting(what: &'static str, output: &Output) -> ProgressBar {
-    let bar = start(ProgressBar::new_spinner(), None, what, output);
+pub(crate) fn waiting(what: impl Into<Cow<'static, str>>, output: &Output) -> ProgressBar {
+    let bar = start(ProgressBar::new_spinner(), None, what.into(), output);
     bar.enable_steady_tick(std::time::Duration::from_millis(100));
     bar
 }
 
-fn start(bar: ProgressBar, style: Option<ProgressStyle>, what: &'static str, output: &Output) -> ProgressBar {
+fn start(
+    bar: ProgressBar,
+    style: Option<ProgressStyle>,
+    what: Cow<'static, str>,
+    output: &Output,
+) -> ProgressBar {
     if output.is_json() || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -27,6 +27,7 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::EvictedThoughPinned,
         Bug::SlotReused,
         Bug::EvictedStaysAway,
+        Bug::OwnerKeepsFreed,
     ] {
         let hunt = hunt(bug, 0, 20, 5_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());

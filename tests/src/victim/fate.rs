@@ -32,6 +32,11 @@ pub enum Script {
     SdkReconnect,
     SdkDrain,
     SdkEnd,
+    // The same where the daemon revokes mappings all the time.
+    /// Pins what it uses while it uses it.
+    SdkPin,
+    SdkPinSeal,
+    SdkPinDetach,
 }
 
 /// A step of the protocol, done. What comes after it is not.
@@ -67,6 +72,9 @@ pub enum Step {
     UnmapAnswered,
     /// Unmapped of its own will, and nothing is said.
     LetGo,
+    /// A call for pins is sent.
+    PinCalled,
+    PinAnswered,
     ChannelClosed,
     DrainWaits,
     DrainReceived,
@@ -210,7 +218,25 @@ impl Script {
             Self::SdkReconnect => &[Connected, HelloSent, Welcomed, Mapped],
             Self::SdkDrain => &[PacketWaits, DrainReceived],
             Self::SdkEnd => &[PacketWaits, RevokeReceived, Unmapped, UnmapAnswered, EndHeard],
+            Self::SdkPin => &[
+                PinCalled,
+                PacketWaits,
+                MapReceived,
+                Mapped,
+                MapAnswered,
+                PinAnswered,
+                RevokeReceived,
+                Unmapped,
+                UnmapAnswered,
+            ],
+            Self::SdkPinSeal => &[CallBegins, Answered, MapReceived, Mapped, MapAnswered],
+            Self::SdkPinDetach => &[CallBegins, Answered],
         }
+    }
+
+    /// Whether its steps are certain only where mappings are revoked all the time.
+    pub fn is_revoked(self) -> bool {
+        matches!(self, Self::SdkPin | Self::SdkPinSeal | Self::SdkPinDetach)
     }
 
     pub fn is_of_sdk(self) -> bool {
@@ -224,7 +250,7 @@ impl Script {
                 | Self::SdkReconnect
                 | Self::SdkDrain
                 | Self::SdkEnd
-        )
+        ) || self.is_revoked()
     }
 }
 

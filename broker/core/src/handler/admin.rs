@@ -82,16 +82,23 @@ impl Broker {
         Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))
     }
 
+    /// As if its owner had freed it: that one is told to unmap it, and everybody else keeps what they map.
     fn free_for_operator(&mut self, op: OpId, target: &Target) -> Start {
-        let id = self.find_any(target)?.0;
+        let (id, allocation) = self.find_any(target)?;
+        let answers = |id: &SessionId| self.sessions.get(*id).is_some_and(|session| session.channel_open);
+        let owner = allocation.owner.filter(answers).filter(|_| !planted!(self, OwnerKeepsFreed));
         self.start_free(id);
-        if let Some(outcome) = self.freed_of(id) {
+        if let Some(owner) = owner {
+            self.revoke(owner, id, RevokeReason::Freed);
+            self.give_back(id);
+        }
+        if let Some(outcome) = self.freed_of(id, owner) {
             return Ok(Started::Done(outcome));
         }
         if let Some(allocation) = self.allocations.get_mut(id) {
             allocation.watchers.push(op);
         }
-        Ok(Started::Waiting(OpKind::Free(id)))
+        Ok(Started::Waiting(OpKind::Free { allocation: id, owner }))
     }
 
     fn drain(&mut self, draining: bool) -> Start {

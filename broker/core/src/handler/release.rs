@@ -117,17 +117,19 @@ impl Broker {
     }
 
     /// What an operator's free has come to, once nothing more will come of it.
-    pub(crate) fn freed_of(&self, id: AllocationId) -> Option<Outcome> {
+    pub(crate) fn freed_of(&self, id: AllocationId, owner: Option<SessionId>) -> Option<Outcome> {
+        let waits = self.allocations.get(id).is_some_and(|allocation| {
+            going_back(allocation) || owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
+        });
+        (!waits).then(|| self.freed_so_far(id))
+    }
+
+    fn freed_so_far(&self, id: AllocationId) -> Outcome {
         let (still_charged, mappers) = match self.allocations.get(id) {
-            Some(allocation) => {
-                if going_back(allocation) {
-                    return None;
-                }
-                (self.charged(id, allocation), allocation.mappers())
-            }
+            Some(allocation) => (self.charged(id, allocation), allocation.mappers()),
             None => (Bytes::ZERO, Vec::new()),
         };
-        Some(Outcome::AllocationFreed { allocation: id, still_charged, mappers: mappers.into_boxed_slice() })
+        Outcome::AllocationFreed { allocation: id, still_charged, mappers: mappers.into_boxed_slice() }
     }
 
     fn what_is_left(&self, id: AllocationId, allocation: &Allocation, mappers: usize) -> Released {
@@ -152,8 +154,10 @@ impl Broker {
                         self.resolve(op, id, released);
                     }
                 }
-                Some(OpKind::Free(_)) => {
-                    if let Some(outcome) = self.freed_of(id) {
+                Some(OpKind::Free { owner, .. }) => {
+                    let owner = *owner;
+                    if let Some(outcome) = self.freed_of(id, owner) {
+                        self.forget_watcher(op, id);
                         self.finish(op, Ok(outcome));
                     }
                 }
@@ -162,10 +166,14 @@ impl Broker {
         }
     }
 
-    fn resolve(&mut self, op: OpId, id: AllocationId, released: Released) {
+    fn forget_watcher(&mut self, op: OpId, id: AllocationId) {
         if let Some(allocation) = self.allocations.get_mut(id) {
             allocation.watchers.retain(|watcher| *watcher != op);
         }
+    }
+
+    fn resolve(&mut self, op: OpId, id: AllocationId, released: Released) {
+        self.forget_watcher(op, id);
         if let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
             items.resolve(id, released);
         }
@@ -174,20 +182,29 @@ impl Broker {
 
     /// A session will not answer: what it was waited for is told as it stands.
     pub(crate) fn resolve_overdue(&mut self, session: SessionId) {
-        let of_session = |kind: &OpKind| match kind {
-            OpKind::Release { items, session: of } if *of == session => {
-                let open = items.iter().filter(|item| item.result.is_none());
-                open.map(|item| item.allocation).collect()
-            }
-            _ => Vec::<AllocationId>::new(),
-        };
-        let ops = self.ops.of_session(session);
-        let waiting = ops.into_iter().filter_map(|op| Some((op, of_session(&self.ops.get(op)?.kind))));
-        for (op, ids) in waiting.collect::<Vec<_>>() {
-            for id in ids {
-                let Some(allocation) = self.allocations.get(id) else { continue };
-                let left = self.what_is_left(id, allocation, allocation.mapper_count());
-                self.resolve(op, id, left);
+        for op in self.ops.of_session(session) {
+            match self.ops.get(op).map(|op| &op.kind) {
+                Some(OpKind::Release { items, session: of }) if *of == session => {
+                    let open = items.iter().filter(|item| item.result.is_none());
+                    for id in open.map(|item| item.allocation).collect::<Vec<_>>() {
+                        let Some(allocation) = self.allocations.get(id) else { continue };
+                        let left = self.what_is_left(id, allocation, allocation.mapper_count());
+                        self.resolve(op, id, left);
+                    }
+                }
+                Some(OpKind::Free { allocation: id, .. }) => {
+                    let id = *id;
+                    if self
+                        .allocations
+                        .get(id)
+                        .is_some_and(|allocation| self.maps_any(session, id, allocation))
+                    {
+                        let outcome = self.freed_so_far(id);
+                        self.forget_watcher(op, id);
+                        self.finish(op, Ok(outcome));
+                    }
+                }
+                _ => {}
             }
         }
     }

@@ -145,7 +145,7 @@ impl Touched {
                 OpKind::Release { items, session: of } => {
                     session(of) || items.iter().any(|item| allocation(&item.allocation))
                 }
-                OpKind::Free(id) | OpKind::Seal(id) => allocation(id),
+                OpKind::Free { allocation: id, .. } | OpKind::Seal(id) => allocation(id),
                 OpKind::EndSession { session: id, .. } => session(id),
                 OpKind::Revoke(revoked) => allocation(&revoked.allocation),
                 OpKind::Allocate { .. } | OpKind::Room { .. } | OpKind::Quota(_) => false,

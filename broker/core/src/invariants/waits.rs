@@ -15,12 +15,13 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let waits = match &op.kind {
             OpKind::Release { items, session } => {
                 items.iter().filter(|item| item.result.is_none()).all(|item| {
-                    let maps = |entry: &Session| entry.maps.contains_key(&item.allocation);
-                    let mapped = broker.sessions.get(*session).is_some_and(maps);
-                    is_watched(broker, item.allocation, id) && (!mapped || has_deadline(broker, *session))
+                    is_watched(broker, item.allocation, id) && is_answered(broker, *session, item.allocation)
                 })
             }
-            OpKind::Free(freed) => is_watched(broker, *freed, id),
+            OpKind::Free { allocation, owner } => {
+                is_watched(broker, *allocation, id)
+                    && owner.is_none_or(|owner| is_answered(broker, owner, *allocation))
+            }
             OpKind::Seal(sealed) => broker.allocations.get(*sealed).is_some_and(|allocation| {
                 let answers = allocation.owner.is_some_and(|owner| has_deadline(broker, owner));
                 allocation.op == Some(id) && (allocation.digesting || answers)
@@ -38,6 +39,12 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         };
         expect(found, OPS, waits, || format!("{id:?} waits for nothing: {op:?}"));
     }
+}
+
+/// Whether the session has let go of the allocation, or will be overdue.
+fn is_answered(broker: &Broker, session: SessionId, allocation: AllocationId) -> bool {
+    let maps = |entry: &Session| entry.maps.contains_key(&allocation);
+    !broker.sessions.get(session).is_some_and(maps) || has_deadline(broker, session)
 }
 
 fn is_watched(broker: &Broker, allocation: AllocationId, op: OpId) -> bool {

@@ -38,8 +38,11 @@ pub(crate) enum OpKind {
         session: SessionId,
     },
     Seal(AllocationId),
-    /// An operator's free: waits until what nobody maps is given back.
-    Free(AllocationId),
+    /// An operator's free: waits until its owner has let go, or is overdue, and what nobody maps is given back.
+    Free {
+        allocation: AllocationId,
+        owner: Option<SessionId>,
+    },
     /// Waits until the session maps nothing, or is overdue.
     EndSession {
         session: SessionId,
@@ -70,10 +73,12 @@ impl Requester {
 }
 
 impl Op {
-    /// The session that asked for it, or whose end it waits for.
+    /// The session that asked for it, or that it waits for.
     const fn session(&self) -> Option<SessionId> {
         match (&self.kind, self.requester) {
-            (OpKind::EndSession { session, .. }, _) => Some(*session),
+            (OpKind::EndSession { session, .. } | OpKind::Free { owner: Some(session), .. }, _) => {
+                Some(*session)
+            }
             (_, Requester::Session { session, .. }) => Some(session),
             (_, Requester::Operator { .. }) => None,
         }
@@ -145,7 +150,7 @@ impl OpTable {
         self.ops.iter().map(|(id, op)| (*id, op))
     }
 
-    /// Those that a session asked for or that wait for its end, oldest first.
+    /// Those that a session asked for or that wait for it, oldest first.
     pub(crate) fn of_session(&self, session: SessionId) -> Vec<OpId> {
         let all = (session, OpId(0))..=(session, OpId(u64::MAX));
         self.by_session.range(all).map(|(_, op)| *op).collect()

@@ -4,7 +4,7 @@ use broker_core::{
     AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
     OperatorRequest, Refusal, Reply, Target, invariants::CALLS,
 };
-use vramd_types::{GRANULARITY, SessionId};
+use vramd_types::{AllocationId, GRANULARITY, SessionId};
 
 use super::{
     Oracle, Outcome,
@@ -152,6 +152,9 @@ impl Oracle {
                 !gone || facts.is_none_or(|session| session.gone || session.holds.is_empty())
             }
             (OperatorRequest::FreeAllocation(target), Reply::AllocationFreed { allocation, .. }) => {
+                if first {
+                    self.owner_lets_go(*allocation);
+                }
                 if let Some(facts) = self.facts.allocations.get_mut(allocation) {
                     facts.freed = true;
                 }
@@ -178,6 +181,19 @@ impl Oracle {
             _ => false,
         };
         self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+    }
+
+    /// Whose memory an operator has freed has unmapped it, or does not answer.
+    fn owner_lets_go(&mut self, allocation: AllocationId) {
+        let Some(facts) = self.facts.allocations.get(&allocation) else { return };
+        let owner = facts.owner;
+        let keeps = self.facts.sessions.get(&owner).is_some_and(|session| {
+            let maps = session.holds.keys().any(|part| part.allocation == allocation);
+            maps && !session.silent && self.facts.is_heard(session)
+        });
+        self.expect(CALLS, !keeps, || {
+            format!("{allocation} is freed, and its owner {owner} was not waited for")
+        });
     }
 
     fn refused(&mut self, id: CallId, call: &Call, refusal: &Refusal, broker: &Broker) {

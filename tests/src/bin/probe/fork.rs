@@ -75,18 +75,37 @@ pub(super) fn heir(socket: BorrowedFd<'_>) -> Result<Value> {
 
 /// A child that does this and ends.
 pub(super) fn run(what: impl FnOnce() -> bool) -> Result<Value> {
-    // SAFETY: fork is only offered as an unsafe call. The child runs on its only thread and ends in `_exit`;
-    // `what` makes a system call and touches no lock but the allocator's, which the C library resets at a fork.
-    let pid = unsafe { libc::fork() };
+    Ok(json!({ "status": run_by(fork, what)? }))
+}
+
+/// The same by either of these; how it ended.
+pub(super) fn run_by(fork: impl Fn() -> libc::c_long, what: impl FnOnce() -> bool) -> Result<i32> {
+    let pid = fork();
     if pid == 0 {
+        // SAFETY: needed so that a child that hangs ends, and the test with it.
+        unsafe { libc::alarm(60) };
         let done = what();
-        // SAFETY: ends the child without running the parent's destructors in it.
+        // SAFETY: needed to end the child without running the parent's destructors in it.
         unsafe { libc::_exit(i32::from(!done)) };
     }
     ensure!(pid > 0, "fork: {}", io::Error::last_os_error());
     let mut status = 0;
     // SAFETY: waitpid writes to the integer that it is given, which lives on this stack.
-    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-    ensure!(waited == pid, "waitpid of {}: {}", process::id(), io::Error::last_os_error());
-    Ok(json!({ "status": libc::WEXITSTATUS(status) }))
+    let waited = unsafe { libc::waitpid(libc::pid_t::try_from(pid)?, &raw mut status, 0) };
+    ensure!(i64::from(waited) == pid, "waitpid of {}: {}", process::id(), io::Error::last_os_error());
+    ensure!(libc::WIFEXITED(status), "the child ended by signal {}", libc::WTERMSIG(status));
+    Ok(libc::WEXITSTATUS(status))
+}
+
+pub(super) fn fork() -> libc::c_long {
+    // SAFETY: needed to fork. The child runs on its only thread and ends in `_exit`; what it does touches no lock but the
+    // allocator's, which the C library resets at a fork.
+    unsafe { libc::fork() }.into()
+}
+
+/// A fork that runs no handlers.
+pub(super) fn raw_clone() -> libc::c_long {
+    // SAFETY: as above; without flags but the signal it copies what `fork` copies. No other thread of this process uses the
+    // allocator while it answers a command, so its lock is free in the child.
+    unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) }
 }

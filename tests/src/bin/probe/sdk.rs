@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error, Pinnable, Pinned, Sealed};
 
 use crate::{fork, small};
 
@@ -14,6 +14,9 @@ use crate::{fork, small};
 pub(crate) struct Sdk {
     open: Option<Allocation>,
     sealed: Option<Sealed>,
+    /// What it lets go of while nobody pins it.
+    kept: Vec<Sealed>,
+    guards: Vec<Pinned>,
     client: Option<Client>,
 }
 
@@ -89,6 +92,49 @@ impl Sdk {
                 }
                 json!({ "pins": pins })
             }
+            "pinned-digest" => {
+                let pinned = self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?;
+                json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
+            }
+            // What was attached last is one of several that are pinned by their numbers.
+            "keep" => {
+                let mut sealed = self.sealed.take().context("nothing is attached")?;
+                sealed.unhold()?;
+                self.kept.push(sealed);
+                json!({})
+            }
+            "pin" => {
+                let kept = words.iter().map(|word| Ok(&self.kept[word.parse::<usize>()?]));
+                let kept = kept.collect::<Result<Vec<_>>>()?;
+                let set: Vec<_> = kept.iter().map(|one| (*one as &dyn Pinnable, Access::Read)).collect();
+                match client.pin_set(&set) {
+                    Ok(pinned) => {
+                        self.guards.extend(pinned.into_guards());
+                        json!({})
+                    }
+                    Err(error) => refused(&error),
+                }
+            }
+            "unpin" => {
+                drop(self.guards.pop().context("nothing is pinned")?);
+                json!({})
+            }
+            // A child of either kind pins nothing, and what it inherited it drops without a trace.
+            "fork-pins" => {
+                let mut statuses = Vec::new();
+                for fork in [fork::fork, fork::raw_clone] {
+                    let (kept, guards) = (&self.kept, &mut self.guards);
+                    statuses.push(fork::run_by(fork, || {
+                        let pins =
+                            kept.iter().all(|one| matches!(one.pin(Access::Read), Err(Error::Forked { .. })));
+                        let looks =
+                            guards.iter().all(|one| matches!(one.as_slice(), Err(Error::Forked { .. })));
+                        guards.clear();
+                        pins && looks
+                    })?);
+                }
+                json!({ "statuses": statuses })
+            }
             "drop" => {
                 (self.open, self.sealed) = (None, None);
                 json!({})
@@ -96,7 +142,7 @@ impl Sdk {
             "flush" => client.flush().map_or_else(|error| refused(&error), |()| json!({})),
             // A child uses what it inherited: it is refused, and then drops it all.
             "fork" => {
-                let Self { open, sealed, client } = std::mem::take(self);
+                let Self { open, sealed, client, .. } = std::mem::take(self);
                 let child = (client.clone(), &open, &sealed);
                 let answer = fork::run(|| {
                     let (client, _, _) = child;
@@ -106,7 +152,7 @@ impl Sdk {
                     drop(client);
                     refused
                 })?;
-                *self = Self { open, sealed, client };
+                *self = Self { open, sealed, client, ..Self::default() };
                 answer
             }
             "small-strict" => small::strict(client, words[0].parse()?)?,

@@ -11,7 +11,8 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use vramd_client::{
-    Allocation, AllocationRequest, Bytes, Client, Error, FaultPoint, Reason, Sealed, on_fault_point,
+    Access, Allocation, AllocationRequest, Bytes, Client, Error, FaultPoint, Pinned, Reason, Sealed,
+    on_fault_point,
 };
 use vramd_tests::{
     MIB_2, digest, proc,
@@ -27,6 +28,9 @@ use crate::{
 
 /// How often to look whether something has happened.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// How often it pins after it has come to its step, if it goes on.
+const ROUNDS_AFTER: u32 = 100;
 
 struct Life {
     reaper: Arc<Reaper>,
@@ -69,6 +73,8 @@ fn step(point: FaultPoint) -> Step {
         FaultPoint::Unmapped => Step::Unmapped,
         FaultPoint::UnmapAnswered => Step::UnmapAnswered,
         FaultPoint::LetGo => Step::LetGo,
+        FaultPoint::PinCalled => Step::PinCalled,
+        FaultPoint::PinAnswered => Step::PinAnswered,
         FaultPoint::DrainReceived => Step::DrainReceived,
         FaultPoint::EndHeard => Step::EndHeard,
     }
@@ -129,9 +135,60 @@ impl Life {
                 let client = self.client.as_ref().context("it was connected")?;
                 await_that("the end of its session", || !client.is_connected())?;
             }
+            Script::SdkPin => {
+                self.write_new()?;
+                self.open.as_mut().context("it was allocated")?.unhold()?;
+                self.reaper.arm();
+                self.pin_and_look()?;
+            }
+            Script::SdkPinSeal => {
+                self.write_new()?;
+                self.open.as_mut().context("it was allocated")?.unhold()?;
+                self.reaper.arm();
+                let sealed = self.open.take().context("it was allocated")?.seal()?;
+                if sealed.digest() != self.written() {
+                    say(&Word::Intact(false));
+                }
+                self.sealed = Some(sealed);
+            }
+            Script::SdkPinDetach => {
+                self.connect()?;
+                self.attach()?;
+                let mut sealed = self.sealed.take().context("it was attached")?;
+                sealed.unhold()?;
+                self.reaper.arm();
+                if digest(sealed.pin(Access::Read)?.as_slice()?) != sealed.digest() {
+                    say(&Word::Intact(false));
+                }
+                sealed.detach()?;
+            }
             other => return Err(anyhow!("{other:?} is not by way of the SDK")),
         }
         Ok(())
+    }
+
+    /// Again and again: what was revoked comes back with the bytes that it had.
+    fn pin_and_look(&self) -> Result<()> {
+        let Self { reaper, open, .. } = self;
+        let (open, written) = (open.as_ref().context("it was allocated")?, self.written());
+        let end = Instant::now() + PATIENCE;
+        let mut rounds_left = ROUNDS_AFTER;
+        while rounds_left > 0 {
+            ensure!(Instant::now() < end, "waited in vain for its step");
+            if reaper.has_struck() {
+                rounds_left = if reaper.fate.death == Death::Close { 0 } else { rounds_left - 1 };
+            }
+            if digest(open.pin(Access::Write)?.as_slice()?) != written {
+                say(&Word::Intact(false));
+            }
+        }
+        Ok(())
+    }
+
+    /// The digest of what it wrote.
+    fn written(&self) -> String {
+        let fate = &self.reaper.fate;
+        digest(&content(fate.case, fate.size()))
     }
 
     fn connect(&mut self) -> Result<()> {
@@ -190,11 +247,12 @@ impl Life {
 
     /// Whether what is mapped has the content that it should have.
     fn is_intact(&self) -> bool {
-        let fate = &self.reaper.fate;
-        let open = self.open.as_ref().and_then(|open| open.as_slice().ok());
-        let sealed = self.sealed.as_ref().and_then(|sealed| Some((sealed.as_slice().ok()?, sealed.digest())));
-        open.is_none_or(|bytes| digest(bytes) == digest(&content(fate.case, fate.size())))
-            && sealed.is_none_or(|(bytes, told)| digest(bytes) == told)
+        let open = self.open.as_ref().and_then(|open| open.pin(Access::Read).ok());
+        let sealed =
+            self.sealed.as_ref().and_then(|sealed| Some((sealed.pin(Access::Read).ok()?, sealed.digest())));
+        let found = |pinned: &Pinned| pinned.as_slice().ok().map(digest);
+        open.is_none_or(|pinned| found(&pinned) == Some(self.written()))
+            && sealed.is_none_or(|(pinned, told)| found(&pinned).as_deref() == Some(told))
     }
 }
 

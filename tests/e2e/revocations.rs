@@ -1,0 +1,111 @@
+//! Mappings that the daemon revokes at a step of its configuration's choice, in the midst of something else.
+
+use vramd_proto::v1::{AllocationSpec, PartRef, RevokeReason};
+use vramd_tests::{
+    Config, Daemon, MIB_2, RawSession,
+    config::Revocation,
+    content, digest,
+    session::{persistent, spec},
+    wait::until,
+};
+use vramd_words::Unpinned;
+
+/// Far more steps than there are in a test.
+const NEVER: u64 = 1 << 40;
+
+fn start(at: &'static str, nth: u64, every: u64, wait: bool) -> Daemon {
+    Daemon::start(&Config::default().revocation(Revocation { at, nth, every, wait }))
+}
+
+fn two_parts() -> AllocationSpec {
+    AllocationSpec { part_size_bytes: MIB_2, ..spec(2 * MIB_2) }
+}
+
+fn part(allocation_id: u64, part_index: u32) -> PartRef {
+    PartRef { allocation_id, part_index }
+}
+
+/// Does what it is told, and has all of it back with its next pin.
+#[track_caller]
+fn loses_and_gets_back(session: &mut RawSession, id: u64, reason: RevokeReason) {
+    while session.parts(id).next().is_some() {
+        let revoke = session.receive_revoke();
+        assert_eq!(revoke.reason(), reason);
+        session.unmap_parts(revoke.parts);
+    }
+    let call = session.pin(vec![part(id, 0), part(id, 1)]);
+    session.pin_answer(call).unwrap();
+    assert!(session.is_mapped(id));
+}
+
+#[test]
+fn what_was_sent_and_is_not_mapped_yet() {
+    let daemon = start("map_sent", 1, NEVER, true);
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.reserve(two_parts()).allocation_id;
+    let parcel = session.receive_map();
+    // The fence is there before the answer, and waits for it.
+    until("it is asked for", || daemon.log().contains("a scheduled revocation begins"));
+    session.accept(parcel);
+    loses_and_gets_back(&mut session, id, RevokeReason::Evicted);
+    session.free(id);
+    daemon.drains();
+}
+
+#[test]
+fn what_was_just_mapped() {
+    for wait in [true, false] {
+        let daemon = start("mapped", 1, NEVER, wait);
+        let mut session = RawSession::open_with_pins(&daemon.sockets());
+        let id = session.allocate(two_parts()).allocation_id;
+        loses_and_gets_back(&mut session, id, RevokeReason::Evicted);
+    }
+}
+
+#[test]
+fn what_a_call_waits_for() {
+    let daemon = start("pin", 1, NEVER, true);
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    session.pins_on_map = 0;
+    let id = session.allocate(two_parts()).allocation_id;
+    // Who came before the fence goes first, and loses it once its call and its pins have ended.
+    let call = session.pin(vec![part(id, 0), part(id, 1)]);
+    session.pin_answer(call).unwrap();
+    let slots = [0, 1].map(|index| session.slot(id, index));
+    for slot in slots {
+        session.word_table().client(slot).pin(vramd_words::Access::Write).unwrap();
+    }
+    session.pin_ended(call);
+    let mut revoke = session.receive_revoke();
+    while revoke.parts.len() < 2 {
+        revoke.parts.extend(session.receive_revoke().parts);
+    }
+    for slot in slots {
+        assert_eq!(session.word_table().client(slot).unpin(), Ok(Unpinned::WakeWorker));
+    }
+    session.unmap_parts(revoke.parts);
+    loses_and_gets_back(&mut session, id, RevokeReason::Evicted);
+}
+
+#[test]
+fn what_is_being_sealed_detached_and_freed() {
+    for at in ["revoke_sent", "unmapped", "digest"] {
+        for wait in [true, false] {
+            let daemon = start(at, 1, 1, wait);
+            let mut session = RawSession::open_with_pins(&daemon.sockets());
+            let name = format!("model-{at}-{wait}");
+            let spec = AllocationSpec { part_size_bytes: MIB_2, ..persistent(&name, 2 * MIB_2) };
+            let id = session.allocate(spec).allocation_id;
+            session.write(id, &content(2 * MIB_2, 9));
+            assert_eq!(session.seal(id).digest, digest(&content(2 * MIB_2, 9)), "{at}");
+            assert_eq!(session.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, 9)));
+            let mut reader = RawSession::open_with_pins(&daemon.sockets());
+            reader.attach(&name);
+            reader.detach(id);
+            session.free(id);
+            until("it is gone", || daemon.books().allocations.is_empty());
+            daemon.drains();
+            assert_eq!(daemon.books().node.invariant_violations, 0);
+        }
+    }
+}
