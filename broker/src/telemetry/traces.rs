@@ -14,9 +14,12 @@ use opentelemetry_sdk::{
     propagation::TraceContextPropagator,
     trace::{Sampler, SdkTracer, SdkTracerProvider, Span, SpanData, SpanProcessor},
 };
-use tonic::codegen::http::HeaderMap;
+use tonic::codegen::http::{HeaderMap, HeaderName};
 
 use super::{export::Queue, registry};
+
+/// Looked for in every call, so its name is parsed only once.
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 #[derive(Debug)]
 pub(super) struct Traces {
@@ -43,15 +46,13 @@ impl Traces {
     }
 
     /// The call's span, if it is to be traced.
-    pub(super) fn call(&self, headers: &HeaderMap, method: &str) -> Option<Context> {
+    pub(super) fn call(&self, headers: &HeaderMap, method: &'static str) -> Option<Context> {
         let parent = self.parent(headers)?;
-        let attributes = [
-            KeyValue::new(registry::RPC_SYSTEM, "grpc"),
-            KeyValue::new(registry::RPC_METHOD, method.to_owned()),
-        ];
+        let attributes =
+            [KeyValue::new(registry::RPC_SYSTEM, "grpc"), KeyValue::new(registry::RPC_METHOD, method)];
         let span = self
             .tracer
-            .span_builder(method.to_owned())
+            .span_builder(method)
             .with_kind(SpanKind::Server)
             .with_attributes(attributes)
             .start_with_context(&self.tracer, &parent);
@@ -60,7 +61,7 @@ impl Traces {
 
     /// What the span is below of: nothing where the dice say that it is traced. `None` where it is not traced.
     fn parent(&self, headers: &HeaderMap) -> Option<Context> {
-        if headers.contains_key("traceparent") {
+        if headers.contains_key(&TRACEPARENT) {
             let context = self.propagator.extract_with_context(&Context::new(), &Headers(headers));
             let of_caller = context.span().span_context().clone();
             if of_caller.is_valid() {
@@ -72,12 +73,12 @@ impl Traces {
 
     /// A span of what is decided for the call at hand, if that is traced.
     pub(super) fn decision(&self, name: &'static str) -> Option<Decision> {
-        let call = Context::current();
-        if !call.span().span_context().is_sampled() {
-            return None;
-        }
-        let span = self.tracer.span_builder(name).with_kind(SpanKind::Internal);
-        Some(Decision(span.start_with_context(&self.tracer, &call)))
+        Context::map_current(|call| {
+            call.span().span_context().is_sampled().then(|| {
+                let span = self.tracer.span_builder(name).with_kind(SpanKind::Internal);
+                Decision(span.start_with_context(&self.tracer, call))
+            })
+        })
     }
 }
 
