@@ -13,6 +13,7 @@
 
 mod calls;
 mod counters;
+mod decision;
 mod durations;
 mod export;
 mod figures;
@@ -20,6 +21,7 @@ mod http;
 pub mod logs;
 mod metrics;
 mod otlp;
+mod pins;
 pub mod registry;
 mod revocations;
 mod series;
@@ -31,17 +33,18 @@ mod tests;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use broker_core::{ChannelId, DaemonFrame, Event, Refusal, Reply};
+use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Refusal, Reply};
 use tonic::codegen::http::HeaderMap;
+use vramd_proto::v1;
 use vramd_types::Reason;
 
 pub use calls::Call;
 use calls::Methods;
 use counters::{Counters, Scope};
+pub use decision::Decision;
 use metrics::Metrics;
 use revocations::Revocations;
 pub use start::{Node, Opening, Running};
-pub use traces::Decision;
 use traces::Traces;
 
 /// Where things happen they are told to this. Clones are the same; the default one tells nobody.
@@ -72,7 +75,7 @@ impl Telemetry {
 
     /// The core is asked to decide for the call at hand.
     pub fn decision(&self, name: &'static str) -> Option<Decision> {
-        self.0?.traces.as_ref()?.decision(name)
+        self.traces()?.decision(name)
     }
 
     /// A call was answered, and items of it may have been refused.
@@ -92,15 +95,30 @@ impl Telemetry {
         }
     }
 
+    /// A client has sent a frame, in that trace.
+    pub fn asked(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
+        if let (Some(traces), ClientFrame::Pin { call, parts, write }) = (self.traces(), frame) {
+            traces.pin((channel, *call), parts.len(), *write, trace);
+        }
+    }
+
     /// A frame is about to be sent to a client.
     pub fn frame_sent(&self, channel: ChannelId, frame: &DaemonFrame) {
         let Some(shared) = self.0 else { return };
         match frame {
             DaemonFrame::Refused(refusal) => shared.counters.refused(Scope::Channel, refusal.reason()),
-            DaemonFrame::PinAnswer { refusal: Some(refusal), .. } => {
-                shared.counters.refused(Scope::Pin, refusal.reason());
+            DaemonFrame::PinAnswer { refusal, .. } => {
+                if let Some(refusal) = refusal {
+                    shared.counters.refused(Scope::Pin, refusal.reason());
+                }
+                if let Some(traces) = &shared.traces {
+                    traces.pins().sent(channel, frame);
+                }
             }
-            DaemonFrame::Revoke { .. } => shared.revocations().sent(channel, frame),
+            DaemonFrame::Revoke { parts, reason } => {
+                let span = shared.traces.as_ref().and_then(|traces| traces.revocation(parts, *reason));
+                shared.revocations().sent(channel, frame, span);
+            }
             _ => {}
         }
     }
@@ -111,7 +129,14 @@ impl Telemetry {
             (self.0, event)
         {
             shared.revocations().happened(event);
+            if let Some(traces) = &shared.traces {
+                traces.pins().happened(event);
+            }
         }
+    }
+
+    fn traces(&self) -> Option<&'static Traces> {
+        self.0?.traces.as_ref()
     }
 }
 

@@ -1,14 +1,24 @@
 //! The instruments with all that they read, and what both readers make of them.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use opentelemetry::metrics::{Histogram, MeterProvider as _};
+use opentelemetry::{
+    Context,
+    metrics::{Histogram, MeterProvider as _},
+    trace::{Tracer as _, TracerProvider as _},
+};
 use opentelemetry_sdk::{
     Resource,
+    error::OTelSdkResult,
     metrics::{
         SdkMeterProvider,
         data::{AggregatedMetrics, MetricData, ResourceMetrics},
     },
+    trace::{SdkTracerProvider, Span, SpanData, SpanProcessor},
 };
 use tonic::Code;
 use vramd_types::Reason;
@@ -53,6 +63,43 @@ impl Measured {
         let found = families.iter().find(|family| family.name() == "measured");
         let series = found.map_or(&[][..], |family| family.get_metric());
         series.iter().map(|series| series.get_histogram().get_sample_count()).collect()
+    }
+}
+
+/// Spans that have ended.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ended(Arc<Mutex<Vec<SpanData>>>);
+
+impl Ended {
+    /// One that ends here.
+    pub(super) fn span(&self) -> Span {
+        let provider = SdkTracerProvider::builder().with_span_processor(self.clone()).build();
+        provider.tracer("test").start("span")
+    }
+
+    /// What they say, by that attribute, of those that have ended since the last time.
+    pub(super) fn take(&self, attribute: &str) -> Vec<String> {
+        let said = |span: SpanData| {
+            let found = span.attributes.iter().find(|found| found.key.as_str() == attribute);
+            found.map(|found| found.value.to_string()).unwrap_or_default()
+        };
+        self.0.lock().unwrap().drain(..).map(said).collect()
+    }
+}
+
+impl SpanProcessor for Ended {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        self.0.lock().unwrap().push(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
     }
 }
 
