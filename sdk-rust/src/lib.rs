@@ -66,7 +66,7 @@
 //! ([`Error::Forked`]), and their drops do nothing to the parent. The child may connect a client of its own.
 //!
 //! **Traces** go on in the daemon with the feature `trace-context`: a call carries the OpenTelemetry context of the thread
-//! that makes it, or what `enter_trace` was told.
+//! that makes it, or what `enter_trace` was told; so does a pin that the daemon is asked for.
 //!
 //! **Descriptors** are closed as soon as a part is mapped; at most 128 are open at a time, so `RLIMIT_NOFILE` should
 //! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing behind.

@@ -9,6 +9,7 @@ use opentelemetry::{
 };
 use thiserror::Error;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
+use vramd_proto::v1;
 
 /// No `traceparent` as W3C writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -27,6 +28,15 @@ pub fn enter_trace(traceparent: &str) -> Result<TraceGuard, TraceparentInvalid> 
         parse(traceparent).ok_or_else(|| TraceparentInvalid(traceparent.escape_default().to_string()))?;
     let context = Context::current().with_remote_span_context(span).attach();
     Ok(TraceGuard { _context: context })
+}
+
+/// Work of this thread that another one does.
+pub(crate) fn in_this_trace<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let context = Context::current();
+    move || {
+        let _entered = context.attach();
+        work()
+    }
 }
 
 /// What is sent with a call. Empty outside of any trace.
@@ -60,6 +70,13 @@ impl TraceHeaders {
         if let Some(state) = &self.state {
             metadata.insert("tracestate", state.clone());
         }
+    }
+
+    /// For a frame of the channel, which has no headers.
+    pub(crate) fn into_message(self) -> Option<v1::TraceContext> {
+        let text = |value: AsciiMetadataValue| value.to_str().map(str::to_owned).unwrap_or_default();
+        let traceparent = text(self.parent?);
+        Some(v1::TraceContext { traceparent, tracestate: self.state.map(text).unwrap_or_default() })
     }
 }
 
@@ -102,6 +119,8 @@ mod tests {
         {
             let _trace = enter_trace(PARENT).unwrap();
             assert_eq!(sent().as_deref(), Some(PARENT));
+            let message = TraceHeaders::of_caller().into_message().unwrap();
+            assert_eq!((message.traceparent.as_str(), message.tracestate.as_str()), (PARENT, ""));
             let unsampled = PARENT.replace("-01", "-00");
             let inner = enter_trace(&unsampled).unwrap();
             assert_eq!(sent(), Some(unsampled));
@@ -110,6 +129,7 @@ mod tests {
             assert_eq!(std::thread::spawn(sent).join().unwrap(), None, "another thread is in no trace");
         }
         assert_eq!(sent(), None);
+        assert_eq!(TraceHeaders::of_caller().into_message(), None);
     }
 
     #[test]

@@ -321,6 +321,7 @@ fn what_no_honest_client_sends_ends_its_session_alone() {
                 call_id: call,
                 parts: vec![part(id, 0)],
                 write: false,
+                trace: None,
             }));
         }),
         ("a part twice", |session, id| {

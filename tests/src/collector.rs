@@ -190,6 +190,16 @@ pub fn attribute<'a>(attributes: &'a [KeyValue], key: &str) -> &'a str {
     }
 }
 
+/// The value of a number.
+pub fn number(attributes: &[KeyValue], key: &str) -> Option<f64> {
+    let found = attributes.iter().find(|attribute| attribute.key == key)?;
+    match found.value.as_ref()?.value.as_ref()? {
+        Value::IntValue(number) => Some(f64::from(i32::try_from(*number).ok()?)),
+        Value::DoubleValue(number) => Some(*number),
+        _ => None,
+    }
+}
+
 /// The line of a log record.
 pub fn line(record: &LogRecord) -> &str {
     match record.body.as_ref().and_then(|body| body.value.as_ref()) {

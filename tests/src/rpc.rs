@@ -5,6 +5,7 @@ use std::{future::Future, path::Path, sync::OnceLock, time::Duration};
 use tokio::{runtime::Runtime, task::JoinHandle, time::timeout};
 use tonic::{
     Request, Response, Status, Streaming,
+    metadata::MetadataValue,
     transport::{Channel, Endpoint},
 };
 use vramd_proto::v1::{
@@ -61,35 +62,63 @@ impl<T: Send + 'static> Pending<T> {
 #[derive(Clone, Debug)]
 pub struct Memory {
     client: MemoryServiceClient<Channel>,
-    deadline: Option<Duration>,
+    said: Said,
 }
 
 /// `AdminService` on `admin.sock`.
 #[derive(Clone, Debug)]
 pub struct Admin {
     client: AdminServiceClient<Channel>,
+    said: Said,
+}
+
+/// With every call.
+#[derive(Clone, Debug, Default)]
+struct Said {
     deadline: Option<Duration>,
+    traceparent: Option<&'static str>,
+}
+
+impl Said {
+    fn with<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(deadline) = self.deadline {
+            request.set_timeout(deadline);
+        }
+        if let Some(parent) = self.traceparent {
+            request.metadata_mut().insert("traceparent", MetadataValue::from_static(parent));
+        }
+        request
+    }
 }
 
 impl Memory {
     pub fn new(socket_dir: &Path) -> Self {
-        Self { client: MemoryServiceClient::new(channel(&socket_dir.join("vramd.sock"))), deadline: None }
+        let client = MemoryServiceClient::new(channel(&socket_dir.join("vramd.sock")));
+        Self { client, said: Said::default() }
     }
 
     #[must_use]
     pub fn with_deadline(&self, deadline: Duration) -> Self {
-        Self { client: self.client.clone(), deadline: Some(deadline) }
+        Self { client: self.client.clone(), said: Said { deadline: Some(deadline), ..self.said } }
     }
 }
 
 impl Admin {
     pub fn new(socket_dir: &Path) -> Self {
-        Self { client: AdminServiceClient::new(channel(&socket_dir.join("admin.sock"))), deadline: None }
+        let client = AdminServiceClient::new(channel(&socket_dir.join("admin.sock")));
+        Self { client, said: Said::default() }
     }
 
     #[must_use]
     pub fn with_deadline(&self, deadline: Duration) -> Self {
-        Self { client: self.client.clone(), deadline: Some(deadline) }
+        Self { client: self.client.clone(), said: Said { deadline: Some(deadline), ..self.said } }
+    }
+
+    /// Its calls are in that trace.
+    #[must_use]
+    pub fn in_trace(&self, traceparent: &'static str) -> Self {
+        Self { client: self.client.clone(), said: Said { traceparent: Some(traceparent), ..self.said } }
     }
 }
 
@@ -98,10 +127,7 @@ macro_rules! calls {
         impl $service {
             $(pub fn $method(&self, request: v1::$request) -> Pending<v1::$response> {
                 let mut client = self.client.clone();
-                let mut request = Request::new(request);
-                if let Some(deadline) = self.deadline {
-                    request.set_timeout(deadline);
-                }
+                let request = self.said.with(request);
                 Pending::start(async move { client.$method(request).await })
             })*
         }

@@ -356,7 +356,7 @@ impl RawSession {
     pub fn pin(&mut self, parts: Vec<PartRef>) -> u64 {
         self.last_call += 1;
         let call_id = self.last_call;
-        self.send(client_frame::Frame::Pin(Pin { call_id, parts, write: false }));
+        self.send(client_frame::Frame::Pin(Pin { call_id, parts, write: false, trace: None }));
         call_id
     }
 

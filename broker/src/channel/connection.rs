@@ -122,7 +122,9 @@ async fn greet(
             Ok(Some((tenant, hello)))
         }
         Received::Hello(hello) => Err(HelloRefusal::Version { client_major: hello.protocol_major }),
-        Received::Frame(_) | Received::WordsMapped => Err(broken("the first frame is no hello".to_owned())),
+        Received::Frame { .. } | Received::WordsMapped => {
+            Err(broken("the first frame is no hello".to_owned()))
+        }
     }
 }
 
@@ -174,7 +176,7 @@ async fn serve(
     drop(waiting);
     tokio::spawn(watch::process(channel, watched, Arc::clone(&entry), Arc::clone(channels), inbox.clone()));
     let Entry { socket, outbox, .. } = &*entry;
-    tokio::join!(read(&entry, channel, pid, inbox), write(socket, channel, outbox));
+    tokio::join!(read(&entry, channel, pid, shared), write(socket, channel, outbox));
     // The socket stays open while the process is watched: what lies in it unread would stay there as long.
     socket.discard_received();
     inbox.event(Event::ChannelEnded { channel });
@@ -197,13 +199,18 @@ fn words_of(features: u64, slots: u32) -> (u64, Option<Words>) {
 
 /// Turns packets into events, one at a time: the next is read once the reactor has seen the one before, so that no
 /// client fills the reactor's queue.
-async fn read(entry: &Entry, channel: ChannelId, pid: u32, inbox: &Inbox) {
+async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
+    let Shared { inbox, telemetry, .. } = shared;
     let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
     while let Ok(packet) = entry.socket.receive(&mut buffer).await {
         if packet.is_end() {
             break;
         }
-        let taken = whole_frame(&buffer, packet, pid).and_then(|received| take(entry, received));
+        let received = whole_frame(&buffer, packet, pid);
+        if let Ok(Received::Frame { frame, trace }) = &received {
+            telemetry.asked(channel, frame, trace.as_ref());
+        }
+        let taken = received.and_then(|received| take(entry, received));
         inbox.event(match taken {
             Ok(Some(frame)) => Event::Frame { channel, frame },
             Ok(None) => continue,
@@ -222,10 +229,10 @@ fn take(entry: &Entry, received: Received) -> Result<Option<core::ClientFrame>, 
         (Received::Hello(_), _) => Err("a second hello".to_owned()),
         (Received::WordsMapped, Some(words)) => words.mapped().map(|()| None),
         (Received::WordsMapped, None) => Err("there is no word table to map".to_owned()),
-        (Received::Frame(_), Some(words)) if !words.is_mapped() => {
+        (Received::Frame { .. }, Some(words)) if !words.is_mapped() => {
             Err("the word table is not mapped yet".to_owned())
         }
-        (Received::Frame(frame), _) => Ok(Some(frame)),
+        (Received::Frame { frame, .. }, _) => Ok(Some(frame)),
     }
 }
 

@@ -122,7 +122,17 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
 pub enum Received {
     Hello(v1::Hello),
     WordsMapped,
-    Frame(core::ClientFrame),
+    Frame {
+        frame: core::ClientFrame,
+        /// Of a pin, and of no use to the core.
+        trace: Option<v1::TraceContext>,
+    },
+}
+
+impl Received {
+    fn plain(frame: core::ClientFrame) -> Self {
+        Self::Frame { frame, trace: None }
+    }
 }
 
 /// Reads one packet, or says why it is no frame.
@@ -135,21 +145,22 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
         Some(Frame::Mapped(mapped)) => {
             bounded(mapped.parts.len())?;
             let parts = mapped.parts.iter().map(core_part).collect();
-            Ok(Received::Frame(core::ClientFrame::Mapped(parts)))
+            Ok(Received::plain(core::ClientFrame::Mapped(parts)))
         }
         Some(Frame::WordsMapped(_)) => Ok(Received::WordsMapped),
         Some(Frame::Pin(pin)) => {
             bounded(pin.parts.len())?;
             let parts = pin.parts.iter().map(core_part).collect();
-            Ok(Received::Frame(core::ClientFrame::Pin { call: pin.call_id, parts, write: pin.write }))
+            let frame = core::ClientFrame::Pin { call: pin.call_id, parts, write: pin.write };
+            Ok(Received::Frame { frame, trace: pin.trace })
         }
         Some(Frame::PinEnded(ended)) => {
-            Ok(Received::Frame(core::ClientFrame::PinEnded { call: ended.call_id }))
+            Ok(Received::plain(core::ClientFrame::PinEnded { call: ended.call_id }))
         }
         Some(Frame::Unmapped(unmapped)) => {
             bounded(unmapped.parts.len())?;
             let parts = unmapped.parts.into_iter().map(unmapped_part).collect::<Result<_, _>>()?;
-            Ok(Received::Frame(core::ClientFrame::Unmapped(parts)))
+            Ok(Received::plain(core::ClientFrame::Unmapped(parts)))
         }
     }
 }
@@ -203,7 +214,7 @@ mod tests {
     fn client_frames_are_read() {
         let mapped =
             client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![reference(0), reference(1)] }));
-        let Ok(Received::Frame(ClientFrame::Mapped(parts))) = decode(&mapped) else { panic!() };
+        let Ok(Received::Frame { frame: ClientFrame::Mapped(parts), .. }) = decode(&mapped) else { panic!() };
         assert_eq!(parts[1], PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(1) });
 
         let failed = v1::UnmappedPart {
@@ -213,21 +224,26 @@ mod tests {
             ..v1::UnmappedPart::default()
         };
         let unmapped = client(v1::client_frame::Frame::Unmapped(v1::Unmapped { parts: vec![failed] }));
-        let Ok(Received::Frame(ClientFrame::Unmapped(parts))) = decode(&unmapped) else { panic!() };
+        let Ok(Received::Frame { frame: ClientFrame::Unmapped(parts), .. }) = decode(&unmapped) else {
+            panic!()
+        };
         assert_eq!(parts[0].failure.as_deref(), Some(&*"ä".repeat(128)));
     }
 
     #[test]
     fn frames_about_pins_are_read() {
-        let pin = v1::Pin { call_id: 9, parts: vec![reference(4)], write: true };
-        let Ok(Received::Frame(ClientFrame::Pin { call: 9, parts, write: true })) =
+        let sent = v1::TraceContext { traceparent: "of the caller".to_owned(), tracestate: String::new() };
+        let pin = v1::Pin { call_id: 9, parts: vec![reference(4)], write: true, trace: Some(sent.clone()) };
+        let Ok(Received::Frame { frame: ClientFrame::Pin { call: 9, parts, write: true }, trace }) =
             decode(&client(v1::client_frame::Frame::Pin(pin)))
         else {
             panic!()
         };
+        assert_eq!(trace, Some(sent));
         assert_eq!(parts, [PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(4) }]);
         let ended = client(v1::client_frame::Frame::PinEnded(v1::PinEnded { call_id: 9 }));
-        assert!(matches!(decode(&ended), Ok(Received::Frame(ClientFrame::PinEnded { call: 9 }))));
+        let ended = decode(&ended);
+        assert!(matches!(ended, Ok(Received::Frame { frame: ClientFrame::PinEnded { call: 9 }, .. })));
         for parts in [0, 1025] {
             let pin = v1::Pin { parts: vec![reference(0); parts], ..v1::Pin::default() };
             assert!(decode(&client(v1::client_frame::Frame::Pin(pin))).is_err(), "{parts}");

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
-use broker_core::{Broker, Event, OperatorRequest, Refusal, Reply, RequestKey, SessionState};
+use broker_core::{Broker, Event, OperatorRequest, Refusal, Reply, RequestKey, SessionState, Target};
 use tokio_stream::{StreamExt as _, adapters::Map};
 use tonic::{Request, Response, Status, async_trait};
 use vramd_proto::v1::{self, admin_service_server::AdminService};
@@ -65,7 +65,13 @@ impl Admin {
         key: Option<RequestKey>,
         request: OperatorRequest,
     ) -> Result<Reply, Status> {
-        decision::of_request(&self.telemetry, || {
+        // What is named otherwise is found by the core.
+        let about = |request: &OperatorRequest| match request {
+            OperatorRequest::FreeAllocation(Target::Id(id))
+            | OperatorRequest::RevokeMappings { target: Target::Id(id), .. } => vec![*id],
+            _ => Vec::new(),
+        };
+        decision::of_request(&self.telemetry, request, about, |request| {
             self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request })
         })
         .await

@@ -3,6 +3,7 @@
 use broker_core::{Refusal, Reply};
 use tokio::sync::oneshot;
 use tonic::Status;
+use vramd_types::AllocationId;
 
 use super::status::{self, refused};
 use crate::{
@@ -10,13 +11,15 @@ use crate::{
     telemetry::{Decision, Telemetry},
 };
 
-/// Asks for something that changes the books.
-pub(super) async fn of_request(
+/// Asks for something that changes the books, and may have some of these unmapped.
+pub(super) async fn of_request<Q>(
     telemetry: &Telemetry,
-    ask: impl FnOnce() -> Result<oneshot::Receiver<Outcome>, Refusal>,
+    request: Q,
+    about: impl FnOnce(&Q) -> Vec<AllocationId>,
+    ask: impl FnOnce(Q) -> Result<oneshot::Receiver<Outcome>, Refusal>,
 ) -> Result<Reply, Status> {
-    let decision = telemetry.decision("decide");
-    let outcome = match ask() {
+    let decision = telemetry.decision("decide").map(|decision| decision.about(about(&request)));
+    let outcome = match ask(request) {
         Ok(answer) => answer.await.map_err(|_| status::stopping())?,
         Err(refusal) => Err(refusal),
     };
@@ -26,6 +29,11 @@ pub(super) async fn of_request(
             match (decision, refusals.next()) {
                 (Some(decision), Some(first)) => decision.partly_refused(1 + refusals.count(), first),
                 (decision, _) => told(decision, Ok(())),
+            }
+        }
+        Ok(Reply::MappingsRevoked { parts, .. }) => {
+            if let Some(decision) = decision {
+                decision.revoked(parts);
             }
         }
         Ok(_) => told(decision, Ok(())),

@@ -41,7 +41,12 @@ impl Memory {
         request: ClientRequest,
     ) -> Result<Reply, Status> {
         let peer = caller.living(session)?;
-        decision::of_request(&self.telemetry, || {
+        let about = |request: &ClientRequest| match request {
+            ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
+            ClientRequest::Seal(id) => vec![*id],
+            ClientRequest::AllocateBatch(_) | ClientRequest::Attach(_) => Vec::new(),
+        };
+        decision::of_request(&self.telemetry, request, about, |request| {
             self.inbox.request(|call| Event::Client { call, session, peer, key, request })
         })
         .await

@@ -3,14 +3,13 @@
 use std::{
     convert::Infallible,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
-use opentelemetry::trace::FutureExt as _;
 use tonic::{body::Body, codegen::http};
 use tower::{Layer, Service};
 
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Call, Telemetry};
 
 #[derive(Clone, Debug)]
 pub(super) struct ObserveLayer {
@@ -40,11 +39,11 @@ pub(super) struct Observe<S> {
 impl<S, R> Service<http::Request<R>> for Observe<S>
 where
     S: Service<http::Request<R>, Response = http::Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
+    S::Future: Unpin,
 {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+    type Future = Observed<S::Future>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(context)
@@ -52,15 +51,30 @@ where
 
     fn call(&mut self, request: http::Request<R>) -> Self::Future {
         let call = self.telemetry.call(request.uri().path(), request.headers());
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let Some(call) = call else { return answer.await };
-            let response = match call.context().cloned() {
-                Some(span) => answer.with_context(span).await?,
-                None => answer.await?,
-            };
+        Observed { answer: self.inner.call(request), call }
+    }
+}
+
+/// A call under way.
+#[derive(Debug)]
+pub(super) struct Observed<F> {
+    answer: F,
+    call: Option<Call>,
+}
+
+impl<F> Future for Observed<F>
+where
+    F: Future<Output = Result<http::Response<Body>, Infallible>> + Unpin,
+{
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let entered = self.call.as_ref().and_then(Call::enter);
+        let answer = ready!(Pin::new(&mut self.answer).poll(context));
+        drop(entered);
+        if let (Some(call), Ok(response)) = (self.call.take(), &answer) {
             call.answered(response.headers());
-            Ok(response)
-        })
+        }
+        Poll::Ready(answer)
     }
 }

@@ -1,10 +1,10 @@
 //! What is told of one gRPC call: how long it took, how it ended, why it was refused, and its span.
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{cmp::Ordering, sync::OnceLock, time::Instant};
 
 use opentelemetry::{
-    Context, KeyValue,
-    metrics::Histogram,
+    Context, ContextGuard, KeyValue,
+    metrics::{BoundHistogram, Histogram},
     trace::{Status as SpanStatus, TraceContextExt as _},
 };
 use prost::Message as _;
@@ -19,19 +19,20 @@ use super::{
     registry::{self, OTHER_METHOD},
 };
 
-/// Every method that the daemon serves, by its path, with what is said of a call of it.
+/// Every method that the daemon serves.
 #[derive(Debug)]
 pub(super) struct Methods {
-    by_path: HashMap<String, Arc<Method>>,
-    other: Arc<Method>,
+    /// By the lengths of their names, which tell nearly all of them apart, and then by the names.
+    known: Vec<Method>,
+    other: Method,
 }
 
 #[derive(Debug)]
-struct Method {
+pub(super) struct Method {
     /// `package.Service/Method`.
-    name: String,
-    /// By status code, made once: a call only points to them.
-    attributes: Vec<[KeyValue; 3]>,
+    pub(super) name: String,
+    /// The histogram's series by status code, each found once.
+    series: [OnceLock<BoundHistogram<f64>>; StatusCode::NAMES.len()],
 }
 
 impl Default for Methods {
@@ -42,9 +43,9 @@ impl Default for Methods {
             tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
             tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
         ];
-        let names = sets.into_iter().flat_map(methods_of);
-        let by_path = names.map(|name| (format!("/{name}"), Arc::new(Method::new(name)))).collect();
-        Self { by_path, other: Arc::new(Method::new(OTHER_METHOD.to_owned())) }
+        let mut known: Vec<_> = sets.into_iter().flat_map(methods_of).map(Method::new).collect();
+        known.sort_by(|a, b| by_length(&a.name, &b.name));
+        Self { known, other: Method::new(OTHER_METHOD.to_owned()) }
     }
 }
 
@@ -65,50 +66,56 @@ fn methods_of(descriptors: &[u8]) -> Vec<String> {
 
 impl Method {
     fn new(name: String) -> Self {
-        let method: Arc<str> = Arc::from(name.as_str());
-        let of = |code| {
-            [
-                KeyValue::new(registry::RPC_SYSTEM, "grpc"),
-                KeyValue::new(registry::RPC_METHOD, Arc::clone(&method)),
-                KeyValue::new(registry::RPC_CODE, code),
-            ]
-        };
-        Self { name, attributes: StatusCode::NAMES.into_iter().map(of).collect() }
+        Self { name, series: Default::default() }
     }
 
-    fn took(&self, histogram: &Histogram<f64>, began: Instant, code: Code) {
-        if let Some(attributes) = self.attributes.get(code as usize) {
-            histogram.record(began.elapsed().as_secs_f64(), attributes);
+    /// Always into the same histogram.
+    pub(super) fn record(&self, histogram: &Histogram<f64>, code: Code, seconds: f64) {
+        if let (Some(series), Some(code)) = (self.series.get(code as usize), StatusCode::NAMES.get(code as usize)) {
+            let find = || {
+                histogram.bind(&[
+                    KeyValue::new(registry::RPC_SYSTEM, "grpc"),
+                    KeyValue::new(registry::RPC_METHOD, self.name.clone()),
+                    KeyValue::new(registry::RPC_CODE, *code),
+                ])
+            };
+            series.get_or_init(find).record(seconds);
         }
     }
 }
 
+fn by_length(a: &str, b: &str) -> Ordering {
+    a.len().cmp(&b.len()).then_with(|| a.cmp(b))
+}
+
 impl Methods {
-    fn of(&self, path: &str) -> &Arc<Method> {
-        self.by_path.get(path).unwrap_or(&self.other)
+    pub(super) fn of(&self, path: &str) -> &Method {
+        let name = path.strip_prefix('/').unwrap_or_default();
+        let found = self.known.binary_search_by(|method| by_length(&method.name, name));
+        found.ok().and_then(|index| self.known.get(index)).unwrap_or(&self.other)
     }
 }
 
 /// A call under way. One that is dropped without an answer was given up by its caller.
 #[derive(Debug)]
 pub struct Call {
-    shared: Arc<Shared>,
-    method: Arc<Method>,
+    shared: &'static Shared,
+    method: &'static Method,
     began: Instant,
     span: Option<Context>,
     ended: bool,
 }
 
 impl Call {
-    pub(super) fn begin(shared: &Arc<Shared>, path: &str, headers: &HeaderMap) -> Self {
-        let method = Arc::clone(shared.methods.of(path));
+    pub(super) fn begin(shared: &'static Shared, path: &str, headers: &HeaderMap) -> Self {
+        let method = shared.methods.of(path);
         let span = shared.traces.as_ref().and_then(|traces| traces.call(headers, &method.name));
-        Self { shared: Arc::clone(shared), method, began: Instant::now(), span, ended: false }
+        Self { shared, method, began: Instant::now(), span, ended: false }
     }
 
-    /// What its work is done in, if it is traced.
-    pub fn context(&self) -> Option<&Context> {
-        self.span.as_ref()
+    /// Until the guard is dropped this thread works for it, if it is traced.
+    pub fn enter(&self) -> Option<ContextGuard> {
+        self.span.clone().map(Context::attach)
     }
 
     /// It was answered with these headers, which have the status of a refusal.
@@ -128,7 +135,7 @@ impl Call {
 
     fn end(&mut self, code: Code, reason: Option<Reason>) {
         self.ended = true;
-        self.method.took(&self.shared.histograms.rpc, self.began, code);
+        self.shared.metrics.calls.took(self.method, code, self.began.elapsed());
         let Some(context) = &self.span else { return };
         let span = context.span();
         span.set_attribute(KeyValue::new(registry::RPC_CODE, StatusCode::NAMES[code as usize]));

@@ -32,7 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
 pub(super) struct Page {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: &'static Shared,
     pub(super) inbox: Inbox,
     pub(super) stop: watch::Receiver<bool>,
 }

@@ -27,10 +27,12 @@ pub fn start(format: LogFormat, level: LogLevel, telemetry: &Opening) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    // What the libraries below say is for those who ask for everything.
-    let libraries = tracing_subscriber::filter::filter_fn(move |metadata| {
-        metadata.target().starts_with("vramd") || level == LevelFilter::TRACE
-    });
+    // What the libraries below say is for those who ask for everything. All that is not logged is left out by this one
+    // filter: below a second one each place in the code would be asked about again and again where lines are also sent.
+    let logged = tracing_subscriber::filter::filter_fn(move |metadata| {
+        *metadata.level() <= level && (metadata.target().starts_with("vramd") || level == LevelFilter::TRACE)
+    })
+    .with_max_level_hint(level);
     let writer = std::io::stderr;
     let (text, json) = match format {
         LogFormat::Text => {
@@ -46,7 +48,7 @@ pub fn start(format: LogFormat, level: LogLevel, telemetry: &Opening) {
         });
         OpenTelemetryTracingBridge::new(provider).with_filter(own)
     });
-    let logs = registry().with(text).with(json).with(sent).with(libraries).with(level);
+    let logs = registry().with(text).with(json).with(sent).with(logged);
     // Fails if there is a subscriber already, as in a test that sets its own.
     let _ = logs.try_init();
 }

@@ -4,7 +4,6 @@
 //! Whoever collects does both on one thread with nothing in between.
 
 use std::{
-    fmt,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -26,6 +25,7 @@ use prometheus::TextEncoder;
 
 use super::{
     counters::Counters,
+    durations::Durations,
     figures::{Figures, Look, Roll, series_each},
     registry::{self, Definition, Kind},
     series,
@@ -41,6 +41,8 @@ pub(super) struct Metrics {
     reader: Reader,
     shown: Arc<Shown>,
     roll: Mutex<Roll>,
+    pub(super) calls: Durations,
+    pub(super) revocations: Histogram<f64>,
 }
 
 /// What instruments read when they are collected.
@@ -56,26 +58,13 @@ impl Shown {
     }
 }
 
-/// The histograms, which are written to where things happen.
-#[derive(Clone)]
-pub(super) struct Histograms {
-    pub(super) rpc: Histogram<f64>,
-    pub(super) revocation: Histogram<f64>,
-}
-
-impl fmt::Debug for Histograms {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Histograms")
-    }
-}
-
 impl Metrics {
     pub(super) fn new(
         resource: Resource,
         counters: Arc<Counters>,
         series_max: usize,
         devices: usize,
-    ) -> Result<(Self, Histograms), OTelSdkError> {
+    ) -> Result<Self, OTelSdkError> {
         let prometheus = prometheus::Registry::new();
         let exporter = opentelemetry_prometheus::exporter()
             .with_registry(prometheus.clone())
@@ -99,12 +88,10 @@ impl Metrics {
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));
         }
-        let histograms = Histograms {
-            rpc: histogram(&meter, &registry::RPC_DURATION),
-            revocation: histogram(&meter, &registry::REVOCATION_DURATION),
-        };
+        let calls = Durations::new(histogram(&meter, &registry::RPC_DURATION));
+        let revocations = histogram(&meter, &registry::REVOCATION_DURATION);
         let roll = Mutex::new(Roll::new(series_max));
-        Ok((Self { provider, prometheus, reader, shown, roll }, histograms))
+        Ok(Self { provider, prometheus, reader, shown, roll, calls, revocations })
     }
 
     /// As Prometheus reads it.
@@ -122,6 +109,7 @@ impl Metrics {
     }
 
     fn show(&self, look: Look) {
+        self.calls.settle();
         let figures = self.roll.lock().unwrap_or_else(PoisonError::into_inner).figures(look);
         *self.shown.figures.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(figures);
     }

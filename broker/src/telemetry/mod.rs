@@ -13,12 +13,15 @@
 
 mod calls;
 mod counters;
+mod decision;
+mod durations;
 mod export;
 mod figures;
 mod http;
 pub mod logs;
 mod metrics;
 mod otlp;
+mod pins;
 pub mod registry;
 mod revocations;
 mod series;
@@ -30,28 +33,30 @@ mod tests;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use broker_core::{ChannelId, DaemonFrame, Event, Refusal, Reply};
+use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Refusal, Reply};
 use tonic::codegen::http::HeaderMap;
+use vramd_proto::v1;
 use vramd_types::Reason;
 
 pub use calls::Call;
 use calls::Methods;
 use counters::{Counters, Scope};
-use metrics::{Histograms, Metrics};
+pub use decision::Decision;
+use metrics::Metrics;
 use revocations::Revocations;
 pub use start::{Node, Opening, Running};
-pub use traces::Decision;
 use traces::Traces;
 
 /// Where things happen they are told to this. Clones are the same; the default one tells nobody.
+///
+/// There is one as long as the process lives: calls that counted who uses it would all write to one place in memory.
 #[derive(Clone, Debug, Default)]
-pub struct Telemetry(Option<Arc<Shared>>);
+pub struct Telemetry(Option<&'static Shared>);
 
 #[derive(Debug)]
 struct Shared {
     metrics: Metrics,
     counters: Arc<Counters>,
-    histograms: Histograms,
     methods: Methods,
     traces: Option<Traces>,
     /// The reactor's alone, so nobody ever waits for it.
@@ -65,17 +70,17 @@ impl Telemetry {
 
     /// A call begins.
     pub fn call(&self, path: &str, headers: &HeaderMap) -> Option<Call> {
-        self.0.as_ref().map(|shared| Call::begin(shared, path, headers))
+        self.0.map(|shared| Call::begin(shared, path, headers))
     }
 
     /// The core is asked to decide for the call at hand.
     pub fn decision(&self, name: &'static str) -> Option<Decision> {
-        self.0.as_ref()?.traces.as_ref()?.decision(name)
+        self.traces()?.decision(name)
     }
 
     /// A call was answered, and items of it may have been refused.
     pub fn replied(&self, outcome: &Result<Reply, Refusal>) {
-        let Some(shared) = &self.0 else { return };
+        let Some(shared) = self.0 else { return };
         if let Ok(Reply::Released(items)) = outcome {
             for refusal in items.iter().filter_map(|(_, item)| item.as_ref().err()) {
                 shared.counters.refused(Scope::Item, refusal.reason());
@@ -85,20 +90,35 @@ impl Telemetry {
 
     /// A connection was refused that the core never heard of.
     pub fn channel_refused(&self, reason: Reason) {
-        if let Some(shared) = &self.0 {
+        if let Some(shared) = self.0 {
             shared.counters.refused(Scope::Channel, reason);
+        }
+    }
+
+    /// A client has sent a frame, in that trace.
+    pub fn asked(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
+        if let (Some(traces), ClientFrame::Pin { call, parts, write }) = (self.traces(), frame) {
+            traces.pin((channel, *call), parts.len(), *write, trace);
         }
     }
 
     /// A frame is about to be sent to a client.
     pub fn frame_sent(&self, channel: ChannelId, frame: &DaemonFrame) {
-        let Some(shared) = &self.0 else { return };
+        let Some(shared) = self.0 else { return };
         match frame {
             DaemonFrame::Refused(refusal) => shared.counters.refused(Scope::Channel, refusal.reason()),
-            DaemonFrame::PinAnswer { refusal: Some(refusal), .. } => {
-                shared.counters.refused(Scope::Pin, refusal.reason());
+            DaemonFrame::PinAnswer { refusal, .. } => {
+                if let Some(refusal) = refusal {
+                    shared.counters.refused(Scope::Pin, refusal.reason());
+                }
+                if let Some(traces) = &shared.traces {
+                    traces.pins().sent(channel, frame);
+                }
             }
-            DaemonFrame::Revoke { .. } => shared.revocations().sent(channel, frame),
+            DaemonFrame::Revoke { parts, reason } => {
+                let span = shared.traces.as_ref().and_then(|traces| traces.revocation(parts, *reason));
+                shared.revocations().sent(channel, frame, span);
+            }
             _ => {}
         }
     }
@@ -106,10 +126,17 @@ impl Telemetry {
     /// The core is about to hear of an event.
     pub fn happened(&self, event: &Event) {
         if let (Some(shared), Event::Frame { .. } | Event::ChannelEnded { .. } | Event::ProcessEnded { .. }) =
-            (&self.0, event)
+            (self.0, event)
         {
             shared.revocations().happened(event);
+            if let Some(traces) = &shared.traces {
+                traces.pins().happened(event);
+            }
         }
+    }
+
+    fn traces(&self) -> Option<&'static Traces> {
+        self.0?.traces.as_ref()
     }
 }
 

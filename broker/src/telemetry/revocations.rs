@@ -1,28 +1,53 @@
-//! How long clients take to unmap what they are told to unmap.
+//! How long clients take to unmap what they are told to unmap, and where that is traced what came of it.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
 
 use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, PartRef};
-use opentelemetry::metrics::Histogram;
+use opentelemetry::{KeyValue, metrics::Histogram, trace::Span as _};
+use opentelemetry_sdk::trace::Span;
 use vramd_types::{AllocationId, PartIndex};
 
 /// What clients have been told to unmap and have not. The core knows the same, but not since when.
 #[derive(Debug)]
 pub(super) struct Revocations {
-    since: BTreeMap<(ChannelId, PartRef), Instant>,
+    told: BTreeMap<(ChannelId, PartRef), Told>,
     seconds: Histogram<f64>,
+}
+
+#[derive(Debug)]
+struct Told {
+    since: Instant,
+    traced: Option<Arc<Traced>>,
+}
+
+/// The span of one frame. It ends when none of its parts is waited for any more.
+#[derive(Debug)]
+struct Traced {
+    span: Span,
+    parts: usize,
+    unmapped: AtomicUsize,
+    channel_ended: AtomicBool,
 }
 
 impl Revocations {
     pub(super) fn new(seconds: Histogram<f64>) -> Self {
-        Self { since: BTreeMap::new(), seconds }
+        Self { told: BTreeMap::new(), seconds }
     }
 
     /// A frame is about to be sent.
-    pub(super) fn sent(&mut self, channel: ChannelId, frame: &DaemonFrame) {
+    pub(super) fn sent(&mut self, channel: ChannelId, frame: &DaemonFrame, span: Option<Span>) {
         if let DaemonFrame::Revoke { parts, .. } = frame {
-            let now = Instant::now();
-            self.since.extend(parts.iter().map(|revoked| ((channel, revoked.part), now)));
+            let since = Instant::now();
+            let traced = span.map(|span| Arc::new(Traced::new(span, parts.len())));
+            let told = |part| ((channel, part), Told { since, traced: traced.clone() });
+            self.told.extend(parts.iter().map(|revoked| told(revoked.part)));
         }
     }
 
@@ -31,8 +56,11 @@ impl Revocations {
         match event {
             Event::Frame { channel, frame: ClientFrame::Unmapped(parts) } => {
                 for unmapped in parts {
-                    if let Some(since) = self.since.remove(&(*channel, unmapped.part)) {
-                        self.seconds.record(since.elapsed().as_secs_f64(), &[]);
+                    if let Some(told) = self.told.remove(&(*channel, unmapped.part)) {
+                        self.seconds.record(told.since.elapsed().as_secs_f64(), &[]);
+                        if let Some(traced) = told.traced {
+                            traced.unmapped.fetch_add(1, Ordering::Relaxed);
+                        }
                     }
                 }
             }
@@ -44,10 +72,34 @@ impl Revocations {
     fn forget(&mut self, channel: ChannelId) {
         let part = |id, index| PartRef { allocation: AllocationId::from_raw(id), part: PartIndex(index) };
         let all = (channel, part(u64::MIN, u32::MIN))..=(channel, part(u64::MAX, u32::MAX));
-        let gone: Vec<_> = self.since.range(all).map(|(key, _)| *key).collect();
+        let gone: Vec<_> = self.told.range(all).map(|(key, _)| *key).collect();
         for key in gone {
-            self.since.remove(&key);
+            if let Some(traced) = self.told.remove(&key).and_then(|told| told.traced) {
+                traced.channel_ended.store(true, Ordering::Relaxed);
+            }
         }
+    }
+}
+
+impl Traced {
+    fn new(span: Span, parts: usize) -> Self {
+        Self { span, parts, unmapped: AtomicUsize::new(0), channel_ended: AtomicBool::new(false) }
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        let unmapped = *self.unmapped.get_mut();
+        let outcome = match (unmapped == self.parts, *self.channel_ended.get_mut()) {
+            (true, _) => "unmapped",
+            (false, true) => "channel_ended",
+            // The client was told of some of them once more, and for good.
+            (false, false) => "superseded",
+        };
+        let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
+        self.span.set_attribute(KeyValue::new("vramd.revocation.unmapped", count(unmapped)));
+        self.span.set_attribute(KeyValue::new("vramd.revocation.outcome", outcome));
+        self.span.end();
     }
 }
 
@@ -56,10 +108,17 @@ mod tests {
     use broker_core::{RevokeReason, RevokedPart, UnmappedPart};
 
     use super::*;
-    use crate::telemetry::tests::Measured;
+    use crate::telemetry::tests::{Ended, Measured};
+
+    const OUTCOME: &str = "vramd.revocation.outcome";
 
     fn part(allocation: u64) -> PartRef {
         PartRef { allocation: AllocationId::from_raw(allocation), part: PartIndex(0) }
+    }
+
+    fn revoke(ids: &[u64]) -> DaemonFrame {
+        let parts = ids.iter().map(|id| RevokedPart { part: part(*id), slot: None }).collect();
+        DaemonFrame::Revoke { parts, reason: RevokeReason::Freed }
     }
 
     fn unmapped(channel: u64, parts: &[u64]) -> Event {
@@ -72,20 +131,34 @@ mod tests {
     fn each_part_is_timed_once_and_only_if_it_was_revoked() {
         let measured = Measured::default();
         let mut revocations = Revocations::new(measured.histogram());
-        let revoke = |ids: &[u64]| DaemonFrame::Revoke {
-            parts: ids.iter().map(|id| RevokedPart { part: part(*id), slot: None }).collect(),
-            reason: RevokeReason::Freed,
-        };
-        revocations.sent(ChannelId(1), &revoke(&[1, 2, 3]));
-        revocations.sent(ChannelId(2), &revoke(&[1]));
+        revocations.sent(ChannelId(1), &revoke(&[1, 2, 3]), None);
+        revocations.sent(ChannelId(2), &revoke(&[1]), None);
         revocations.happened(&unmapped(1, &[1, 2, 9]));
         revocations.happened(&unmapped(1, &[1]));
         assert_eq!(measured.count(), 2);
         revocations.happened(&Event::ChannelEnded { channel: ChannelId(1) });
-        assert_eq!(revocations.since.len(), 1, "that of the other channel");
+        assert_eq!(revocations.told.len(), 1, "that of the other channel");
         revocations.happened(&unmapped(1, &[3]));
         revocations.happened(&unmapped(2, &[1]));
         assert_eq!(measured.count(), 3);
-        assert!(revocations.since.is_empty());
+        assert!(revocations.told.is_empty());
+    }
+
+    #[test]
+    fn a_span_lasts_until_nothing_of_its_frame_is_waited_for() {
+        let (measured, ended) = (Measured::default(), Ended::default());
+        let mut revocations = Revocations::new(measured.histogram());
+        let channel = ChannelId(1);
+        revocations.sent(channel, &revoke(&[1, 2]), Some(ended.span()));
+        revocations.happened(&unmapped(1, &[1]));
+        assert!(ended.take(OUTCOME).is_empty());
+        revocations.happened(&unmapped(1, &[2]));
+        assert_eq!(ended.take(OUTCOME), ["unmapped"]);
+        revocations.sent(channel, &revoke(&[3, 4]), Some(ended.span()));
+        revocations.happened(&unmapped(1, &[3]));
+        revocations.sent(channel, &revoke(&[4]), Some(ended.span()));
+        assert_eq!(ended.take(OUTCOME), ["superseded"]);
+        revocations.happened(&Event::ChannelEnded { channel });
+        assert_eq!(ended.take(OUTCOME), ["channel_ended"]);
     }
 }

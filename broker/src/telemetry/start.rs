@@ -109,7 +109,7 @@ impl Opening {
             .build()
             .map_err(|error| failed("start a runtime", &error))?;
         let resource = resource(node);
-        let (metrics, histograms) =
+        let metrics =
             Metrics::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.devices)
                 .map_err(|error| failed("make instruments", &error))?;
         let traced = collector.as_ref().is_some_and(|collector| collector.is_sent(Signal::Traces));
@@ -119,14 +119,14 @@ impl Opening {
                 (Traces::new(resource.clone(), queue, config.traces_sample_ratio.get()), waiting)
             })
             .unzip();
-        let shared = Arc::new(Shared {
+        let revocations = Mutex::new(Revocations::new(metrics.revocations.clone()));
+        let shared: &'static Shared = Box::leak(Box::new(Shared {
             metrics,
             counters,
             methods: Methods::default(),
             traces,
-            revocations: Mutex::new(Revocations::new(histograms.revocation.clone())),
-            histograms,
-        });
+            revocations,
+        }));
         let (stop, stopped) = watch::channel(false);
         let outlets = {
             // Connections are made in it, though none before something is sent.
@@ -142,7 +142,7 @@ impl Opening {
                 to,
                 spans,
                 logs: logs.map(|(_, waiting)| waiting),
-                page: Page { shared: Arc::clone(&shared), inbox, stop: stopped },
+                page: Page { shared, inbox, stop: stopped },
                 interval: config.export_interval,
             }
         };

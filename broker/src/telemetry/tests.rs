@@ -1,21 +1,33 @@
 //! The instruments with all that they read, and what both readers make of them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use opentelemetry::metrics::{Histogram, MeterProvider as _};
+use opentelemetry::{
+    Context,
+    metrics::{Histogram, MeterProvider as _},
+    trace::{Tracer as _, TracerProvider as _},
+};
 use opentelemetry_sdk::{
     Resource,
+    error::OTelSdkResult,
     metrics::{
         SdkMeterProvider,
         data::{AggregatedMetrics, MetricData, ResourceMetrics},
     },
+    trace::{SdkTracerProvider, Span, SpanData, SpanProcessor},
 };
+use tonic::Code;
 use vramd_types::Reason;
 
 use super::{
+    calls::Methods,
     counters::{Counters, Scope},
     figures::tests::look,
-    metrics::{Histograms, Metrics},
+    metrics::Metrics,
     registry::{self, Kind, OTHER_TENANTS},
 };
 use crate::config::Signal;
@@ -40,18 +52,61 @@ impl Measured {
         self.provider.meter("test").f64_histogram("measured").build()
     }
 
+    /// Of all series.
     pub(super) fn count(&self) -> u64 {
+        self.counts().iter().sum()
+    }
+
+    /// Of each series.
+    pub(super) fn counts(&self) -> Vec<u64> {
         let families = self.registry.gather();
         let found = families.iter().find(|family| family.name() == "measured");
-        found.map_or(0, |family| family.get_metric()[0].get_histogram().get_sample_count())
+        let series = found.map_or(&[][..], |family| family.get_metric());
+        series.iter().map(|series| series.get_histogram().get_sample_count()).collect()
     }
 }
 
-fn metrics(series_max: usize) -> (Metrics, Histograms, Arc<Counters>) {
+/// Spans that have ended.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ended(Arc<Mutex<Vec<SpanData>>>);
+
+impl Ended {
+    /// One that ends here.
+    pub(super) fn span(&self) -> Span {
+        let provider = SdkTracerProvider::builder().with_span_processor(self.clone()).build();
+        provider.tracer("test").start("span")
+    }
+
+    /// What they say, by that attribute, of those that have ended since the last time.
+    pub(super) fn take(&self, attribute: &str) -> Vec<String> {
+        let said = |span: SpanData| {
+            let found = span.attributes.iter().find(|found| found.key.as_str() == attribute);
+            found.map(|found| found.value.to_string()).unwrap_or_default()
+        };
+        self.0.lock().unwrap().drain(..).map(said).collect()
+    }
+}
+
+impl SpanProcessor for Ended {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        self.0.lock().unwrap().push(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+fn metrics(series_max: usize) -> (Metrics, Arc<Counters>) {
     let counters = Arc::new(Counters::default());
     let resource = Resource::builder_empty().build();
-    let (metrics, histograms) = Metrics::new(resource, Arc::clone(&counters), series_max, 2).unwrap();
-    (metrics, histograms, counters)
+    (Metrics::new(resource, Arc::clone(&counters), series_max, 2).unwrap(), counters)
 }
 
 /// The value of each series, by name and labels as Prometheus reads them.
@@ -65,12 +120,13 @@ fn series(text: &str) -> BTreeMap<String, f64> {
 
 #[test]
 fn every_metric_has_the_name_that_the_table_says() {
-    let (metrics, histograms, counters) = metrics(4000);
+    let (metrics, counters) = metrics(4000);
     counters.refused(Scope::Call, Reason::QuotaLimit);
     counters.dropped(Signal::Traces, 3);
     counters.export_failed(Signal::Logs);
-    histograms.rpc.record(0.001, &[]);
-    histograms.revocation.record(0.001, &[]);
+    let methods: &'static Methods = Box::leak(Box::default());
+    metrics.calls.took(methods.of("guess"), Code::NotFound, Duration::from_millis(1));
+    metrics.revocations.record(0.001, &[]);
     let text = metrics.text(super::figures::tests::full_look()).unwrap();
     for metric in registry::ALL {
         let name = metric.prometheus_name();
@@ -89,7 +145,7 @@ fn every_metric_has_the_name_that_the_table_says() {
 
 #[test]
 fn every_attribute_is_one_that_the_table_names() {
-    let (metrics, _, counters) = metrics(4000);
+    let (metrics, counters) = metrics(4000);
     counters.refused(Scope::Item, Reason::NotOwner);
     let data = metrics.data(super::figures::tests::full_look()).unwrap();
     let mut seen = 0;
@@ -112,7 +168,7 @@ fn every_attribute_is_one_that_the_table_names() {
 
 #[test]
 fn both_readers_see_the_same_and_zero_is_left_out() {
-    let (metrics, ..) = metrics(4000);
+    let (metrics, _) = metrics(4000);
     let text = metrics.text(look(2)).unwrap();
     let of_prometheus = series(&text);
     assert!(of_prometheus.values().all(|value| *value != 0.0), "{text}");
@@ -127,7 +183,7 @@ fn both_readers_see_the_same_and_zero_is_left_out() {
 #[test]
 fn nothing_overflows_and_nothing_is_lost_however_many_tenants_there_are() {
     for most in [512, 4000] {
-        let (metrics, ..) = metrics(most);
+        let (metrics, _) = metrics(most);
         let data = metrics.data(look(900)).unwrap();
         for metric in registry::ALL.iter().filter(|metric| metric.is_by_tenant()) {
             assert!(points(&data, metric.name) <= most, "{}", metric.name);
@@ -145,7 +201,7 @@ fn nothing_overflows_and_nothing_is_lost_however_many_tenants_there_are() {
 /// 200 tenants on two devices in two tiers, as one scrape.
 #[test]
 fn two_hundred_tenants_have_series_of_their_own() {
-    let (metrics, ..) = metrics(crate::config::Telemetry::default().cardinality_max);
+    let (metrics, _) = metrics(crate::config::Telemetry::default().cardinality_max);
     let text = metrics.text(look(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());

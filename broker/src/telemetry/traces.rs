@@ -1,12 +1,16 @@
-//! Spans: one for a call, and below it one for what the core decided.
+//! Spans: one for a call, and below it one for what the core decided and one for each client that it tells to unmap
+//! something; one for a pin that the daemon is asked for.
 //!
 //! Whether a call is traced is settled before anything is made for it, so one that is not costs a number from the dice.
 //! The caller's word counts where it sends a `traceparent`; for all others it is the configured share.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use broker_core::{ChannelId, RevokeReason, RevokedPart};
 use opentelemetry::{
     Context, KeyValue,
     propagation::{Extractor, TextMapPropagator as _},
-    trace::{Span as _, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _},
+    trace::{SpanKind, TraceContextExt as _, Tracer as _, TracerProvider as _},
 };
 use opentelemetry_sdk::{
     Resource,
@@ -14,15 +18,28 @@ use opentelemetry_sdk::{
     propagation::TraceContextPropagator,
     trace::{Sampler, SdkTracer, SdkTracerProvider, Span, SpanData, SpanProcessor},
 };
-use tonic::codegen::http::HeaderMap;
+use tonic::codegen::http::{HeaderMap, HeaderName};
 
-use super::{export::Queue, registry};
+use vramd_proto::v1;
+
+use super::{
+    decision::{Causes, Decision},
+    export::Queue,
+    pins::Pins,
+    registry,
+};
+
+/// Looked for in every call, so its name is parsed only once.
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 #[derive(Debug)]
 pub(super) struct Traces {
     tracer: SdkTracer,
     ratio: f64,
     propagator: TraceContextPropagator,
+    pins: Mutex<Pins>,
+    /// What is being decided of these, and there they are told to be unmapped.
+    causes: Mutex<Causes>,
     /// Kept for as long as there is anything to trace.
     _provider: SdkTracerProvider,
 }
@@ -38,20 +55,21 @@ impl Traces {
             tracer: provider.tracer("vramd"),
             ratio,
             propagator: TraceContextPropagator::new(),
+            pins: Mutex::default(),
+            causes: Mutex::default(),
             _provider: provider,
         }
     }
 
     /// The call's span, if it is to be traced.
-    pub(super) fn call(&self, headers: &HeaderMap, method: &str) -> Option<Context> {
-        let parent = self.parent(headers)?;
-        let attributes = [
-            KeyValue::new(registry::RPC_SYSTEM, "grpc"),
-            KeyValue::new(registry::RPC_METHOD, method.to_owned()),
-        ];
+    pub(super) fn call(&self, headers: &HeaderMap, method: &'static str) -> Option<Context> {
+        let sent = headers.contains_key(&TRACEPARENT).then_some(Headers(headers));
+        let parent = self.parent(sent.as_ref().map(|sent| sent as &dyn Extractor))?;
+        let attributes =
+            [KeyValue::new(registry::RPC_SYSTEM, "grpc"), KeyValue::new(registry::RPC_METHOD, method)];
         let span = self
             .tracer
-            .span_builder(method.to_owned())
+            .span_builder(method)
             .with_kind(SpanKind::Server)
             .with_attributes(attributes)
             .start_with_context(&self.tracer, &parent);
@@ -59,9 +77,9 @@ impl Traces {
     }
 
     /// What the span is below of: nothing where the dice say that it is traced. `None` where it is not traced.
-    fn parent(&self, headers: &HeaderMap) -> Option<Context> {
-        if headers.contains_key("traceparent") {
-            let context = self.propagator.extract_with_context(&Context::new(), &Headers(headers));
+    fn parent(&self, sent: Option<&dyn Extractor>) -> Option<Context> {
+        if let Some(sent) = sent {
+            let context = self.propagator.extract_with_context(&Context::new(), sent);
             let of_caller = context.span().span_context().clone();
             if of_caller.is_valid() {
                 return of_caller.is_sampled().then_some(context);
@@ -71,41 +89,82 @@ impl Traces {
     }
 
     /// A span of what is decided for the call at hand, if that is traced.
-    pub(super) fn decision(&self, name: &'static str) -> Option<Decision> {
-        let call = Context::current();
-        if !call.span().span_context().is_sampled() {
-            return None;
-        }
-        let span = self.tracer.span_builder(name).with_kind(SpanKind::Internal);
-        Some(Decision(span.start_with_context(&self.tracer, &call)))
+    pub(super) fn decision(&'static self, name: &'static str) -> Option<Decision> {
+        Context::map_current(|call| {
+            call.span().span_context().is_sampled().then(|| {
+                let span = self.tracer.span_builder(name).with_kind(SpanKind::Internal);
+                let span = span.start_with_context(&self.tracer, call);
+                Decision::new(&self.causes, span)
+            })
+        })
+    }
+
+    /// A client asks for a set to be pinned.
+    pub(super) fn pin(
+        &self,
+        (channel, call): (ChannelId, u64),
+        parts: usize,
+        write: bool,
+        trace: Option<&v1::TraceContext>,
+    ) {
+        let sent = trace.map(Sent);
+        let Some(parent) = self.parent(sent.as_ref().map(|sent| sent as &dyn Extractor)) else { return };
+        let attributes =
+            [KeyValue::new("vramd.pin.parts", count(parts)), KeyValue::new("vramd.pin.write", write)];
+        let span = self.tracer.span_builder("pin").with_kind(SpanKind::Server).with_attributes(attributes);
+        self.pins().asked(channel, call, span.start_with_context(&self.tracer, &parent));
+    }
+
+    pub(super) fn pins(&self) -> MutexGuard<'_, Pins> {
+        locked(&self.pins)
+    }
+
+    /// The span of parts that one client is about to be told to unmap, if that is traced: below the decision that they
+    /// come of, if that is known.
+    pub(super) fn revocation(&self, parts: &[RevokedPart], reason: RevokeReason) -> Option<Span> {
+        let cause = {
+            let causes = locked(&self.causes);
+            parts.iter().find_map(|revoked| causes.get(&revoked.part.allocation).cloned())
+        };
+        let parent = cause.or_else(|| self.parent(None))?;
+        let reason = match reason {
+            RevokeReason::Freed => "freed",
+            RevokeReason::Detached => "detached",
+            RevokeReason::Sealing => "sealing",
+            RevokeReason::SessionEnded => "session_ended",
+            RevokeReason::Evicted => "evicted",
+        };
+        let attributes = [
+            KeyValue::new("vramd.revocation.cause", reason),
+            KeyValue::new("vramd.revocation.mappings", count(parts.len())),
+        ];
+        let span = self.tracer.span_builder("revoke").with_kind(SpanKind::Internal);
+        Some(span.with_attributes(attributes).start_with_context(&self.tracer, &parent))
     }
 }
 
-/// What the core decides for one call. It ends when it is dropped.
-#[derive(Debug)]
-pub struct Decision(Span);
+pub(super) fn count(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
 
-impl Decision {
-    pub fn granted(mut self) {
-        self.0.set_attribute(KeyValue::new("vramd.decision.outcome", "granted"));
+pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What came in a frame, which has no headers.
+struct Sent<'a>(&'a v1::TraceContext);
+
+impl Extractor for Sent<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        match key {
+            "traceparent" => Some(&self.0.traceparent),
+            "tracestate" => Some(&self.0.tracestate),
+            _ => None,
+        }
     }
 
-    /// Some items of a batch were refused; the reason is the first one's.
-    pub fn partly_refused(mut self, refused: usize, first: &broker_core::Refusal) {
-        self.0.set_attribute(KeyValue::new("vramd.decision.outcome", "partly_refused"));
-        let refused = i64::try_from(refused).unwrap_or(i64::MAX);
-        self.0.set_attribute(KeyValue::new("vramd.decision.refused_items", refused));
-        self.because(first);
-    }
-
-    pub fn refused(mut self, refusal: &broker_core::Refusal) {
-        self.0.set_attribute(KeyValue::new("vramd.decision.outcome", "refused"));
-        self.because(refusal);
-    }
-
-    fn because(&mut self, refusal: &broker_core::Refusal) {
-        self.0.set_attribute(KeyValue::new(registry::REFUSAL_REASON, refusal.reason().name()));
-        self.0.set_status(Status::error(refusal.to_string()));
+    fn keys(&self) -> Vec<&str> {
+        vec!["traceparent", "tracestate"]
     }
 }
 

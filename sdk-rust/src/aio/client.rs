@@ -98,10 +98,12 @@ impl ClientBuilder {
     }
 }
 
-/// On one of the runtime's threads for what blocks.
+/// On one of the runtime's threads for what blocks, in the caller's trace.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
+    #[cfg(feature = "trace-context")]
+    let work = crate::trace::in_this_trace(work);
     match spawn_blocking(work).await {
         Ok(outcome) => outcome,
         Err(error) => match error.try_into_panic() {

@@ -44,6 +44,18 @@ pub(crate) enum Asked {
     Call { call: u64, frame: v1::Pin },
 }
 
+/// Of the thread that waits for a set.
+fn trace_of_caller() -> Option<v1::TraceContext> {
+    #[cfg(feature = "trace-context")]
+    {
+        crate::trace::TraceHeaders::of_caller().into_message()
+    }
+    #[cfg(not(feature = "trace-context"))]
+    {
+        None
+    }
+}
+
 /// While it lives, allocations that come without a handle are kept for one.
 #[derive(Debug)]
 pub(crate) struct Expecting<'a>(&'a Table);
@@ -91,7 +103,7 @@ impl Table {
             let call = state.calls.open(parts.to_vec());
             return Ok(Asked::Call {
                 call,
-                frame: v1::Pin { call_id: call, parts: part_refs(parts), write },
+                frame: v1::Pin { call_id: call, parts: part_refs(parts), write, trace: trace_of_caller() },
             });
         }
         if state.ending.is_some() {

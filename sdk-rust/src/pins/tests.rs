@@ -78,7 +78,7 @@ fn ended(call_id: u64) -> Option<Said> {
 }
 
 fn asked(call_id: u64, parts: &[PartRef], write: bool) -> Option<Said> {
-    Some(Said::Pin(v1::Pin { call_id, parts: parts.to_vec(), write }))
+    Some(Said::Pin(v1::Pin { call_id, parts: parts.to_vec(), write, trace: None }))
 }
 
 fn state(daemon: &Pinning, part: PartRef) -> State {

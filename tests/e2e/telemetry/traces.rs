@@ -1,14 +1,18 @@
 //! A caller's trace goes on in the daemon, and says what was decided.
 
 use opentelemetry_proto::tonic::trace::v1::Span;
-use vramd_client::{AllocationRequest, Bytes, Client, enter_trace};
+use tokio::runtime;
+use vramd_client::{Access, AllocationRequest, Bytes, Client, enter_trace};
+use vramd_proto::v1::{RevokeMappingsRequest, revoke_mappings_request::Target};
 use vramd_tests::{
     Config, Daemon,
-    collector::{Collector, Received, attribute, line},
-    wait::eventually,
+    collector::{Collector, Received, attribute, line, number},
+    wait::{eventually, until},
 };
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const OPERATOR_S: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const OPERATOR_S_PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 fn sending(collector: &Collector) -> Config {
     let endpoint = format!("otlp_endpoint = \"{}\"", collector.endpoint());
@@ -73,6 +77,87 @@ fn a_client_s_trace_is_found_again_with_the_decision_and_the_log() {
     assert_eq!(logged.span_id, granted.span_id);
     let others = collector.received().spans.iter().filter(|span| hex(&span.trace_id) != TRACE).count();
     assert_eq!(others, 0, "of the calls whose callers say nothing, none is traced");
+}
+
+/// Spans of that name in a trace.
+fn named(received: &Received, trace: &str, name: &str) -> Vec<Span> {
+    let all = received.spans.iter().filter(|span| hex(&span.trace_id) == trace && span.name == name);
+    all.cloned().collect()
+}
+
+#[test]
+fn pins_and_revocations_are_in_the_traces_of_those_who_ask_for_them() {
+    let collector = Collector::start();
+    let daemon = Daemon::start(&sending(&collector).telemetry("traces_sample_ratio = 0"));
+    let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
+    let request = AllocationRequest::new(Bytes::mib(6)).part_size(Bytes::mib(2));
+    let mut weights = client.allocate(request).unwrap();
+    weights.unhold().unwrap();
+    let target = Some(Target::AllocationId(weights.id().get()));
+    let revoke = |parent: Option<&'static str>| {
+        // What is on its way counts as pinned.
+        until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+        let admin = parent.map_or_else(|| daemon.admin.clone(), |parent| daemon.admin.in_trace(parent));
+        admin.revoke_mappings(RevokeMappingsRequest { target: target.clone(), ..Default::default() }).ok()
+    };
+
+    revoke(Some(OPERATOR_S_PARENT));
+    let told = received(&collector, "what the client was told", |received| {
+        let told = named(received, OPERATOR_S, "revoke");
+        let parts = told.iter().filter_map(|span| number(&span.attributes, "vramd.revocation.unmapped"));
+        (parts.sum::<f64>() == 3.0).then_some(told)
+    });
+    let decision = received(&collector, "the decision", |received| {
+        below(received, call(received, OPERATOR_S, "/RevokeMappings")?).cloned()
+    });
+    assert_eq!(number(&decision.attributes, "vramd.revocation.parts.revoked"), Some(3.0));
+    assert_eq!(number(&decision.attributes, "vramd.revocation.parts.pinned"), Some(0.0));
+    for span in told {
+        assert_eq!(span.parent_span_id, decision.span_id);
+        assert_eq!(attribute(&span.attributes, "vramd.revocation.cause"), "evicted");
+        assert_eq!(attribute(&span.attributes, "vramd.revocation.outcome"), "unmapped");
+    }
+
+    let parent = format!("00-{TRACE}-b7ad6b7169203331-01");
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for pins in 1..=2 {
+        {
+            let _trace = enter_trace(&parent).unwrap();
+            match pins {
+                1 => drop(weights.pin(Access::Write).unwrap()),
+                _ => drop(runtime.block_on(weights.pin_async(Access::Write)).unwrap()),
+            }
+        }
+        let pin = received(&collector, "the pin's span", |received| {
+            let mut spans = named(received, TRACE, "pin");
+            (spans.len() == pins).then(|| spans.remove(pins - 1))
+        });
+        assert_eq!(hex(&pin.parent_span_id), "b7ad6b7169203331");
+        assert_eq!(number(&pin.attributes, "vramd.pin.parts"), Some(3.0));
+        assert!(number(&pin.attributes, "vramd.pin.waited_seconds").unwrap() > 0.0);
+        // The client may say that it has all before the daemon does.
+        let outcome = attribute(&pin.attributes, "vramd.decision.outcome");
+        assert!(matches!(outcome, "granted" | "ended"), "{outcome}");
+        revoke(None);
+    }
+
+    daemon.set_quota(client.tenant(), "0", "2MiB");
+    {
+        let _trace = enter_trace(&parent).unwrap();
+        weights.pin(Access::Write).unwrap_err();
+    }
+    let refused = received(&collector, "the refused pin's span", |received| {
+        named(received, TRACE, "pin").into_iter().nth(2)
+    });
+    assert_eq!(attribute(&refused.attributes, "vramd.decision.outcome"), "refused");
+    assert_eq!(attribute(&refused.attributes, "vramd.refusal.reason"), "QUOTA_LIMIT");
+    assert!(refused.status.unwrap().message.contains("limit"));
+
+    daemon.set_quota(client.tenant(), "0", "100%");
+    drop(weights.pin(Access::Read).unwrap());
+    client.list("").unwrap();
+    let traces: Vec<_> = collector.received().spans.iter().map(|span| hex(&span.trace_id)).collect();
+    assert!(traces.iter().all(|trace| trace == TRACE || trace == OPERATOR_S), "{traces:?}");
 }
 
 #[test]

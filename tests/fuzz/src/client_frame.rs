@@ -58,16 +58,19 @@ fn written(received: &Received) -> Frame {
     match received {
         Received::Hello(hello) => Frame::Hello(hello.clone()),
         Received::WordsMapped => Frame::WordsMapped(v1::WordsMapped {}),
-        Received::Frame(ClientFrame::Pin { call, parts, write }) => Frame::Pin(v1::Pin {
+        Received::Frame { frame: ClientFrame::Pin { call, parts, write }, trace } => Frame::Pin(v1::Pin {
             call_id: *call,
             parts: parts.iter().map(reference).collect(),
             write: *write,
+            trace: trace.clone(),
         }),
-        Received::Frame(ClientFrame::PinEnded { call }) => Frame::PinEnded(v1::PinEnded { call_id: *call }),
-        Received::Frame(ClientFrame::Mapped(parts)) => {
+        Received::Frame { frame: ClientFrame::PinEnded { call }, .. } => {
+            Frame::PinEnded(v1::PinEnded { call_id: *call })
+        }
+        Received::Frame { frame: ClientFrame::Mapped(parts), .. } => {
             Frame::Mapped(v1::Mapped { parts: parts.iter().map(reference).collect() })
         }
-        Received::Frame(ClientFrame::Unmapped(parts)) => {
+        Received::Frame { frame: ClientFrame::Unmapped(parts), .. } => {
             Frame::Unmapped(v1::Unmapped { parts: parts.iter().map(unmapped).collect() })
         }
     }

@@ -1,0 +1,90 @@
+//! The span of what the core decides for a call that is traced.
+
+use std::{collections::BTreeMap, sync::Mutex};
+
+use broker_core::{PartRevocation, Refusal};
+use opentelemetry::{
+    Context, KeyValue,
+    trace::{Span as _, Status, TraceContextExt as _},
+};
+use opentelemetry_sdk::trace::Span;
+use vramd_types::{AllocationId, PartIndex};
+
+use super::{
+    registry,
+    traces::{count, locked},
+};
+
+/// What is decided of allocations at the moment: what is revoked of them meanwhile comes of that.
+pub(super) type Causes = BTreeMap<AllocationId, Context>;
+
+/// What the core decides for one call. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Decision {
+    causes: &'static Mutex<Causes>,
+    span: Span,
+    about: Vec<AllocationId>,
+}
+
+impl Decision {
+    pub(super) fn new(causes: &'static Mutex<Causes>, span: Span) -> Self {
+        Self { causes, span, about: Vec::new() }
+    }
+
+    /// As long as it lives, what is revoked of these is revoked because of it.
+    #[must_use]
+    pub fn about(mut self, allocations: Vec<AllocationId>) -> Self {
+        let below = Context::new().with_remote_span_context(self.span.span_context().clone());
+        locked(self.causes).extend(allocations.iter().map(|id| (*id, below.clone())));
+        self.about = allocations;
+        self
+    }
+
+    pub fn granted(mut self) {
+        self.outcome("granted");
+    }
+
+    /// Of so many parts there are no mappings now, and of so many there are still, by why.
+    pub fn revoked(mut self, parts: &[(PartIndex, PartRevocation)]) {
+        let of = |is: fn(&PartRevocation) -> bool| count(parts.iter().filter(|(_, part)| is(part)).count());
+        for (name, parts) in [
+            ("vramd.revocation.parts.revoked", of(|part| matches!(part, PartRevocation::Revoked))),
+            ("vramd.revocation.parts.pinned", of(|part| matches!(part, PartRevocation::Pinned { .. }))),
+            ("vramd.revocation.parts.silent", of(|part| matches!(part, PartRevocation::Silent { .. }))),
+            ("vramd.revocation.parts.standing", of(|part| matches!(part, PartRevocation::Standing { .. }))),
+        ] {
+            self.span.set_attribute(KeyValue::new(name, parts));
+        }
+        self.outcome("granted");
+    }
+
+    /// Some items of a batch were refused; the reason is the first one's.
+    pub fn partly_refused(mut self, refused: usize, first: &Refusal) {
+        self.outcome("partly_refused");
+        self.span.set_attribute(KeyValue::new("vramd.decision.refused_items", count(refused)));
+        self.because(first);
+    }
+
+    pub fn refused(mut self, refusal: &Refusal) {
+        self.outcome("refused");
+        self.because(refusal);
+    }
+
+    fn outcome(&mut self, outcome: &'static str) {
+        self.span.set_attribute(KeyValue::new("vramd.decision.outcome", outcome));
+    }
+
+    fn because(&mut self, refusal: &Refusal) {
+        self.span.set_attribute(KeyValue::new(registry::REFUSAL_REASON, refusal.reason().name()));
+        self.span.set_status(Status::error(refusal.to_string()));
+    }
+}
+
+impl Drop for Decision {
+    fn drop(&mut self) {
+        if !self.about.is_empty() {
+            let mut causes = locked(self.causes);
+            self.about.iter().for_each(|id| drop(causes.remove(id)));
+        }
+    }
+}
