@@ -338,7 +338,7 @@ impl fmt::Display for Refusal {
             Self::AllocationsTooMany { tenant, limit } => {
                 write!(f, "no more allocations or parts for tenant `{tenant}`: a limit of {limit} is reached")
             }
-            Self::QueueFull { limit } => write!(f, "{limit} requests are waiting already"),
+            Self::QueueFull { limit } => write!(f, "{limit} requests, or parts of pins, are waiting already"),
             Self::SlotsExhausted { session, limit } => {
                 write!(f, "session {session} has no slots left for these parts: its word table has {limit}")
             }

@@ -124,6 +124,7 @@ mod bugs {
         PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS];
         EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
+        PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
     }

@@ -134,6 +134,42 @@ fn calls_that_do_not_end_are_bounded() {
 }
 
 #[test]
+fn what_a_call_has_and_loses_before_the_rest_has_come_ends_it() {
+    let (mut world, client, id) = one_part();
+    let other = world.allocate(client, spec(4)).expect("room");
+    assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
+    world.pin_call(client, 1, &[part(id, 0), part(other, 0)]);
+    assert_eq!(answer(&world, client, 1), None, "one is here, the other on its way");
+    world.frame(client, ClientFrame::Unmapped(vec![world::unmapped(part(id, 0))]));
+    assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::AllocationNotFound { .. }))));
+}
+
+#[test]
+fn the_parts_of_calls_that_do_not_end_are_bounded() {
+    let mut config = config(&[Bytes::mib(64)]);
+    config.limits = Limits { pin_parts_waiting_max: 5, ..Limits::default() };
+    let mut world = World::with(config, StoredQuotas::default());
+    let (client, other) = (world.open_pinning("a"), world.open_pinning("a"));
+    let id = world.allocate(client, spec(16)).expect("room");
+    let parts = [0, 1, 2, 3].map(|index| part(id, index));
+    let full = || Some(Some(Refusal::QueueFull { limit: 5 }));
+    world.pin_call(client, 1, &parts);
+    world.pin_call(client, 2, &parts[..2]);
+    assert_eq!(answer(&world, client, 2).cloned(), full(), "six parts");
+    world.pin_call(client, 3, &parts[..1]);
+    assert_eq!(answer(&world, client, 3), Some(&None), "five parts");
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.pin_call(client, 4, &parts);
+    assert_eq!(answer(&world, client, 4), Some(&None), "what has ended counts no more");
+    world.pin_call(client, 5, &parts[..1]);
+    assert_eq!(answer(&world, client, 5).cloned(), full());
+
+    let theirs = world.allocate(other, spec(4)).expect("room");
+    world.pin_call(other, 1, &[part(theirs, 0)]);
+    assert_eq!(answer(&world, other, 1), Some(&None), "each session has its own");
+}
+
+#[test]
 fn who_breaks_the_protocol_of_pins_is_quarantined() {
     let pin = |call, parts| ClientFrame::Pin { call, parts, write: false };
     for lie in 0..6 {

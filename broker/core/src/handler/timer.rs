@@ -20,7 +20,7 @@ pub(crate) enum Timer {
     /// A fence has lasted long enough.
     Fence(PartRef),
     /// A pin call may have stalled.
-    Stall,
+    Stall(SessionId, u64),
 }
 
 impl Broker {
@@ -52,8 +52,7 @@ impl Broker {
                 Timer::Session(id) => self.check_deadlines(id),
                 Timer::Cached => self.expire_cached(),
                 Timer::Fence(part) => self.fence_lasted(part),
-                // Whoever stalled is looked for after every event.
-                Timer::Stall => {}
+                Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();
                     self.arm_survey();

@@ -20,10 +20,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let watched = is_over || broker.timers.contains(&(until, Timer::Fence(*part)));
         expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer looks"));
     }
-    for (id, call) in broker.pins.waiting() {
-        let Some(since) = call.stalled else { continue };
-        let due = since.after(broker.config.limits.pin_stall);
-        let watched = due <= broker.now || broker.timers.contains(&(due, Timer::Stall));
-        expect(found, TIMERS, watched, || format!("{id:?} stalls since {since:?}, and no timer looks"));
+    for (id, call) in broker.pins.iter().filter(|(_, call)| call.is_waiting()) {
+        let watched = broker.timers.contains(&(call.look, Timer::Stall(id.0, id.1)));
+        expect(found, TIMERS, watched, || {
+            format!("{id:?} may stall until {:?}, and no timer looks", call.look)
+        });
     }
 }

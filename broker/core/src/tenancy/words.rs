@@ -15,10 +15,12 @@ pub(crate) struct Words {
     pub(crate) last_call: Option<u64>,
     /// Its pin calls that have not ended.
     pub(crate) calls: usize,
+    /// All parts of these.
+    pub(crate) call_parts: usize,
 }
 
 impl Words {
     pub(crate) const fn new(slots: u32) -> Self {
-        Self { slots: Slots::new(slots), prompt: BTreeSet::new(), last_call: None, calls: 0 }
+        Self { slots: Slots::new(slots), prompt: BTreeSet::new(), last_call: None, calls: 0, call_parts: 0 }
     }
 }
