@@ -9,8 +9,9 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Pending, RawSession, Refused,
-    channel::Packet,
+    channel::{Packet, RawChannel},
     content, digest,
+    proc::fds_by_kind,
     session::{hello_with_pins, persistent, spec},
     wait::{PATIENCE, until},
 };
@@ -434,6 +435,42 @@ fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
     for fence in fences {
         fence.cancel();
     }
+}
+
+#[test]
+fn who_never_maps_its_word_table_is_told_so_and_leaves_nothing() {
+    let daemon = Daemon::start(&Config::default().limit("map_answer_timeout_ms = 2000"));
+    let mut witness = RawSession::open_with_pins(&daemon.sockets());
+    let tables = || {
+        let kinds = fds_by_kind(daemon.pid()).into_iter();
+        kinds.filter(|(kind, _)| kind.contains("vramd-words")).map(|(_, count)| count).sum::<usize>()
+    };
+    until("the witness has mapped its own", || tables() == 0);
+    let stubborn: Vec<_> = (0..5)
+        .map(|_| {
+            let channel = RawChannel::connect(&daemon.sockets()).unwrap();
+            channel.send(Frame::Hello(hello_with_pins())).unwrap();
+            let Packet::Frame(daemon_frame::Frame::Welcome(welcome), fds) = channel.receive(PATIENCE) else {
+                panic!("no welcome")
+            };
+            assert_eq!((fds.len(), welcome.slot_count > 0), (1, true));
+            channel
+        })
+        .collect();
+    assert_eq!(tables(), stubborn.len());
+    for channel in &stubborn {
+        let Packet::Frame(daemon_frame::Frame::Refused(refused), _) = channel.receive(PATIENCE) else {
+            panic!("no refusal")
+        };
+        assert_eq!(refused.reason, Reason::ProtocolBroken.name());
+        assert!(refused.message.contains("the word table was not mapped within 2000 ms"), "{refused:?}");
+        assert!(matches!(channel.receive(PATIENCE), Packet::Ended));
+    }
+    until("they are gone", || daemon.books().sessions.len() == 1);
+    until("their tables are closed", || tables() == 0);
+    let id = witness.allocate(spec(MIB_2)).allocation_id;
+    witness.free(id);
+    daemon.drains();
 }
 
 #[test]

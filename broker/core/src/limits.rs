@@ -41,7 +41,7 @@ pub struct Limits {
     /// in its socket can still be received.
     pub fds_in_flight_max: usize,
     pub fds_in_flight_per_tenant_max: usize,
-    /// A session that has not answered a `Map` by then loses its channel.
+    /// A session that has not answered a `Map`, or mapped its word table, by then loses its channel.
     pub map_answer_timeout: Duration,
     /// A session that has not answered a `Revoke` by then is silent until it does.
     pub revoke_answer_timeout: Duration,

@@ -103,6 +103,7 @@ mod bugs {
         MemoryOutlivesSession: "what a session did not free stays when it is gone", [LIFETIMES];
         NameNotFreed: "a freed allocation keeps its name", [NAMES];
         TimerLost: "nobody looks whether a map is answered in time", [TIMERS];
+        WordsTimerLost: "nobody looks whether a word table is mapped in time", [TIMERS];
         RevokeTimerLost: "nobody looks whether a revocation is answered in time", [TIMERS];
         DrainIgnored: "a draining node takes new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];

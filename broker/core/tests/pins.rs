@@ -5,7 +5,8 @@
 mod world;
 
 use broker_core::{
-    ClientFrame, ClientRequest, Completion, Event, Limits, PartRevocation, Refusal, StoredQuotas, Target,
+    ClientFrame, ClientRequest, Completion, DaemonFrame, Event, Limits, PartRevocation, Refusal,
+    StoredQuotas, Target,
 };
 use vramd_types::Bytes;
 use world::{
@@ -192,6 +193,32 @@ fn who_breaks_the_protocol_of_pins_is_quarantined() {
     let id = world.allocate(standing, spec(4)).expect("room");
     world.pin_call(standing, 1, &[part(id, 0)]);
     assert!(world.closed.contains(&standing.channel), "it speaks no pins");
+}
+
+#[test]
+fn a_word_table_is_mapped_first_and_in_time() {
+    let timeout = Limits::default().map_answer_timeout;
+    let micros = u64::try_from(timeout.as_micros()).expect("not that long");
+    let mut world = World::new(64);
+    let (slow, quick) = (world.greet_pinning("a"), world.open_pinning("a"));
+    world.advance(micros - 10);
+    assert!(world.closed.is_empty(), "not yet");
+    world.advance(10);
+    assert_eq!(world.closed, [slow.channel].into());
+    let told = world.inboxes[&slow.channel].back().cloned();
+    let Some(DaemonFrame::Refused(Refusal::ProtocolBroken { problem })) = told else { panic!("{told:?}") };
+    assert_eq!(problem, "the word table was not mapped within 30000 ms");
+    let sessions = world.broker.list_sessions(None, None, 9).0;
+    assert_eq!(sessions.iter().map(|session| session.id).collect::<Vec<_>>(), [quick.session]);
+
+    world.frame(quick, ClientFrame::WordsMapped);
+    assert!(world.closed.contains(&quick.channel), "it is mapped once");
+    let early = world.greet_pinning("a");
+    world.frame(early, ClientFrame::PinEnded { call: 1 });
+    assert!(world.closed.contains(&early.channel), "nothing comes before that");
+    let without = world.open("a");
+    world.frame(without, ClientFrame::WordsMapped);
+    assert!(world.closed.contains(&without.channel), "it has none");
 }
 
 #[test]

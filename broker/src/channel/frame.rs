@@ -121,7 +121,6 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
 #[derive(Debug)]
 pub enum Received {
     Hello(v1::Hello),
-    WordsMapped,
     Frame(core::ClientFrame),
 }
 
@@ -137,7 +136,7 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
             let parts = mapped.parts.iter().map(core_part).collect();
             Ok(Received::Frame(core::ClientFrame::Mapped(parts)))
         }
-        Some(Frame::WordsMapped(_)) => Ok(Received::WordsMapped),
+        Some(Frame::WordsMapped(_)) => Ok(Received::Frame(core::ClientFrame::WordsMapped)),
         Some(Frame::Pin(pin)) => {
             bounded(pin.parts.len())?;
             let parts = pin.parts.iter().map(core_part).collect();

@@ -57,7 +57,7 @@ fn is_allowed(frame: &Frame) -> bool {
 fn written(received: &Received) -> Frame {
     match received {
         Received::Hello(hello) => Frame::Hello(hello.clone()),
-        Received::WordsMapped => Frame::WordsMapped(v1::WordsMapped {}),
+        Received::Frame(ClientFrame::WordsMapped) => Frame::WordsMapped(v1::WordsMapped {}),
         Received::Frame(ClientFrame::Pin { call, parts, write }) => Frame::Pin(v1::Pin {
             call_id: *call,
             parts: parts.iter().map(reference).collect(),

@@ -19,6 +19,20 @@ use crate::{
 };
 
 impl Broker {
+    pub(crate) fn on_words_mapped(&mut self, id: SessionId) -> Result<(), String> {
+        let session = self.sessions.get_mut(id);
+        let Some(words) = session.and_then(|session| session.words.as_mut()) else {
+            return Err("there is no word table to map".to_owned());
+        };
+        words.map_deadline.take().map(drop).ok_or_else(|| "the word table was mapped before".to_owned())
+    }
+
+    /// Whether the session has not mapped its word table.
+    pub(crate) fn owes_words(&self, id: SessionId) -> bool {
+        let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
+        words.is_some_and(|words| words.map_deadline.is_some())
+    }
+
     pub(crate) fn on_pin(&mut self, id: SessionId, call: u64, parts: Vec<PartRef>) -> Result<(), String> {
         let session = self.sessions.get_mut(id);
         let Some(words) = session.and_then(|session| session.words.as_mut()) else {

@@ -60,6 +60,7 @@ impl Fenced {
             pins: true,
         };
         world.event(Event::Hello { channel: CHANNEL, hello });
+        world.frame(ClientFrame::WordsMapped);
         let session = world.session();
         let spec = AllocationSpec {
             size: Bytes::mib(2 * PARTS),

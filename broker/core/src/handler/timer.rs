@@ -70,6 +70,10 @@ impl Broker {
             // Its descriptors are in flight, and others wait for that budget: they go with the channel.
             return self.close_channel(id, SilentReason::Overdue);
         }
+        if due(session.words.as_ref().and_then(|words| words.map_deadline)) {
+            let within = self.config.limits.map_answer_timeout.as_millis();
+            return self.quarantine(id, format!("the word table was not mapped within {within} ms"));
+        }
         if due(session.revoke_deadline) {
             session.revoke_deadline = None;
             let (tenant, parts) = (session.tenant, session.parts_owed());
@@ -81,8 +85,7 @@ impl Broker {
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
             self.check_ends(id);
         }
-        let deadlines = self.sessions.get(id).map(|session| [session.map_deadline, session.revoke_deadline]);
-        if let Some(next) = deadlines.into_iter().flatten().flatten().min() {
+        if let Some(next) = self.sessions.get(id).and_then(|session| session.deadlines().min()) {
             self.arm_session(next, id);
         }
     }
