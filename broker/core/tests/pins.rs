@@ -5,8 +5,8 @@
 mod world;
 
 use broker_core::{
-    ClientFrame, ClientRequest, Completion, DaemonFrame, Event, Limits, PartRevocation, Refusal,
-    StoredQuotas, Target,
+    AllocationSpec, ClientFrame, ClientRequest, Completion, DaemonFrame, Event, Limits, PartRevocation,
+    Refusal, StoredQuotas, Target, Tier,
 };
 use vramd_types::Bytes;
 use world::{
@@ -219,6 +219,28 @@ fn a_word_table_is_mapped_first_and_in_time() {
     let without = world.open("a");
     world.frame(without, ClientFrame::WordsMapped);
     assert!(world.closed.contains(&without.channel), "it has none");
+}
+
+#[test]
+fn who_reads_a_tenants_memory_learns_none_of_its_figures() {
+    let mut world = World::new(64);
+    let (owner, reader) = (world.open_pinning("a"), world.open_pinning("b"));
+    let shared = AllocationSpec { readers: vec!["b".to_owned()], ..persistent(16, "model") };
+    let id = world.sealed(owner, shared);
+    world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
+    world.operate(set_quota("a", 0, 8)).expect("set");
+    let all = [0, 1, 2, 3].map(|index| part(id, index));
+    world.pin_call(owner, 1, &all);
+    let told = answer(&world, owner, 1).cloned().flatten().map(|refusal| refusal.facts());
+    assert!(told.expect("a refusal").contains(&("limit", Bytes::mib(8).get().to_string())));
+    world.pin_call(reader, 1, &all);
+    let refusal = answer(&world, reader, 1).cloned().flatten().expect("a refusal");
+    let (device, tier, asked) = ("GPU-0".to_owned(), Tier::Device, Bytes::mib(16));
+    assert_eq!(refusal, Refusal::SetTooLarge { device, tier, asked });
+    let told = [("device", "GPU-0"), ("tier", "device"), ("asked", "16777216")];
+    assert_eq!(refusal.facts(), told.map(|(key, value)| (key, value.to_owned())));
+    world.pin_call(reader, 2, &all[..2]);
+    assert_eq!(answer(&world, reader, 2), Some(&None));
 }
 
 #[test]

@@ -123,6 +123,8 @@ reasons! {
         "It would take the tenant above its limit.";
     DeviceFull, "DEVICE_FULL", ResourceExhausted, ["device", "tier", "free", "asked"],
         "There is no room left that is not guaranteed to somebody else.";
+    SetTooLarge, "SET_TOO_LARGE", ResourceExhausted, ["device", "tier", "asked"],
+        "Parts of another tenant's memory that are to be pinned together are more than that tenant may have there at once; pin fewer.";
     SessionsTooMany, "SESSIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
         "The tenant, or the node, has as many sessions as it may.";
     AllocationsTooMany, "ALLOCATIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],

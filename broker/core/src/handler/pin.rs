@@ -118,8 +118,12 @@ impl Broker {
         for ((tenant, device), asked) in by_payer {
             let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
             if asked > account.limit {
-                let (limit, held) = (account.limit, account.held());
-                let (tenant, device) = (self.tenants.name(tenant).to_owned(), self.uuid(device).to_owned());
+                let (limit, held, device) = (account.limit, account.held(), self.uuid(device).to_owned());
+                // The figures of a tenant are its own: who reads its memory learns none of them.
+                if tenant != session.tenant {
+                    return Err(Refusal::SetTooLarge { device, tier, asked });
+                }
+                let tenant = self.tenants.name(tenant).to_owned();
                 return Err(Refusal::QuotaLimit { tenant, device, tier, limit, held, asked });
             }
         }

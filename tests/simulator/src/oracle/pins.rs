@@ -42,6 +42,7 @@ impl Oracle {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let (most, most_parts) = (self.limits.pins_waiting_max, self.limits.pin_parts_waiting_max);
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+        let own_tenant = self.facts.tenants[session.tenant].clone();
         let calls = session.pin_calls.len();
         let all_parts: usize = session.pin_calls.values().map(|call| call.parts.len()).sum();
         let Some(facts) = session.pin_calls.get_mut(&call).filter(|facts| !facts.answered) else {
@@ -56,7 +57,7 @@ impl Oracle {
                 Refusal::QueueFull { .. } => calls > most || all_parts > most_parts,
                 Refusal::SessionLost { .. } => session.ending,
                 Refusal::DeviceFull { free, asked, .. } => asked > free,
-                Refusal::QuotaLimit { limit, asked, .. } => asked > limit,
+                Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
                 refusal => OF_PINS.contains(&refusal.reason()),
             };
             return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));
