@@ -438,6 +438,29 @@ fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
 }
 
 #[test]
+fn who_stands_in_its_own_way_is_aborted_and_may_try_again() {
+    let daemon = Daemon::start(&Config::default().limit("pin_stall_ms = 200"));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let ids = [0, 1].map(|_| session.allocate(spec(MIB_2)).allocation_id);
+    evict(&daemon, &mut session, ids[1]);
+    let slot = session.slot(ids[0], 0);
+    session.word_table().client(slot).pin(Access::Read).unwrap();
+    let fence = revoke(&daemon, ids[0], true);
+    assert_eq!(session.receive_revoke().reason(), RevokeReason::Evicted);
+    let set = || ids.map(|id| part(id, 0)).to_vec();
+    // Both, while it keeps one that is wanted back: this would never end.
+    let call = session.pin(set());
+    let refused = session.pin_answer(call).unwrap_err();
+    refused.is(Reason::PinStalled);
+    assert_eq!(session.word_table().client(slot).unpin(), Ok(Unpinned::WakeWorker));
+    session.unmap_parts(vec![part(ids[0], 0)]);
+    assert_eq!(fence.ok().parts[0].outcome(), Outcome::Revoked);
+    let call = session.pin(set());
+    session.pin_answer(call).unwrap();
+    session.pin_ended(call);
+}
+
+#[test]
 fn who_never_maps_its_word_table_is_told_so_and_leaves_nothing() {
     let daemon = Daemon::start(&Config::default().limit("map_answer_timeout_ms = 2000"));
     let mut witness = RawSession::open_with_pins(&daemon.sockets());

@@ -244,6 +244,39 @@ fn who_reads_a_tenants_memory_learns_none_of_its_figures() {
 }
 
 #[test]
+fn who_is_in_its_own_way_under_a_fence_waits_for_itself() {
+    let (mut world, client, id) = one_part();
+    let other = world.allocate(client, spec(4)).expect("room");
+    let set = [part(id, 0), part(other, 0)];
+    assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
+    // One thread pins, and goes on: whoever else of its process asks is served once it is done.
+    world.pin(client, part(id, 0));
+    world.start_operator(None, revoke(id, true));
+    world.settle();
+    world.pin_call(client, 1, &set);
+    world.advance(STALL / 2);
+    world.unpin(client, part(id, 0));
+    world.settle();
+    assert_eq!(answer(&world, client, 1), Some(&None));
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+
+    // The daemon can't tell whether the thread that pins is the one that asks.
+    world.pin(client, part(id, 0));
+    world.start_operator(None, revoke(id, true));
+    world.settle();
+    world.pin_call(client, 2, &set);
+    world.advance(STALL - 10);
+    assert_eq!(answer(&world, client, 2), None, "not yet");
+    world.advance(10);
+    let stalled = Refusal::PinStalled { session: client.session };
+    assert_eq!(answer(&world, client, 2), Some(&Some(stalled)));
+    world.unpin(client, part(id, 0));
+    world.pin_call(client, 3, &set);
+    world.settle();
+    assert_eq!(answer(&world, client, 3), Some(&None), "it lets go and tries again");
+}
+
+#[test]
 fn what_happens_while_words_are_looked_at_is_not_lost() {
     // The client detaches, and is told so.
     let (mut world, client, id) = one_part();
