@@ -132,7 +132,7 @@ reasons! {
     PoolFull, "POOL_FULL", ResourceExhausted, ["limit", "held", "asked"],
         "It would take a program's pool of small allocations above its own limit. Never sent by the daemon.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
-        "More requests are waiting than the daemon takes; try again.";
+        "More requests, or parts of pin calls, are waiting than the daemon takes; try again.";
     SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],
         "The session maps, or keeps to map again, as many parts as its word table has slots.";
     WatchesTooMany, "WATCHES_TOO_MANY", ResourceExhausted, ["limit_count"],
