@@ -77,16 +77,12 @@ impl From<Error> for Fault {
             Some(reason) => (Some(reason.name().to_owned()), Some(reason.code().name().to_owned())),
             None => (None, None),
         };
-        let mut retry_after = None;
-        match &error {
-            Error::Refused(refusal) => retry_after = refusal.retry_after,
-            Error::Unknown { code: number, reason: name, .. } => {
-                reason = Some(name.clone()).filter(|name| !name.is_empty());
-                code = Some(code_name(*number));
-            }
-            _ => {}
+        if let Error::Unknown { code: number, reason: name, .. } = &error {
+            reason = Some(name.clone()).filter(|name| !name.is_empty());
+            code = Some(code_name(*number));
         }
-        Told { class, reason, code, message: error.to_string(), facts: error.facts(), retry_after }.into()
+        let (message, facts, retry_after) = (error.to_string(), error.facts(), error.retry_after());
+        Told { class, reason, code, message, facts, retry_after }.into()
     }
 }
 

@@ -125,7 +125,9 @@ impl Shared {
 
     pub(crate) fn free(&self, py: Python<'_>) -> Result<Released, Fault> {
         self.part(py, |handle| match handle {
-            Handle::Open(allocation) => allocation.free().map_err(|error| (None, error.into())),
+            Handle::Open(allocation) => {
+                allocation.free().map_err(|failed| (Some(Handle::Open(failed.handle)), failed.error.into()))
+            }
             // Who may not free it keeps it.
             Handle::Sealed(sealed) => match self.client.free(self.id()) {
                 Ok(released) => {
@@ -140,7 +142,9 @@ impl Shared {
 
     pub(crate) fn detach(&self, py: Python<'_>) -> Result<(), Fault> {
         self.part(py, |handle| match handle {
-            Handle::Sealed(sealed) => sealed.detach().map_err(|error| (None, error.into())),
+            Handle::Sealed(sealed) => {
+                sealed.detach().map_err(|failed| (Some(Handle::Sealed(failed.handle)), failed.error.into()))
+            }
             // An open one has no Python method for it.
             open @ Handle::Open(_) => {
                 let id = self.id();

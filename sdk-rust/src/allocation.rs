@@ -52,6 +52,14 @@ pub struct SealFailed {
     pub error: Error,
 }
 
+/// It was not freed, or not detached, and comes back: with [`Error::Pinned`] nothing was done. Otherwise
+/// [`Allocation::is_mapped`] tells whether it is still mapped, and to try again does no harm.
+#[derive(Debug)]
+pub struct FreeFailed<H> {
+    pub handle: H,
+    pub error: Error,
+}
+
 impl Allocation {
     pub(crate) fn new(handle: Handle) -> Self {
         Self { handle: Box::new(handle) }
@@ -125,9 +133,10 @@ impl Allocation {
         }
     }
 
-    /// Unmaps and frees it, and reports what is still charged.
-    pub fn free(mut self) -> Result<Released> {
-        now(self.handle.free(Face::Blocking))
+    /// Unmaps and frees it, and reports what is still charged. What guards of this process pin comes back.
+    pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
+        let outcome = now(self.handle.free(Face::Blocking));
+        outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
@@ -223,13 +232,16 @@ impl Sealed {
     }
 
     /// Unmaps it and frees it for everybody, which its owner may. Others that map it keep their mappings.
-    pub fn free(mut self) -> Result<Released> {
-        now(self.handle.free(Face::Blocking))
+    /// What guards of this process pin comes back.
+    pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
+        let outcome = now(self.handle.free(Face::Blocking));
+        outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
-    /// Unmaps it, and leaves it as it is.
-    pub fn detach(mut self) -> Result<()> {
-        now(self.handle.detach(Face::Blocking))
+    /// Unmaps it, and leaves it as it is. What guards of this process pin comes back.
+    pub fn detach(mut self) -> Result<(), FreeFailed<Self>> {
+        let outcome = now(self.handle.detach(Face::Blocking));
+        outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
@@ -291,6 +303,25 @@ impl fmt::Display for SealFailed {
 impl std::error::Error for SealFailed {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.error)
+    }
+}
+
+impl<H: Pinnable> fmt::Display for FreeFailed<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "parting from {}: {}", private::Sealed::handle(&self.handle).0.info().id, self.error)
+    }
+}
+
+impl<H: Pinnable + fmt::Debug> std::error::Error for FreeFailed<H> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// Drops the handle, which parts from the allocation once no guard is left.
+impl<H> From<FreeFailed<H>> for Error {
+    fn from(failed: FreeFailed<H>) -> Self {
+        failed.error
     }
 }
 

@@ -1,7 +1,9 @@
 //! What can go wrong: the registry of reasons as a Rust enum.
 //!
-//! Refusals that a program handles have a variant with their facts; all others are [`Error::Refused`]. This is the
-//! inverse of the daemon's map to gRPC, and a test walks the registry through it.
+//! What a program can meet and handle has a variant with its facts, each written once, in the table below. What a
+//! program got wrong itself, and what operators alone are told, is [`Error::Refused`]: its reason is matched as well
+//! ([`Refusal::reason`]), and the daemon's sentence says more than the facts do. This is the inverse of the daemon's map
+//! to gRPC, and a test walks the registry through it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,62 +11,127 @@ use vramd_types::{Bytes, Reason, StatusCode};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    #[error("tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {held} held, {asked} asked")]
-    QuotaLimit { tenant: String, device: String, tier: String, limit: Bytes, held: Bytes, asked: Bytes },
-    #[error("tier {tier} of {device} has {free} that is not guaranteed to others: {asked} asked")]
-    DeviceFull { device: String, tier: String, free: Bytes, asked: Bytes },
-    #[error("the name `{name}` is taken")]
-    NameTaken { name: String },
-    #[error("no allocation `{allocation}`")]
-    AllocationNotFound { allocation: String },
-    #[error("session {session} has ended; what it maps stands, and a new one can be opened")]
-    SessionLost { session: String },
-    #[error("the daemon cannot be reached: {problem}")]
-    BrokerGone { problem: String },
-    #[error("the node is being taken out of service")]
-    Draining,
-    #[error("the deadline passed first; what completes later stays")]
-    Deadline,
-    #[error("{allocation} could not be mapped: {problem}")]
-    MapFailed { allocation: String, problem: String },
-    /// Only of slices: copies and kernels work.
-    #[error(
-        "{allocation} lies in device memory, which the CPU cannot follow: use copy_to_host and copy_from_host"
-    )]
-    DeviceMemory { allocation: String },
-    #[error("{allocation} is not mapped any more, or not for that")]
-    NotMapped { allocation: String },
-    /// Its handle has let go of it: the daemon may take it back while nobody pins it.
-    #[error("{allocation} is not held: pin it, or hold it again")]
-    NotPinned { allocation: String },
-    /// Guards are alive. Nothing was done, and nothing is lost.
-    #[error("{allocation} is in use: {pins} pins of this process are left")]
-    Pinned { allocation: String, pins: u64 },
-    /// This process was forked from the one that the session belongs to.
-    #[error("session {session} belongs to the process that this one was forked from")]
-    Forked { session: String },
-    #[error("{allocation} could not be copied: {problem}")]
-    CopyFailed { allocation: String, problem: String },
-    #[error("the bytes have the digest {found}, not {expected}")]
-    DigestMismatch { expected: String, found: String },
-    /// For [`crate::Client::allocate`] it is not too large.
-    #[error("{size} is no small allocation: the pool's blocks have at most {largest}")]
-    NotSmall { size: Bytes, largest: Bytes },
-    #[error("the pool is limited to {limit}: {held} held, {asked} more would be needed")]
-    PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
-    /// Any other refusal of the registry.
-    #[error("{}", .0.message)]
-    Refused(Refusal),
-    /// A refusal that this build's registry does not have, or a status that no part of vramd made.
-    #[error("{message} (gRPC code {code})")]
-    Unknown { code: i32, reason: String, message: String },
+/// Reasons with their facts, which have the registry's names; then what is not the registry's.
+macro_rules! errors {
+    (
+        { $($(#[$doc:meta])* $variant:ident { $($fact:ident: $kind:ty),* }, $message:literal;)* }
+        { $($own:tt)* }
+    ) => {
+        #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+        #[non_exhaustive]
+        pub enum Error {
+            $($(#[$doc])* #[error($message)] $variant { $($fact: $kind),* },)*
+            $($own)*
+            /// Any other refusal of the registry.
+            #[error(transparent)]
+            Refused(Refusal),
+        }
+
+        impl Error {
+            /// The reason's entry in the registry, and its facts, of those that have a variant.
+            fn of_registry(&self) -> Option<(Reason, BTreeMap<String, String>)> {
+                match self {
+                    $(Self::$variant { $($fact),* } => {
+                        let facts = [$((stringify!($fact).to_owned(), $fact.told())),*];
+                        Some((Reason::$variant, facts.into()))
+                    })*
+                    _ => None,
+                }
+            }
+
+            fn typed(refusal: &Refusal) -> Option<Self> {
+                match refusal.reason {
+                    $(Reason::$variant => Some(Self::$variant {
+                        $($fact: Fact::read(refusal.facts.get(stringify!($fact))?)?),*
+                    }),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+errors! {
+    {
+        QuotaLimit { tenant: String, device: String, tier: String, limit: Bytes, held: Bytes, asked: Bytes },
+            "tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {held} held, {asked} asked";
+        DeviceFull { device: String, tier: String, free: Bytes, asked: Bytes },
+            "tier {tier} of {device} has {free} that is not guaranteed to others: {asked} asked";
+        /// A pin of another tenant's memory.
+        SetTooLarge { device: String, tier: String, asked: Bytes },
+            "{asked} of another tenant's memory are more than that may have in tier {tier} of {device} at once";
+        SessionsTooMany { tenant: String, limit_count: u64 },
+            "no more sessions for tenant `{tenant}`: the limit is {limit_count}";
+        AllocationsTooMany { tenant: String, limit_count: u64 },
+            "no more allocations or parts for tenant `{tenant}`: a limit of {limit_count} is reached";
+        SlotsExhausted { session: String, limit_count: u64 },
+            "session {session} has no slots left for these parts: its word table has {limit_count}";
+        PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
+            "the pool is limited to {limit}: {held} held, {asked} more would be needed";
+        NameTaken { name: String }, "the name `{name}` is taken";
+        AllocationNotFound { allocation: String }, "no allocation `{allocation}`";
+        NotOwner { allocation: String }, "{allocation} belongs to another session";
+        NotSealed { allocation: String }, "{allocation} is not sealed";
+        AlreadySealed { allocation: String }, "{allocation} is sealed, or being sealed";
+        StillMapped { allocation: String },
+            "an earlier mapping of {allocation} is still being unmapped by this session";
+        Raced { allocation: String }, "{allocation} was changed by something else meanwhile";
+        /// It waited for pins whose holders all waited themselves, perhaps for its own: unpin what is held, then try again.
+        PinStalled { session: String },
+            "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again";
+        PinsTooMany { allocation: String, limit_count: u64 },
+            "a part of {allocation} has {limit_count} pins, as many as can be counted";
+        /// Guards are alive. Nothing was done, and nothing is lost.
+        Pinned { allocation: String, pins: u64 },
+            "{allocation} is in use: {pins} pins of this process are left";
+        StreamCapturing { allocation: String },
+            "a stream that {allocation} is to be unpinned after is being captured: pin around the graph's launch";
+        StreamsUnsupported { allocation: String }, "{allocation} lies in memory that has no streams";
+        DeviceNotVisible { device: String }, "device {device} is not among those the session sees";
+        KindUnsupported { kind: String }, "this driver cannot make {kind} allocations";
+        SessionLost { session: String },
+            "session {session} has ended; what it maps stands, and a new one can be opened";
+        ProtocolBroken { problem: String }, "channel protocol broken: {problem}";
+        DriverFailed { device: String, problem: String }, "the driver failed: {problem}";
+        BrokerGone { problem: String }, "the daemon cannot be reached: {problem}";
+        MapFailed { allocation: String, problem: String }, "{allocation} could not be mapped: {problem}";
+        ContentLost { allocation: String }, "the bytes of {allocation} are lost";
+        DigestMismatch { expected: String, found: String }, "the bytes have the digest {found}, not {expected}";
+    }
+    {
+        #[error("{limit_count} requests, or parts of pins, are waiting already")]
+        QueueFull { limit_count: u64, retry_after: Option<Duration> },
+        #[error("the node is being taken out of service")]
+        Draining,
+        #[error("the deadline passed first; what completes later stays")]
+        Deadline,
+        /// Only of slices: copies and kernels work.
+        #[error(
+            "{allocation} lies in device memory, which the CPU cannot follow: use copy_to_host and copy_from_host"
+        )]
+        DeviceMemory { allocation: String },
+        #[error("{allocation} is not mapped any more, or not for that")]
+        NotMapped { allocation: String },
+        /// Its handle has let go of it: the daemon may take it back while nobody pins it.
+        #[error("{allocation} is not held: pin it, or hold it again")]
+        NotPinned { allocation: String },
+        /// This process was forked from the one that the session belongs to.
+        #[error("session {session} belongs to the process that this one was forked from")]
+        Forked { session: String },
+        #[error("{allocation} could not be copied: {problem}")]
+        CopyFailed { allocation: String, problem: String },
+        /// For [`crate::Client::allocate`] it is not too large.
+        #[error("{size} is no small allocation: the pool's blocks have at most {largest}")]
+        NotSmall { size: Bytes, largest: Bytes },
+        /// A refusal that this build's registry does not have, or a status that no part of vramd made.
+        #[error("{message} (gRPC code {code})")]
+        Unknown { code: i32, reason: String, message: String },
+    }
 }
 
 /// A refusal with its facts as they came: keys as in the registry, numbers in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct Refusal {
     pub reason: Reason,
     pub message: String,
@@ -73,36 +140,72 @@ pub struct Refusal {
     pub retry_after: Option<Duration>,
 }
 
+/// How a fact stands in the metadata.
+trait Fact: Sized {
+    fn read(text: &str) -> Option<Self>;
+    fn told(&self) -> String;
+}
+
+impl Fact for String {
+    fn read(text: &str) -> Option<Self> {
+        Some(text.to_owned())
+    }
+
+    fn told(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Fact for u64 {
+    fn read(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn told(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Fact for Bytes {
+    fn read(text: &str) -> Option<Self> {
+        u64::read(text).map(Self::new)
+    }
+
+    fn told(&self) -> String {
+        self.get().to_string()
+    }
+}
+
 impl Error {
     /// The reason's entry in the registry, if it has one.
     pub fn reason(&self) -> Option<Reason> {
         Some(match self {
-            Self::QuotaLimit { .. } => Reason::QuotaLimit,
-            Self::DeviceFull { .. } => Reason::DeviceFull,
-            Self::NameTaken { .. } => Reason::NameTaken,
-            Self::AllocationNotFound { .. } => Reason::AllocationNotFound,
-            Self::SessionLost { .. } => Reason::SessionLost,
-            Self::BrokerGone { .. } => Reason::BrokerGone,
+            Self::QueueFull { .. } => Reason::QueueFull,
             Self::Draining => Reason::Draining,
             Self::Deadline => Reason::Deadline,
             // To programs that know the registry alone, what cannot be used as mapped was not mapped.
-            Self::MapFailed { .. }
-            | Self::DeviceMemory { .. }
+            Self::DeviceMemory { .. }
             | Self::NotMapped { .. }
             | Self::NotPinned { .. }
             | Self::CopyFailed { .. } => Reason::MapFailed,
-            Self::Pinned { .. } => Reason::Pinned,
             Self::Forked { .. } => Reason::SessionForeign,
-            Self::DigestMismatch { .. } => Reason::DigestMismatch,
             Self::NotSmall { .. } => Reason::SizeInvalid,
-            Self::PoolFull { .. } => Reason::PoolFull,
             Self::Refused(refusal) => refusal.reason,
             Self::Unknown { .. } => return None,
+            of_registry => of_registry.of_registry()?.0,
         })
     }
 
     pub fn code(&self) -> Option<StatusCode> {
         self.reason().map(Reason::code)
+    }
+
+    /// When it may be worth trying again, where the daemon says so.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::QueueFull { retry_after, .. } | Self::Refused(Refusal { retry_after, .. }) => *retry_after,
+            _ => None,
+        }
     }
 
     /// The facts under the registry's keys; numbers in bytes.
@@ -111,36 +214,18 @@ impl Error {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect()
         };
         match self {
-            Self::QuotaLimit { tenant, device, tier, limit, held, asked } => facts(&[
-                ("tenant", tenant),
-                ("device", device),
-                ("tier", tier),
-                ("limit", &limit.get()),
-                ("held", &held.get()),
-                ("asked", &asked.get()),
-            ]),
-            Self::DeviceFull { device, tier, free, asked } => {
-                facts(&[("device", device), ("tier", tier), ("free", &free.get()), ("asked", &asked.get())])
-            }
-            Self::NameTaken { name } => facts(&[("name", name)]),
-            Self::AllocationNotFound { allocation } => facts(&[("allocation", allocation)]),
-            Self::SessionLost { session } => facts(&[("session", session)]),
-            Self::BrokerGone { problem } => facts(&[("problem", problem)]),
-            Self::MapFailed { allocation, problem } | Self::CopyFailed { allocation, problem } => {
+            Self::QueueFull { limit_count, .. } => facts(&[("limit_count", limit_count)]),
+            Self::CopyFailed { allocation, problem } => {
                 facts(&[("allocation", allocation), ("problem", problem)])
             }
             Self::DeviceMemory { allocation }
             | Self::NotMapped { allocation }
             | Self::NotPinned { allocation } => facts(&[("allocation", allocation), ("problem", self)]),
-            Self::Pinned { allocation, pins } => facts(&[("allocation", allocation), ("pins", pins)]),
             Self::Forked { session } => facts(&[("session", session), ("pid", &std::process::id())]),
-            Self::DigestMismatch { expected, found } => facts(&[("expected", expected), ("found", found)]),
             Self::NotSmall { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
-            Self::PoolFull { limit, held, asked } => {
-                facts(&[("limit", &limit.get()), ("held", &held.get()), ("asked", &asked.get())])
-            }
             Self::Refused(refusal) => refusal.facts.clone(),
             Self::Draining | Self::Deadline | Self::Unknown { .. } => BTreeMap::new(),
+            of_registry => of_registry.of_registry().map(|(_, facts)| facts).unwrap_or_default(),
         }
     }
 
@@ -153,46 +238,14 @@ impl Error {
 
     /// The variant that has the refusal's facts as fields, if there is one and they are all there.
     pub(crate) fn from_refusal(refusal: Refusal) -> Self {
-        Self::typed(&refusal).unwrap_or(Self::Refused(refusal))
-    }
-
-    fn typed(refusal: &Refusal) -> Option<Self> {
-        let text = |key: &str| refusal.facts.get(key).cloned();
-        let bytes = |key: &str| text(key)?.parse().ok().map(Bytes::new);
-        Some(match refusal.reason {
-            Reason::QuotaLimit => Self::QuotaLimit {
-                tenant: text("tenant")?,
-                device: text("device")?,
-                tier: text("tier")?,
-                limit: bytes("limit")?,
-                held: bytes("held")?,
-                asked: bytes("asked")?,
-            },
-            Reason::DeviceFull => Self::DeviceFull {
-                device: text("device")?,
-                tier: text("tier")?,
-                free: bytes("free")?,
-                asked: bytes("asked")?,
-            },
-            Reason::NameTaken => Self::NameTaken { name: text("name")? },
-            Reason::AllocationNotFound => Self::AllocationNotFound { allocation: text("allocation")? },
-            Reason::SessionLost => Self::SessionLost { session: text("session")? },
-            Reason::BrokerGone => Self::BrokerGone { problem: text("problem")? },
-            Reason::Draining => Self::Draining,
-            Reason::Deadline => Self::Deadline,
-            Reason::MapFailed => {
-                Self::MapFailed { allocation: text("allocation")?, problem: text("problem")? }
+        let limit = || u64::read(refusal.facts.get("limit_count")?);
+        match (refusal.reason, limit()) {
+            (Reason::Draining, _) => Self::Draining,
+            (Reason::Deadline, _) => Self::Deadline,
+            (Reason::QueueFull, Some(limit_count)) => {
+                Self::QueueFull { limit_count, retry_after: refusal.retry_after }
             }
-            Reason::Pinned => {
-                Self::Pinned { allocation: text("allocation")?, pins: text("pins")?.parse().ok()? }
-            }
-            Reason::DigestMismatch => {
-                Self::DigestMismatch { expected: text("expected")?, found: text("found")? }
-            }
-            Reason::PoolFull => {
-                Self::PoolFull { limit: bytes("limit")?, held: bytes("held")?, asked: bytes("asked")? }
-            }
-            _ => return None,
-        })
+            _ => Self::typed(&refusal).unwrap_or(Self::Refused(refusal)),
+        }
     }
 }

@@ -109,7 +109,7 @@ mod visible;
 #[doc(hidden)]
 pub use channel::frame::decode as decode_daemon_frame;
 
-pub use allocation::{Allocation, SealFailed, Sealed};
+pub use allocation::{Allocation, FreeFailed, SealFailed, Sealed};
 pub use client::{Client, ClientBuilder};
 pub use cuda::cuda_ordinal;
 pub use error::{Error, Refusal, Result};

@@ -104,7 +104,7 @@ fn many_futures_at_once_share_one_session() {
                 for each in batch {
                     each.free_async().await?;
                 }
-                one.free_async().await
+                Ok::<_, Error>(one.free_async().await?)
             });
         }
         while let Some(done) = tasks.join_next().await {
@@ -179,7 +179,8 @@ fn futures_dropped_at_any_moment_lose_nothing() {
                 let attached = other.attach("kept").await?;
                 let sealed = one.seal_async().await?;
                 attached.detach_async().await?;
-                sealed.free_async().await.map(drop)
+                sealed.free_async().await?;
+                Ok::<_, Error>(())
             };
             if let Ok(outcome) = timeout(patience, all).await {
                 outcome.unwrap();

@@ -9,9 +9,10 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Pending, RawSession, Refused,
-    channel::Packet,
+    channel::{Packet, RawChannel},
     content, digest,
-    session::{persistent, spec},
+    proc::fds_by_kind,
+    session::{hello_with_pins, persistent, spec},
     wait::{PATIENCE, until},
 };
 use vramd_types::Reason;
@@ -414,6 +415,65 @@ fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
     for fence in fences {
         fence.cancel();
     }
+}
+
+#[test]
+fn who_stands_in_its_own_way_is_aborted_and_may_try_again() {
+    let daemon = Daemon::start(&Config::default().limit("pin_stall_ms = 200"));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let ids = [0, 1].map(|_| session.allocate(spec(MIB_2)).allocation_id);
+    evict(&daemon, &mut session, ids[1]);
+    let slot = session.slot(ids[0], 0);
+    session.word_table().client(slot).pin(Access::Read).unwrap();
+    let fence = revoke(&daemon, ids[0], true);
+    assert_eq!(session.receive_revoke().reason(), RevokeReason::Evicted);
+    let set = || ids.map(|id| part(id, 0)).to_vec();
+    // Both, while it keeps one that is wanted back: this would never end.
+    let call = session.pin(set());
+    let refused = session.pin_answer(call).unwrap_err();
+    refused.is(Reason::PinStalled);
+    assert_eq!(session.word_table().client(slot).unpin(), Ok(Unpinned::WakeWorker));
+    session.unmap_parts(vec![part(ids[0], 0)]);
+    assert_eq!(fence.ok().parts[0].outcome(), Outcome::Revoked);
+    let call = session.pin(set());
+    session.pin_answer(call).unwrap();
+    session.pin_ended(call);
+}
+
+#[test]
+fn who_never_maps_its_word_table_is_told_so_and_leaves_nothing() {
+    let daemon = Daemon::start(&Config::default().limit("map_answer_timeout_ms = 2000"));
+    let mut witness = RawSession::open_with_pins(&daemon.sockets());
+    let tables = || {
+        let kinds = fds_by_kind(daemon.pid()).into_iter();
+        kinds.filter(|(kind, _)| kind.contains("vramd-words")).map(|(_, count)| count).sum::<usize>()
+    };
+    until("the witness has mapped its own", || tables() == 0);
+    let stubborn: Vec<_> = (0..5)
+        .map(|_| {
+            let channel = RawChannel::connect(&daemon.sockets()).unwrap();
+            channel.send(Frame::Hello(hello_with_pins())).unwrap();
+            let Packet::Frame(daemon_frame::Frame::Welcome(welcome), fds) = channel.receive(PATIENCE) else {
+                panic!("no welcome")
+            };
+            assert_eq!((fds.len(), welcome.slot_count > 0), (1, true));
+            channel
+        })
+        .collect();
+    assert_eq!(tables(), stubborn.len());
+    for channel in &stubborn {
+        let Packet::Frame(daemon_frame::Frame::Refused(refused), _) = channel.receive(PATIENCE) else {
+            panic!("no refusal")
+        };
+        assert_eq!(refused.reason, Reason::ProtocolBroken.name());
+        assert!(refused.message.contains("the word table was not mapped within 2000 ms"), "{refused:?}");
+        assert!(matches!(channel.receive(PATIENCE), Packet::Ended));
+    }
+    until("they are gone", || daemon.books().sessions.len() == 1);
+    until("their tables are closed", || tables() == 0);
+    let id = witness.allocate(spec(MIB_2)).allocation_id;
+    witness.free(id);
+    daemon.drains();
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn who_reconnects_goes_on_and_old_handles_say_what_they_lost() {
     let lost = Some(Reason::SessionLost);
     assert_eq!(client.list("").unwrap_err().reason(), lost);
     assert_eq!(client.describe(open.id()).unwrap_err().reason(), lost);
-    assert_eq!(sealed.detach().unwrap_err().reason(), lost);
+    assert_eq!(sealed.detach().unwrap_err().error.reason(), lost);
     let failed = open.seal().unwrap_err();
     assert_eq!(failed.error.reason(), lost);
     assert_eq!(digest(failed.allocation.as_slice().unwrap()), digest(&content(size, 8)));

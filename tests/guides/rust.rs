@@ -86,7 +86,8 @@ fn refused() -> Result<()> {
         Ok(memory) => println(&format!("{} is mapped", memory.id()))?,
         Err(Error::QuotaLimit { limit, held, .. }) => println(&format!("{held} of {limit} in use"))?,
         Err(Error::DeviceFull { free, .. }) => println(&format!("only {free} free"))?,
-        Err(error) if error.reason() == Some(Reason::QueueFull) => println("try again in a while")?,
+        Err(Error::QueueFull { .. }) => println("try again in a while")?,
+        Err(Error::Refused(refusal)) if refusal.reason == Reason::SizeInvalid => println(&refusal.message)?,
         Err(error) => return Err(error.into()),
     }
     Ok(())

@@ -70,6 +70,11 @@ pub enum Refusal {
         free: Bytes,
         asked: Bytes,
     },
+    SetTooLarge {
+        device: String,
+        tier: Tier,
+        asked: Bytes,
+    },
     SessionsTooMany {
         tenant: String,
         limit: usize,
@@ -175,6 +180,7 @@ impl Refusal {
             Self::SessionForeign { .. } => Reason::SessionForeign,
             Self::QuotaLimit { .. } => Reason::QuotaLimit,
             Self::DeviceFull { .. } => Reason::DeviceFull,
+            Self::SetTooLarge { .. } => Reason::SetTooLarge,
             Self::SessionsTooMany { .. } => Reason::SessionsTooMany,
             Self::AllocationsTooMany { .. } => Reason::AllocationsTooMany,
             Self::QueueFull { .. } => Reason::QueueFull,
@@ -254,6 +260,9 @@ impl Refusal {
                 ("free", bytes(free)),
                 ("asked", bytes(asked)),
             ],
+            Self::SetTooLarge { device, tier, asked } => {
+                vec![("device", device.clone()), ("tier", tier.to_string()), ("asked", bytes(asked))]
+            }
             Self::SessionsTooMany { tenant, limit } | Self::AllocationsTooMany { tenant, limit } => {
                 vec![("tenant", tenant.clone()), ("limit_count", limit.to_string())]
             }
@@ -332,13 +341,17 @@ impl fmt::Display for Refusal {
                     "tier {tier} of {device} has {free} that is not guaranteed to others: {asked} asked"
                 )
             }
+            Self::SetTooLarge { device, tier, asked } => write!(
+                f,
+                "{asked} of another tenant's memory are more than that may have in tier {tier} of {device} at once"
+            ),
             Self::SessionsTooMany { tenant, limit } => {
                 write!(f, "no more sessions for tenant `{tenant}`: the limit is {limit}")
             }
             Self::AllocationsTooMany { tenant, limit } => {
                 write!(f, "no more allocations or parts for tenant `{tenant}`: a limit of {limit} is reached")
             }
-            Self::QueueFull { limit } => write!(f, "{limit} requests are waiting already"),
+            Self::QueueFull { limit } => write!(f, "{limit} requests, or parts of pins, are waiting already"),
             Self::SlotsExhausted { session, limit } => {
                 write!(f, "session {session} has no slots left for these parts: its word table has {limit}")
             }

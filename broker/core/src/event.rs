@@ -99,6 +99,8 @@ pub struct PartRef {
 
 #[derive(Clone, Debug)]
 pub enum ClientFrame {
+    /// The client has mapped its word table. Of a session with pins it is the first.
+    WordsMapped,
     Mapped(Vec<PartRef>),
     Unmapped(Vec<UnmappedPart>),
     /// All of these are to be mapped, and none to be revoked until `PinEnded`.

@@ -41,7 +41,7 @@ pub struct Limits {
     /// in its socket can still be received.
     pub fds_in_flight_max: usize,
     pub fds_in_flight_per_tenant_max: usize,
-    /// A session that has not answered a `Map` by then loses its channel.
+    /// A session that has not answered a `Map`, or mapped its word table, by then loses its channel.
     pub map_answer_timeout: Duration,
     /// A session that has not answered a `Revoke` by then is silent until it does.
     pub revoke_answer_timeout: Duration,
@@ -49,6 +49,8 @@ pub struct Limits {
     pub words_per_session_max: u32,
     /// Pin calls of one session that have not ended.
     pub pins_waiting_max: usize,
+    /// Parts of these, in all. Below [`PIN_PARTS_MAX`] some sets could never be pinned.
+    pub pin_parts_waiting_max: usize,
     /// A pin call that waits so long for sessions that all wait themselves is aborted.
     pub pin_stall: Duration,
     /// How often the driver is asked who holds what, while memory is unreturned or outsiders may come and go.
@@ -77,6 +79,7 @@ impl Default for Limits {
             revoke_answer_timeout: Duration::from_secs(10),
             words_per_session_max: 65_536,
             pins_waiting_max: 256,
+            pin_parts_waiting_max: 16_384,
             pin_stall: Duration::from_secs(1),
             survey_interval: Duration::from_secs(5),
             cached_bytes_per_tenant_max: Bytes::ZERO,

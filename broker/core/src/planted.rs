@@ -103,6 +103,7 @@ mod bugs {
         MemoryOutlivesSession: "what a session did not free stays when it is gone", [LIFETIMES];
         NameNotFreed: "a freed allocation keeps its name", [NAMES];
         TimerLost: "nobody looks whether a map is answered in time", [TIMERS];
+        WordsTimerLost: "nobody looks whether a word table is mapped in time", [TIMERS];
         RevokeTimerLost: "nobody looks whether a revocation is answered in time", [TIMERS];
         DrainIgnored: "a draining node takes new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];
@@ -124,6 +125,7 @@ mod bugs {
         PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS];
         EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
+        PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];

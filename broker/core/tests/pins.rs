@@ -5,7 +5,8 @@
 mod world;
 
 use broker_core::{
-    ClientFrame, ClientRequest, Completion, Event, Limits, PartRevocation, Refusal, StoredQuotas, Target,
+    AllocationSpec, ClientFrame, ClientRequest, Completion, DaemonFrame, Event, Limits, PartRevocation,
+    Refusal, StoredQuotas, Target, Tier,
 };
 use vramd_types::Bytes;
 use world::{
@@ -134,6 +135,42 @@ fn calls_that_do_not_end_are_bounded() {
 }
 
 #[test]
+fn what_a_call_has_and_loses_before_the_rest_has_come_ends_it() {
+    let (mut world, client, id) = one_part();
+    let other = world.allocate(client, spec(4)).expect("room");
+    assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
+    world.pin_call(client, 1, &[part(id, 0), part(other, 0)]);
+    assert_eq!(answer(&world, client, 1), None, "one is here, the other on its way");
+    world.frame(client, ClientFrame::Unmapped(vec![world::unmapped(part(id, 0))]));
+    assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::AllocationNotFound { .. }))));
+}
+
+#[test]
+fn the_parts_of_calls_that_do_not_end_are_bounded() {
+    let mut config = config(&[Bytes::mib(64)]);
+    config.limits = Limits { pin_parts_waiting_max: 5, ..Limits::default() };
+    let mut world = World::with(config, StoredQuotas::default());
+    let (client, other) = (world.open_pinning("a"), world.open_pinning("a"));
+    let id = world.allocate(client, spec(16)).expect("room");
+    let parts = [0, 1, 2, 3].map(|index| part(id, index));
+    let full = || Some(Some(Refusal::QueueFull { limit: 5 }));
+    world.pin_call(client, 1, &parts);
+    world.pin_call(client, 2, &parts[..2]);
+    assert_eq!(answer(&world, client, 2).cloned(), full(), "six parts");
+    world.pin_call(client, 3, &parts[..1]);
+    assert_eq!(answer(&world, client, 3), Some(&None), "five parts");
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.pin_call(client, 4, &parts);
+    assert_eq!(answer(&world, client, 4), Some(&None), "what has ended counts no more");
+    world.pin_call(client, 5, &parts[..1]);
+    assert_eq!(answer(&world, client, 5).cloned(), full());
+
+    let theirs = world.allocate(other, spec(4)).expect("room");
+    world.pin_call(other, 1, &[part(theirs, 0)]);
+    assert_eq!(answer(&world, other, 1), Some(&None), "each session has its own");
+}
+
+#[test]
 fn who_breaks_the_protocol_of_pins_is_quarantined() {
     let pin = |call, parts| ClientFrame::Pin { call, parts, write: false };
     for lie in 0..6 {
@@ -156,6 +193,87 @@ fn who_breaks_the_protocol_of_pins_is_quarantined() {
     let id = world.allocate(standing, spec(4)).expect("room");
     world.pin_call(standing, 1, &[part(id, 0)]);
     assert!(world.closed.contains(&standing.channel), "it speaks no pins");
+}
+
+#[test]
+fn a_word_table_is_mapped_first_and_in_time() {
+    let timeout = Limits::default().map_answer_timeout;
+    let micros = u64::try_from(timeout.as_micros()).expect("not that long");
+    let mut world = World::new(64);
+    let (slow, quick) = (world.greet_pinning("a"), world.open_pinning("a"));
+    world.advance(micros - 10);
+    assert!(world.closed.is_empty(), "not yet");
+    world.advance(10);
+    assert_eq!(world.closed, [slow.channel].into());
+    let told = world.inboxes[&slow.channel].back().cloned();
+    let Some(DaemonFrame::Refused(Refusal::ProtocolBroken { problem })) = told else { panic!("{told:?}") };
+    assert_eq!(problem, "the word table was not mapped within 30000 ms");
+    let sessions = world.broker.list_sessions(None, None, 9).0;
+    assert_eq!(sessions.iter().map(|session| session.id).collect::<Vec<_>>(), [quick.session]);
+
+    world.frame(quick, ClientFrame::WordsMapped);
+    assert!(world.closed.contains(&quick.channel), "it is mapped once");
+    let early = world.greet_pinning("a");
+    world.frame(early, ClientFrame::PinEnded { call: 1 });
+    assert!(world.closed.contains(&early.channel), "nothing comes before that");
+    let without = world.open("a");
+    world.frame(without, ClientFrame::WordsMapped);
+    assert!(world.closed.contains(&without.channel), "it has none");
+}
+
+#[test]
+fn who_reads_a_tenants_memory_learns_none_of_its_figures() {
+    let mut world = World::new(64);
+    let (owner, reader) = (world.open_pinning("a"), world.open_pinning("b"));
+    let shared = AllocationSpec { readers: vec!["b".to_owned()], ..persistent(16, "model") };
+    let id = world.sealed(owner, shared);
+    world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
+    world.operate(set_quota("a", 0, 8)).expect("set");
+    let all = [0, 1, 2, 3].map(|index| part(id, index));
+    world.pin_call(owner, 1, &all);
+    let told = answer(&world, owner, 1).cloned().flatten().map(|refusal| refusal.facts());
+    assert!(told.expect("a refusal").contains(&("limit", Bytes::mib(8).get().to_string())));
+    world.pin_call(reader, 1, &all);
+    let refusal = answer(&world, reader, 1).cloned().flatten().expect("a refusal");
+    let (device, tier, asked) = ("GPU-0".to_owned(), Tier::Device, Bytes::mib(16));
+    assert_eq!(refusal, Refusal::SetTooLarge { device, tier, asked });
+    let told = [("device", "GPU-0"), ("tier", "device"), ("asked", "16777216")];
+    assert_eq!(refusal.facts(), told.map(|(key, value)| (key, value.to_owned())));
+    world.pin_call(reader, 2, &all[..2]);
+    assert_eq!(answer(&world, reader, 2), Some(&None));
+}
+
+#[test]
+fn who_is_in_its_own_way_under_a_fence_waits_for_itself() {
+    let (mut world, client, id) = one_part();
+    let other = world.allocate(client, spec(4)).expect("room");
+    let set = [part(id, 0), part(other, 0)];
+    assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
+    // One thread pins, and goes on: whoever else of its process asks is served once it is done.
+    world.pin(client, part(id, 0));
+    world.start_operator(None, revoke(id, true));
+    world.settle();
+    world.pin_call(client, 1, &set);
+    world.advance(STALL / 2);
+    world.unpin(client, part(id, 0));
+    world.settle();
+    assert_eq!(answer(&world, client, 1), Some(&None));
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+
+    // The daemon can't tell whether the thread that pins is the one that asks.
+    world.pin(client, part(id, 0));
+    world.start_operator(None, revoke(id, true));
+    world.settle();
+    world.pin_call(client, 2, &set);
+    world.advance(STALL - 10);
+    assert_eq!(answer(&world, client, 2), None, "not yet");
+    world.advance(10);
+    let stalled = Refusal::PinStalled { session: client.session };
+    assert_eq!(answer(&world, client, 2), Some(&Some(stalled)));
+    world.unpin(client, part(id, 0));
+    world.pin_call(client, 3, &set);
+    world.settle();
+    assert_eq!(answer(&world, client, 3), Some(&None), "it lets go and tries again");
 }
 
 #[test]

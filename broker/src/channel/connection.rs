@@ -122,9 +122,7 @@ async fn greet(
             Ok(Some((tenant, hello)))
         }
         Received::Hello(hello) => Err(HelloRefusal::Version { client_major: hello.protocol_major }),
-        Received::Frame { .. } | Received::WordsMapped => {
-            Err(broken("the first frame is no hello".to_owned()))
-        }
+        Received::Frame { .. } => Err(broken("the first frame is no hello".to_owned())),
     }
 }
 
@@ -212,8 +210,7 @@ async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
         }
         let taken = received.and_then(|received| take(entry, received));
         inbox.event(match taken {
-            Ok(Some(frame)) => Event::Frame { channel, frame },
-            Ok(None) => continue,
+            Ok(frame) => Event::Frame { channel, frame },
             Err(problem) => Event::Malformed { channel, problem },
         });
         if inbox.handled().await.is_none() {
@@ -223,17 +220,13 @@ async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
     entry.outbox.abort();
 }
 
-/// What of a frame after the first is for the core: all but that the word table is mapped, which comes before all else.
-fn take(entry: &Entry, received: Received) -> Result<Option<core::ClientFrame>, String> {
-    match (received, &entry.words) {
-        (Received::Hello(_), _) => Err("a second hello".to_owned()),
-        (Received::WordsMapped, Some(words)) => words.mapped().map(|()| None),
-        (Received::WordsMapped, None) => Err("there is no word table to map".to_owned()),
-        (Received::Frame { .. }, Some(words)) if !words.is_mapped() => {
-            Err("the word table is not mapped yet".to_owned())
-        }
-        (Received::Frame { frame, .. }, _) => Ok(Some(frame)),
+/// A frame after the first, for the core. A word table that was mapped is sealed before that hears so.
+fn take(entry: &Entry, received: Received) -> Result<core::ClientFrame, String> {
+    let Received::Frame { frame, .. } = received else { return Err("a second hello".to_owned()) };
+    if let (core::ClientFrame::WordsMapped, Some(words)) = (&frame, &entry.words) {
+        words.mapped()?;
     }
+    Ok(frame)
 }
 
 /// Sends what is queued, in order; a client that does not take its frames holds up nobody but itself.

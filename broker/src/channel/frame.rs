@@ -121,7 +121,6 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
 #[derive(Debug)]
 pub enum Received {
     Hello(v1::Hello),
-    WordsMapped,
     Frame {
         frame: core::ClientFrame,
         /// Of a pin, and of no use to the core.
@@ -147,7 +146,7 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
             let parts = mapped.parts.iter().map(core_part).collect();
             Ok(Received::plain(core::ClientFrame::Mapped(parts)))
         }
-        Some(Frame::WordsMapped(_)) => Ok(Received::WordsMapped),
+        Some(Frame::WordsMapped(_)) => Ok(Received::plain(core::ClientFrame::WordsMapped)),
         Some(Frame::Pin(pin)) => {
             bounded(pin.parts.len())?;
             let parts = pin.parts.iter().map(core_part).collect();

@@ -46,10 +46,6 @@ impl Words {
         self.fd.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Handle::Memfd)
     }
 
-    pub(super) fn is_mapped(&self) -> bool {
-        self.fd.lock().unwrap_or_else(PoisonError::into_inner).is_none()
-    }
-
     /// The client has mapped it: nobody else can from now on. The error says what is wrong with that.
     pub(super) fn mapped(&self) -> Result<(), String> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use broker_core::limits::PIN_PARTS_MAX;
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::Bytes;
 
@@ -49,6 +50,8 @@ pub struct Limits {
     pub words_per_session_max: u32,
     #[serde(deserialize_with = "above_zero")]
     pub pins_waiting_max: usize,
+    #[serde(deserialize_with = "whole_sets")]
+    pub pin_parts_waiting_max: usize,
     #[serde(rename = "pin_stall_ms", deserialize_with = "millis")]
     pub pin_stall: Duration,
     /// Connections to `channel.sock` that have not said hello.
@@ -94,6 +97,7 @@ impl Default for Limits {
             cached_for,
             words_per_session_max,
             pins_waiting_max,
+            pin_parts_waiting_max,
             pin_stall,
         } = broker_core::Limits::default();
         Self {
@@ -115,6 +119,7 @@ impl Default for Limits {
             cached_for,
             words_per_session_max,
             pins_waiting_max,
+            pin_parts_waiting_max,
             pin_stall,
             greeting_max: 256,
             greeting_per_uid_max: 64,
@@ -158,6 +163,7 @@ impl Limits {
             cached_for: self.cached_for,
             words_per_session_max: self.words_per_session_max,
             pins_waiting_max: self.pins_waiting_max,
+            pin_parts_waiting_max: self.pin_parts_waiting_max,
             pin_stall: self.pin_stall,
         }
     }
@@ -167,6 +173,15 @@ fn above_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Er
     match usize::deserialize(deserializer)? {
         0 => Err(de::Error::custom("0 would let nothing through")),
         number => Ok(number),
+    }
+}
+
+fn whole_sets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    match usize::deserialize(deserializer)? {
+        parts if parts >= PIN_PARTS_MAX => Ok(parts),
+        parts => {
+            Err(de::Error::custom(format!("a set of pins has up to {PIN_PARTS_MAX} parts, not {parts}")))
+        }
     }
 }
 

@@ -127,6 +127,9 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::SlotsExhausted { session, .. } => {
             details.add_quota_failure_violation(format!("session:{session}"), message);
         }
+        R::SetTooLarge { device, .. } => {
+            details.add_quota_failure_violation(cut(&format!("device:{device}"), FACT_BYTES_MAX), message);
+        }
         R::QueueFull { .. } => {
             details.set_retry_info(Some(RETRY_QUEUE));
         }

@@ -46,7 +46,7 @@ impl Revoker {
             ClientFrame::Mapped(parts) => self.at(Step::Mapped, parts.iter().copied()),
             ClientFrame::Unmapped(parts) => self.at(Step::Unmapped, parts.iter().map(|part| part.part)),
             ClientFrame::Pin { parts, .. } => self.at(Step::Pin, parts.iter().copied()),
-            ClientFrame::PinEnded { .. } => {}
+            ClientFrame::WordsMapped | ClientFrame::PinEnded { .. } => {}
         }
     }
 

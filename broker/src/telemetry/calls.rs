@@ -71,7 +71,9 @@ impl Method {
 
     /// Always into the same histogram.
     pub(super) fn record(&self, histogram: &Histogram<f64>, code: Code, seconds: f64) {
-        if let (Some(series), Some(code)) = (self.series.get(code as usize), StatusCode::NAMES.get(code as usize)) {
+        if let (Some(series), Some(code)) =
+            (self.series.get(code as usize), StatusCode::NAMES.get(code as usize))
+        {
             let find = || {
                 histogram.bind(&[
                     KeyValue::new(registry::RPC_SYSTEM, "grpc"),

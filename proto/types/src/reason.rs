@@ -123,6 +123,8 @@ reasons! {
         "It would take the tenant above its limit.";
     DeviceFull, "DEVICE_FULL", ResourceExhausted, ["device", "tier", "free", "asked"],
         "There is no room left that is not guaranteed to somebody else.";
+    SetTooLarge, "SET_TOO_LARGE", ResourceExhausted, ["device", "tier", "asked"],
+        "Parts of another tenant's memory that are to be pinned together are more than that tenant may have there at once; pin fewer.";
     SessionsTooMany, "SESSIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
         "The tenant, or the node, has as many sessions as it may.";
     AllocationsTooMany, "ALLOCATIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
@@ -130,7 +132,7 @@ reasons! {
     PoolFull, "POOL_FULL", ResourceExhausted, ["limit", "held", "asked"],
         "It would take a program's pool of small allocations above its own limit. Never sent by the daemon.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
-        "More requests are waiting than the daemon takes; try again.";
+        "More requests, or parts of pin calls, are waiting than the daemon takes; try again.";
     SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],
         "The session maps, or keeps to map again, as many parts as its word table has slots.";
     WatchesTooMany, "WATCHES_TOO_MANY", ResourceExhausted, ["limit_count"],

@@ -7,7 +7,7 @@ use vramd_words::Access;
 
 use super::client::blocking;
 use crate::{
-    allocation::{Allocation, SealFailed, Sealed},
+    allocation::{Allocation, FreeFailed, SealFailed, Sealed},
     error::Result,
     face::Face,
     handle::Handle,
@@ -50,8 +50,10 @@ impl Allocation {
     }
 
     /// See [`Self::free`].
-    pub async fn free_async(self) -> Result<Released> {
-        self.into_handle().as_mut().free(Face::Async).await
+    pub async fn free_async(self) -> Result<Released, FreeFailed<Self>> {
+        let mut handle = self.into_handle();
+        let outcome = handle.free(Face::Async).await;
+        outcome.map_err(|error| FreeFailed { handle: Self::from_handle(handle), error })
     }
 
     /// See [`Self::copy_to_host`].
@@ -82,13 +84,17 @@ impl Sealed {
     }
 
     /// See [`Self::free`].
-    pub async fn free_async(self) -> Result<Released> {
-        self.into_handle().as_mut().free(Face::Async).await
+    pub async fn free_async(self) -> Result<Released, FreeFailed<Self>> {
+        let mut handle = self.into_handle();
+        let outcome = handle.free(Face::Async).await;
+        outcome.map_err(|error| FreeFailed { handle: Self::from_handle(handle), error })
     }
 
     /// See [`Self::detach`].
-    pub async fn detach_async(self) -> Result<()> {
-        self.into_handle().as_mut().detach(Face::Async).await
+    pub async fn detach_async(self) -> Result<(), FreeFailed<Self>> {
+        let mut handle = self.into_handle();
+        let outcome = handle.detach(Face::Async).await;
+        outcome.map_err(|error| FreeFailed { handle: Self::from_handle(handle), error })
     }
 
     /// See [`Self::copy_to_host`].

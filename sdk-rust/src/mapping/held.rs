@@ -75,13 +75,19 @@ impl Region {
         }
     }
 
-    /// Lets go of all parts, and says which they were, and which were written. No guard of the program's is left.
+    /// Lets go of all parts, and says which they were, and which were written. No guard of the program's is left, but a
+    /// thread that pins a set, or by words that were another allocation's, may have a pin that it is about to give back:
+    /// such a part stays until the daemon has asked for it.
     pub(super) fn let_go(&mut self, words: &Words) -> Result<Vec<(u32, bool)>, String> {
         self.release_standing(words);
         let mut gone = Vec::new();
-        while let Some((index, slot)) = self.parts.first_key_value().map(|(index, part)| (*index, part.slot))
-        {
-            let unmapping = slot.map(|slot| words.begin_own(slot)).transpose()?;
+        let all: Vec<_> = self.parts.iter().map(|(index, part)| (*index, part.slot)).collect();
+        for (index, slot) in all {
+            let unmapping = match slot.map(|slot| words.begin_own(slot)).transpose()? {
+                Some(Unmappable::Pinned) => continue,
+                Some(Unmappable::Now(unmapping)) => Some(unmapping),
+                None => None,
+            };
             self.unmap_part(index)?;
             self.parts.remove(&index);
             gone.push((index, unmapping.is_some_and(|unmapping| unmapping.finish())));

@@ -67,6 +67,8 @@ pub(super) struct Region {
     pub(super) revoked: Option<RevokeReason>,
     /// Some handle answers for it.
     pub(super) claimed: bool,
+    /// Nobody answers for it any more: it goes with its last part.
+    pub(super) forgotten: bool,
     /// The program has said that it has unmapped all that was handed over to it.
     pub(super) yielded: bool,
 }

@@ -204,8 +204,8 @@ impl Table {
         Ok(answer)
     }
 
-    /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well. Only once no
-    /// guard of it is left.
+    /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well, once nothing is
+    /// mapped there. Only once no guard of it is left.
     pub(crate) fn let_go(&self, id: AllocationId, forget: bool) -> Result<Answer, String> {
         let mut state = self.lock();
         let State { regions, words, wanted, .. } = &mut *state;
@@ -213,11 +213,10 @@ impl Table {
         if let Some(region) = regions.get_mut(&id) {
             region.holds = false;
             let gone = region.let_go(words)?;
-            wanted.retain(|(other, _)| *other != id);
+            wanted.retain(|(other, index)| *other != id || region.parts.contains_key(index));
             answer.unmapped = gone.into_iter().map(|(index, written)| done(id, index, written)).collect();
-            if forget && let Some(region) = regions.remove(&id) {
-                region.slots.into_values().for_each(|slot| words.give_back(slot));
-            }
+            region.forgotten |= forget;
+            state.forget(id);
         }
         self.changed.notify_all();
         Ok(answer)
@@ -397,11 +396,21 @@ impl State {
         Ok(answer)
     }
 
+    /// Gives up the address of what nobody answers for any more, if nothing is mapped there.
+    fn forget(&mut self, id: AllocationId) {
+        if self.regions.get(&id).is_some_and(|region| region.forgotten && region.parts.is_empty())
+            && let Some(region) = self.regions.remove(&id)
+        {
+            region.slots.into_values().for_each(|slot| self.words.give_back(slot));
+        }
+    }
+
     fn left(&mut self, id: AllocationId, index: u32, left: Left, answer: &mut Answer) {
         match left {
             Left::Unmapped { written } => {
                 self.wanted.remove(&(id, index));
                 answer.unmapped.push(done(id, index, written));
+                self.forget(id);
             }
             Left::Pinned => drop(self.wanted.insert((id, index))),
             Left::NotHere => {}

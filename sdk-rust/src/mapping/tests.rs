@@ -33,6 +33,46 @@ fn first_byte(table: &Table, of: u64) -> Result<u8> {
     Ok(byte[0])
 }
 
+/// Nobody has a guard, and a thread has pinned all the same: it is about to see that it may not, or a set that it pins
+/// will not be had. What it pins is not torn from it, and the session lives.
+#[test]
+fn who_parts_from_what_is_pinned_halfway_leaves_it_to_the_daemon() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(id(COPIED)).unwrap();
+    let parts = [0, 1].map(|index| part(COPIED, index, 2, Access::ReadWrite)).to_vec();
+    fake.map(parts, &[memory("halfway", 1), memory("halfway", 2)]);
+    fake.next().unwrap();
+    let slot = fake.table.slots(id(COPIED))[1];
+    let view = fake.table.view();
+    view.slot(slot).unwrap().pin(vramd_words::Access::Read).unwrap();
+    let let_go = || {
+        let turn = fake.link.turn();
+        turn.tell(fake.table.let_go(id(COPIED), true).unwrap()).unwrap();
+    };
+    let_go();
+    assert_eq!(unmapped(&fake), [part_ref(COPIED, 0)]);
+    assert_eq!(first_byte_of_last_part(&fake.table), 2, "it is there");
+    assert!(fake.table.claim(id(COPIED)).is_err(), "until it is gone");
+
+    fake.revoke(part_ref(COPIED, 1), RevokeReason::Freed);
+    // A later answer shows that the revoke was seen and not answered.
+    fake.map(vec![part(IDLE, 0, 1, Access::ReadWrite)], &[memory("later", 3)]);
+    assert!(matches!(fake.next(), Some(client_frame::Frame::Mapped(_))));
+    assert_eq!(fake.table.held(id(COPIED), None), 1);
+    let unpinned = view.slot(slot).unwrap().unpin();
+    fake.table.wake_if(matches!(unpinned, Ok(vramd_words::Unpinned::WakeWorker)));
+    assert_eq!(unmapped(&fake), [part_ref(COPIED, 1)]);
+    assert_eq!((fake.table.base(id(COPIED)), fake.table.ending()), (None, None));
+    fake.table.claim(id(COPIED)).unwrap();
+}
+
+fn first_byte_of_last_part(table: &Table) -> u8 {
+    let mut byte = [0];
+    let offset = usize::try_from(crate::channel::fake::PART).unwrap();
+    table.window(id(COPIED)).unwrap().read(offset, &mut byte).unwrap();
+    byte[0]
+}
+
 /// What is copied goes when its copy has ended, and takes no new ones meanwhile: a program that copies one after the other
 /// can't keep the daemon waiting. What nobody uses goes at once.
 #[test]

@@ -318,7 +318,12 @@ fn guards_forbid_the_handle_to_part_and_may_outlive_it() {
     let allocation = failed.allocation;
     assert_eq!(allocation.as_slice().unwrap()[0], 5, "nothing is lost");
     drop(one);
-    assert_eq!(allocation.free().unwrap_err(), Error::Pinned { allocation: "a-7".to_owned(), pins: 1 });
+    let failed = allocation.free().unwrap_err();
+    assert_eq!(failed.error, Error::Pinned { allocation: "a-7".to_owned(), pins: 1 });
+    let failed = now(failed.handle.free_async()).unwrap_err();
+    assert_eq!(failed.to_string(), "parting from a-7: a-7 is in use: 1 pins of this process are left");
+    assert_eq!(failed.handle.as_slice().unwrap()[0], 5, "nothing is lost here either");
+    drop(failed);
     // The handle is gone. Others wait for their own alone.
     assert!(daemon.session.releases().flush(Instant::now() + PATIENCE));
     assert!(daemon.is_silent());

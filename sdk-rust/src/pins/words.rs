@@ -186,10 +186,14 @@ impl Words {
         }
     }
 
-    /// The program parts from it.
-    pub(crate) fn begin_own(&self, slot: u32) -> Result<Unmapping<'_>, String> {
+    /// The program parts from it. What is pinned all the same is for the daemon to ask back.
+    pub(crate) fn begin_own(&self, slot: u32) -> Result<Unmappable<'_>, String> {
         let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
-        word.begin_unmap().map_err(|refused| format!("a part that nobody uses is {refused}"))
+        match word.begin_unmap() {
+            Ok(unmapping) => Ok(Unmappable::Now(unmapping)),
+            Err(NotUnmappable::Pinned) => Ok(Unmappable::Pinned),
+            Err(refused) => Err(format!("a part that was mapped is {refused}")),
+        }
     }
 
     /// The channel has ended.

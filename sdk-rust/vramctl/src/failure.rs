@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, io, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
-use vramd_client::{Error, Reason, Refusal, SealFailed};
+use vramd_client::{Error, FreeFailed, Reason, Refusal, SealFailed};
 
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -103,6 +103,12 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Daemon(error)
+    }
+}
+
+impl<H> From<FreeFailed<H>> for Failure {
+    fn from(failed: FreeFailed<H>) -> Self {
+        Self::Daemon(failed.into())
     }
 }
 

@@ -57,7 +57,7 @@ fn is_allowed(frame: &Frame) -> bool {
 fn written(received: &Received) -> Frame {
     match received {
         Received::Hello(hello) => Frame::Hello(hello.clone()),
-        Received::WordsMapped => Frame::WordsMapped(v1::WordsMapped {}),
+        Received::Frame { frame: ClientFrame::WordsMapped, .. } => Frame::WordsMapped(v1::WordsMapped {}),
         Received::Frame { frame: ClientFrame::Pin { call, parts, write }, trace } => Frame::Pin(v1::Pin {
             call_id: *call,
             parts: parts.iter().map(reference).collect(),

@@ -75,7 +75,7 @@ impl Broker {
         }
         let freeing = allocation.state == AllocationState::Freeing;
         for part in parts.iter().copied() {
-            self.unsettle(PartRef { allocation: allocation_id, part });
+            self.unsettle(id, PartRef { allocation: allocation_id, part });
         }
         for extent in held {
             self.not_acknowledged(extent);

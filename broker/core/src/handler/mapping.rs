@@ -218,6 +218,8 @@ impl Broker {
             return;
         }
         let taken = match frame {
+            ClientFrame::WordsMapped => self.on_words_mapped(id),
+            _ if self.owes_words(id) => Err("the word table is not mapped yet".to_owned()),
             ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
             ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
             ClientFrame::Pin { call, parts, .. } => self.on_pin(id, call, parts),

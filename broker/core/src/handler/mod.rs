@@ -10,6 +10,8 @@ mod forget;
 mod mapping;
 mod notice;
 mod pin;
+#[cfg(test)]
+mod pin_costs;
 mod query;
 mod quota;
 mod recycle;

@@ -19,6 +19,20 @@ use crate::{
 };
 
 impl Broker {
+    pub(crate) fn on_words_mapped(&mut self, id: SessionId) -> Result<(), String> {
+        let session = self.sessions.get_mut(id);
+        let Some(words) = session.and_then(|session| session.words.as_mut()) else {
+            return Err("there is no word table to map".to_owned());
+        };
+        words.map_deadline.take().map(drop).ok_or_else(|| "the word table was mapped before".to_owned())
+    }
+
+    /// Whether the session has not mapped its word table.
+    pub(crate) fn owes_words(&self, id: SessionId) -> bool {
+        let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
+        words.is_some_and(|words| words.map_deadline.is_some())
+    }
+
     pub(crate) fn on_pin(&mut self, id: SessionId, call: u64, parts: Vec<PartRef>) -> Result<(), String> {
         let session = self.sessions.get_mut(id);
         let Some(words) = session.and_then(|session| session.words.as_mut()) else {
@@ -44,9 +58,12 @@ impl Broker {
         }
         if let Some(words) = self.sessions.get_mut(id).and_then(|session| session.words.as_mut()) {
             words.calls = words.calls.saturating_add(1);
+            words.call_parts = words.call_parts.saturating_add(count);
         }
-        self.unsettled.parts.extend(sorted.iter().copied());
-        self.pins.insert((id, call), sorted);
+        self.unsettled.calls.extend(sorted.iter().map(|part| (*part, (id, call))));
+        let look = self.now.after(self.config.limits.pin_stall);
+        self.pins.insert((id, call), sorted, self.now, look);
+        self.look_at_pin((id, call), look);
         Ok(())
     }
 
@@ -65,9 +82,16 @@ impl Broker {
         if session.ending {
             return Err(Refusal::SessionLost { session: id });
         }
-        let limit = self.config.limits.pins_waiting_max;
-        if session.words.as_ref().is_some_and(|words| words.calls >= limit) {
-            return Err(Refusal::QueueFull { limit });
+        let limits = &self.config.limits;
+        if let Some(words) = &session.words {
+            let (call_limit, part_limit) = (limits.pins_waiting_max, limits.pin_parts_waiting_max);
+            if words.calls >= call_limit {
+                return Err(Refusal::QueueFull { limit: call_limit });
+            }
+            if words.call_parts.saturating_add(parts.len()) > part_limit && !planted!(self, PinPartsUnbounded)
+            {
+                return Err(Refusal::QueueFull { limit: part_limit });
+            }
         }
         let mut by_device: BTreeMap<DeviceIndex, Bytes> = BTreeMap::new();
         let mut by_payer = BTreeMap::new();
@@ -94,8 +118,12 @@ impl Broker {
         for ((tenant, device), asked) in by_payer {
             let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
             if asked > account.limit {
-                let (limit, held) = (account.limit, account.held());
-                let (tenant, device) = (self.tenants.name(tenant).to_owned(), self.uuid(device).to_owned());
+                let (limit, held, device) = (account.limit, account.held(), self.uuid(device).to_owned());
+                // The figures of a tenant are its own: who reads its memory learns none of them.
+                if tenant != session.tenant {
+                    return Err(Refusal::SetTooLarge { device, tier, asked });
+                }
+                let tenant = self.tenants.name(tenant).to_owned();
                 return Err(Refusal::QuotaLimit { tenant, device, tier, limit, held, asked });
             }
         }
@@ -121,24 +149,25 @@ impl Broker {
         Refusal::AllocationNotFound { allocation: part.allocation.to_string() }
     }
 
-    /// Looks at what the calls on a part wait for.
-    pub(crate) fn settle_calls(&mut self, part: PartRef) {
-        for id in self.pins.on(part).collect::<Vec<_>>() {
-            let Some(call) = self.pins.get(id).filter(|call| !call.left.is_empty()) else { continue };
-            let waits = self.is_held_up(part, call.arrival) || !call.left.contains(&part);
-            match self.map_state(id.0, part) {
-                None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
-                    let why = self.why_lost(id.0, part);
-                    self.refuse_pin(id, why);
-                }
-                Some(MapState::Away) if !waits => self.bring_back(id.0, part),
-                Some(MapState::Mapped) if !waits => {
-                    if self.pins.got(id, part) {
-                        self.answer_pin(id, None);
-                    }
-                }
-                Some(_) => {}
+    /// Looks at a part of a call.
+    pub(crate) fn settle_call(&mut self, id: PinId, part: PartRef) {
+        self.unsettled.count(1);
+        let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
+        let look = call.look;
+        let waits = self.is_held_up(part, call.arrival) || !self.pins.lacks(id, part);
+        match self.map_state(id.0, part) {
+            None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
+                let why = self.why_lost(id.0, part);
+                self.refuse_pin(id, why);
             }
+            Some(MapState::Away) if !waits => self.bring_back(id.0, part),
+            Some(MapState::Mapped) if !waits => {
+                if self.pins.got(id, part) {
+                    self.forget_look(id, look);
+                    self.answer_pin(id, None);
+                }
+            }
+            Some(_) => {}
         }
     }
 
@@ -165,9 +194,16 @@ impl Broker {
         let Some(call) = self.pins.remove(id) else { return };
         if let Some(words) = self.sessions.get_mut(id.0).and_then(|session| session.words.as_mut()) {
             words.calls = words.calls.saturating_sub(1);
+            words.call_parts = words.call_parts.saturating_sub(call.parts.len());
+        }
+        if call.is_waiting() {
+            self.forget_look(id, call.look);
         }
         for part in call.parts {
-            self.unsettle(part);
+            // Who came after it was not held up by this call.
+            if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
+                self.unsettled.revocations.insert(part);
+            }
         }
     }
 

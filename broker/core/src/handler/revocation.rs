@@ -76,14 +76,14 @@ impl Broker {
         let stage = match wait {
             true => {
                 self.arm(until, Timer::Fence(part));
-                self.unsettled.parts.insert(part);
+                self.unsettled.revocations.insert(part);
                 Stage::Fence { until }
             }
             false => self.ask_words(part),
         };
         let ops = [op].into_iter().collect::<Few<_>>();
-        let began = self.pins.arrive();
-        self.revocations.insert(part, Revocation { began, stage, ops, comers: Vec::new() });
+        let (began, eased) = (self.pins.arrive(), self.now);
+        self.revocations.insert(part, Revocation { began, stage, ops, comers: Vec::new(), eased });
         None
     }
 
@@ -130,7 +130,7 @@ impl Broker {
         let Some(Stage::Words { asked, fence }) = stage else {
             return self.broken(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
         };
-        self.unsettled.parts.insert(part);
+        self.unsettled.revocations.insert(part);
         let next = match outcome {
             // REVOKE stands: whoever maps it still is told, answering or not.
             WordsOutcome::Revoked => {
@@ -201,7 +201,7 @@ impl Broker {
                 self.bring_back(comer, part);
             }
         }
-        self.unsettle(part);
+        self.unsettled.calls.extend(self.pins.lacking(part));
         for op in over.ops.iter().copied() {
             if let Some(OpKind::Revoke(revoked)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
                 revoked.resolve(part.part, outcome.clone());

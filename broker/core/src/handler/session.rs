@@ -59,6 +59,7 @@ impl Broker {
         let id =
             raw.map(SessionId::from_raw).ok_or(Refusal::InvariantBroken { invariant: invariants::IDS })?;
         self.ids.last_session = Some(id);
+        let words_due = self.now.after(limits.map_answer_timeout);
         let session = Session {
             channel,
             channel_open: true,
@@ -81,9 +82,12 @@ impl Broker {
             alarm: None,
             ending: false,
             requests: RequestLog::default(),
-            words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1)))),
+            words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1), words_due))),
         };
         self.sessions.insert(id, session);
+        if hello.pins && !planted!(self, WordsTimerLost) {
+            self.arm_session(words_due, id);
+        }
         self.notice(Notice::SessionOpened {
             session: id,
             tenant: self.tenants.shared(tenant),
@@ -173,6 +177,9 @@ impl Broker {
         self.unsettle_session(id);
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.revoke_deadline = None;
+        if let Some(words) = &mut session.words {
+            words.map_deadline = None;
+        }
         if session.maps.is_empty() || planted!(self, SilentTakenForGone) {
             return self.session_gone(id, SessionEvent::UnmappedAll);
         }

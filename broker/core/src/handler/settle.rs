@@ -1,7 +1,8 @@
 //! What follows, at the end of an event, for parts that pin calls or revocations wait for.
 //!
-//! Steps only note which parts they touched. So no step has to know what waits for it, and one event that touches a part
-//! in several ways is looked at once, when all of them are done.
+//! Steps only note what they touched. So no step has to know what waits for it, and one event that touches a part in
+//! several ways is looked at once, when all of them are done. What a step can't have changed is not looked at: another
+//! session's calls on the part, or calls that are answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,22 +14,48 @@ use crate::{
     event::PartRef,
     invariants,
     residency::MapEvent,
+    tenancy::{PinId, PinnedPart},
 };
 
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
-    pub(crate) parts: BTreeSet<PartRef>,
+    /// Parts of calls.
+    pub(crate) calls: BTreeSet<PinnedPart>,
+    /// Parts that are being revoked.
+    pub(crate) revocations: BTreeSet<PartRef>,
+    /// Calls that may have stalled.
+    pub(crate) looks: BTreeSet<PinId>,
     /// To be told so, in few frames.
     pub(crate) evicted: BTreeMap<SessionId, Vec<RevokedPart>>,
     /// Sessions that parts were queued for.
     pub(crate) to_pump: BTreeSet<SessionId>,
+    /// How many parts of calls were looked at, ever.
+    #[cfg(test)]
+    pub(crate) looked_at: usize,
+}
+
+impl Unsettled {
+    #[cfg_attr(not(test), allow(clippy::unused_self, reason = "only tests count"))]
+    pub(crate) const fn count(&mut self, parts: usize) {
+        #[cfg(test)]
+        {
+            self.looked_at += parts;
+        }
+        #[cfg(not(test))]
+        let _ = parts;
+    }
 }
 
 impl Broker {
-    /// Has whoever waits for the part looked at.
-    pub(crate) fn unsettle(&mut self, part: PartRef) {
-        if self.revocations.contains_key(&part) || self.pins.has_part(part) {
-            self.unsettled.parts.insert(part);
+    /// A session's hold on the part has changed.
+    pub(crate) fn unsettle(&mut self, id: SessionId, part: PartRef) {
+        self.unsettled.calls.extend(self.pins.waiting_of(part, id));
+        self.unsettle_revocation(part);
+    }
+
+    pub(crate) fn unsettle_revocation(&mut self, part: PartRef) {
+        if self.revocations.contains_key(&part) {
+            self.unsettled.revocations.insert(part);
         }
     }
 
@@ -36,15 +63,12 @@ impl Broker {
     pub(crate) fn unsettle_session(&mut self, id: SessionId) {
         let of_session = self.revocations.keys().filter(|part| self.map_state(id, **part).is_some());
         let parts: Vec<_> = of_session.copied().collect();
-        self.unsettled.parts.extend(parts);
+        self.unsettled.revocations.extend(parts);
     }
 
     pub(crate) fn settle(&mut self) {
         loop {
-            while let Some(part) = self.unsettled.parts.pop_first() {
-                self.settle_calls(part);
-                self.settle_revocation(part);
-            }
+            self.settle_parts();
             for (id, parts) in std::mem::take(&mut self.unsettled.evicted) {
                 self.send_revoke(id, parts, RevokeReason::Evicted);
             }
@@ -52,6 +76,19 @@ impl Broker {
                 self.pump(id);
             }
             if !self.abort_stalled() {
+                return;
+            }
+        }
+    }
+
+    /// A revocation is looked at once nothing is to be said to calls.
+    fn settle_parts(&mut self) {
+        loop {
+            if let Some((part, id)) = self.unsettled.calls.pop_first() {
+                self.settle_call(id, part);
+            } else if let Some(part) = self.unsettled.revocations.pop_first() {
+                self.settle_revocation(part);
+            } else {
                 return;
             }
         }

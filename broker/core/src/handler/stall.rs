@@ -1,10 +1,11 @@
 //! Pin calls in each other's way. A set that is pinned from nothing waits for nobody who waits; but who holds pins and
-//! asks for more may wait for somebody who waits for it.
+//! asks for more may wait for somebody who waits for it, or for itself.
 //!
 //! A call that for some time waits only for sessions that wait themselves is aborted, the youngest first: its client
 //! unpins what it holds, and others get on. These have their time anew.
-
-use std::collections::BTreeSet;
+//!
+//! A call is looked at when it may have stalled, not whenever something happens: at most twice in that time, however much
+//! waits and whatever comes meanwhile.
 
 use vramd_types::SessionId;
 
@@ -13,62 +14,83 @@ use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
+    event::PartRef,
     residency::{MapState, Stage},
     tenancy::{PinCall, PinId},
+    time::Time,
 };
 
 impl Broker {
-    /// Whether a call was aborted, so that others may get on.
+    /// The call is looked at then, unless it is answered before.
+    pub(crate) fn look_at_pin(&mut self, id: PinId, look: Time) {
+        if let Some(call) = self.pins.get_mut(id) {
+            call.look = look;
+            self.arm(look, Timer::Stall(id.0, id.1));
+        }
+    }
+
+    pub(crate) fn forget_look(&mut self, id: PinId, look: Time) {
+        self.timers.remove(&(look, Timer::Stall(id.0, id.1)));
+    }
+
+    /// Looks at calls whose time has come. Whether one was aborted, so that others may get on.
     pub(crate) fn abort_stalled(&mut self) -> bool {
-        // Where nothing is fenced, and nothing that was is pinned still, nobody is in anybody's way.
-        if self.evicting == 0 && self.revocations.is_empty() {
-            return false;
-        }
-        let calls = self.pins.waiting().map(|(id, call)| (id, self.in_the_way_of(id, call)));
-        let calls: Vec<(PinId, BTreeSet<SessionId>)> = calls.collect();
         let (now, wait) = (self.now, self.config.limits.pin_stall);
-        let mut due = None;
-        for (id, in_the_way) in &calls {
-            let stalls = !in_the_way.is_empty() && in_the_way.iter().all(|of| self.pins.is_waiting(*of));
-            let Some(call) = self.pins.get_mut(*id) else { continue };
-            let since = stalls.then(|| call.stalled.unwrap_or(now));
-            if let Some(since) = since.filter(|_| since != call.stalled) {
-                self.timers.insert((since.after(wait), Timer::Stall));
-            }
-            call.stalled = since;
-            if since.is_some_and(|since| since.after(wait) <= now) {
-                due = Some(*id);
+        let mut due = Vec::new();
+        for id in std::mem::take(&mut self.unsettled.looks) {
+            let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
+            let (arrival, since) = (call.arrival, self.stalls_since(id, call));
+            self.unsettled.count(call.parts.len());
+            match since.filter(|since| since.after(wait) > now) {
+                None if since.is_some() && !planted!(self, StallIgnored) => due.push((arrival, id)),
+                since => self.look_at_pin(id, since.unwrap_or(now).after(wait)),
             }
         }
-        let Some(youngest) = due.filter(|_| !planted!(self, StallIgnored)) else { return false };
+        let Some((_, youngest)) = due.iter().max().copied() else { return false };
+        let others = due.into_iter().map(|(_, id)| id).filter(|id| *id != youngest);
+        self.unsettled.looks.extend(others);
         self.refuse_pin(youngest, Refusal::PinStalled { session: youngest.0 });
         self.notice(Notice::PinStalled { session: youngest.0, call: youngest.1 });
-        for (id, _) in calls.iter().filter(|(_, in_the_way)| in_the_way.contains(&youngest.0)) {
-            if let Some(call) = self.pins.get_mut(*id) {
-                call.stalled = None;
-            }
-        }
+        self.pins.waits_anew(youngest.0, now);
         true
     }
 
-    /// Sessions that a call waits for: those that map a part which was fenced before it came, and its own where that was
-    /// told to unmap while it pinned.
-    fn in_the_way_of(&self, id: PinId, call: &PinCall) -> BTreeSet<SessionId> {
-        let mut sessions = BTreeSet::new();
-        let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref());
-        for part in &call.left {
-            let fenced = self.revocations.get(part).is_some_and(|under_way| {
+    /// Since when a call waits for sessions that wait themselves, if it does.
+    ///
+    /// In its way are those that map a part which was fenced before it came, and its own session where that was told to
+    /// unmap while it pinned.
+    fn stalls_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
+        // Where nothing is fenced, and nothing that was is pinned still, nobody is in anybody's way.
+        if self.evicting == 0 && self.revocations.is_empty() {
+            return None;
+        }
+        let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref())?;
+        let (mut since, mut is_held_up) = (call.came, false);
+        for part in call.parts.iter().filter(|part| self.pins.lacks(id, **part)) {
+            let fence = self.revocations.get(part).filter(|under_way| {
                 matches!(under_way.stage, Stage::Fence { .. }) && under_way.began < call.arrival
             });
-            if fenced {
-                let holds = self.holds(*part).iter().filter(|hold| hold.state.maps());
-                sessions.extend(holds.map(|hold| hold.session));
+            if let Some(fence) = fence {
+                since = since.max(fence.eased);
+                for hold in self.holds(*part).iter().filter(|hold| hold.state.maps()) {
+                    since = since.max(self.pins.waits_since(hold.session)?);
+                    is_held_up = true;
+                }
             }
-            let pinned = words.is_some_and(|words| !words.prompt.contains(part));
+            let pinned = !words.prompt.contains(part);
             if pinned && self.map_state(id.0, *part) == Some(MapState::Evicting) {
-                sessions.insert(id.0);
+                since = since.max(self.pins.waits_since(id.0)?);
+                is_held_up = true;
             }
         }
-        sessions
+        is_held_up.then_some(since)
+    }
+
+    /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.
+    pub(crate) fn ease(&mut self, id: SessionId, part: PartRef) {
+        let waits = self.pins.waits_since(id).is_some();
+        if let Some(under_way) = self.revocations.get_mut(&part).filter(|_| !waits) {
+            under_way.eased = self.now;
+        }
     }
 }

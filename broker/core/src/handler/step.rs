@@ -81,7 +81,10 @@ impl Broker {
         {
             self.forget_word(id, slot);
         }
-        self.unsettle(part);
+        if old.maps() && !new.is_some_and(MapState::maps) {
+            self.ease(id, part);
+        }
+        self.unsettle(id, part);
         Ok(step)
     }
 

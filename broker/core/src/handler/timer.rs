@@ -20,7 +20,7 @@ pub(crate) enum Timer {
     /// A fence has lasted long enough.
     Fence(PartRef),
     /// A pin call may have stalled.
-    Stall,
+    Stall(SessionId, u64),
 }
 
 impl Broker {
@@ -52,8 +52,7 @@ impl Broker {
                 Timer::Session(id) => self.check_deadlines(id),
                 Timer::Cached => self.expire_cached(),
                 Timer::Fence(part) => self.fence_lasted(part),
-                // Whoever stalled is looked for after every event.
-                Timer::Stall => {}
+                Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();
                     self.arm_survey();
@@ -71,6 +70,10 @@ impl Broker {
             // Its descriptors are in flight, and others wait for that budget: they go with the channel.
             return self.close_channel(id, SilentReason::Overdue);
         }
+        if due(session.words.as_ref().and_then(|words| words.map_deadline)) {
+            let within = self.config.limits.map_answer_timeout.as_millis();
+            return self.quarantine(id, format!("the word table was not mapped within {within} ms"));
+        }
         if due(session.revoke_deadline) {
             session.revoke_deadline = None;
             let (tenant, parts) = (session.tenant, session.parts_owed());
@@ -82,8 +85,7 @@ impl Broker {
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
             self.check_ends(id);
         }
-        let deadlines = self.sessions.get(id).map(|session| [session.map_deadline, session.revoke_deadline]);
-        if let Some(next) = deadlines.into_iter().flatten().flatten().min() {
+        if let Some(next) = self.sessions.get(id).and_then(|session| session.deadlines().min()) {
             self.arm_session(next, id);
         }
     }

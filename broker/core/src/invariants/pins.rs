@@ -9,10 +9,12 @@ use crate::{
 };
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
-    let (mut parts, mut waiting) = (0, 0);
+    let (mut parts, mut lacking, mut waiting) = (0, 0, 0);
     for (id, call) in broker.pins.iter() {
-        parts += call.parts.len();
-        waiting += usize::from(!call.left.is_empty());
+        let lacks = call.parts.iter().filter(|part| broker.pins.lacks(id, **part)).count();
+        expect_equal(found, PINS, || format!("{id:?} waits"), &call.is_waiting(), &(lacks > 0));
+        (parts, lacking) = (parts + call.parts.len(), lacking + lacks);
+        waiting += usize::from(call.is_waiting());
         let looked_at = |part: &PartRef| scope.has_session(id.0) || scope.has_allocation(part.allocation);
         for part in call.parts.iter().filter(|part| looked_at(part)) {
             check_part(broker, id, call, *part, found);
@@ -23,11 +25,12 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         PINS,
         || "calls in the indices".to_owned(),
         &broker.pins.indexed(),
-        &(parts, waiting),
+        &(parts, lacking, waiting),
     );
     for (id, session) in scope.sessions(broker) {
-        let calls = broker.pins.of_session(id).count();
-        let counted = session.words.as_ref().map_or(0, |words| words.calls);
+        let calls = broker.pins.of_session(id);
+        let calls = calls.fold((0, 0), |(calls, parts), (_, call)| (calls + 1, parts + call.parts.len()));
+        let counted = session.words.as_ref().map_or((0, 0), |words| (words.calls, words.call_parts));
         expect_equal(found, PINS, || format!("pin calls of {id}"), &counted, &calls);
         let prompt = session.words.iter().flat_map(|words| &words.prompt);
         let lasting = prompt.clone().all(|part| broker.map_state(id, *part) == Some(MapState::Evicting));
@@ -38,12 +41,12 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: &mut Vec<Violation>) {
     let state = broker.map_state(id.0, part);
     let held_up = broker.revocations.get(&part).is_some_and(|under_way| under_way.began < call.arrival);
-    let fits = match (call.left.contains(&part), state) {
+    let fits = match (broker.pins.lacks(id, part), state) {
         (true, Some(MapState::Queued | MapState::Offered | MapState::Evicting)) => true,
         (true, Some(MapState::Away | MapState::Mapped)) => held_up,
         (true, _) => false,
         // An answered call's part may be freed, or unmapped by its client.
         (false, state) => state != Some(MapState::Evicting),
     };
-    expect(found, PINS, fits, || format!("{id:?} and {part:?}: {state:?}, of {:?}", call.left));
+    expect(found, PINS, fits, || format!("{id:?} and {part:?}: {state:?}, of {:?}", call.parts));
 }

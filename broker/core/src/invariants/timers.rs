@@ -6,7 +6,7 @@ use crate::{broker::Broker, handler::Timer, residency::Stage};
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
         let armed = session.alarm.filter(|alarm| broker.timers.contains(&(*alarm, Timer::Session(id))));
-        for deadline in [session.map_deadline, session.revoke_deadline].into_iter().flatten() {
+        for deadline in session.deadlines() {
             let watched = armed.is_some_and(|alarm| alarm <= deadline);
             expect(found, TIMERS, watched, || format!("{id} has a deadline at {deadline:?} and no timer"));
         }
@@ -20,10 +20,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let watched = is_over || broker.timers.contains(&(until, Timer::Fence(*part)));
         expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer looks"));
     }
-    for (id, call) in broker.pins.waiting() {
-        let Some(since) = call.stalled else { continue };
-        let due = since.after(broker.config.limits.pin_stall);
-        let watched = due <= broker.now || broker.timers.contains(&(due, Timer::Stall));
-        expect(found, TIMERS, watched, || format!("{id:?} stalls since {since:?}, and no timer looks"));
+    for (id, call) in broker.pins.iter().filter(|(_, call)| call.is_waiting()) {
+        let watched = broker.timers.contains(&(call.look, Timer::Stall(id.0, id.1)));
+        expect(found, TIMERS, watched, || {
+            format!("{id:?} may stall until {:?}, and no timer looks", call.look)
+        });
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Revocation {
     pub(crate) ops: Few<OpId>,
     /// Sessions that attached the part meanwhile.
     pub(crate) comers: Vec<SessionId>,
+    /// When somebody let go of it last who did not wait for other parts.
+    pub(crate) eased: Time,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

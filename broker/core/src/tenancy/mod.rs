@@ -16,7 +16,7 @@ mod words;
 pub(crate) use by_tenant::ByTenant;
 pub(crate) use map_queue::MapQueue;
 pub(crate) use op::{Op, OpId, OpKind, OpTable, Requester};
-pub(crate) use pins::{Arrival, PinCall, PinId, PinTable};
+pub(crate) use pins::{Arrival, PinCall, PinId, PinTable, PinnedPart};
 pub(crate) use releases::{ItemResult, Releases, Watched};
 pub(crate) use requests::{Method, Outcome, Recall, RequestLog};
 pub(crate) use revoked::Revoked;

@@ -1,6 +1,6 @@
 //! Pin calls: sets of parts that a session wants mapped together, from when they are taken until they have ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use vramd_types::SessionId;
 
@@ -13,24 +13,41 @@ pub(crate) struct Arrival(u64);
 /// The session, and its number for the call.
 pub(crate) type PinId = (SessionId, u64);
 
+/// One part of one call.
+pub(crate) type PinnedPart = (PartRef, PinId);
+
 #[derive(Debug)]
 pub(crate) struct PinCall {
     pub(crate) arrival: Arrival,
+    pub(crate) came: Time,
     /// In order, each once.
     pub(crate) parts: Box<[PartRef]>,
-    /// Of these, what is not mapped, or about to be revoked. Once nothing is left, the call is answered.
-    pub(crate) left: BTreeSet<PartRef>,
-    /// Since when all who are in its way wait themselves.
-    pub(crate) stalled: Option<Time>,
+    /// How many of these are not mapped, or about to be revoked. Once none is, the call is answered.
+    missing: usize,
+    /// While it waits: when it is looked at next, since it may have stalled.
+    pub(crate) look: Time,
+}
+
+/// A session with calls that are not answered.
+#[derive(Debug)]
+struct Waiting {
+    calls: usize,
+    since: Time,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct PinTable {
     calls: BTreeMap<PinId, PinCall>,
-    by_part: BTreeSet<(PartRef, SessionId, u64)>,
-    /// Those that are not answered, oldest first.
-    waiting: BTreeMap<Arrival, PinId>,
+    /// True where the call lacks the part.
+    by_part: BTreeMap<PinnedPart, bool>,
+    waiting: BTreeMap<SessionId, Waiting>,
     arrivals: u64,
+}
+
+impl PinCall {
+    pub(crate) const fn is_waiting(&self) -> bool {
+        self.missing > 0
+    }
 }
 
 impl PinTable {
@@ -44,19 +61,23 @@ impl PinTable {
         Arrival(self.arrivals.saturating_add(1))
     }
 
-    pub(crate) fn insert(&mut self, id: PinId, parts: Vec<PartRef>) {
+    /// A call that waits for all of its parts, of which there is one at least.
+    pub(crate) fn insert(&mut self, id: PinId, parts: Vec<PartRef>, came: Time, look: Time) {
         let arrival = self.arrive();
-        self.by_part.extend(parts.iter().map(|part| (*part, id.0, id.1)));
-        self.waiting.insert(arrival, id);
-        let left = parts.iter().copied().collect();
-        self.calls.insert(id, PinCall { arrival, parts: parts.into_boxed_slice(), left, stalled: None });
+        self.by_part.extend(parts.iter().map(|part| ((*part, id), true)));
+        let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: came });
+        waiting.calls = waiting.calls.saturating_add(1);
+        let (missing, parts) = (parts.len(), parts.into_boxed_slice());
+        self.calls.insert(id, PinCall { arrival, came, parts, missing, look });
     }
 
     pub(crate) fn remove(&mut self, id: PinId) -> Option<PinCall> {
         let call = self.calls.remove(&id)?;
-        self.waiting.remove(&call.arrival);
         for part in &call.parts {
-            self.by_part.remove(&(*part, id.0, id.1));
+            self.by_part.remove(&(*part, id));
+        }
+        if call.is_waiting() {
+            self.waits_no_more(id.0);
         }
         Some(call)
     }
@@ -69,32 +90,44 @@ impl PinTable {
         self.calls.get_mut(&id)
     }
 
+    pub(crate) fn lacks(&self, id: PinId, part: PartRef) -> bool {
+        self.by_part.get(&(part, id)) == Some(&true)
+    }
+
     /// One part of the call is mapped; whether that was the last.
     pub(crate) fn got(&mut self, id: PinId, part: PartRef) -> bool {
-        let Some(call) = self.calls.get_mut(&id) else { return false };
-        let is_last = call.left.remove(&part) && call.left.is_empty();
+        let Some((call, lacks)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
+            return false;
+        };
+        if !std::mem::take(lacks) {
+            return false;
+        }
+        call.missing = call.missing.saturating_sub(1);
+        let is_last = !call.is_waiting();
         if is_last {
-            call.stalled = None;
-            self.waiting.remove(&call.arrival);
+            self.waits_no_more(id.0);
         }
         is_last
     }
 
-    /// Calls on a part, whoever made them.
-    pub(crate) fn on(&self, part: PartRef) -> impl Iterator<Item = PinId> {
-        let first = (part, SessionId::from_raw(0), 0);
-        let last = (part, SessionId::from_raw(u64::MAX), u64::MAX);
-        self.by_part.range(first..=last).map(|(_, session, call)| (*session, *call))
+    /// Calls that lack the part, whoever made them.
+    pub(crate) fn lacking(&self, part: PartRef) -> impl Iterator<Item = PinnedPart> {
+        let (first, last) = ((SessionId::from_raw(0), 0), (SessionId::from_raw(u64::MAX), u64::MAX));
+        let calls = self.by_part.range((part, first)..=(part, last));
+        calls.filter(|(_, lacks)| **lacks).map(|(entry, _)| *entry)
     }
 
-    pub(crate) fn has_part(&self, part: PartRef) -> bool {
-        self.on(part).next().is_some()
+    /// Calls of a session on the part that are not answered, which they may lack or have.
+    pub(crate) fn waiting_of(&self, part: PartRef, session: SessionId) -> impl Iterator<Item = PinnedPart> {
+        let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
+        let waits = |id| self.calls.get(id).is_some_and(PinCall::is_waiting);
+        calls.filter(move |((_, id), _)| waits(id)).map(|(entry, _)| *entry)
     }
 
     /// Whether a call of the session on the part came before then.
     pub(crate) fn protects(&self, part: PartRef, session: SessionId, then: Arrival) -> bool {
-        let calls = self.by_part.range((part, session, 0)..=(part, session, u64::MAX));
-        let mut arrivals = calls.filter_map(|(_, session, call)| self.calls.get(&(*session, *call)));
+        let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
+        let mut arrivals = calls.filter_map(|((_, id), _)| self.calls.get(id));
         arrivals.any(|call| call.arrival < then)
     }
 
@@ -102,22 +135,37 @@ impl PinTable {
         self.calls.range((session, 0)..=(session, u64::MAX)).map(|(id, call)| (*id, call))
     }
 
-    /// Calls that are not answered, oldest first.
-    pub(crate) fn waiting(&self) -> impl DoubleEndedIterator<Item = (PinId, &PinCall)> {
-        self.waiting.values().filter_map(|id| Some((*id, self.calls.get(id)?)))
+    /// Since when some call of the session waits.
+    pub(crate) fn waits_since(&self, session: SessionId) -> Option<Time> {
+        self.waiting.get(&session).map(|waiting| waiting.since)
     }
 
-    pub(crate) fn is_waiting(&self, session: SessionId) -> bool {
-        self.of_session(session).any(|(_, call)| !call.left.is_empty())
+    /// Others who wait for the session give it time anew.
+    pub(crate) fn waits_anew(&mut self, session: SessionId, now: Time) {
+        if let Some(waiting) = self.waiting.get_mut(&session) {
+            waiting.since = now;
+        }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PinId, &PinCall)> {
         self.calls.iter().map(|(id, call)| (*id, call))
     }
 
-    /// How much of calls is in the indices: for whoever compares.
-    pub(crate) fn indexed(&self) -> (usize, usize) {
-        (self.by_part.len(), self.waiting.len())
+    /// How many parts of calls there are, how many of these are lacking, and how many calls of sessions wait: for whoever
+    /// compares.
+    pub(crate) fn indexed(&self) -> (usize, usize, usize) {
+        let lacking = self.by_part.values().filter(|lacks| **lacks).count();
+        let waiting = self.waiting.values().map(|waiting| waiting.calls);
+        (self.by_part.len(), lacking, waiting.fold(0, usize::saturating_add))
+    }
+
+    fn waits_no_more(&mut self, session: SessionId) {
+        if let Some(waiting) = self.waiting.get_mut(&session) {
+            waiting.calls = waiting.calls.saturating_sub(1);
+            if waiting.calls == 0 {
+                self.waiting.remove(&session);
+            }
+        }
     }
 }
 
@@ -131,19 +179,27 @@ mod tests {
     fn a_call_is_found_by_its_parts_until_it_ends() {
         let part = |index| PartRef { allocation: AllocationId::from_raw(5), part: PartIndex(index) };
         let (one, two) = (SessionId::from_raw(1), SessionId::from_raw(2));
+        let at = Time::from_micros;
         let mut pins = PinTable::default();
-        pins.insert((one, 7), vec![part(0), part(1)]);
+        pins.insert((one, 7), vec![part(0), part(1)], at(3), at(9));
         let then = pins.arrive();
-        pins.insert((two, 7), vec![part(1)]);
-        assert_eq!(pins.on(part(1)).collect::<Vec<_>>(), [(one, 7), (two, 7)]);
+        pins.insert((two, 7), vec![part(1)], at(4), at(9));
+        let lacking = |pins: &PinTable| pins.lacking(part(1)).map(|(_, id)| id).collect::<Vec<_>>();
+        assert_eq!(lacking(&pins), [(one, 7), (two, 7)]);
         assert!(pins.protects(part(1), one, then) && !pins.protects(part(1), two, then));
-        assert!(!pins.got((one, 7), part(0)) && pins.is_waiting(one));
-        assert!(pins.got((one, 7), part(1)) && !pins.is_waiting(one));
+        assert!(!pins.got((one, 7), part(0)) && !pins.got((one, 7), part(0)), "it has it once");
+        assert_eq!(pins.waiting_of(part(0), one).count(), 1, "it may lose it again");
+        assert_eq!(pins.waits_since(one), Some(at(3)));
+        pins.waits_anew(one, at(5));
+        assert_eq!(pins.waits_since(one), Some(at(5)));
+        assert!(pins.got((one, 7), part(1)) && pins.waits_since(one).is_none());
         assert!(pins.protects(part(0), one, then), "an answered call has not ended");
-        assert_eq!(pins.waiting().map(|(id, _)| id).collect::<Vec<_>>(), [(two, 7)]);
+        assert_eq!(lacking(&pins), [(two, 7)]);
+        assert_eq!(pins.waiting_of(part(1), one).count(), 0);
+        assert_eq!(pins.indexed(), (3, 1, 1));
         for id in [(one, 7), (two, 7)] {
             pins.remove(id);
         }
-        assert_eq!((pins.indexed(), pins.has_part(part(1))), ((0, 0), false));
+        assert_eq!((pins.indexed(), pins.waits_since(two)), ((0, 0, 0), None));
     }
 }

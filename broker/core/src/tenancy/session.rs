@@ -82,6 +82,12 @@ impl Session {
         self.revoking.saturating_add(evicted)
     }
 
+    /// All of them: when something is due of it.
+    pub(crate) fn deadlines(&self) -> impl Iterator<Item = Time> {
+        let words = self.words.as_ref().and_then(|words| words.map_deadline);
+        [self.map_deadline, self.revoke_deadline, words].into_iter().flatten()
+    }
+
     /// Whether its words may be looked at, and a `Revoke` be answered soon.
     pub(crate) fn is_answering(&self) -> bool {
         self.channel_open && self.state == SessionState::Live

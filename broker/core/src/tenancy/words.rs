@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::Slots;
-use crate::event::PartRef;
+use crate::{event::PartRef, time::Time};
 
 #[derive(Debug)]
 pub(crate) struct Words {
+    /// By when the client is to have mapped the table; until then the daemon keeps a descriptor for it.
+    pub(crate) map_deadline: Option<Time>,
     pub(crate) slots: Slots,
     /// Parts that it was told to unmap when nobody pinned them: it can do so at once, and is overdue if it does not. What
     /// is fenced may be pinned for as long as its program likes.
@@ -15,10 +17,19 @@ pub(crate) struct Words {
     pub(crate) last_call: Option<u64>,
     /// Its pin calls that have not ended.
     pub(crate) calls: usize,
+    /// All parts of these.
+    pub(crate) call_parts: usize,
 }
 
 impl Words {
-    pub(crate) const fn new(slots: u32) -> Self {
-        Self { slots: Slots::new(slots), prompt: BTreeSet::new(), last_call: None, calls: 0 }
+    pub(crate) const fn new(slots: u32, map_deadline: Time) -> Self {
+        Self {
+            map_deadline: Some(map_deadline),
+            slots: Slots::new(slots),
+            prompt: BTreeSet::new(),
+            last_call: None,
+            calls: 0,
+            call_parts: 0,
+        }
     }
 }

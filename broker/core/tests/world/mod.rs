@@ -305,8 +305,15 @@ impl World {
         }
     }
 
-    /// The same, with pins.
+    /// The same, with pins: it maps its word table.
     pub fn open_pinning(&mut self, tenant: &str) -> Client {
+        let client = self.greet_pinning(tenant);
+        self.frame(client, ClientFrame::WordsMapped);
+        client
+    }
+
+    /// A session with pins that has not mapped its word table.
+    pub fn greet_pinning(&mut self, tenant: &str) -> Client {
         let pid = 100 + u32::try_from(self.channels).expect("few channels");
         let (channel, answer) = self.hello_with(tenant, pid, None, Vec::new(), true);
         match answer {

@@ -27,31 +27,13 @@ async fn a_word_table_is_sealed_once_it_is_mapped() {
     assert!(sealed(SealFlags::SHRINK | SealFlags::GROW) && !sealed(SealFlags::FUTURE_WRITE));
 
     client.send(&words_mapped_packet());
-    // A frame of any other kind comes to the core only after that.
-    client.send(&mapped_packet(3));
-    let Event::Frame { frame: ClientFrame::Mapped(_), .. } = daemon.event().await else { panic!() };
+    let Event::Frame { frame: ClientFrame::WordsMapped, .. } = daemon.event().await else { panic!() };
     assert!(sealed(SealFlags::FUTURE_WRITE | SealFlags::SEAL));
     assert!(daemon.channels.word_table(channel).is_none(), "the daemon has done with the descriptor");
 
     client.send(&words_mapped_packet());
     let Event::Malformed { problem, .. } = daemon.event().await else { panic!() };
     assert!(problem.contains("mapped before"), "{problem}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_word_table_is_mapped_first_and_only_where_there_is_one() {
-    for (hello, next, told) in [
-        (hello_with_pins(), mapped_packet(3), "not mapped yet"),
-        (hello_packet(), words_mapped_packet(), "no word table"),
-    ] {
-        let mut daemon = Daemon::start();
-        let client = daemon.connect();
-        client.send(&hello);
-        daemon.hello().await;
-        client.send(&next);
-        let Event::Malformed { problem, .. } = daemon.event().await else { panic!() };
-        assert!(problem.contains(told), "{problem}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

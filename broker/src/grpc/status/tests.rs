@@ -26,6 +26,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         R::SessionForeign { session, pid: u32::MAX },
         R::QuotaLimit { tenant: text(), device: text(), tier, limit: bytes, held: bytes, asked: bytes },
         R::DeviceFull { device: text(), tier, free: bytes, asked: bytes },
+        R::SetTooLarge { device: text(), tier, asked: bytes },
         R::SessionsTooMany { tenant: text(), limit: usize::MAX },
         R::AllocationsTooMany { tenant: text(), limit: usize::MAX },
         R::QueueFull { limit: usize::MAX },

@@ -145,7 +145,7 @@ fn whoever_parts_waits_for_streams_and_not_for_guards() {
         fake.stream(STREAM, false, false);
         assert!(matches!(daemon.next(), Some(Said::Unmapped(_))));
         // Nobody is there to be told.
-        assert_eq!(freer.join().unwrap().unwrap_err().reason(), Some(Reason::BrokerGone));
+        assert_eq!(freer.join().unwrap().unwrap_err().error.reason(), Some(Reason::BrokerGone));
     });
 }
 

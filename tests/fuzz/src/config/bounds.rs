@@ -71,6 +71,7 @@ fn counts_and_times(limits: &Limits) {
         cached_for,
         words_per_session_max,
         pins_waiting_max,
+        pin_parts_waiting_max,
         pin_stall,
         greeting_max,
         greeting_per_uid_max,
@@ -97,6 +98,7 @@ fn counts_and_times(limits: &Limits) {
         watches_max,
         watch_events_max,
     ];
+    assert!(*pin_parts_waiting_max >= 1024, "{limits:?}");
     assert!((1..=1 << 24).contains(words_per_session_max), "{limits:?}");
     assert!(counts.iter().all(|count| **count > 0), "{limits:?}");
     let times = [

@@ -1,4 +1,4 @@
-//! A session that does not answer a map in time loses its channel.
+//! A session that does not answer a map, or map its word table, in time loses its channel.
 
 use broker_core::invariants::SESSION_TIME;
 
@@ -6,13 +6,13 @@ use super::Oracle;
 
 impl Oracle {
     pub(super) fn answers_are_in_time(&mut self) {
-        let (now, grace) = (self.facts.now, self.facts.answer_timeout);
+        let now = self.facts.now;
         let late = self.facts.sessions.iter().find(|(_, session)| {
-            let due = session.owes_since.is_some_and(|since| since.after(grace) < now);
+            let due = self.facts.due_of(session).is_some_and(|due| due < now);
             due && self.facts.open_channels.contains(&session.channel)
         });
         if let Some((id, session)) = late {
-            let detail = format!("{id} owes an answer since {:?}", session.owes_since);
+            let detail = format!("{id} was to answer by {:?}", self.facts.due_of(session));
             self.expect(SESSION_TIME, false, || detail);
         }
     }

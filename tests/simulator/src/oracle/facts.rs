@@ -65,6 +65,8 @@ pub(super) struct SessionFacts {
     pub(super) owed: BTreeSet<PartRef>,
     /// Since when it owes the answer to a packet.
     pub(super) owes_since: Option<Time>,
+    /// Since when it has not mapped its word table.
+    pub(super) owes_words: Option<Time>,
     /// Descriptors that lie in its socket.
     pub(super) in_flight: usize,
     /// It has a word table.
@@ -244,8 +246,14 @@ impl Facts {
 
     /// Whether the session's channel can be heard: its time may be up in this very moment, which goes first.
     pub(super) fn is_heard(&self, session: &SessionFacts) -> bool {
-        let late = session.owes_since.is_some_and(|since| since.after(self.answer_timeout) <= self.now);
-        self.open_channels.contains(&session.channel) && !late
+        let due = self.due_of(session);
+        self.open_channels.contains(&session.channel) && due.is_none_or(|due| due > self.now)
+    }
+
+    /// By when it is to have answered what it was sent.
+    pub(super) fn due_of(&self, session: &SessionFacts) -> Option<Time> {
+        let since = [session.owes_since, session.owes_words].into_iter().flatten().min();
+        since.map(|since| since.after(self.answer_timeout))
     }
 
     /// A session lets go of a part.

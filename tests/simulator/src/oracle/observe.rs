@@ -96,7 +96,14 @@ impl Oracle {
         if self.facts.sessions.get(&id).is_none_or(|session| !self.facts.is_heard(session)) {
             return;
         }
+        let owed_words = match self.facts.sessions.get_mut(&id) {
+            Some(session) if matches!(frame, ClientFrame::WordsMapped) => session.owes_words.take().is_none(),
+            Some(session) => session.owes_words.is_some(),
+            None => false,
+        };
         let fits = match frame {
+            _ if owed_words => false,
+            ClientFrame::WordsMapped => true,
             ClientFrame::Mapped(parts) => parts.iter().all(|part| {
                 let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
                 match session.holds.get_mut(part) {

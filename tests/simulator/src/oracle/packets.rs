@@ -26,6 +26,7 @@ impl Oracle {
             owed: Default::default(),
             holds: Default::default(),
             owes_since: None,
+            owes_words: hello.pins.then_some(self.facts.now),
             in_flight: 0,
             pins: hello.pins,
             silent: false,

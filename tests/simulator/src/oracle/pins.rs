@@ -2,7 +2,7 @@
 
 use broker_core::{
     ChannelId, PartRef, Refusal,
-    invariants::{FENCES, PIN_ANSWERS},
+    invariants::{BOUNDS, FENCES, PIN_ANSWERS},
 };
 use vramd_types::SessionId;
 
@@ -40,9 +40,11 @@ impl Oracle {
 
     pub(super) fn pin_answered(&mut self, channel: ChannelId, call: u64, refusal: Option<&Refusal>) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
-        let most = self.limits.pins_waiting_max;
+        let (most, most_parts) = (self.limits.pins_waiting_max, self.limits.pin_parts_waiting_max);
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+        let own_tenant = self.facts.tenants[session.tenant].clone();
         let calls = session.pin_calls.len();
+        let all_parts: usize = session.pin_calls.values().map(|call| call.parts.len()).sum();
         let Some(facts) = session.pin_calls.get_mut(&call).filter(|facts| !facts.answered) else {
             return self
                 .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and waits not"));
@@ -52,10 +54,10 @@ impl Oracle {
         if let Some(refusal) = refusal {
             session.pin_calls.remove(&call);
             let so = match refusal {
-                Refusal::QueueFull { .. } => calls > most,
+                Refusal::QueueFull { .. } => calls > most || all_parts > most_parts,
                 Refusal::SessionLost { .. } => session.ending,
                 Refusal::DeviceFull { free, asked, .. } => asked > free,
-                Refusal::QuotaLimit { limit, asked, .. } => asked > limit,
+                Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
                 refusal => OF_PINS.contains(&refusal.reason()),
             };
             return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));
@@ -64,6 +66,9 @@ impl Oracle {
         let lacks = lacks.copied();
         self.expect(PIN_ANSWERS, lacks.is_none(), || {
             format!("call {call} of {id} is told that it has {lacks:?}, which is not mapped")
+        });
+        self.expect(BOUNDS, all_parts <= most_parts, || {
+            format!("calls of {id} have {all_parts} parts, at most {most_parts}")
         });
         for part in parts {
             let fenced = self.facts.fences.get(&part).is_some_and(|fence| fence.came < came);

@@ -126,5 +126,6 @@ pub(super) const OF_PINS: &[Reason] = &[
     Reason::Raced,
     Reason::DeviceFull,
     Reason::QuotaLimit,
+    Reason::SetTooLarge,
     Reason::PinStalled,
 ];

@@ -63,6 +63,7 @@ fn limits(dice: &mut Dice) -> Limits {
         survey_interval: Duration::from_millis(dice.one(&[20, 50, 200])),
         cached_bytes_per_tenant_max: Bytes::mib(dice.one(&[0, 0, 8, 64])),
         cached_for: Duration::from_millis(dice.one(&[5, 50, 500])),
+        pin_parts_waiting_max: dice.one(&[4, 48, 48, 48]),
     }
 }
 

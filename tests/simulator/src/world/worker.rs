@@ -22,7 +22,10 @@ impl World {
         }
         let Some(frame) = channel.inbox.pop_front() else { return };
         match frame {
-            DaemonFrame::Welcome { session, .. } => {
+            DaemonFrame::Welcome { session, slots, .. } => {
+                if slots > 0 {
+                    self.map_words(id);
+                }
                 if let Some(process) = self.processes.get_mut(&pid)
                     && process.channel == Some(id)
                 {
@@ -42,6 +45,16 @@ impl World {
             DaemonFrame::Drain { .. } => {}
         }
         self.wake_worker(id);
+    }
+
+    /// Maps its word table and says so, before all else; some never do.
+    fn map_words(&mut self, id: ChannelId) {
+        let rate = self.scenario.faults.rate(Fault::Lies) / 4;
+        let forgets = !self.calm && self.links.chance(rate);
+        if let Some(channel) = self.channels.get_mut(&id).filter(|_| forgets) {
+            return channel.lied = true;
+        }
+        self.send_up(id, Event::Frame { channel: id, frame: ClientFrame::WordsMapped });
     }
 
     /// Maps what it was sent and says so, sometimes in several frames; sometimes it cannot.

@@ -1,0 +1,167 @@
+//! What pin calls cost: steps are counted, so that no machine's mood decides.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{AllocationId, Bytes, PartIndex, Quantity, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, Reply},
+    config::{Config, DeviceConfig},
+    event::{
+        AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, Event, Hello, Kind,
+        Lifetime, OperatorRequest, PartRef, Peer, Target,
+    },
+    limits::Limits,
+    time::Time,
+    view::StoredQuotas,
+};
+
+const PARTS: u32 = 64;
+const CHANNEL: ChannelId = ChannelId(1);
+const PEER: Peer = Peer { pid: 7, uid: 1000 };
+
+/// A session whose one allocation is fenced while it pins all of it: each call for it waits.
+struct Fenced {
+    broker: Broker,
+    allocation: AllocationId,
+    now: Time,
+    answers: BTreeMap<u64, bool>,
+}
+
+impl Fenced {
+    fn new() -> Self {
+        let device = DeviceConfig {
+            uuid: "GPU-0".to_owned(),
+            name: "sim".to_owned(),
+            total: Bytes::gib(1),
+            share: Bytes::gib(1),
+            context_bytes: Bytes::ZERO,
+            makes_fixed: false,
+        };
+        let config = Config {
+            boot_epoch: 1,
+            devices: vec![device],
+            part_size: Bytes::mib(2),
+            default_limit: Quantity::Percent(100),
+            sessions_reserved: 1,
+            limits: Limits::default(),
+        };
+        let broker = Broker::new(config, StoredQuotas::default(), Time::START);
+        let allocation = AllocationId::from_raw(0);
+        let mut world = Self { broker, allocation, now: Time::START, answers: BTreeMap::new() };
+        let hello = Hello {
+            tenant: "a".to_owned(),
+            pid: PEER.pid,
+            uid: PEER.uid,
+            client_name: String::new(),
+            devices: None,
+            unmapped_sessions: Vec::new(),
+            pins: true,
+        };
+        world.event(Event::Hello { channel: CHANNEL, hello });
+        world.frame(ClientFrame::WordsMapped);
+        let session = world.session();
+        let spec = AllocationSpec {
+            size: Bytes::mib(2 * PARTS),
+            device: None,
+            kind: Kind::Movable,
+            lifetime: Lifetime::Session,
+            name: None,
+            readers: Vec::new(),
+            part_size: None,
+            replace: false,
+            uninitialized: false,
+        };
+        let request = ClientRequest::AllocateBatch(vec![spec]);
+        world.event(Event::Client { call: CallId(1), session, peer: PEER, key: None, request });
+        let target = Target::Id(world.allocation);
+        let request = OperatorRequest::RevokeMappings { target, parts: Vec::new(), wait: true };
+        world.event(Event::Operator { call: CallId(2), uid: 0, key: None, request });
+        world
+    }
+
+    fn session(&self) -> SessionId {
+        self.broker.sessions.on_channel(CHANNEL).expect("a session")
+    }
+
+    /// The event and whatever follows from it, but for what the client is told to unmap: it pins that. How many parts of
+    /// calls were looked at.
+    fn event(&mut self, event: Event) -> usize {
+        let before = self.broker.unsettled.looked_at;
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            self.broker.handle(self.now, event);
+            while let Some(command) = self.broker.poll_command() {
+                match command {
+                    Command::CreateExtent { extent, .. } => {
+                        events.push(Event::Completion(Completion::Created { extent, result: Ok(()) }));
+                    }
+                    Command::Send { frame: DaemonFrame::Map(parts), .. } => {
+                        let frame = ClientFrame::Mapped(parts.iter().map(|part| part.part).collect());
+                        events.push(Event::Frame { channel: CHANNEL, frame });
+                    }
+                    Command::Send { frame: DaemonFrame::PinAnswer { call, refusal }, .. } => {
+                        self.answers.insert(call, refusal.is_none());
+                    }
+                    Command::Reply { outcome: Ok(Reply::Allocated(views)), .. } => {
+                        self.allocation = views.first().expect("one").id;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(self.broker.check(), []);
+        self.broker.unsettled.looked_at - before
+    }
+
+    fn frame(&mut self, frame: ClientFrame) -> usize {
+        self.event(Event::Frame { channel: CHANNEL, frame })
+    }
+
+    fn pin(&mut self, call: u64) -> usize {
+        let parts = (0..PARTS).map(|part| PartRef { allocation: self.allocation, part: PartIndex(part) });
+        self.frame(ClientFrame::Pin { call, parts: parts.collect(), write: false })
+    }
+}
+
+#[test]
+fn an_event_costs_what_it_changes_whatever_waits() {
+    let mut world = Fenced::new();
+    let of_one_call = PARTS as usize;
+    for call in 1..=200 {
+        assert_eq!(world.pin(call), of_one_call, "call {call}");
+        assert_eq!(world.event(Event::Tick), 0, "call {call}");
+    }
+    assert_eq!(world.frame(ClientFrame::PinEnded { call: 7 }), 0);
+    assert!(world.answers.is_empty());
+    let allocation = world.allocation;
+    let unmapped = |part| crate::event::UnmappedPart {
+        part: PartRef { allocation, part: PartIndex(part) },
+        failure: None,
+        written: false,
+    };
+    // It goes, its fence is over, it is asked for, sent and mapped: nothing of any other part is looked at.
+    let looked_at = world.frame(ClientFrame::Unmapped(vec![unmapped(5)]));
+    assert!((199..=5 * 199).contains(&looked_at), "{looked_at}");
+}
+
+#[test]
+fn who_stalls_is_looked_for_now_and_then_and_not_at_every_event() {
+    let mut world = Fenced::new();
+    for call in 1..=100 {
+        world.pin(call);
+    }
+    let stall = Limits::default().pin_stall;
+    let mut looked_at = 0;
+    // Nobody else is in the way: one after the other is aborted, the youngest first, each after its time.
+    for round in 1..=3 {
+        for _ in 0..50 {
+            world.now = world.now.after(stall / 50);
+            looked_at += world.event(Event::Tick);
+        }
+        assert_eq!(world.answers.len(), round, "one is aborted at a time");
+        assert_eq!(world.answers.first_key_value(), Some((&(101 - round as u64), &false)));
+    }
+    assert!(looked_at <= 3 * 2 * 100 * PARTS as usize, "{looked_at} parts of 6400 were looked at in 3 times");
+}
