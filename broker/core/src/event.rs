@@ -204,6 +204,13 @@ pub enum OperatorRequest {
         /// Whether to wait for pins to end; else what is pinned is left alone.
         wait: bool,
     },
+    /// Has parts moved to a tier.
+    MoveParts {
+        target: Target,
+        /// None is all.
+        parts: Vec<PartIndex>,
+        tier: Tier,
+    },
     Drain {
         draining: bool,
     },
@@ -232,6 +239,11 @@ pub enum Completion {
     /// Memory that some process held on to after its release is free at last.
     Returned {
         extent: ExtentId,
+    },
+    /// Answers [`crate::Command::Copy`]. What failed may have written some of its destination, and has left its source alone.
+    Copied {
+        to: ExtentId,
+        result: Result<(), String>,
     },
     Digested {
         allocation: AllocationId,

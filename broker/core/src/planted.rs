@@ -127,6 +127,10 @@ mod bugs {
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
+        CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS];
+        FailedCopyTaken: "a copy that failed is taken for a good one", [MIGRATIONS];
+        SourceKept: "what a part has left is not released", [DRAINS];
+        ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
     }
 

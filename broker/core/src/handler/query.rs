@@ -13,8 +13,8 @@ use crate::{
     residency::{Allocation, AllocationState, Entry, Hold, Part},
     tenancy::{Session, TenantId},
     view::{
-        AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
-        SessionView,
+        AllocationView, Backing, Counts, DeviceView, HostView, MapperView, NodeView, PartView, QuotaInForce,
+        QuotaView, SessionView,
     },
 };
 
@@ -115,7 +115,7 @@ impl Broker {
         if !name::is_valid(tenant) {
             return Err(Refusal::NameInvalid { field: "tenant", name: tenant.to_owned() });
         }
-        if tier != Self::tier() {
+        if !self.ledger.places().any(|(place, _)| place.tier == tier) {
             return Err(Refusal::TierUnsupported { tier });
         }
         let text = device.unwrap_or("0");
@@ -157,6 +157,13 @@ impl Broker {
                 held: books.held(),
                 unreturned: books.unreturned(),
                 cached: self.pool.cache().bytes_on(index),
+                host: self
+                    .ledger
+                    .books(Place::host(index))
+                    .map(|books| HostView { capacity: books.capacity(), held: books.held() }),
+                moving_in: self.moving_to(index, Tier::Device),
+                moving_out: self.moving_to(index, Tier::Host),
+                awaited: self.demands.len(),
                 unbrokered: books.unbrokered(),
                 contexts: books.contexts(),
                 committed: books.committed(),
@@ -238,7 +245,8 @@ impl Broker {
                 index,
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
-                tier: Self::tier(),
+                tier: self.tier_of(of_part).unwrap_or(Self::tier()),
+                moves_to: self.migrations.get(&of_part).map(|migration| migration.towards),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.holds.iter().map(mapper).collect() } else { Vec::new() },
             }
@@ -248,6 +256,7 @@ impl Broker {
         for extent in self.extents_of(id, allocation) {
             charged = charged.saturating_add(extent.size);
             match extent.state {
+                ExtentState::Live(_) if extent.place.tier != Tier::Device => {}
                 ExtentState::Live(_) => resident = resident.saturating_add(extent.size),
                 ExtentState::Unreturned(_) => unreturned = unreturned.saturating_add(extent.size),
                 ExtentState::Creating(_) | ExtentState::Cached(_) | ExtentState::Releasing(_) => {}
@@ -300,7 +309,9 @@ impl Broker {
         of: &'a Allocation,
     ) -> impl Iterator<Item = &'a Extent> {
         let parts = of.indices().map(move |part| PartRef { allocation: id, part });
-        parts.zip(&of.parts).filter_map(|(part, entry)| self.pool.behind(part, entry.extent))
+        let own = parts.zip(&of.parts).filter_map(|(part, entry)| self.pool.behind(part, entry.extent));
+        let strays = self.strays.get(&id).into_iter().flatten();
+        own.chain(strays.filter_map(|extent| self.pool.get(*extent)))
     }
 
     pub(crate) fn held_in_all(&self) -> Bytes {
@@ -336,7 +347,10 @@ impl Broker {
                     held: account.held(),
                     reserved: account.reserved,
                     unreturned: account.unreturned,
-                    cached: self.pool.cache().bytes_of(tenant, *index),
+                    cached: match tier {
+                        Tier::Device => self.pool.cache().bytes_of(tenant, *index),
+                        Tier::Host | Tier::Disk => Bytes::ZERO,
+                    },
                 });
                 QuotaView {
                     tenant: name,
