@@ -28,10 +28,13 @@ fn passes(fake: &Fake, only: &[&str]) -> String {
 
 #[test]
 fn with_one_device() {
-    let text = passes(&Fake::new(), &[]);
+    // All but those of the host's memory and of copies, which this driver does not have yet.
+    let subjects =
+        ["memory::", "lifetime", "capacity", "digest", "submissions", "fixed", "outsiders", "faults"];
+    let text = passes(&Fake::new(), &subjects);
     assert!(text.contains("scrub certain, context listed by NVML"), "{text}");
     let apart = text.lines().filter(|line| line.contains("not applicable")).count();
-    assert_eq!(apart, 8, "exact capacity, several devices and faults are not to be had here:\n{text}");
+    assert_eq!(apart, 11, "exact capacity, several devices and faults are not to be had here:\n{text}");
 }
 
 #[test]
@@ -44,7 +47,7 @@ fn with_two_devices() {
 fn where_memory_is_not_zero_and_processes_are_not_listed() {
     let text = passes(
         &Fake::new().says("dirty = 1").says("lists = 0").says("context_mib = 32"),
-        &["memory", "lifetime"],
+        &["memory::", "lifetime"],
     );
     assert!(text.contains("not certain, zeroing: memory was not zero"), "{text}");
     assert!(text.contains("context measured by the device's use"), "{text}");

@@ -44,7 +44,7 @@ use std::{
     },
 };
 
-use vramd_types::{DeviceIndex, GRANULARITY};
+use vramd_types::{Bytes, CopyId, DeviceIndex, GRANULARITY, HostNode};
 
 pub use self::{
     api::CudaError,
@@ -59,7 +59,9 @@ use self::{
     maker::{Make, Maker},
     state::{State, hand},
 };
-use crate::{Completion, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission, threads::Threads};
+use crate::{
+    Completion, CopyError, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission, threads::Threads,
+};
 
 /// Where the libraries are, if not where they usually are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -209,6 +211,14 @@ impl Driver for CudaDriver {
         kind == ExtentKind::Movable || self.fixed
     }
 
+    fn host_node(&self, _device: DeviceIndex) -> HostNode {
+        HostNode(0)
+    }
+
+    fn copied_bytes(&self, _copy: CopyId) -> Option<Bytes> {
+        None
+    }
+
     fn submit(&self, submission: Submission) {
         if let Some(inlet) = self.inlet().as_ref() {
             inlet.take(submission);
@@ -231,8 +241,22 @@ impl Inlet {
             Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
             Submission::Survey { device, clients } => hand(&self.looks, Look::Survey { device, clients }),
             Submission::Digest { ticket, spans } => hand(&self.digests, Digest { ticket, spans }),
+            Submission::CreateHost { extent, .. } => {
+                hand(&self.looks, Look::Answer(Completion::Created { extent, result: no_host() }));
+            }
+            Submission::Copy { copy, .. } => {
+                let result = no_host().map_err(CopyError::from);
+                hand(&self.looks, Look::Answer(Completion::Copied { copy, result }));
+            }
+            // Every copy has been answered.
+            Submission::CancelCopy { .. } => {}
         }
     }
+}
+
+/// For now extents lie on devices alone, and stay where they are.
+fn no_host<T>() -> Result<T, DriverError> {
+    Err(DriverError::Failed("this driver has no memory of the host".to_owned()))
 }
 
 fn nowhere<T>(device: DeviceIndex) -> Result<T, DriverError> {
