@@ -22,9 +22,9 @@ pub enum DriverError {
 pub enum HostLimit {
     /// All that a simulated host was configured to have.
     Capacity(Bytes),
-    /// So much is free of what this process may use, or no more than that is known to be too little.
+    /// So much the kernel could give without swapping.
     Free(Bytes),
-    /// What the process may lock, `RLIMIT_MEMLOCK`.
+    /// What the process may lock, `RLIMIT_MEMLOCK`, which is less than was asked.
     Locked(Bytes),
     /// The kernel or the driver has no more to pin.
     Pinned,

@@ -34,12 +34,13 @@ fn with_one_device() {
     let text = passes(&Fake::new(), &subjects);
     assert!(text.contains("scrub certain, context listed by NVML"), "{text}");
     let apart = text.lines().filter(|line| line.contains("not applicable")).count();
-    assert_eq!(apart, 11, "exact capacity, several devices and faults are not to be had here:\n{text}");
+    assert_eq!(apart, 12, "exact capacity, several devices and faults are not to be had here:\n{text}");
 }
 
 #[test]
 fn with_two_devices() {
-    let text = passes(&Fake::new().says("devices = 2"), &["capacity"]);
+    let text = passes(&Fake::new().says("devices = 2"), &["capacity", "another_device"]);
+    assert!(text.contains("bytes_arrive_on_another_device ... ok"), "{text}");
     assert!(text.contains("devices_are_separate ... ok"), "{text}");
 }
 
@@ -47,10 +48,16 @@ fn with_two_devices() {
 fn where_memory_is_not_zero_and_processes_are_not_listed() {
     let text = passes(
         &Fake::new().says("dirty = 1").says("lists = 0").says("context_mib = 32"),
-        &["memory::", "lifetime"],
+        &["memory", "lifetime"],
     );
     assert!(text.contains("not certain, zeroing: memory was not zero"), "{text}");
     assert!(text.contains("context measured by the device's use"), "{text}");
+}
+
+#[test]
+fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
+    let text = passes(&Fake::new().says("attribute.141 = 0"), &["host::", "copies::"]);
+    assert!(text.contains("memory of the host: registered memfds"), "{text}");
 }
 
 #[test]
