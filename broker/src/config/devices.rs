@@ -53,6 +53,7 @@ impl SimDevices<'_> {
         SimConfig {
             devices: self.sim.devices.iter().enumerate().map(device).collect(),
             faults: self.sim.faults.iter().map(fault).collect(),
+            ..SimConfig::default()
         }
     }
 

@@ -138,7 +138,7 @@ impl Executor {
                         Ok(())
                     }
                     Err(DriverError::OutOfMemory) => Err(CreateError::OutOfMemory),
-                    Err(DriverError::Failed(problem)) => Err(CreateError::Failed(problem)),
+                    Err(error) => Err(CreateError::Failed(error.to_string())),
                 },
             },
             Driver::Released { extent, returned } => Completion::Released { extent, returned },
@@ -149,6 +149,9 @@ impl Executor {
             },
             Driver::Surveyed { device, unbrokered, contexts } => {
                 Completion::Surveyed { device, unbrokered, contexts }
+            }
+            Driver::Copied { copy, .. } => {
+                return Err(DriverLost { problem: format!("it answers {copy}, which nobody asked for") });
             }
             Driver::Lost { problem } => return Err(DriverLost { problem }),
         })
