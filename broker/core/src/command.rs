@@ -329,13 +329,26 @@ pub enum Notice {
     Moved {
         part: PartRef,
         tenant: Arc<str>,
+        device: DeviceIndex,
         tier: Tier,
         bytes: Bytes,
     },
-    /// A part could not be copied, and is where it was.
+    /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
     MoveFailed {
         part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
         problem: String,
+    },
+    /// The same, and nothing is wrong: somebody wants it where it is, or uses it, or it was freed.
+    MoveStopped {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
     },
     CreateFailed {
         extent: ExtentId,

@@ -273,5 +273,7 @@ pub enum WordsOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateError {
     OutOfMemory,
+    /// The same of the host, whose limits are many: which one it was.
+    OutOfHostMemory(String),
     Failed(String),
 }

@@ -25,6 +25,7 @@ pub struct AllocationView {
     pub size: Bytes,
     pub charged: Bytes,
     pub resident: Bytes,
+    pub in_host: Bytes,
     pub unreturned: Bytes,
     pub digest: Option<[u8; 32]>,
     pub readers: Vec<String>,
@@ -113,8 +114,12 @@ pub struct QuotaInForce {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostView {
+    pub total: Bytes,
     pub capacity: Bytes,
     pub held: Bytes,
+    pub unreturned: Bytes,
+    pub committed: Bytes,
+    pub shortfall: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +137,7 @@ pub struct DeviceView {
     /// On their way to it, and out of it.
     pub moving_in: Bytes,
     pub moving_out: Bytes,
-    /// Parts that wait for room on any device.
+    /// Parts of it that are wanted there and wait for room.
     pub awaited: usize,
     pub unbrokered: Bytes,
     /// Kept for the contexts of clients.

@@ -5,8 +5,8 @@
 mod world;
 
 use broker_core::{
-    ClientFrame, ClientRequest, Event, OperatorRequest, PartMove, PartRef, Refusal, Reply, StoredQuotas,
-    Target, Tier,
+    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, OperatorRequest, PartMove, PartRef, Refusal,
+    Reply, StoredQuotas, Target, Tier,
 };
 use vramd_types::{AllocationId, Bytes};
 use world::{
@@ -197,6 +197,20 @@ fn a_full_tier_takes_nothing_and_says_so() {
     let id = world.allocate(client, spec(4)).expect("room");
     let none = world.operate(to(id, Tier::Host));
     assert_eq!(none.unwrap_err(), Refusal::TierUnsupported { tier: Tier::Host });
+}
+
+#[test]
+fn fixed_memory_stays_where_it_is() {
+    let mut config = config(&[Bytes::mib(8)]);
+    (config.devices[0].host, config.devices[0].makes_fixed) = (Bytes::mib(8), true);
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, AllocationSpec { kind: Kind::Fixed, ..spec(4) }).expect("room");
+    for tier in [Tier::Host, Tier::Device] {
+        let refused = world.operate(to(id, tier)).expect_err("it never moves");
+        assert_eq!(refused, Refusal::KindUnsupported { kind: "movable fixed" });
+    }
+    assert_eq!(held(&world), mib(4, 0));
 }
 
 #[test]

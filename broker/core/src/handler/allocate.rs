@@ -441,13 +441,13 @@ impl Broker {
         let uuid = self.uuid(place.device).to_owned();
         let problem = match &error {
             CreateError::OutOfMemory => "out of memory".to_owned(),
-            CreateError::Failed(problem) => problem.clone(),
+            CreateError::OutOfHostMemory(problem) | CreateError::Failed(problem) => problem.clone(),
         };
         self.notice(Notice::CreateFailed { extent: id, problem });
         match error {
             // The ledger had room and the device has not: something outside took it. What is cached goes, so that
             // the next try finds room.
-            CreateError::OutOfMemory => {
+            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) => {
                 if place.tier == Self::tier() {
                     self.give_up_cached(Some(place.device));
                 }

@@ -64,7 +64,7 @@ impl Broker {
             }
             _ => return Err(Refusal::Raced { allocation: id }),
         }
-        let problem = |problem| Refusal::RequestInvalid { field: "part_indices", problem };
+        let problem = |problem| Refusal::RequestInvalid { field: "part_indexes", problem };
         let all: Vec<_> = if parts.is_empty() { allocation.indices().collect() } else { parts };
         if all.iter().any(|part| allocation.part(*part).is_none()) {
             return Err(problem("the allocation has no such part"));
@@ -222,7 +222,6 @@ impl Broker {
                 self.migration_step(part, MigrationEvent::Copied, None);
             }
             Err(problem) => {
-                self.notice(Notice::MoveFailed { part, problem: problem.clone() });
                 self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Failed { problem }));
             }
         }
@@ -245,7 +244,7 @@ impl Broker {
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
         let Some(Migration { to, towards, stopped, ops, .. }) = self.migrations.remove(&part) else { return };
         let left = match arrived {
-            true => self.arrive(part, to, towards),
+            true => self.arrive(part, to),
             false => to,
         };
         // What has not been made yet is released once it is.
@@ -253,6 +252,7 @@ impl Broker {
             self.release_extent(left);
         }
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
+        self.tell_of_migration(part, towards, &outcome);
         for op in ops.iter().copied() {
             if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
                 moved.resolve(part.part, outcome.clone());
@@ -266,16 +266,32 @@ impl Broker {
     }
 
     /// The part is at its destination; what it was in is left.
-    fn arrive(&mut self, part: PartRef, to: ExtentId, tier: Tier) -> ExtentId {
+    fn arrive(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
-        let (tenant, bytes) = (allocation.tenant, allocation.size_of(part.part));
         let Some(from) = allocation.set_extent(part.part, to) else { return to };
         let strays = self.strays.entry(part.allocation).or_default();
         strays.remove(&to);
         strays.insert(from);
-        let tenant = self.tenants.shared(tenant);
-        self.notice(Notice::Moved { part, tenant, tier, bytes });
         from
+    }
+
+    fn tell_of_migration(&mut self, part: PartRef, tier: Tier, outcome: &PartMove) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let tenant = self.tenants.shared(allocation.tenant);
+        let problem = match outcome {
+            PartMove::Moved => return self.notice(Notice::Moved { part, tenant, device, tier, bytes }),
+            PartMove::Failed { problem } => problem.clone(),
+            PartMove::Refused { refusal } => refusal.to_string(),
+            PartMove::Pinned { .. }
+            | PartMove::Silent { .. }
+            | PartMove::Standing { .. }
+            | PartMove::Wanted
+            | PartMove::Freed => {
+                return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes });
+            }
+        };
+        self.notice(Notice::MoveFailed { part, tenant, device, tier, bytes, problem });
     }
 
     /// What may go on now that the part stands still.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{AllocationId, Bytes, ExtentId, PartIndex, SessionId, name};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId, name};
 
 use crate::{
     broker::Broker,
@@ -157,13 +157,17 @@ impl Broker {
                 held: books.held(),
                 unreturned: books.unreturned(),
                 cached: self.pool.cache().bytes_on(index),
-                host: self
-                    .ledger
-                    .books(Place::host(index))
-                    .map(|books| HostView { capacity: books.capacity(), held: books.held() }),
+                host: self.ledger.books(Place::host(index)).map(|books| HostView {
+                    total: config.host,
+                    capacity: books.capacity(),
+                    held: books.held(),
+                    unreturned: books.unreturned(),
+                    committed: books.committed(),
+                    shortfall: books.shortfall(),
+                }),
                 moving_in: self.moving_to(index, Tier::Device),
                 moving_out: self.moving_to(index, Tier::Host),
-                awaited: self.demands.len(),
+                awaited: self.demands.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: books.unbrokered(),
                 contexts: books.contexts(),
                 committed: books.committed(),
@@ -171,6 +175,10 @@ impl Broker {
             })
         };
         self.device_indices().zip(&self.config.devices).filter_map(view).collect()
+    }
+
+    fn is_of(&self, part: PartRef, device: DeviceIndex) -> bool {
+        self.allocations.get(part.allocation).is_some_and(|allocation| allocation.device == device)
     }
 
     pub fn node(&self) -> NodeView {
@@ -253,10 +261,13 @@ impl Broker {
         };
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        let mut in_host = Bytes::ZERO;
         for extent in self.extents_of(id, allocation) {
             charged = charged.saturating_add(extent.size);
             match extent.state {
-                ExtentState::Live(_) if extent.place.tier != Tier::Device => {}
+                ExtentState::Live(_) if extent.place.tier == Tier::Host => {
+                    in_host = in_host.saturating_add(extent.size);
+                }
                 ExtentState::Live(_) => resident = resident.saturating_add(extent.size),
                 ExtentState::Unreturned(_) => unreturned = unreturned.saturating_add(extent.size),
                 ExtentState::Creating(_) | ExtentState::Cached(_) | ExtentState::Releasing(_) => {}
@@ -273,6 +284,7 @@ impl Broker {
             size: allocation.size,
             charged,
             resident,
+            in_host,
             unreturned,
             digest: allocation.digest.as_deref().copied(),
             readers: allocation.readers.iter().map(str::to_owned).collect(),

@@ -36,7 +36,7 @@ impl Demands {
         self.line.range((from, Unbounded)).next().map(|(arrival, part)| (*arrival, *part))
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.line.len()
+    pub(crate) fn parts(&self) -> impl Iterator<Item = PartRef> {
+        self.places.keys().copied()
     }
 }
