@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use broker_driver::{
     DeviceInfo, Driver, DriverError, Sink,
-    cuda::{self, CudaConfig, CudaDriver, Probed},
+    cuda::{self, CudaConfig, CudaDriver, HostKind, Probed},
     sim,
 };
 
@@ -19,6 +19,8 @@ pub struct Chosen {
     pub driver: Arc<dyn Driver>,
     /// For operators: one sentence.
     pub reason: String,
+    /// What it takes of the host's memory counts as locked by this process.
+    pub locks_host: bool,
 }
 
 /// Opens the driver that the configuration asks for, with the devices that it names. Completions go to `sink`.
@@ -36,7 +38,8 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
     };
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
     node.devices = config::choose(&config.memory.devices, node.devices)?;
-    Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason })
+    node.host = config::host_total(&config.memory, node.devices.len());
+    Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason, locks_host: false })
 }
 
 fn probe(config: &Config) -> Result<Probed, Failure> {
@@ -81,7 +84,8 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     }
     let driver = cuda::open(probed, &uuids, sink)?;
     tell(&driver);
-    Ok(Chosen { driver: Arc::new(driver), reason })
+    let locks_host = driver.facts().host == HostKind::Registered;
+    Ok(Chosen { driver: Arc::new(driver), reason, locks_host })
 }
 
 /// What an operator may wonder about later.
@@ -103,6 +107,8 @@ fn tell(driver: &CudaDriver) {
             lists_processes = device.lists_processes,
             legacy_handles = device.fixed,
             rdma = device.rdma,
+            host = %facts.host,
+            host_node = %device.host_node,
             "CUDA device"
         );
     }

@@ -105,6 +105,7 @@ fn config() -> Config {
         boot_epoch: 1,
         sessions_reserved: 0,
         devices: vec![DeviceConfig {
+            host: Bytes::ZERO,
             context_bytes: Bytes::ZERO,
             makes_fixed: false,
             uuid: "GPU-test".to_owned(),
@@ -210,11 +211,7 @@ async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
     let _reactor = tokio::spawn(Reactor::new(broker, queue, executor, clock).run());
     assert!(matches!(surveys.recv().await, Some(Submission::Survey { .. })));
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(false));
-    inbox.completion(Completion::Surveyed {
-        device: DeviceIndex(0),
-        unbrokered: Bytes::mib(6),
-        contexts: 0,
-    });
+    inbox.completion(Completion::Surveyed { device: DeviceIndex(0), unbrokered: Bytes::mib(6), contexts: 0 });
     inbox.handled().await.unwrap();
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(true));
 }

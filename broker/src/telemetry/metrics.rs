@@ -27,6 +27,7 @@ use prometheus::TextEncoder;
 use super::{
     counters::Counters,
     figures::{Figures, Look, Roll, series_each},
+    moves::Moves,
     registry::{self, Definition, Kind},
     series,
 };
@@ -48,6 +49,7 @@ pub(super) struct Metrics {
 pub(super) struct Shown {
     figures: Mutex<Arc<Figures>>,
     pub(super) counters: Arc<Counters>,
+    pub(super) moves: Moves,
 }
 
 impl Shown {
@@ -94,7 +96,8 @@ impl Metrics {
                 wide.then(|| Stream::builder().with_cardinality_limit(limit).build().ok()).flatten()
             })
             .build();
-        let shown = Arc::new(Shown { figures: Mutex::default(), counters });
+        let moves = Moves::new(series_max, devices);
+        let shown = Arc::new(Shown { figures: Mutex::default(), counters, moves });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));
@@ -105,6 +108,11 @@ impl Metrics {
         };
         let roll = Mutex::new(Roll::new(series_max));
         Ok((Self { provider, prometheus, reader, shown, roll }, histograms))
+    }
+
+    /// Where moves are counted.
+    pub(super) fn moves(&self) -> &Moves {
+        &self.shown.moves
     }
 
     /// As Prometheus reads it.

@@ -13,6 +13,7 @@ mod output;
 mod progress;
 mod put;
 mod quota;
+mod relocate;
 mod revoke;
 mod session;
 mod status;
