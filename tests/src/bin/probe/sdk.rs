@@ -74,6 +74,10 @@ impl Sdk {
                 self.open.as_mut().context("nothing is allocated")?.unhold()?;
                 json!({})
             }
+            "pin-digest" => {
+                let pinned = self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?;
+                json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
+            }
             // Pins, looks at what it wrote last and writes anew, for so many milliseconds, without a pause.
             "pin-for" => {
                 let open = self.open.as_ref().context("nothing is allocated")?;
