@@ -164,6 +164,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_registered_with_the_driver_counts_as_locked() {
+        let locks = |fake: &Fake| open_with(on(fake, DriverKind::Cuda)).unwrap().locks_host;
+        assert!(!locks(&Fake::new()), "the driver pins it by itself");
+        assert!(locks(&Fake::new().says("attribute.141 = 0")), "where it has none that goes by descriptor");
+        assert!(!open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().locks_host);
+    }
+
+    #[test]
     fn what_cannot_be_opened_has_its_own_failure() {
         let cuda = open_with(|config| config.driver.kind = DriverKind::Cuda);
         assert!(matches!(cuda, Err(Failure::Cuda(Why::NoLibrary { .. }))));

@@ -1,10 +1,12 @@
 //! Clients that die or stop in the middle of a move.
 
+use std::time::{Duration, Instant};
+
 use rustix::process::Signal;
 use vramd_proto::v1::{MoveOutcome as Outcome, SessionState, Tier};
 use vramd_tests::{Daemon, MIB_2, Probe, config::Effect, wait::until};
 
-use super::{first, held, moving, nothing_is_left, tiers, until_held};
+use super::{first, held, moving, nothing_is_left, outcomes, request, tiers, until_held};
 
 /// A client process by way of the SDK, which unmaps what it is told to: two parts that it does not hold.
 fn client(daemon: &Daemon) -> (Probe, u64) {
@@ -70,6 +72,32 @@ fn a_client_that_dies_before_it_has_unmapped_leaves_nothing() {
     probe.kill();
     let outcome = first(&evicting.ok()).0;
     assert!(matches!(outcome, Outcome::Freed | Outcome::Silent), "{outcome:?}");
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn two_processes_pin_again_and_again_while_an_operator_moves_what_they_pin() {
+    let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
+    let (mut probes, ids): (Vec<_>, Vec<_>) = (0..2).map(|_| client(&daemon)).unzip();
+    for probe in &mut probes {
+        probe.tell("sdk pin-for 3000 10000");
+    }
+    let (begun, mut left, mut came) = (Instant::now(), 0, 0);
+    while begun.elapsed() < Duration::from_millis(2500) {
+        for id in &ids {
+            let evicted = daemon.admin.move_parts(request(*id, Tier::Host)).ok();
+            left += outcomes(&evicted).into_iter().filter(|outcome| *outcome == Outcome::Moved).count();
+            let brought = daemon.admin.move_parts(request(*id, Tier::Device)).ok();
+            came += outcomes(&brought).into_iter().filter(|outcome| *outcome == Outcome::Moved).count();
+        }
+    }
+    for mut probe in probes {
+        // It ends with an error, or by a signal, where a byte is not what it wrote, or is not there.
+        let pins = probe.listen("sdk pin-for")["pins"].as_u64().unwrap();
+        assert!(pins > 30, "{pins}");
+        probe.leave();
+    }
+    assert!(left >= 10 && came >= left, "{left} parts left, {came} came");
     nothing_is_left(&daemon);
 }
 
