@@ -1,10 +1,17 @@
 //! Clients that die or stop in the middle of a move.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
 use vramd_proto::v1::{MoveOutcome as Outcome, SessionState, Tier};
-use vramd_tests::{Daemon, MIB_2, Probe, config::Effect, wait::until};
+use vramd_tests::{
+    Daemon, MIB_2, Probe,
+    config::Effect,
+    wait::{PATIENCE, until},
+};
 
 use super::{first, held, moving, nothing_is_left, outcomes, request, tiers, until_held};
 
@@ -98,6 +105,41 @@ fn two_processes_pin_again_and_again_while_an_operator_moves_what_they_pin() {
         probe.leave();
     }
     assert!(left >= 10 && came >= left, "{left} parts left, {came} came");
+    nothing_is_left(&daemon);
+}
+
+/// Together they have more than the device. Whoever pins waits until the operator takes what the other does not use.
+#[test]
+fn two_processes_share_a_device_that_has_no_room_for_both() {
+    let daemon = Daemon::start(&tiers("6MiB", "16MiB"));
+    let (mut probes, mut ids) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let (probe, id) = client(&daemon);
+        assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
+        until("the device has room again", || held(&daemon).0 == 0);
+        probes.push(probe);
+        ids.push(id);
+    }
+    for probe in &mut probes {
+        probe.tell("sdk pin-for 2000 10000");
+    }
+    let (over, begun) = (AtomicBool::new(false), Instant::now());
+    let pins: Vec<_> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) && begun.elapsed() < PATIENCE {
+                for id in &ids {
+                    daemon.admin.move_parts(request(*id, Tier::Host)).ok();
+                }
+            }
+        });
+        // It ends with an error where a byte is not what it wrote, and not at all where a pin is never served.
+        let pins = probes.iter_mut().map(|probe| probe.listen("sdk pin-for")["pins"].as_u64());
+        let pins = pins.collect();
+        over.store(true, Ordering::Relaxed);
+        pins
+    });
+    assert!(pins.iter().all(|pins| pins.is_some_and(|pins| pins > 1)), "{pins:?}");
+    probes.into_iter().for_each(Probe::leave);
     nothing_is_left(&daemon);
 }
 
