@@ -20,7 +20,8 @@ use crate::{
     exit::Failure,
     grpc,
     platform::{
-        descriptors, descriptors::Descriptors, identity::Rules, paths, paths::Surroundings, sockets::Sockets,
+        descriptors, descriptors::Descriptors, host::Host, identity::Rules, paths, paths::Surroundings,
+        sockets::Sockets,
     },
     reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
@@ -90,7 +91,9 @@ impl App {
         });
         let completions = inbox.clone();
         let sink = Arc::new(move |completion| completions.completion(completion));
-        let driver::Chosen { driver, reason, revocations } = driver::open(&config, &socket_dir, sink)?;
+        let driver::Chosen { driver, reason, revocations, locks_host } =
+            driver::open(&config, &socket_dir, sink)?;
+        config::check_host(&config.memory, driver.devices().len(), Host::of_process(locks_host))?;
         let boot_epoch = state.next_boot_epoch()?;
         tracing::info!(driver = driver.name(), reason, "driver chosen");
         for device in driver.devices() {
@@ -98,6 +101,7 @@ impl App {
                 uuid = device.uuid,
                 name = device.name,
                 total_bytes = device.total.get(),
+                host_bytes = config.memory.host_size.get(),
                 "device"
             );
         }

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use broker_driver::{
     DeviceInfo, Driver, DriverError, Sink,
-    cuda::{self, CudaConfig, CudaDriver, Probed},
+    cuda::{self, CudaConfig, CudaDriver, HostKind, Probed},
     sim,
 };
 
@@ -21,6 +21,8 @@ pub struct Chosen {
     pub reason: String,
     /// What else is to go wrong; nothing but on a simulated node.
     pub revocations: Vec<SimRevocation>,
+    /// What it takes of the host's memory counts as locked by this process.
+    pub locks_host: bool,
 }
 
 /// Opens the driver that the configuration asks for, with the devices that it names. Completions go to `sink`.
@@ -38,8 +40,9 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
     };
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
     node.devices = config::choose(&config.memory.devices, node.devices)?;
+    node.host = config::host_total(&config.memory, node.devices.len());
     let revocations = config.driver.sim.revocations.clone();
-    Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason, revocations })
+    Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason, revocations, locks_host: false })
 }
 
 fn probe(config: &Config) -> Result<Probed, Failure> {
@@ -84,7 +87,8 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     }
     let driver = cuda::open(probed, &uuids, sink)?;
     tell(&driver);
-    Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new() })
+    let locks_host = driver.facts().host == HostKind::Registered;
+    Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), locks_host })
 }
 
 /// What an operator may wonder about later.
@@ -106,6 +110,8 @@ fn tell(driver: &CudaDriver) {
             lists_processes = device.lists_processes,
             legacy_handles = device.fixed,
             rdma = device.rdma,
+            host = %facts.host,
+            host_node = %device.host_node,
             "CUDA device"
         );
     }
@@ -158,6 +164,14 @@ mod tests {
             assert_eq!(sim.driver.name(), "sim", "{line}");
             assert!(sim.reason.contains(reason), "{}", sim.reason);
         }
+    }
+
+    #[test]
+    fn what_is_registered_with_the_driver_counts_as_locked() {
+        let locks = |fake: &Fake| open_with(on(fake, DriverKind::Cuda)).unwrap().locks_host;
+        assert!(!locks(&Fake::new()), "the driver pins it by itself");
+        assert!(locks(&Fake::new().says("attribute.141 = 0")), "where it has none that goes by descriptor");
+        assert!(!open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().locks_host);
     }
 
     #[test]

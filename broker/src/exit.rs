@@ -6,7 +6,7 @@ use broker_driver::{DriverError, cuda::Why};
 use thiserror::Error;
 
 use crate::{
-    config::{ConfigError, DeviceNotThere},
+    config::{ConfigError, DeviceNotThere, HostTooSmall},
     grpc::ServeError,
     platform::{private_dir::PrivateDirError, sockets::SocketsError},
     reactor::DriverLost,
@@ -40,6 +40,8 @@ pub enum Failure {
     #[error(transparent)]
     Device(#[from] DeviceNotThere),
     #[error(transparent)]
+    Host(#[from] HostTooSmall),
+    #[error(transparent)]
     Cuda(#[from] Why),
     #[error("the driver cannot start: {0}")]
     Driver(#[from] DriverError),
@@ -65,6 +67,7 @@ impl Failure {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Config(_)
+            | Self::Host(_)
             | Self::NoStateDir
             | Self::NoWorkingDir(_)
             | Self::Telemetry(_)

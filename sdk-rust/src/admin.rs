@@ -128,6 +128,12 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.revoke_mappings(request).await })
     }
 
+    /// Moves parts of an allocation to another tier. Returns when it is known what came of each.
+    pub fn move_parts(&self, mut request: v1::MovePartsRequest) -> Result<v1::MovePartsResponse> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.move_parts(request).await })
+    }
+
     pub fn node(&self) -> Result<v1::GetNodeResponse> {
         self.call(v1::GetNodeRequest {}, |mut client, request| async move { client.get_node(request).await })
     }

@@ -36,7 +36,8 @@ fn the_readmes_commands_work_as_they_stand() {
 #[test]
 fn the_operators_guide() {
     let own = rustix::process::geteuid().as_raw();
-    let daemon = Daemon::start(&Config::devices(&["16GiB", "16GiB"]).tenant(own, "team-a"));
+    let node = Config::devices(&["16GiB", "16GiB"]).memory("host_size = \"1GiB\"");
+    let daemon = Daemon::start(&node.tenant(own, "team-a"));
     let mut training = daemon.probe();
     training.ask("open");
     training.ask(&format!("allocate {}", 600 * MIB));

@@ -12,6 +12,7 @@ mod guide_rust;
 mod guides;
 mod idempotency;
 mod limits;
+mod moves;
 mod operators;
 mod other_languages;
 mod pinning_processes;

@@ -38,6 +38,7 @@ fn short(event: &WatchResponse) -> String {
         Event::Allocation(allocation) => format!("allocation {:?}", allocation.change()),
         Event::Device(device) => format!("device {:?} {}", device.change(), device.bytes),
         Event::Node(node) => format!("node {:?}", node.change()),
+        Event::Move(moved) => format!("move {:?}", moved.change()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is tried and measured on real GPUs, as one program that needs no toolchain where it runs.
 //!
-//! `e2e`, `hand-off`, `pins` and `leak` are stages: each prints a line a case or measure, writes what it has seen as JSON, and
+//! `e2e`, `hand-off`, `pins`, `copies` and `leak` are stages: each prints a line a case or measure, writes what it has seen as JSON, and
 //! ends with status 1 if something is not as it should be. A benchmark that misses its target says so and is none of
 //! these. The other commands are the processes that stages start.
 //!
@@ -46,6 +46,8 @@ enum What {
     HandOff(Stage),
     /// What it costs to revoke and to pin, and whether programs bear it.
     Pins(Stage),
+    /// What the driver's copies cost over plain ones.
+    Copies(Stage),
     /// Whether killed sessions leave anything behind.
     Leak(Stage),
     /// A client of the cases.
@@ -104,6 +106,7 @@ fn run(what: What) -> Result<bool> {
             stage.save(&report)?;
             Ok(good)
         }
+        What::Copies(stage) => bench::copies(stage.quick, |report| stage.save(report)),
         What::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
         What::Pinner => bench::pinner().map(|()| true),
         What::Client => client::run().map(|()| true),

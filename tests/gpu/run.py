@@ -2,7 +2,7 @@
 """Runs what this bundle holds on the GPUs of this machine: `run [--quick] FOLDER`.
 
 Needs an NVIDIA driver and Python's standard library. Stages run one after the other, each within its time; one that
-fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, pins.json, leak.json, log.txt, and
+fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, pins.json, copies.json, leak.json, log.txt, and
 core.json and rpc.json, for which no GPU is needed but a machine that is quiet.
 The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
 """
@@ -103,6 +103,7 @@ def plan(folder, scratch, quick):
               "--file", scratch / "file"),
         Stage("hand_off", 150, suite, "hand-off", "--json", folder / "hand_off.json", *quick),
         Stage("pins", 240, suite, "pins", "--json", folder / "pins.json", *quick),
+        Stage("copies", 150, suite, "copies", "--json", folder / "copies.json", *quick),
         Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
         Stage("core", 120, BIN / "core-bench", *quick, folder / "core.json"),
         Stage("batch", 60, BIN / "bench-rpc", "batch", "--json", folder / "core.json", *quick),
@@ -165,26 +166,27 @@ def sign(folder, given):
             for run in [whole, *(part["run"] for part in whole.values() if isinstance(part, dict) and "run" in part)]:
                 run.update({key: build[key] for key in ("commit", "changed_since", "rustc") if key in run and key in build})
             (folder / name).write_text(json.dumps(whole, indent=2) + "\n")
-    if pins := load(folder / "pins.json"):
-        run = {
-            "build": load(BUNDLE / "build.json"),
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "command": "run --only pins" + (" --quick" if given.quick else ""),
-        }
-        (folder / "pins.json").write_text(json.dumps({**pins, **run}, indent=2) + "\n")
+    for stage in ("pins", "copies"):
+        if found := load(folder / f"{stage}.json"):
+            run = {
+                "build": load(BUNDLE / "build.json"),
+                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "command": f"run --only {stage}" + (" --quick" if given.quick else ""),
+            }
+            (folder / f"{stage}.json").write_text(json.dumps({**found, **run}, indent=2) + "\n")
 
 
 def table(folder, stages):
-    machine = (load(folder / "hand_off.json") or load(folder / "pins.json") or load(folder / "e2e.json") or {}).get("machine")
+    machine = next(filter(None, (load(folder / f"{name}.json") for name in ("hand_off", "pins", "copies", "e2e"))), {}).get("machine")
     if machine:
         print(f"\n{', '.join(machine['gpus'])}; driver {machine['driver']}; kernel {machine['kernel']}")
     for stage in stages:
         if stage.name in ("core", "batch", "rpc"):
             print(f"-- {stage.name}: {stage.verdict}\n{stage.output}")
-        elif stage.name in ("e2e", "hand_off", "pins", "leak"):
+        elif stage.name in ("e2e", "hand_off", "pins", "copies", "leak"):
             print(f"-- {stage.name}: {stage.verdict}")
             told = ("ok ", "absent", "FAILED", "allocate ", "create ", "attach ", "revoke ", "revocations ", "pin_unpin ",
-                    "leak ")
+                    "out ", "in ", "both ", "exchange ", "one_part ", "leak ")
             print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")
         else:
             print(f"-- {stage.name}: {stage.verdict}")

@@ -45,6 +45,11 @@ impl Books {
         self.devices.iter().map(|device| device.held_bytes).sum()
     }
 
+    /// Charged in the host's memory, beside all devices.
+    pub fn held_in_host(&self) -> u64 {
+        self.devices.iter().map(|device| device.host_held_bytes).sum()
+    }
+
     pub fn unreturned(&self) -> u64 {
         self.devices.iter().map(|device| device.unreturned_bytes).sum()
     }
@@ -53,7 +58,7 @@ impl Books {
         self.devices.iter().map(|device| device.unbrokered_bytes).sum()
     }
 
-    /// Charged to one tenant on all devices.
+    /// Charged to one tenant on all devices, and beside them.
     pub fn held_by(&self, tenant: &str) -> u64 {
         self.quotas.iter().filter(|quota| quota.tenant == tenant).map(|quota| quota.held_bytes).sum()
     }
@@ -70,6 +75,7 @@ impl Books {
     pub fn are_empty(&self) -> bool {
         self.allocations.is_empty()
             && self.held() == 0
+            && self.held_in_host() == 0
             && self.unreturned() == 0
             && self.node.fds_in_flight == 0
     }

@@ -25,7 +25,7 @@ pub struct Config {
 /// A scheduled failure of the simulated driver.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// `create`, `release` or `digest`.
+    /// `create`, `create_host`, `release`, `digest` or `copy`.
     pub on: &'static str,
     /// Which of these operations, from 1.
     pub nth: u64,

@@ -154,6 +154,7 @@ calls! { Admin:
     list_all_allocations(ListAllAllocationsRequest) -> ListAllAllocationsResponse;
     show_allocation(ShowAllocationRequest) -> ShowAllocationResponse;
     free_allocation(FreeAllocationRequest) -> FreeAllocationResponse;
+    move_parts(MovePartsRequest) -> MovePartsResponse;
     revoke_mappings(RevokeMappingsRequest) -> RevokeMappingsResponse;
     get_node(GetNodeRequest) -> GetNodeResponse;
     list_devices(ListDevicesRequest) -> ListDevicesResponse;

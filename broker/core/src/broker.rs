@@ -5,15 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use vramd_types::{Bytes, DeviceIndex, IdSource, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, IdSource, SessionId};
 
 use crate::{
     command::{Command, Notice},
     config::Config,
-    event::{Event, Tier},
+    event::{Event, PartRef, Tier},
     handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
+    migration::{Demands, Migrations},
     observed::Transitions,
     pool::Pool,
     residency::{AllocationTable, Revocations},
@@ -36,6 +37,13 @@ pub struct Broker {
     pub(crate) ops: OpTable,
     pub(crate) pins: PinTable,
     pub(crate) revocations: Revocations,
+    pub(crate) migrations: Migrations,
+    /// Parts that wait for room on their devices.
+    pub(crate) demands: Demands,
+    /// Sessions that are to be sent a part once it is on its device.
+    pub(crate) comers: BTreeMap<PartRef, BTreeSet<SessionId>>,
+    /// Extents of an allocation beside those that its parts are in: where some go, and what they have left.
+    pub(crate) strays: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
     pub(crate) unsettled: Unsettled,
     /// How many mappings are being evicted.
     pub(crate) evicting: usize,
@@ -73,8 +81,10 @@ impl Broker {
             let quota = Quota { guarantee: row.guarantee, limit: row.limit };
             book.set(tenants.intern(&row.tenant), device, row.tier, Some(quota));
         }
-        let shares = devices_of(&config).map(|(index, device)| (Place::device(index), device.share));
-        let ledger = Ledger::new(shares.collect::<Vec<_>>(), book);
+        let on_device = devices_of(&config).map(|(index, device)| (Place::device(index), device.share));
+        let beside = devices_of(&config).filter(|(_, device)| !device.host.is_zero());
+        let in_host = beside.map(|(index, device)| (Place::host(index), device.host));
+        let ledger = Ledger::new(on_device.chain(in_host).collect::<Vec<_>>(), book);
         let epoch = config.boot_epoch;
         let mut broker = Self {
             ledger,
@@ -87,6 +97,10 @@ impl Broker {
             ops: OpTable::default(),
             pins: PinTable::default(),
             revocations: Revocations::new(),
+            migrations: Migrations::new(),
+            demands: Demands::default(),
+            comers: BTreeMap::new(),
+            strays: BTreeMap::new(),
             unsettled: Unsettled::default(),
             evicting: 0,
             operators: BTreeMap::new(),

@@ -22,8 +22,12 @@ pub enum Command {
     ForgetProcess { channel: ChannelId },
     /// Kills the process behind a channel.
     KillProcess { channel: ChannelId },
-    /// Makes memory: zero, not exported to anybody yet.
-    CreateExtent { extent: ExtentId, device: DeviceIndex, size: Bytes, kind: Kind },
+    /// Makes memory: zero, not exported to anybody yet. In another tier than the device's it is the device's neighbour.
+    CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind },
+    /// Copies the first bytes of one extent to another; neither is released or mapped by anybody until it is answered.
+    Copy { from: ExtentId, to: ExtentId, bytes: Bytes },
+    /// A copy is of no use any more. It is answered all the same, as done or as failed.
+    CancelCopy { to: ExtentId },
     /// Ends the broker's own hold on memory that nobody maps by its knowledge.
     ReleaseExtent { extent: ExtentId },
     /// Hashes these bytes, one after the other.
@@ -66,6 +70,10 @@ pub enum Reply {
         allocation: AllocationId,
         parts: Vec<(PartIndex, PartRevocation)>,
     },
+    PartsMoved {
+        allocation: AllocationId,
+        parts: Vec<(PartIndex, PartMove)>,
+    },
     Drained {
         draining: bool,
         sessions: usize,
@@ -93,6 +101,27 @@ pub enum PartRevocation {
     Silent { by: Vec<SessionId> },
     /// These map it without pins, so they were not asked.
     Standing { by: Vec<SessionId> },
+}
+
+/// What came of moving one part to another tier.
+#[derive(Clone, Debug)]
+pub enum PartMove {
+    /// It is there.
+    Moved,
+    /// In use.
+    Pinned { by: Vec<SessionId> },
+    /// These map it and do not answer.
+    Silent { by: Vec<SessionId> },
+    /// These map it without pins, so they were not asked.
+    Standing { by: Vec<SessionId> },
+    /// It was wanted where it is: somebody pinned it, or had it moved the other way.
+    Wanted,
+    /// It was freed.
+    Freed,
+    /// There is no room, or none for its tenant; or the driver could make none.
+    Refused { refusal: Box<Refusal> },
+    /// The copy failed; the part is where it was.
+    Failed { problem: String },
 }
 
 #[derive(Clone, Debug)]
@@ -295,6 +324,31 @@ pub enum Notice {
     /// All cached memory that a request waits for has been given up: it is tried again.
     RoomMade {
         tenant: Option<String>,
+    },
+    /// A part is in another tier now.
+    Moved {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
+    },
+    /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
+    MoveFailed {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
+        problem: String,
+    },
+    /// The same, and nothing is wrong: somebody wants it where it is, or uses it, or it was freed.
+    MoveStopped {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
     },
     CreateFailed {
         extent: ExtentId,

@@ -27,6 +27,8 @@ pub struct DeviceConfig {
     pub total: Bytes,
     /// What of it the broker may hand out when nobody else holds any: the configured share less the margin.
     pub share: Bytes,
+    /// Pinned host memory near it that its parts may move to; zero is none.
+    pub host: Bytes,
     /// What the context of one client takes there; zero where there are none.
     pub context_bytes: Bytes,
     /// Whether its driver makes fixed allocations.

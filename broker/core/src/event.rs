@@ -204,6 +204,13 @@ pub enum OperatorRequest {
         /// Whether to wait for pins to end; else what is pinned is left alone.
         wait: bool,
     },
+    /// Has parts moved to a tier.
+    MoveParts {
+        target: Target,
+        /// None is all.
+        parts: Vec<PartIndex>,
+        tier: Tier,
+    },
     Drain {
         draining: bool,
     },
@@ -233,6 +240,11 @@ pub enum Completion {
     Returned {
         extent: ExtentId,
     },
+    /// Answers [`crate::Command::Copy`]. What failed may have written some of its destination, and has left its source alone.
+    Copied {
+        to: ExtentId,
+        result: Result<(), String>,
+    },
     Digested {
         allocation: AllocationId,
         result: Result<[u8; 32], String>,
@@ -261,5 +273,7 @@ pub enum WordsOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateError {
     OutOfMemory,
+    /// The same of the host, whose limits are many: which one it was.
+    OutOfHostMemory(String),
     Failed(String),
 }

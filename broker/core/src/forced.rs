@@ -5,9 +5,11 @@ use vramd_types::PartIndex;
 
 use crate::{
     broker::Broker,
+    collections::Few,
     command::{Command, Notice},
-    event::PartRef,
+    event::{PartRef, Tier},
     invariants,
+    migration::Migration,
     observed::Transition,
     residency::{Hold, MapEvent},
 };
@@ -41,6 +43,22 @@ impl Broker {
                 self.sessions.get_mut(session)?.state = from;
                 self.session_event(session, event, None);
                 self.sessions.get(session)?.state == from
+            }
+            Transition::Migration { from, event, .. } => {
+                let part = PartRef { allocation: id, part: PartIndex(0) };
+                let to = self.allocations.get(id)?.part(part.part)?.extent;
+                let migration = Migration {
+                    to,
+                    towards: Tier::Host,
+                    state: from,
+                    made: true,
+                    vacated: true,
+                    stopped: None,
+                    ops: Few::default(),
+                };
+                self.migrations.insert(part, migration);
+                self.migration_step(part, event, None);
+                self.migrations.remove(&part)?.state == from
             }
             Transition::Mapping { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };

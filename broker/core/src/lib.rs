@@ -12,6 +12,7 @@
 //!   event ──► handler ──► tenancy     who asks, and what is remembered of its requests
 //!                    ├──► ledger      may it be charged? reserve, settle, discharge
 //!                    ├──► residency   allocations, their parts, and who maps them
+//!                    ├──► migration   parts on their way between tiers, and those that wait for room
 //!                    └──► pool        the physical extents behind the parts
 //!                          └──► commands ──► shell ──► completions come back as events
 //! ```
@@ -33,6 +34,7 @@ mod handler;
 pub mod invariants;
 mod ledger;
 pub mod limits;
+mod migration;
 mod observed;
 mod pool;
 mod residency;
@@ -42,8 +44,8 @@ mod view;
 
 pub use broker::Broker;
 pub use command::{
-    Asker, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartRevocation, Released, Reply, RevokeReason,
-    RevokedPart,
+    Asker, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, Released, Reply,
+    RevokeReason, RevokedPart,
 };
 pub use config::{Config, DeviceConfig};
 pub use error::Refusal;
@@ -55,6 +57,7 @@ pub use event::{
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;
+pub use migration::{MigrationEvent, MigrationState};
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;
@@ -62,6 +65,6 @@ pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
-    SessionView, StoredQuota, StoredQuotas, StoredRequest,
+    AllocationView, Backing, Counts, DeviceView, HostView, MapperView, NodeView, PartView, QuotaInForce,
+    QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest,
 };

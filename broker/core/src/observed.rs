@@ -4,6 +4,7 @@
 //! checked. Without the feature `observed` nothing is kept and every call here is empty.
 
 use crate::{
+    migration::{MigrationEvent, MigrationState},
     residency::{AllocationEvent, AllocationState, MapEvent, MapState},
     tenancy::{SessionEvent, SessionState},
 };
@@ -14,6 +15,7 @@ pub enum Transition {
     Allocation { from: AllocationState, event: AllocationEvent, legal: bool },
     Session { from: SessionState, event: SessionEvent, legal: bool },
     Mapping { from: MapState, event: MapEvent, legal: bool },
+    Migration { from: MigrationState, event: MigrationEvent, legal: bool },
 }
 
 /// Keys of one table's rows that were changed, or given out for it, since the event began.

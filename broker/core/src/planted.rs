@@ -128,6 +128,10 @@ mod bugs {
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
+        CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS];
+        FailedCopyTaken: "a copy that failed is taken for a good one", [MIGRATIONS];
+        SourceKept: "what a part has left is not released", [DRAINS];
+        ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
     }
 

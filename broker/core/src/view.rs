@@ -25,6 +25,7 @@ pub struct AllocationView {
     pub size: Bytes,
     pub charged: Bytes,
     pub resident: Bytes,
+    pub in_host: Bytes,
     pub unreturned: Bytes,
     pub digest: Option<[u8; 32]>,
     pub readers: Vec<String>,
@@ -40,6 +41,8 @@ pub struct PartView {
     pub offset: Bytes,
     pub size: Bytes,
     pub tier: Tier,
+    /// Where it is on its way to.
+    pub moves_to: Option<Tier>,
     /// `None` for clients.
     pub backing: Option<Backing>,
     /// Empty for clients.
@@ -109,6 +112,16 @@ pub struct QuotaInForce {
     pub cached: Bytes,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostView {
+    pub total: Bytes,
+    pub capacity: Bytes,
+    pub held: Bytes,
+    pub unreturned: Bytes,
+    pub committed: Bytes,
+    pub shortfall: Bytes,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceView {
     pub index: DeviceIndex,
@@ -119,6 +132,13 @@ pub struct DeviceView {
     pub held: Bytes,
     pub unreturned: Bytes,
     pub cached: Bytes,
+    /// Of the host memory near it that its parts may move to, if there is any.
+    pub host: Option<HostView>,
+    /// On their way to it, and out of it.
+    pub moving_in: Bytes,
+    pub moving_out: Bytes,
+    /// Parts of it that are wanted there and wait for room.
+    pub awaited: usize,
     pub unbrokered: Bytes,
     /// Kept for the contexts of clients.
     pub contexts: Bytes,

@@ -49,20 +49,22 @@ impl CudaHarness {
     }
 
     pub(crate) fn facts_text(&self) -> String {
-        let mut text = format!("CUDA {}", self.facts.version);
+        let mut text = format!("CUDA {}, memory of the host: {}", self.facts.version, self.facts.host);
         if let Some(problem) = &self.facts.no_nvml {
             text.push_str(&format!(", no NVML: {problem}"));
         }
         for device in &self.facts.devices {
             text.push_str(&format!(
-                "\n{}: scrub {}, context {}, NVML {}, processes listed {}, legacy handles {}, RDMA {}",
+                "\n{}: scrub {}, context {}, NVML {}, processes listed {}, legacy handles {}, RDMA {}, near \
+                 node {} of the host",
                 device.uuid,
                 device.scrub,
                 device.context_size,
                 device.nvml,
                 device.lists_processes,
                 device.fixed,
-                device.rdma
+                device.rdma,
+                device.host_node,
             ));
         }
         text
@@ -78,10 +80,16 @@ impl CudaHarness {
                 "lists_processes": device.lists_processes,
                 "fixed": device.fixed,
                 "rdma": device.rdma,
+                "host_node": device.host_node.0,
             })
         };
         let devices: Vec<Value> = self.facts.devices.iter().map(device).collect();
-        json!({ "cuda": self.facts.version.to_string(), "no_nvml": self.facts.no_nvml, "devices": devices })
+        json!({
+            "cuda": self.facts.version.to_string(),
+            "no_nvml": self.facts.no_nvml,
+            "host": self.facts.host.to_string(),
+            "devices": devices,
+        })
     }
 
     fn driver(&self, sink: broker_driver::Sink) -> Result<CudaDriver, String> {

@@ -40,6 +40,7 @@ pub(crate) fn serve(role: &str) {
 
 enum Import {
     Descriptor { fd: Option<OwnedFd>, size: Bytes },
+    File { fd: Option<OwnedFd>, size: Bytes },
     Handle([u8; 64]),
 }
 
@@ -69,10 +70,13 @@ impl Held {
     fn obey(&mut self, order: Order, fd: Option<OwnedFd>, mut socket: &UnixStream) -> (bool, Vec<u8>) {
         let length = usize::try_from(order.length).expect("the length fits in memory");
         let done = match order.verb {
-            Verb::Import => {
-                let there = fd.is_some();
+            Verb::Import | Verb::ImportFile => {
+                let (there, size) = (fd.is_some(), Bytes::new(order.length));
                 self.open(order.offset);
-                self.import = Some(Import::Descriptor { fd, size: Bytes::new(order.length) });
+                self.import = Some(match order.verb {
+                    Verb::ImportFile => Import::File { fd, size },
+                    _ => Import::Descriptor { fd, size },
+                });
                 there
             }
             Verb::ImportBlock => {
@@ -86,7 +90,7 @@ impl Held {
             Verb::MapReadWrite => self.map(true),
             // A legacy handle is text: there is nothing to let go of.
             Verb::Close => match &mut self.import {
-                Some(Import::Descriptor { fd, .. }) => fd.take().is_some(),
+                Some(Import::Descriptor { fd, .. } | Import::File { fd, .. }) => fd.take().is_some(),
                 Some(Import::Handle(_)) => true,
                 None => false,
             },
@@ -104,7 +108,7 @@ impl Held {
             Verb::Write => {
                 let mut bytes = vec![0; length];
                 socket.read_exact(&mut bytes).expect("the bytes follow");
-                self.peer().write(self.at(), order.offset, &bytes).is_ok()
+                matches!(self.peer().write(self.at(), order.offset, &bytes), Ok(true))
             }
         };
         (done, Vec::new())
@@ -114,7 +118,12 @@ impl Held {
         let mapped = match &self.import {
             None => return false,
             Some(Import::Handle(handle)) => self.peer().open_block(handle),
-            Some(Import::Descriptor { fd: None, .. }) => return false,
+            Some(Import::Descriptor { fd: None, .. } | Import::File { fd: None, .. }) => return false,
+            Some(Import::File { fd: Some(fd), size }) => {
+                let mapped = self.peer().map_file(fd.as_fd(), *size, writable);
+                self.mapped = mapped.map_err(|error| eprintln!("importer: map: {error}")).ok();
+                return self.mapped.is_some();
+            }
             Some(Import::Descriptor { fd: Some(fd), size }) => {
                 let imported: Result<Imported, _> = self.peer().import(fd.as_fd(), *size);
                 imported.and_then(|imported| self.peer().map(&imported, writable))
@@ -182,7 +191,9 @@ impl Importer for Process {
         let done = match handle {
             Handle::CudaIpc(handle) => self.order(Verb::ImportBlock, device, size.get(), handle).0,
             Handle::VmmFd(_) | Handle::Memfd(_) => {
-                let order = Order { verb: Verb::Import, offset: device, length: size.get() };
+                let is_file = matches!(handle, Handle::Memfd(_));
+                let verb = if is_file { Verb::ImportFile } else { Verb::Import };
+                let order = Order { verb, offset: device, length: size.get() };
                 wire::send(&self.socket, order, handle.fd(), &[]).expect("the importer listens");
                 wire::answer(&self.socket).expect("the importer answers").0
             }

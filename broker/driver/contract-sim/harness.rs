@@ -18,6 +18,8 @@ use vramd_types::Bytes;
 
 use crate::importer;
 
+const HOST: Bytes = Bytes::mib(128);
+
 /// A node with two small devices, whose UUIDs no other test has.
 pub(crate) struct SimHarness {
     devices: Vec<DeviceInfo>,
@@ -30,7 +32,7 @@ impl SimHarness {
         let device = |index: u32| DeviceInfo {
             uuid: format!("GPU-contract-{}-{node}-{index}", id()),
             name: "Simulated".to_owned(),
-            total: Bytes::mib(64),
+            total: Bytes::mib(128),
             context: Bytes::ZERO,
         };
         Self { devices: vec![device(0), device(1)] }
@@ -44,7 +46,7 @@ impl Harness for SimHarness {
 
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
         let (sink, completions) = channel();
-        let config = SimConfig { devices: self.devices.clone(), faults };
+        let config = SimConfig { devices: self.devices.clone(), host: HOST, faults, ..SimConfig::default() };
         // A case that has ended early no longer listens.
         let sink = Arc::new(move |completion| drop(sink.send(completion)));
         let driver = sim::open(config, sink).expect("the simulated driver opens");

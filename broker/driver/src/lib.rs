@@ -5,24 +5,30 @@
 //! that the broker chose, and what other processes need to map one is a [`Handle`]. So a driver can run in a process
 //! of its own one day, and the pure core can be run without any.
 //!
+//! Extents lie on a device or in the host's memory, and [`Submission::Copy`] moves bytes between any two of them. The
+//! driver keeps no thought of what a copy is for: an exchange, say, is a copy out of an extent, and once that was told
+//! to have gone well a copy into it.
+//!
 //! `sim` makes device memory of memfds: real bytes, really mapped by other processes, with the life-time rules of
 //! the real driver. `cuda` owns memory of GPUs, through a driver library that is found at run time. Both pass the suite
 //! in [`contract`].
 
 mod batch;
 pub mod contract;
+mod copies;
 pub mod cuda;
 mod digest;
 mod error;
 mod handle;
+mod place;
 pub mod sim;
 mod threads;
 
 use std::sync::Arc;
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
-pub use error::DriverError;
+pub use error::{CopyError, DriverError, HostLimit};
 pub use handle::Handle;
 
 /// One GPU, MIG instance or simulated device.
@@ -46,14 +52,25 @@ pub enum ExtentKind {
     Fixed,
 }
 
-/// Something for the driver to do. Each is answered by exactly one [`Completion`] that names the same extent,
-/// ticket or device; completions come in any order.
+/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy), is answered by exactly one
+/// [`Completion`] that names the same extent, copy, ticket or device; completions come in any order.
 #[derive(Debug)]
 pub enum Submission {
     /// Makes an extent of zeroed memory. The id is new; the size is a multiple of 2 MiB.
     Create { extent: ExtentId, device: DeviceIndex, size: Bytes, kind: ExtentKind },
+    /// Makes an extent of zeroed and pinned memory of the host. Answered like [`Create`](Self::Create); the id is new,
+    /// the size is a multiple of 2 MiB. Pinning takes its time (about a second for 5 GiB), and holds up nothing that
+    /// concerns devices.
+    CreateHost { extent: ExtentId, node: HostNode, size: Bytes },
+    /// Copies the first bytes of one extent onto the first of another. Those from the host to a device, from a device
+    /// to the host, and from a device to any device are done in the order of their submission, each of these apart from
+    /// the others and for each device. The caller sees to it that nobody else uses the bytes meanwhile. The id is new.
+    Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes },
+    /// Nothing of that copy is begun any more: it is answered soon, as cancelled or, where all of it was under way, as
+    /// done. Of one that was answered, or never was, nothing follows. Has no answer of its own.
+    CancelCopy { copy: CopyId },
     /// Ends the driver's own hold on an extent, whose handle the caller has dropped. Memory lives on while any
-    /// process maps it or holds its descriptor.
+    /// process maps it or holds its descriptor. Who else holds memory of the host, a driver need not be able to see.
     Release { extent: ExtentId },
     /// Hashes the first bytes of these extents, one after the other, on the driver's own mapping.
     Digest { ticket: u64, spans: Vec<(ExtentId, Bytes)> },
@@ -79,6 +96,11 @@ pub enum Completion {
     /// An extent whose release had not freed it is free now. Answers nothing; comes at any time after it.
     Returned {
         extent: ExtentId,
+    },
+    /// All bytes have arrived, or why not.
+    Copied {
+        copy: CopyId,
+        result: Result<(), CopyError>,
     },
     /// The BLAKE3 digest.
     Digested {
@@ -112,6 +134,12 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 
     /// Whether it can make extents of that kind.
     fn makes(&self, kind: ExtentKind) -> bool;
+
+    /// The piece of the host's memory that is nearest to a device.
+    fn host_node(&self, device: DeviceIndex) -> HostNode;
+
+    /// How far a copy has come that was not answered yet.
+    fn copied_bytes(&self, copy: CopyId) -> Option<Bytes>;
 
     /// Takes a submission and returns at once.
     fn submit(&self, submission: Submission);

@@ -31,12 +31,13 @@ fn with_one_device() {
     let text = passes(&Fake::new(), &[]);
     assert!(text.contains("scrub certain, context listed by NVML"), "{text}");
     let apart = text.lines().filter(|line| line.contains("not applicable")).count();
-    assert_eq!(apart, 8, "exact capacity, several devices and faults are not to be had here:\n{text}");
+    assert_eq!(apart, 12, "exact capacity, several devices and faults are not to be had here:\n{text}");
 }
 
 #[test]
 fn with_two_devices() {
-    let text = passes(&Fake::new().says("devices = 2"), &["capacity"]);
+    let text = passes(&Fake::new().says("devices = 2"), &["capacity", "another_device"]);
+    assert!(text.contains("bytes_arrive_on_another_device ... ok"), "{text}");
     assert!(text.contains("devices_are_separate ... ok"), "{text}");
 }
 
@@ -48,6 +49,15 @@ fn where_memory_is_not_zero_and_processes_are_not_listed() {
     );
     assert!(text.contains("not certain, zeroing: memory was not zero"), "{text}");
     assert!(text.contains("context measured by the device's use"), "{text}");
+}
+
+#[test]
+fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
+    let text = passes(
+        &Fake::new().says("attribute.141 = 0"),
+        &["host::", "every_direction", "both_directions", "dropped"],
+    );
+    assert!(text.contains("memory of the host: registered memfds"), "{text}");
 }
 
 #[test]

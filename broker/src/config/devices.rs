@@ -39,8 +39,10 @@ impl SimDevices<'_> {
         let fault = |fault: &super::SimFault| Fault {
             on: match fault.on {
                 SimOperation::Create => Operation::Create,
+                SimOperation::CreateHost => Operation::CreateHost,
                 SimOperation::Release => Operation::Release,
                 SimOperation::Digest => Operation::Digest,
+                SimOperation::Copy => Operation::Copy,
             },
             nth: fault.nth,
             count: fault.count,
@@ -53,6 +55,7 @@ impl SimDevices<'_> {
         SimConfig {
             devices: self.sim.devices.iter().enumerate().map(device).collect(),
             faults: self.sim.faults.iter().map(fault).collect(),
+            ..SimConfig::default()
         }
     }
 
@@ -96,6 +99,7 @@ pub fn core_devices(memory: &Memory, devices: &[DeviceInfo], makes_fixed: bool) 
             name: device.name.clone(),
             total: device.total,
             share: share(device.total),
+            host: memory.host_size,
             context_bytes: device.context,
             makes_fixed,
         })

@@ -120,8 +120,10 @@ pub struct SimFault {
 #[serde(rename_all = "snake_case")]
 pub enum SimOperation {
     Create,
+    CreateHost,
     Release,
     Digest,
+    Copy,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,6 +232,9 @@ pub struct Memory {
     pub sessions_reserved: u32,
     #[serde(deserialize_with = "quantity::part_size")]
     pub part_size: Bytes,
+    /// For each device, what of the host's memory its parts may move to.
+    #[serde(deserialize_with = "quantity::bytes")]
+    pub host_size: Bytes,
 }
 
 impl Default for Memory {
@@ -240,6 +245,7 @@ impl Default for Memory {
             margin: Quantity::Bytes(Bytes::ZERO),
             sessions_reserved: 8,
             part_size: Bytes::mib(256),
+            host_size: Bytes::ZERO,
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use broker_core::{Asker, Notice, Refusal, Tier};
+use broker_core::{Asker, Notice, PartRef, Refusal, Tier};
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
-    node_event::Change as NodeChange, quota_event::Change as QuotaChange,
+    move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
     revoke_event::Change as RevokeChange, session_event::Change as SessionChange, watch_response::Event,
 };
 use vramd_types::{Bytes, DeviceIndex, SessionId};
@@ -37,6 +37,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Unreturned { .. }
         | Notice::Returned { .. }
         | Notice::CreateFailed { .. } => EventKind::Device,
+        Notice::Moved { .. } | Notice::MoveFailed { .. } | Notice::MoveStopped { .. } => EventKind::Move,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
         // A stalled pin is a refusal, and an evict is made of revokes: both are told as such.
         Notice::Cached { .. }
@@ -66,6 +67,9 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::AllocationSealed { tenant, .. }
         | Notice::AllocationFreed { tenant, .. }
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
+        Notice::Moved { tenant, .. }
+        | Notice::MoveFailed { tenant, .. }
+        | Notice::MoveStopped { tenant, .. } => Some(tenant),
         Notice::Refused { by: Asker::Process { tenant, .. }, .. } => Some(tenant),
         _ => None,
     }
@@ -138,6 +142,16 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
             bytes: 0,
             detail: cut(problem),
         }),
+        Notice::Moved { part, device, tier, bytes, .. } => {
+            Event::Move(of_move(MoveChange::Moved, *part, *device, *tier, *bytes))
+        }
+        Notice::MoveFailed { part, device, tier, bytes, problem, .. } => Event::Move(v1::MoveEvent {
+            detail: cut(problem),
+            ..of_move(MoveChange::Failed, *part, *device, *tier, *bytes)
+        }),
+        Notice::MoveStopped { part, device, tier, bytes, .. } => {
+            Event::Move(of_move(MoveChange::Stopped, *part, *device, *tier, *bytes))
+        }
         Notice::Draining { draining: true } => of_node(NodeChange::Draining, ""),
         Notice::Draining { draining: false } => of_node(NodeChange::InService, ""),
         Notice::InvariantBroken { invariant, detail } => {
@@ -181,6 +195,24 @@ fn of_device(change: DeviceChange, device: Option<DeviceIndex>, bytes: Bytes) ->
         bytes: bytes.get(),
         detail: String::new(),
     })
+}
+
+fn of_move(
+    change: MoveChange,
+    part: PartRef,
+    device: DeviceIndex,
+    towards: Tier,
+    bytes: Bytes,
+) -> v1::MoveEvent {
+    v1::MoveEvent {
+        change: change.into(),
+        allocation_id: part.allocation.get(),
+        part_index: part.part.0,
+        device: device.0.into(),
+        tier: tier(towards).into(),
+        bytes: bytes.get(),
+        detail: String::new(),
+    }
 }
 
 fn of_node(change: NodeChange, detail: &str) -> Event {

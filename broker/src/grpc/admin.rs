@@ -275,6 +275,25 @@ impl AdminService for Admin {
         }
     }
 
+    async fn move_parts(
+        &self,
+        request: Request<v1::MovePartsRequest>,
+    ) -> Result<Response<v1::MovePartsResponse>, Status> {
+        let operator = self.operator(&request)?;
+        let message = request.into_inner();
+        let key = key!(message);
+        let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
+        let tier = convert::tier(message.tier).map_err(|refusal| refused(&refusal))?;
+        let parts = message.part_indexes.into_iter().map(PartIndex).collect();
+        match self.submit(operator, key, OperatorRequest::MoveParts { target, parts, tier }).await? {
+            Reply::PartsMoved { allocation, parts } => Ok(Response::new(v1::MovePartsResponse {
+                allocation_id: allocation.get(),
+                parts: parts.into_iter().map(view::part_move).collect(),
+            })),
+            other => Err(status::wrong_reply("MoveParts", &other)),
+        }
+    }
+
     async fn get_node(
         &self,
         request: Request<v1::GetNodeRequest>,

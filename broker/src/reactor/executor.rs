@@ -5,12 +5,12 @@ use std::{fmt, sync::Arc};
 
 use broker_core::{
     ChannelId, Command, Completion, CreateError, DaemonFrame, Event, Kind, PartRef, RevokedPart, Slot,
-    StoredQuotas, WordsOutcome,
+    StoredQuotas, Tier, WordsOutcome,
 };
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, Bytes, CopyId, DeviceIndex, ExtentId, SessionId};
 
 use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices, revoker::Revoker};
 use crate::{
@@ -110,12 +110,14 @@ impl Executor {
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
             Command::KillProcess { channel } => self.channels.kill(channel),
-            Command::CreateExtent { extent, device, size, kind } => {
-                let kind = match kind {
-                    Kind::Movable | Kind::Managed => ExtentKind::Movable,
-                    Kind::Fixed => ExtentKind::Fixed,
-                };
-                self.driver.submit(Submission::Create { extent, device, size, kind });
+            Command::CreateExtent { extent, device, tier, size, kind } => {
+                self.create(extent, device, tier, size, kind);
+            }
+            Command::Copy { from, to, bytes } => {
+                self.driver.submit(Submission::Copy { copy: copy_into(to), from, to, size: bytes });
+            }
+            Command::CancelCopy { to } => {
+                self.driver.submit(Submission::CancelCopy { copy: copy_into(to) });
             }
             Command::ReleaseExtent { extent } => {
                 self.extents.remove(extent);
@@ -135,6 +137,7 @@ impl Executor {
             Command::StoreQuotas(quotas) => self.store(quotas),
             Command::Notice(notice) => {
                 self.notices.log(&notice);
+                self.telemetry.noticed(&notice);
                 self.events.publish(&notice);
             }
         }
@@ -155,7 +158,10 @@ impl Executor {
                         Ok(())
                     }
                     Err(DriverError::OutOfMemory) => Err(CreateError::OutOfMemory),
-                    Err(DriverError::Failed(problem)) => Err(CreateError::Failed(problem)),
+                    Err(error @ DriverError::OutOfHostMemory(_)) => {
+                        Err(CreateError::OutOfHostMemory(error.to_string()))
+                    }
+                    Err(error) => Err(CreateError::Failed(error.to_string())),
                 },
             },
             Driver::Released { extent, returned } => Completion::Released { extent, returned },
@@ -167,8 +173,30 @@ impl Executor {
             Driver::Surveyed { device, unbrokered, contexts } => {
                 Completion::Surveyed { device, unbrokered, contexts }
             }
+            Driver::Copied { copy, result } => Completion::Copied {
+                to: ExtentId::from_raw(copy.get()),
+                result: result.map_err(|error| error.to_string()),
+            },
             Driver::Lost { problem } => return Err(DriverLost { problem }),
         })
+    }
+
+    fn create(&self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind) {
+        let submission = match tier {
+            Tier::Device => {
+                let kind = match kind {
+                    Kind::Movable | Kind::Managed => ExtentKind::Movable,
+                    Kind::Fixed => ExtentKind::Fixed,
+                };
+                Submission::Create { extent, device, size, kind }
+            }
+            Tier::Host => Submission::CreateHost { extent, node: self.driver.host_node(device), size },
+            Tier::Disk => {
+                let result = Err(CreateError::Failed("no driver has memory on disk".to_owned()));
+                return self.inbox.event(Event::Completion(Completion::Created { extent, result }));
+            }
+        };
+        self.driver.submit(submission);
     }
 
     /// All mappers of a part are asked, or none: whose part is pinned by another keeps it.
@@ -234,6 +262,11 @@ impl Executor {
             inbox.event(Event::QuotasStored { result });
         });
     }
+}
+
+/// An extent is copied into once in its life, so its id serves for the copy's too.
+fn copy_into(extent: ExtentId) -> CopyId {
+    CopyId::from_raw(extent.get())
 }
 
 impl fmt::Debug for Executor {

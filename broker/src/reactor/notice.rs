@@ -15,6 +15,7 @@ const QUIET: Duration = Duration::from_secs(1);
 pub(super) struct Notices {
     map_failed: Thinned,
     create_failed: Thinned,
+    move_failed: Thinned,
     pin_stalled: Thinned,
     unreturned: Thinned,
     returned: Thinned,
@@ -44,6 +45,7 @@ impl Notices {
         let thinned = match notice {
             Notice::MapFailed { .. } => &mut self.map_failed,
             Notice::CreateFailed { .. } => &mut self.create_failed,
+            Notice::MoveFailed { .. } => &mut self.move_failed,
             Notice::PinStalled { .. } => &mut self.pin_stalled,
             Notice::Unreturned { .. } => &mut self.unreturned,
             Notice::Returned { .. } => &mut self.returned,
@@ -103,6 +105,15 @@ fn log(notice: &Notice, left_out: u64) {
         }
         Notice::CreateFailed { extent, problem } => {
             warn!(%extent, problem, left_out, "driver could not make memory")
+        }
+        Notice::Moved { part, tenant, device, tier, bytes } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part moved");
+        }
+        Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {
+            warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "a part could not be moved, and is where it was");
+        }
+        Notice::MoveStopped { part, tenant, device, tier, .. } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, "a part's move was given up");
         }
         Notice::Cached { extent, bytes } => {
             debug!(%extent, bytes = bytes.get(), "freed memory is kept for its tenant");

@@ -10,7 +10,7 @@ use broker_core::{
     Limits, OperatorRequest, Peer, Reply, StoredQuotas, Tier,
 };
 use broker_driver::{Completion, DeviceInfo, Driver, ExtentKind, Handle, Submission};
-use vramd_types::{Bytes, Quantity, SessionId};
+use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode, Quantity, SessionId};
 
 use super::*;
 use crate::{
@@ -39,6 +39,14 @@ impl Driver for Prompt {
         kind == ExtentKind::Movable
     }
 
+    fn host_node(&self, _: DeviceIndex) -> HostNode {
+        HostNode(0)
+    }
+
+    fn copied_bytes(&self, _: CopyId) -> Option<Bytes> {
+        None
+    }
+
     fn submit(&self, submission: Submission) {
         self.inbox.completion(match submission {
             Submission::Create { extent, .. } => {
@@ -50,6 +58,9 @@ impl Driver for Prompt {
             Submission::Digest { ticket, .. } => Completion::Digested { ticket, result: Ok([7; 32]) },
             Submission::Survey { device, .. } => {
                 Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 }
+            }
+            Submission::CreateHost { .. } | Submission::Copy { .. } | Submission::CancelCopy { .. } => {
+                panic!("nobody asks for {submission:?}")
             }
         });
     }
@@ -74,6 +85,14 @@ impl Driver for Silent {
         false
     }
 
+    fn host_node(&self, _: DeviceIndex) -> HostNode {
+        HostNode(0)
+    }
+
+    fn copied_bytes(&self, _: CopyId) -> Option<Bytes> {
+        None
+    }
+
     fn submit(&self, submission: Submission) {
         self.asked.send(submission).unwrap();
     }
@@ -86,6 +105,7 @@ fn config() -> Config {
         boot_epoch: 1,
         sessions_reserved: 0,
         devices: vec![DeviceConfig {
+            host: Bytes::ZERO,
             context_bytes: Bytes::ZERO,
             makes_fixed: false,
             uuid: "GPU-test".to_owned(),
@@ -191,11 +211,7 @@ async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
     let _reactor = tokio::spawn(Reactor::new(broker, queue, executor, clock).run());
     assert!(matches!(surveys.recv().await, Some(Submission::Survey { .. })));
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(false));
-    inbox.completion(Completion::Surveyed {
-        device: vramd_types::DeviceIndex(0),
-        unbrokered: Bytes::mib(6),
-        contexts: 0,
-    });
+    inbox.completion(Completion::Surveyed { device: DeviceIndex(0), unbrokered: Bytes::mib(6), contexts: 0 });
     inbox.handled().await.unwrap();
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(true));
 }

@@ -176,7 +176,7 @@ fn wide(count: usize) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{AllocationState, QuotaInForce, Tier};
+    use broker_core::{AllocationState, HostView, QuotaInForce, Tier};
     use vramd_types::Quantity;
 
     use super::*;
@@ -220,6 +220,17 @@ pub(super) mod tests {
             held: mib(32),
             unreturned: mib(8),
             cached: mib(2),
+            host: Some(HostView {
+                total: mib(512),
+                capacity: mib(512),
+                held: mib(24),
+                unreturned: mib(1),
+                committed: mib(24),
+                shortfall: mib(1),
+            }),
+            moving_in: mib(2),
+            moving_out: mib(2),
+            awaited: 1,
             unbrokered: mib(3),
             contexts: mib(4),
             committed: mib(40),

@@ -27,6 +27,7 @@ use super::{
     counters::Counters,
     durations::Durations,
     figures::{Figures, Look, Roll, series_each},
+    moves::Moves,
     registry::{self, Definition, Kind},
     series,
 };
@@ -50,6 +51,7 @@ pub(super) struct Metrics {
 pub(super) struct Shown {
     figures: Mutex<Arc<Figures>>,
     pub(super) counters: Arc<Counters>,
+    pub(super) moves: Moves,
 }
 
 impl Shown {
@@ -83,7 +85,8 @@ impl Metrics {
                 wide.then(|| Stream::builder().with_cardinality_limit(limit).build().ok()).flatten()
             })
             .build();
-        let shown = Arc::new(Shown { figures: Mutex::default(), counters });
+        let moves = Moves::new(series_max, devices);
+        let shown = Arc::new(Shown { figures: Mutex::default(), counters, moves });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));
@@ -92,6 +95,11 @@ impl Metrics {
         let revocations = histogram(&meter, &registry::REVOCATION_DURATION);
         let roll = Mutex::new(Roll::new(series_max));
         Ok(Self { provider, prometheus, reader, shown, roll, calls, revocations })
+    }
+
+    /// Where moves are counted.
+    pub(super) fn moves(&self) -> &Moves {
+        &self.shown.moves
     }
 
     /// As Prometheus reads it.

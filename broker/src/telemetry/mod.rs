@@ -20,6 +20,7 @@ mod figures;
 mod http;
 pub mod logs;
 mod metrics;
+mod moves;
 mod otlp;
 mod pins;
 pub mod registry;
@@ -33,7 +34,7 @@ mod tests;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Refusal, Reply};
+use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Notice, Refusal, Reply};
 use tonic::codegen::http::HeaderMap;
 use vramd_proto::v1;
 use vramd_types::Reason;
@@ -85,6 +86,13 @@ impl Telemetry {
             for refusal in items.iter().filter_map(|(_, item)| item.as_ref().err()) {
                 shared.counters.refused(Scope::Item, refusal.reason());
             }
+        }
+    }
+
+    /// Something happened that operators may want to hear of.
+    pub fn noticed(&self, notice: &Notice) {
+        if let Some(shared) = self.0 {
+            shared.metrics.moves().told(notice);
         }
     }
 

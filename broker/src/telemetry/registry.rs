@@ -42,6 +42,8 @@ pub const TIER: &str = "vramd.tier";
 pub const MEMORY_STATE: &str = "vramd.memory.state";
 pub const ALLOCATION_STATE: &str = "vramd.allocation.state";
 pub const SESSION_STATE: &str = "vramd.session.state";
+pub const MIGRATION_DIRECTION: &str = "vramd.migration.direction";
+pub const MIGRATION_OUTCOME: &str = "vramd.migration.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
 pub const REFUSAL_SCOPE: &str = "vramd.refusal.scope";
 pub const SIGNAL: &str = "vramd.telemetry.signal";
@@ -68,6 +70,11 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     ),
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
     (SESSION_STATE, "`live` or `silent`"),
+    (MIGRATION_DIRECTION, "`in` to the device, or `out` of it"),
+    (
+        MIGRATION_OUTCOME,
+        "`moved`; `failed`, for want of memory or in the copy; or `stopped`, since somebody used it",
+    ),
     (REFUSAL_REASON, "A reason of [ERRORS.md](ERRORS.md)"),
     (REFUSAL_SCOPE, "What was refused: a `call`, one `item` of a batch, a `channel`, or a set to `pin`"),
     (SIGNAL, "`metrics`, `traces` or `logs`"),
@@ -115,7 +122,7 @@ pub const MEMORY_USAGE: Definition = bytes(
     "What of a device's memory is taken, and how.",
 );
 pub const MEMORY_LIMIT: Definition =
-    bytes("vramd.memory.limit", &[HW_ID, HW_NAME, TIER], "What the device has.");
+    bytes("vramd.memory.limit", &[HW_ID, HW_NAME, TIER], "What the device has, and its tier of the host.");
 pub const MEMORY_CAPACITY: Definition = bytes(
     "vramd.memory.capacity",
     &[HW_ID, HW_NAME, TIER],
@@ -127,6 +134,20 @@ pub const MEMORY_SHORTFALL: Definition = bytes(
     "vramd.memory.shortfall",
     &[HW_ID, HW_NAME, TIER],
     "By how much the capacity does not cover what is guaranteed and held.",
+);
+pub const MIGRATIONS: Definition = count(
+    Kind::Counter,
+    "vramd.migrations",
+    "{part}",
+    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_OUTCOME],
+    "Parts that went to another tier, or were to. A tenant that comes when no series are left is `_other` for good.",
+);
+pub const MIGRATION_IO: Definition = count(
+    Kind::Counter,
+    "vramd.migration.io",
+    "By",
+    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_OUTCOME],
+    "The sizes of these parts.",
 );
 pub const TENANT_ALLOCATIONS: Definition = count(
     Kind::UpDownCounter,
@@ -206,6 +227,8 @@ pub const ALL: &[&Definition] = &[
     &MEMORY_CAPACITY,
     &MEMORY_COMMITTED,
     &MEMORY_SHORTFALL,
+    &MIGRATIONS,
+    &MIGRATION_IO,
     &TENANT_ALLOCATIONS,
     &ALLOCATIONS,
     &SESSIONS,

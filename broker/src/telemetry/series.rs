@@ -1,12 +1,13 @@
 //! Which series each observed metric has, and their values.
 
-use broker_core::DeviceView;
+use broker_core::{DeviceView, HostView, Tier};
 use opentelemetry::{KeyValue, Value};
 use vramd_types::Bytes;
 
 use super::{
     figures::{Account, Balance},
     metrics::Shown,
+    moves::Count,
     registry::{self as of, Definition},
 };
 
@@ -19,10 +20,18 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&of::QUOTA_GUARANTEE, |shown, say| of_tenants(shown, say, |balance| balance.guarantee)),
     (&of::QUOTA_LIMIT, |shown, say| of_tenants(shown, say, |balance| balance.limit)),
     (&of::MEMORY_USAGE, memory_usage),
-    (&of::MEMORY_LIMIT, |shown, say| of_devices(shown, say, |device| device.total)),
-    (&of::MEMORY_CAPACITY, |shown, say| of_devices(shown, say, |device| device.capacity)),
-    (&of::MEMORY_COMMITTED, |shown, say| of_devices(shown, say, |device| device.committed)),
-    (&of::MEMORY_SHORTFALL, |shown, say| of_devices(shown, say, |device| device.shortfall)),
+    (&of::MEMORY_LIMIT, |shown, say| of_devices(shown, say, |device| device.total, |host| host.total)),
+    (&of::MEMORY_CAPACITY, |shown, say| {
+        of_devices(shown, say, |device| device.capacity, |host| host.capacity)
+    }),
+    (&of::MEMORY_COMMITTED, |shown, say| {
+        of_devices(shown, say, |device| device.committed, |host| host.committed);
+    }),
+    (&of::MEMORY_SHORTFALL, |shown, say| {
+        of_devices(shown, say, |device| device.shortfall, |host| host.shortfall);
+    }),
+    (&of::MIGRATIONS, |shown, say| migrations(shown, say, |count| count.parts)),
+    (&of::MIGRATION_IO, |shown, say| migrations(shown, say, |count| count.bytes)),
     (&of::TENANT_ALLOCATIONS, allocations_of),
     (&of::ALLOCATIONS, allocations),
     (&of::SESSIONS, sessions),
@@ -68,36 +77,84 @@ fn of_tenants(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue]), bytes: fn(&B
 
 fn memory_usage(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
     for device in &shown.figures().devices {
-        let [id, name, tier] = node_place(device);
-        let mut attributes = [id, name, tier, text(of::MEMORY_STATE, "")];
-        let reserved_or_resident =
-            device.held.saturating_sub(device.unreturned).saturating_sub(device.cached);
-        let reserved = reserved_on(shown, &device.uuid).min(reserved_or_resident);
-        let states = [
-            ("resident", reserved_or_resident.saturating_sub(reserved)),
-            ("reserved", reserved),
-            ("cached", device.cached),
-            ("unreturned", device.unreturned),
-            ("unbrokered", device.unbrokered),
-            ("context", device.contexts),
-        ];
-        for (state, bytes) in states {
-            attributes[3].value = Value::from(state);
-            say(bytes.get(), &attributes);
-        }
+        let made = device.held.saturating_sub(device.unreturned).saturating_sub(device.cached);
+        let reserved = reserved_on(shown, &device.uuid, Tier::Device).min(made);
+        say_states(
+            say,
+            node_place(device, Tier::Device),
+            &[
+                ("resident", made.saturating_sub(reserved)),
+                ("reserved", reserved),
+                ("cached", device.cached),
+                ("unreturned", device.unreturned),
+                ("unbrokered", device.unbrokered),
+                ("context", device.contexts),
+            ],
+        );
+        let Some(host) = &device.host else { continue };
+        let made = host.held.saturating_sub(host.unreturned);
+        let reserved = reserved_on(shown, &device.uuid, Tier::Host).min(made);
+        say_states(
+            say,
+            node_place(device, Tier::Host),
+            &[
+                ("resident", made.saturating_sub(reserved)),
+                ("reserved", reserved),
+                ("unreturned", host.unreturned),
+            ],
+        );
+    }
+}
+
+fn say_states(say: &mut dyn FnMut(u64, &[KeyValue]), place: [KeyValue; 3], states: &[(&'static str, Bytes)]) {
+    let [id, name, tier] = place;
+    let mut attributes = [id, name, tier, text(of::MEMORY_STATE, "")];
+    for (state, bytes) in states {
+        attributes[3].value = Value::from(*state);
+        say(bytes.get(), &attributes);
     }
 }
 
 /// What is being made for tenants there.
-fn reserved_on(shown: &Shown, device: &str) -> Bytes {
+fn reserved_on(shown: &Shown, device: &str, tier: Tier) -> Bytes {
     let figures = shown.figures();
-    let there = figures.tenants.iter().filter(|(account, _)| account.device == device);
+    let there = |account: &Account| account.device == device && account.tier == tier;
+    let there = figures.tenants.iter().filter(|(account, _)| there(account));
     Bytes::checked_sum(there.map(|(_, balance)| balance.reserved)).unwrap_or(Bytes::MAX)
 }
 
-fn of_devices(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue]), bytes: fn(&DeviceView) -> Bytes) {
+/// Of each device, and of the host's memory beside it where there is any.
+fn of_devices(
+    shown: &Shown,
+    say: &mut dyn FnMut(u64, &[KeyValue]),
+    on_device: fn(&DeviceView) -> Bytes,
+    in_host: fn(&HostView) -> Bytes,
+) {
     for device in &shown.figures().devices {
-        say(bytes(device).get(), &node_place(device));
+        say(on_device(device).get(), &node_place(device, Tier::Device));
+        if let Some(host) = &device.host {
+            say(in_host(host).get(), &node_place(device, Tier::Host));
+        }
+    }
+}
+
+fn migrations(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue]), value: fn(&Count) -> u64) {
+    let figures = shown.figures();
+    for (tenant, counts) in shown.moves.all() {
+        for (kind, count) in counts {
+            let Some(device) = figures.devices.iter().find(|device| device.index == kind.device) else {
+                continue;
+            };
+            say(
+                value(&count),
+                &[
+                    text(of::TENANT, tenant.clone()),
+                    text(of::HW_ID, device.uuid.clone()),
+                    text(of::MIGRATION_DIRECTION, kind.direction),
+                    text(of::MIGRATION_OUTCOME, kind.outcome),
+                ],
+            );
+        }
     }
 }
 
@@ -133,12 +190,11 @@ fn place(account: &Account) -> [KeyValue; 3] {
     ]
 }
 
-/// What the daemon hands out of a device is all in one tier.
-fn node_place(device: &DeviceView) -> [KeyValue; 3] {
+fn node_place(device: &DeviceView, tier: Tier) -> [KeyValue; 3] {
     [
         text(of::HW_ID, device.uuid.clone()),
         text(of::HW_NAME, device.name.clone()),
-        text(of::TIER, broker_core::Tier::Device.to_string()),
+        text(of::TIER, tier.to_string()),
     ]
 }
 

@@ -28,6 +28,7 @@ use super::{
     counters::{Counters, Scope},
     figures::tests::look,
     metrics::Metrics,
+    moves::tests::moved,
     registry::{self, Kind, OTHER_TENANTS},
 };
 use crate::config::Signal;
@@ -127,6 +128,7 @@ fn every_metric_has_the_name_that_the_table_says() {
     let methods: &'static Methods = Box::leak(Box::default());
     metrics.calls.took(methods.of("guess"), Code::NotFound, Duration::from_millis(1));
     metrics.revocations.record(0.001, &[]);
+    metrics.moves().told(&moved("team-000"));
     let text = metrics.text(super::figures::tests::full_look()).unwrap();
     for metric in registry::ALL {
         let name = metric.prometheus_name();
@@ -141,6 +143,15 @@ fn every_metric_has_the_name_that_the_table_says() {
     let families = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
     assert_eq!(families, registry::ALL.len(), "and there is no other\n{text}");
     assert!(text.contains("vramd_telemetry_dropped_total{vramd_telemetry_signal=\"traces\"} 3\n"), "{text}");
+    let usage = |tier: &str, state: &str| {
+        let labels = format!("vramd_memory_state=\"{state}\",vramd_tier=\"{tier}\"");
+        let all = series(&text);
+        let of = |name: &&String| name.starts_with("vramd_memory_usage_bytes{") && name.contains(&labels);
+        all.iter().find(|(name, _)| of(name)).map_or(0.0, |(_, bytes)| bytes / f64::from(1 << 20))
+    };
+    // As much as is held, in each tier by itself.
+    assert_eq!((usage("device", "resident"), usage("device", "reserved")), (20.0, 2.0));
+    assert_eq!((usage("host", "resident"), usage("host", "reserved")), (21.0, 2.0));
 }
 
 #[test]

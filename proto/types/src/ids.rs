@@ -74,12 +74,26 @@ id!(
     /// One physical piece of memory, printed `e-…`. Never leaves the daemon.
     ExtentId, "e-"
 );
+id!(
+    /// One copy between two extents, printed `c-…`. Never leaves the daemon.
+    CopyId, "c-"
+);
 
 /// Which of the daemon's devices, in the order of its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);
 
 impl fmt::Display for DeviceIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A piece of the host's memory, as the kernel numbers its NUMA nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostNode(pub u16);
+
+impl fmt::Display for HostNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }

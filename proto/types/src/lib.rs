@@ -13,6 +13,9 @@ mod quantity;
 mod reason;
 
 pub use bytes::{Bytes, GRANULARITY};
-pub use ids::{AllocationId, DeviceIndex, ExtentId, IdSource, ParseIdError, PartIndex, SessionId, epoch_of};
+pub use ids::{
+    AllocationId, CopyId, DeviceIndex, ExtentId, HostNode, IdSource, ParseIdError, PartIndex, SessionId,
+    epoch_of,
+};
 pub use quantity::{Quantity, QuantityError};
 pub use reason::{Reason, StatusCode};

@@ -12,6 +12,7 @@ use crate::{
     free,
     output::Output,
     quota::tier_name,
+    relocate::{self, Parts},
     revoke::{self, Revoke},
     table::{facts, size, size_or_dash, table, text_or_dash},
 };
@@ -26,6 +27,10 @@ pub(crate) enum Verb {
     Free { target: Target },
     /// Takes an allocation out of the processes that map it. They keep it: their next pin maps it again.
     Revoke(Revoke),
+    /// Moves what nobody pins out of its device, into the host's memory. The next pin brings it in again.
+    Evict(Parts),
+    /// Moves it to its device, if there is room.
+    BringIn(Parts),
 }
 
 #[derive(Debug, Args)]
@@ -66,6 +71,8 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         }
         Verb::Free { target } => free::run(target, admin, output),
         Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
+        Verb::Evict(parts) => relocate::run(parts, v1::Tier::Host, admin, output),
+        Verb::BringIn(parts) => relocate::run(parts, v1::Tier::Device, admin, output),
     }
 }
 
@@ -99,7 +106,7 @@ pub(crate) fn rows(allocations: &[v1::Allocation]) -> String {
                 AllocationId::from_raw(allocation.allocation_id).to_string(),
                 text_or_dash(&allocation.name),
                 state_name(allocation.state()).to_owned(),
-                tiers(allocation).to_owned(),
+                tiers(allocation),
                 size(allocation.size_bytes),
                 size(allocation.charged_bytes),
                 size_or_dash(allocation.resident_bytes),
@@ -110,9 +117,11 @@ pub(crate) fn rows(allocations: &[v1::Allocation]) -> String {
     )
 }
 
-/// Lists come without parts; resident is what lies on the device, and nothing lies elsewhere yet.
-fn tiers(allocation: &v1::Allocation) -> &'static str {
-    if allocation.resident_bytes > 0 { tier_name(v1::Tier::Device) } else { "-" }
+/// Where any of it lies. Lists come without parts.
+fn tiers(allocation: &v1::Allocation) -> String {
+    let lies = [(v1::Tier::Device, allocation.resident_bytes), (v1::Tier::Host, allocation.host_bytes)];
+    let tiers = lies.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(tier, _)| tier_name(tier));
+    text_or_dash(&tiers.collect::<Vec<_>>().join("+"))
 }
 
 fn sheet(allocation: &v1::Allocation) -> String {
@@ -129,6 +138,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
         ("charged", size(allocation.charged_bytes)),
         ("resident", size(allocation.resident_bytes)),
+        ("in-host", size_or_dash(allocation.host_bytes)),
         ("unreturned", size_or_dash(allocation.unreturned_bytes)),
         ("digest", text_or_dash(&allocation.digest)),
         ("readers", text_or_dash(&allocation.readers.join(" "))),
@@ -140,13 +150,26 @@ fn sheet(allocation: &v1::Allocation) -> String {
                 part.index.to_string(),
                 part.offset_bytes.to_string(),
                 size(part.size_bytes),
-                tier_name(part.tier()).to_owned(),
+                whereabouts(part),
                 extent_name(part.extent_state()).to_owned(),
                 mappers(part),
             ]
         }),
     );
     format!("{facts}\n\n{parts}")
+}
+
+/// Its tier, and where it is on its way to.
+fn whereabouts(part: &v1::Part) -> String {
+    let from = tier_name(part.tier());
+    moves_to(part).map_or_else(|| from.to_owned(), |to| format!("{from}->{to}"))
+}
+
+fn moves_to(part: &v1::Part) -> Option<&'static str> {
+    match part.moves_to() {
+        v1::Tier::Unspecified => None,
+        tier => Some(tier_name(tier)),
+    }
 }
 
 /// Each session, and what it does with the part.
@@ -167,6 +190,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
                 "offset_bytes": part.offset_bytes,
                 "size_bytes": part.size_bytes,
                 "tier": tier_name(part.tier()),
+                "moves_to": moves_to(part),
                 "extent_state": extent_name(part.extent_state()),
                 "mapper_session_ids": session_texts(&part.mapper_session_ids),
                 "mappers": part.mappers.iter().map(mapper_json).collect::<Vec<_>>(),
@@ -184,7 +208,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "charged_bytes": allocation.charged_bytes,
         "resident_bytes": allocation.resident_bytes,
         "unreturned_bytes": allocation.unreturned_bytes,
-        "tier_bytes": { "device": allocation.resident_bytes },
+        "tier_bytes": { "device": allocation.resident_bytes, "host": allocation.host_bytes },
         "digest": allocation.digest,
         "readers": allocation.readers,
         "owner_session_id": owner(allocation).map(|session| session.to_string()),

@@ -66,6 +66,11 @@ fn sheet(status: &v1::DeviceStatus) -> String {
         ("contexts", size_or_dash(status.context_reserve_bytes)),
         ("committed", size_or_dash(status.committed_bytes)),
         ("shortfall", size_or_dash(status.shortfall_bytes)),
+        ("host", size_or_dash(status.host_capacity_bytes)),
+        ("host-held", size_or_dash(status.host_held_bytes)),
+        ("moving-in", size_or_dash(status.moving_in_bytes)),
+        ("moving-out", size_or_dash(status.moving_out_bytes)),
+        ("awaited", format!("{} parts", status.awaited_part_count)),
     ])
 }
 
@@ -82,6 +87,8 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
         ">UNBROKERED",
         ">COMMITTED",
         ">SHORTFALL",
+        ">HOST",
+        ">HOST-HELD",
     ];
     table(
         &columns,
@@ -99,6 +106,8 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
                 size_or_dash(status.unbrokered_bytes),
                 size_or_dash(status.committed_bytes),
                 size_or_dash(status.shortfall_bytes),
+                size_or_dash(status.host_capacity_bytes),
+                size_or_dash(status.host_held_bytes),
             ]
         }),
     )
@@ -119,5 +128,10 @@ pub(crate) fn to_json(status: &v1::DeviceStatus) -> Value {
         "committed_bytes": status.committed_bytes,
         "shortfall_bytes": status.shortfall_bytes,
         "context_reserve_bytes": status.context_reserve_bytes,
+        "host_capacity_bytes": status.host_capacity_bytes,
+        "host_held_bytes": status.host_held_bytes,
+        "moving_in_bytes": status.moving_in_bytes,
+        "moving_out_bytes": status.moving_out_bytes,
+        "awaited_part_count": status.awaited_part_count,
     })
 }

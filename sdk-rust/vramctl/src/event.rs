@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use vramd_client::{AllocationId, SessionId};
 use vramd_proto::v1::{
     self, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
-    node_event::Change as NodeChange, quota_event::Change as QuotaChange,
+    move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
     revoke_event::Change as RevokeChange, session_event::Change as SessionChange, watch_response::Event,
 };
 
@@ -74,6 +74,7 @@ fn what(event: Option<&Event>, sequence: u64) -> What {
         Some(Event::Allocation(allocation)) => of_allocation(allocation),
         Some(Event::Device(device)) => of_device(device),
         Some(Event::Node(node)) => of_node(node),
+        Some(Event::Move(moved)) => of_move(moved),
         None => What {
             kind: "unknown",
             change: "unknown",
@@ -214,6 +215,27 @@ fn of_device(event: &v1::DeviceEvent) -> What {
     What { kind: "device", change, fields, text }
 }
 
+fn of_move(event: &v1::MoveEvent) -> What {
+    let (id, part) = (AllocationId::from_raw(event.allocation_id), event.part_index);
+    let what = format!("of part {part} of {id} ({})", size(event.bytes));
+    let to = format!("to tier {} of device {}", tier_name(event.tier()), event.device);
+    let (change, text) = match event.change() {
+        MoveChange::Unspecified => ("unknown", what),
+        MoveChange::Moved => ("moved", format!("{what} {to}")),
+        MoveChange::Failed => ("failed", format!("{what} {to} failed: {}", plain(&event.detail))),
+        MoveChange::Stopped => ("stopped", format!("{what} {to} given up: it is in use, or was freed")),
+    };
+    let fields = json!({
+        "allocation_id": id.to_string(),
+        "part_index": part,
+        "device": event.device,
+        "tier": tier_name(event.tier()),
+        "bytes": event.bytes,
+        "detail": event.detail,
+    });
+    What { kind: "move", change, fields, text }
+}
+
 fn of_node(event: &v1::NodeEvent) -> What {
     let detail = plain(&event.detail);
     let (change, text) = match event.change() {
@@ -270,6 +292,22 @@ mod tests {
         assert_eq!(told.fields["kind"], "revoke");
         assert_eq!(told.fields["allocation_id"], "a-7");
         assert_eq!(told.fields["reason"], "session_ended");
+    }
+
+    #[test]
+    fn a_move_says_what_went_where() {
+        let told = told(Event::Move(v1::MoveEvent {
+            change: MoveChange::Failed.into(),
+            allocation_id: 7,
+            part_index: 2,
+            tier: v1::Tier::Host.into(),
+            bytes: 2 << 20,
+            detail: "a cable was pulled".to_owned(),
+            ..Default::default()
+        }));
+        let said = "move of part 2 of a-7 (2 MiB) to tier host of device 0 failed: a cable was pulled";
+        assert!(told.line.ends_with(said), "{told:?}");
+        assert_eq!((&told.fields["change"], &told.fields["tier"]), (&"failed".into(), &"host".into()));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod output;
 mod progress;
 mod put;
 mod quota;
+mod relocate;
 mod revoke;
 mod session;
 mod status;

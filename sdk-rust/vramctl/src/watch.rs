@@ -34,6 +34,7 @@ enum Kind {
     Allocation,
     Device,
     Node,
+    Move,
 }
 
 /// Runs until the daemon ends, which is a failure of its own, or nobody reads any more.
@@ -77,6 +78,7 @@ impl Kind {
             Self::Allocation => v1::EventKind::Allocation,
             Self::Device => v1::EventKind::Device,
             Self::Node => v1::EventKind::Node,
+            Self::Move => v1::EventKind::Move,
         }
     }
 }

@@ -68,7 +68,7 @@ impl Kind {
                 Completion::Digested { .. } => Self::Digested,
                 Completion::Surveyed { .. } => Self::Surveyed,
                 // No operator revokes here.
-                Completion::WordsRevoked { .. } => Self::Other,
+                Completion::WordsRevoked { .. } | Completion::Copied { .. } => Self::Other,
             },
             Event::QuotasStored { .. } => Self::QuotasStored,
             Event::Tick => Self::Tick,

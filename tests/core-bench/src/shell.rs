@@ -100,8 +100,9 @@ impl Shell {
             Command::CloseChannel { channel } | Command::ForgetProcess { channel } => {
                 _ = self.deaf.remove(&channel)
             }
-            // No session here has pins, and no operator revokes.
+            // No session here has pins, and no operator revokes or moves.
             Command::RevokeWords { .. } | Command::ForgetWord { .. } => {}
+            Command::Copy { .. } | Command::CancelCopy { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }
     }
@@ -146,6 +147,7 @@ fn config() -> Config {
         name: "sim".to_owned(),
         total: room,
         share: room,
+        host: Bytes::ZERO,
         context_bytes: Bytes::mib(512),
         makes_fixed: true,
     };

@@ -70,7 +70,7 @@ impl Measure {
         let verdict = if self.median() <= self.target { "within" } else { "MISSED" };
         format!(
             "{name:9} {:.2} times bare ({least:.2} to {most:.2}, {} pairs); ours {:.2} ms, bare {:.2} ms; \
-             target {:.1}: {verdict}",
+             target {:.2}: {verdict}",
             self.median(),
             ratios.len(),
             median_ms(&self.ours),

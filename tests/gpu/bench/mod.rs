@@ -1,6 +1,7 @@
 //! What the daemon costs, and whether anything is left behind.
 
 mod acker;
+mod copies;
 mod hand_off;
 mod leak;
 mod log;
@@ -9,6 +10,7 @@ mod owner;
 mod pins;
 mod victim;
 
+pub(crate) use copies::run as copies;
 pub(crate) use hand_off::run as hand_off;
 pub(crate) use leak::run as leak;
 pub(crate) use owner::run as bare_owner;

@@ -5,6 +5,7 @@
 
 mod capture;
 mod kernels;
+mod pinned;
 mod table;
 mod vmm;
 
@@ -12,9 +13,10 @@ use anyhow::{Context as _, Result};
 
 pub(crate) use capture::Mode;
 use kernels::Kernels;
+pub(crate) use pinned::Pinned;
 pub(crate) use table::Failed;
 use table::{Opaque, Table};
-pub(crate) use vmm::Extent;
+pub(crate) use vmm::{Extent, Span};
 
 /// So that nothing here waits for what other streams do.
 const STREAM_NON_BLOCKING: u32 = 1;

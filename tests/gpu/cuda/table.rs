@@ -137,6 +137,9 @@ table! {
         memory_info = "cuMemGetInfo_v2"(free: &mut usize, total: &mut usize);
         alloc = "cuMemAlloc_v2"(address: &mut u64, size: usize);
         free = "cuMemFree_v2"(address: u64);
+        // The address of what is pinned, as a number.
+        host_alloc = "cuMemHostAlloc"(address: &mut usize, size: usize, flags: u32);
+        host_free = "cuMemFreeHost"(address: usize);
         create = "cuMemCreate"(handle: &mut u64, size: usize, prop: &AllocationProp, flags: u64);
         release = "cuMemRelease"(handle: u64);
         export = "cuMemExportToShareableHandle"(fd: &mut i32, handle: u64, kind: i32, flags: u64);

@@ -25,6 +25,7 @@ impl Broker {
             OperatorRequest::EndSession { .. } => Method::EndSession,
             OperatorRequest::FreeAllocation(_) => Method::FreeAllocation,
             OperatorRequest::RevokeMappings { .. } => Method::RevokeMappings,
+            OperatorRequest::MoveParts { .. } => Method::MoveParts,
             OperatorRequest::Drain { .. } => Method::Drain,
         };
         let requester = Requester::Operator { uid };
@@ -47,6 +48,7 @@ impl Broker {
             OperatorRequest::RevokeMappings { target, parts, wait } => {
                 self.revoke_mappings(op, &target, parts, wait)
             }
+            OperatorRequest::MoveParts { target, parts, tier } => self.move_parts(op, &target, parts, tier),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
         let is_quota = matches!(start, Ok(Started::Waiting(OpKind::Quota(_))));

@@ -238,7 +238,7 @@ impl Broker {
             let fresh = asked.saturating_sub(recycled);
             if !fresh.is_zero() {
                 self.choose_for_bytes(&mut choice, tenant, device, fresh)
-                    .map_err(|shortage| self.shortage(tenant, device, shortage, asked))?;
+                    .map_err(|shortage| self.shortage(tenant, Place::device(device), shortage, asked))?;
             }
         }
         let parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
@@ -274,8 +274,8 @@ impl Broker {
         bytes
     }
 
-    fn shortage(&self, tenant: TenantId, device: DeviceIndex, shortage: Shortage, asked: Bytes) -> Refusal {
-        let (tier, uuid) = (Self::tier(), self.uuid(device).to_owned());
+    fn shortage(&self, tenant: TenantId, place: Place, shortage: Shortage, asked: Bytes) -> Refusal {
+        let (tier, uuid) = (place.tier, self.uuid(place.device).to_owned());
         match shortage {
             Shortage::Limit { limit, held } => {
                 let tenant = self.tenants.name(tenant).to_owned();
@@ -328,7 +328,7 @@ impl Broker {
                 Some(extent) => extent,
                 None => {
                     ordered += 1;
-                    self.order(tenant, device, size, part, allocation.kind)?
+                    self.order(tenant, Place::device(device), size, part, allocation.kind)?
                 }
             };
             Ok(Part { extent, holds: Few::default() })
@@ -363,11 +363,11 @@ impl Broker {
         Some(extent)
     }
 
-    /// Reserves the bytes of one part and has its extent made.
-    fn order(
+    /// Reserves the bytes of one part and has an extent made for it.
+    pub(crate) fn order(
         &mut self,
         tenant: TenantId,
-        device: DeviceIndex,
+        place: Place,
         size: Bytes,
         part: PartRef,
         kind: Kind,
@@ -378,12 +378,13 @@ impl Broker {
             true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
             false => tenant,
         };
-        let reserved = self.ledger.reserve(payer, Place::device(device), size);
-        let reservation = reserved.map_err(|shortage| self.shortage(tenant, device, shortage, size))?;
+        let reserved = self.ledger.reserve(payer, place, size);
+        let reservation = reserved.map_err(|shortage| self.shortage(tenant, place, shortage, size))?;
         let state = ExtentState::Creating(reservation);
         let (part, sent_to) = (Some(part), Few::default());
-        self.pool.insert(extent, Extent { device, size, part, state, sent_to, unacknowledged: false });
-        self.command(Command::CreateExtent { extent, device, size, kind });
+        self.pool.insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false });
+        let Place { device, tier } = place;
+        self.command(Command::CreateExtent { extent, device, tier, size, kind });
         Ok(extent)
     }
 
@@ -394,7 +395,7 @@ impl Broker {
         let Some(reservation) = extent.take_reservation() else {
             return self.broken(invariants::EXTENTS, format!("{id} was created twice"));
         };
-        let (device, size, part) = (extent.device, extent.size, extent.part);
+        let (place, size, part) = (extent.place, extent.size, extent.part);
         let failure = match result {
             Ok(()) => {
                 extent.state = ExtentState::Live(self.ledger.settle(reservation));
@@ -403,7 +404,7 @@ impl Broker {
             Err(error) => {
                 self.pool.take(id);
                 self.ledger.cancel(reservation);
-                Some(self.creation_failed(id, device, size, error))
+                Some(self.creation_failed(id, place, size, error))
             }
         };
         let failed = failure.is_some();
@@ -414,9 +415,14 @@ impl Broker {
         };
         if failed {
             allocation.extents_left = allocation.extents_left.saturating_sub(1);
+            self.forget_stray(part.allocation, id);
         }
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let op = allocation.op;
         let freeing = allocation.state == AllocationState::Freeing;
+        if allocation.part(part.part).is_some_and(|entry| entry.extent != id) {
+            return self.stray_made(part, id, failure.as_ref());
+        }
         if freeing {
             self.give_back_part(part);
             self.remove_if_gone(part.allocation);
@@ -431,25 +437,21 @@ impl Broker {
         }
     }
 
-    fn creation_failed(
-        &mut self,
-        id: ExtentId,
-        device: DeviceIndex,
-        size: Bytes,
-        error: CreateError,
-    ) -> Refusal {
-        let uuid = self.uuid(device).to_owned();
+    fn creation_failed(&mut self, id: ExtentId, place: Place, size: Bytes, error: CreateError) -> Refusal {
+        let uuid = self.uuid(place.device).to_owned();
         let problem = match &error {
             CreateError::OutOfMemory => "out of memory".to_owned(),
-            CreateError::Failed(problem) => problem.clone(),
+            CreateError::OutOfHostMemory(problem) | CreateError::Failed(problem) => problem.clone(),
         };
         self.notice(Notice::CreateFailed { extent: id, problem });
         match error {
             // The ledger had room and the device has not: something outside took it. What is cached goes, so that
             // the next try finds room.
-            CreateError::OutOfMemory => {
-                self.give_up_cached(Some(device));
-                Refusal::DeviceFull { device: uuid, tier: Self::tier(), free: Bytes::ZERO, asked: size }
+            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) => {
+                if place.tier == Self::tier() {
+                    self.give_up_cached(Some(place.device));
+                }
+                Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, asked: size }
             }
             CreateError::Failed(problem) => Refusal::DriverFailed { device: uuid, problem },
         }

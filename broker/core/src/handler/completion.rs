@@ -8,6 +8,7 @@ impl Broker {
             Completion::Created { extent, result } => self.on_created(extent, result),
             Completion::Released { extent, returned } => self.on_released(extent, returned),
             Completion::Returned { extent } => self.on_returned(extent),
+            Completion::Copied { to, result } => self.on_copied(to, result),
             Completion::Digested { allocation, result } => {
                 self.on_digested(allocation, result);
                 self.remove_if_gone(allocation);

@@ -33,6 +33,7 @@ impl Broker {
     }
 
     fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId) {
+        let elsewhere = self.elsewhere_of(allocation_id);
         let (Some(session), Some(allocation)) =
             (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
         else {
@@ -41,7 +42,7 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
-        let mut queued = 0;
+        let (mut queued, mut comes) = (0, Vec::new());
         for index in allocation.indices() {
             if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
                 continue;
@@ -56,6 +57,10 @@ impl Broker {
                     revocation.comers.push(id);
                     MapState::Away
                 }
+                None if elsewhere.contains(&part) => {
+                    comes.push(part);
+                    MapState::Away
+                }
                 None => MapState::Queued,
             };
             allocation.set_hold(index, Hold::new(id, slot.flatten(), state));
@@ -66,6 +71,9 @@ impl Broker {
         }
         if queued > 0 {
             *session.maps.entry(allocation_id).or_default() += queued;
+        }
+        for part in comes {
+            self.comes(id, part);
         }
     }
 
@@ -288,7 +296,7 @@ impl Broker {
                 }
             }
             AllocationState::Unmapping if !still && allocation.owner == Some(id) => {
-                self.start_digest(part.allocation)
+                self.digest_if_unmapped(part.allocation);
             }
             _ => {}
         }

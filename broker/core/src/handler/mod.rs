@@ -5,9 +5,11 @@ mod allocate;
 mod attach;
 mod client;
 mod completion;
+mod demand;
 mod fd_budget;
 mod forget;
 mod mapping;
+mod migrate;
 mod notice;
 mod pin;
 #[cfg(test)]

@@ -38,6 +38,7 @@ impl Fenced {
             share: Bytes::gib(1),
             context_bytes: Bytes::ZERO,
             makes_fixed: false,
+            host: Bytes::ZERO,
         };
         let config = Config {
             boot_epoch: 1,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{AllocationId, Bytes, ExtentId, PartIndex, SessionId, name};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId, name};
 
 use crate::{
     broker::Broker,
@@ -13,8 +13,8 @@ use crate::{
     residency::{Allocation, AllocationState, Entry, Hold, Part},
     tenancy::{Session, TenantId},
     view::{
-        AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
-        SessionView,
+        AllocationView, Backing, Counts, DeviceView, HostView, MapperView, NodeView, PartView, QuotaInForce,
+        QuotaView, SessionView,
     },
 };
 
@@ -115,7 +115,7 @@ impl Broker {
         if !name::is_valid(tenant) {
             return Err(Refusal::NameInvalid { field: "tenant", name: tenant.to_owned() });
         }
-        if tier != Self::tier() {
+        if !self.ledger.places().any(|(place, _)| place.tier == tier) {
             return Err(Refusal::TierUnsupported { tier });
         }
         let text = device.unwrap_or("0");
@@ -157,6 +157,17 @@ impl Broker {
                 held: books.held(),
                 unreturned: books.unreturned(),
                 cached: self.pool.cache().bytes_on(index),
+                host: self.ledger.books(Place::host(index)).map(|books| HostView {
+                    total: config.host,
+                    capacity: books.capacity(),
+                    held: books.held(),
+                    unreturned: books.unreturned(),
+                    committed: books.committed(),
+                    shortfall: books.shortfall(),
+                }),
+                moving_in: self.moving_to(index, Tier::Device),
+                moving_out: self.moving_to(index, Tier::Host),
+                awaited: self.demands.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: books.unbrokered(),
                 contexts: books.contexts(),
                 committed: books.committed(),
@@ -164,6 +175,10 @@ impl Broker {
             })
         };
         self.device_indices().zip(&self.config.devices).filter_map(view).collect()
+    }
+
+    fn is_of(&self, part: PartRef, device: DeviceIndex) -> bool {
+        self.allocations.get(part.allocation).is_some_and(|allocation| allocation.device == device)
     }
 
     pub fn node(&self) -> NodeView {
@@ -238,16 +253,21 @@ impl Broker {
                 index,
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
-                tier: Self::tier(),
+                tier: self.tier_of(of_part).unwrap_or(Self::tier()),
+                moves_to: self.migrations.get(&of_part).map(|migration| migration.towards),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.holds.iter().map(mapper).collect() } else { Vec::new() },
             }
         };
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        let mut in_host = Bytes::ZERO;
         for extent in self.extents_of(id, allocation) {
             charged = charged.saturating_add(extent.size);
             match extent.state {
+                ExtentState::Live(_) if extent.place.tier == Tier::Host => {
+                    in_host = in_host.saturating_add(extent.size);
+                }
                 ExtentState::Live(_) => resident = resident.saturating_add(extent.size),
                 ExtentState::Unreturned(_) => unreturned = unreturned.saturating_add(extent.size),
                 ExtentState::Creating(_) | ExtentState::Cached(_) | ExtentState::Releasing(_) => {}
@@ -264,6 +284,7 @@ impl Broker {
             size: allocation.size,
             charged,
             resident,
+            in_host,
             unreturned,
             digest: allocation.digest.as_deref().copied(),
             readers: allocation.readers.iter().map(str::to_owned).collect(),
@@ -300,7 +321,9 @@ impl Broker {
         of: &'a Allocation,
     ) -> impl Iterator<Item = &'a Extent> {
         let parts = of.indices().map(move |part| PartRef { allocation: id, part });
-        parts.zip(&of.parts).filter_map(|(part, entry)| self.pool.behind(part, entry.extent))
+        let own = parts.zip(&of.parts).filter_map(|(part, entry)| self.pool.behind(part, entry.extent));
+        let strays = self.strays.get(&id).into_iter().flatten();
+        own.chain(strays.filter_map(|extent| self.pool.get(*extent)))
     }
 
     pub(crate) fn held_in_all(&self) -> Bytes {
@@ -336,7 +359,10 @@ impl Broker {
                     held: account.held(),
                     reserved: account.reserved,
                     unreturned: account.unreturned,
-                    cached: self.pool.cache().bytes_of(tenant, *index),
+                    cached: match tier {
+                        Tier::Device => self.pool.cache().bytes_of(tenant, *index),
+                        Tier::Host | Tier::Disk => Bytes::ZERO,
+                    },
                 });
                 QuotaView {
                     tenant: name,

@@ -105,7 +105,7 @@ impl Broker {
         if !name::is_valid(tenant) {
             return Err(Refusal::NameInvalid { field: "tenant", name: tenant.to_owned() });
         }
-        if tier != Self::tier() {
+        if !self.ledger.places().any(|(place, _)| place.tier == tier) {
             return Err(Refusal::TierUnsupported { tier });
         }
         let tenant = self.tenants.intern(tenant);
@@ -246,6 +246,7 @@ impl Broker {
             Ok(()) => {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
+                self.serve_demands();
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 self.note_quota(&change, quota);
                 Ok(match quota {

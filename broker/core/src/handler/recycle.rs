@@ -10,7 +10,7 @@ use super::Timer;
 use crate::{
     broker::Broker,
     command::Notice,
-    event::{Kind, PartRef},
+    event::{Kind, PartRef, Tier},
     ledger::Place,
     pool::{Age, ExtentState},
     residency::Allocation,
@@ -43,8 +43,11 @@ impl Broker {
         }
         let Some(extent) = self.pool.get(id) else { return false };
         let ExtentState::Live(charge) = &extent.state else { return false };
-        let (tenant, device) = (charge.tenant(), extent.device);
+        let (tenant, device) = (charge.tenant(), extent.place.device);
         let own = *extent.sent_to == [tenant] || planted!(self, CachedThoughRead);
+        if extent.place.tier != Tier::Device {
+            return false;
+        }
         let acknowledged = !extent.unacknowledged || planted!(self, CachedThoughCrashed);
         let cached = self.pool.cache().bytes_of(tenant, device).saturating_add(extent.size);
         own && acknowledged && cached <= max && self.has_room_to_keep(tenant, Place::device(device))

@@ -8,7 +8,7 @@ use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
 use super::{Start, Started};
 use crate::{
     broker::Broker,
-    command::{Command, Notice, Released, RevokeReason},
+    command::{Command, Notice, PartMove, Released, RevokeReason},
     error::Refusal,
     event::{PartRef, Target},
     invariants,
@@ -243,6 +243,10 @@ impl Broker {
             session.owned.remove(&id);
         }
         self.forget_unmapped(id);
+        self.forget_demands(id);
+        for part in self.migrations_of(id) {
+            self.stop_migration(part, PartMove::Freed);
+        }
         self.give_back(id);
     }
 
@@ -266,7 +270,9 @@ impl Broker {
         let id = entry.extent;
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
         let mapped = !entry.holds.is_empty() && !planted!(self, ReleasedWhileMapped);
-        if hashed || mapped || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
+        // Neither end of a copy is released before it has ended.
+        let copied = self.migrations.contains_key(&part) && !planted!(self, ReleasedWhileCopied);
+        if hashed || mapped || copied || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
             return;
         }
         if self.pool.get_mut(id).is_some_and(Extent::start_release) {
@@ -288,7 +294,7 @@ impl Broker {
         let (part, bytes) = (extent.part, extent.size);
         if returned {
             self.ledger.discharge(charge);
-            self.extent_gone(part, false);
+            self.extent_gone(id, part, false);
         } else {
             extent.state = ExtentState::Unreturned(self.ledger.owe(charge, &extent.sent_to));
             self.pool.put_unreturned(id, extent);
@@ -303,6 +309,7 @@ impl Broker {
             self.notify(part.allocation);
         }
         self.room_returned(id);
+        self.serve_demands();
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {
@@ -316,14 +323,18 @@ impl Broker {
         for debt in debts {
             self.ledger.repay(debt);
         }
+        self.serve_demands();
         self.notice(Notice::Returned { extent: id, bytes: extent.size });
-        self.extent_gone(extent.part, true);
+        self.extent_gone(id, extent.part, true);
         if let Some(part) = extent.part {
             self.remove_if_gone(part.allocation);
         }
     }
 
-    fn extent_gone(&mut self, part: Option<PartRef>, was_unreturned: bool) {
+    fn extent_gone(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
+        if let Some(part) = part {
+            self.forget_stray(part.allocation, id);
+        }
         let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) else {
             return;
         };

@@ -77,8 +77,12 @@ impl Broker {
                 self.released(id);
             }
             Some(OpKind::Revoke(revoked)) if revoked.is_complete() => {
-                let outcome = revoked.outcome();
-                self.finish(id, Ok(outcome));
+                let (allocation, parts) = (revoked.allocation, revoked.take());
+                self.finish(id, Ok(Outcome::MappingsRevoked { allocation, parts }));
+            }
+            Some(OpKind::Move(moved)) if moved.is_complete() => {
+                let (allocation, parts) = (moved.allocation, moved.take());
+                self.finish(id, Ok(Outcome::PartsMoved { allocation, parts }));
             }
             _ => {}
         }
@@ -118,6 +122,9 @@ impl Broker {
             },
             Outcome::MappingsRevoked { allocation, parts } => {
                 Reply::MappingsRevoked { allocation: *allocation, parts: parts.to_vec() }
+            }
+            Outcome::PartsMoved { allocation, parts } => {
+                Reply::PartsMoved { allocation: *allocation, parts: parts.to_vec() }
             }
             Outcome::Drained => Reply::Drained {
                 draining: self.draining,

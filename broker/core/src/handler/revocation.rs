@@ -1,7 +1,5 @@
 //! `RevokeMappings`: parts that everybody is to unmap. See [`crate::residency::Revocation`] for how one goes.
 
-use std::collections::BTreeMap;
-
 use vramd_types::{PartIndex, SessionId};
 
 use super::{Start, Started, Timer};
@@ -12,8 +10,8 @@ use crate::{
     error::Refusal,
     event::{Kind, PartRef, Target, WordsOutcome},
     invariants,
-    residency::{AllocationState, Hold, MapEvent, MapState, Revocation, Stage},
-    tenancy::{Arrival, OpId, OpKind, Revoked},
+    residency::{Hold, MapEvent, MapState, Revocation, Stage},
+    tenancy::{Arrival, OpId, OpKind, PerPart},
     time::Time,
 };
 
@@ -26,35 +24,24 @@ impl Broker {
         wait: bool,
     ) -> Start {
         let (id, allocation) = self.find_any(target)?;
-        match allocation.state {
-            AllocationState::Open | AllocationState::Sealed => {}
-            AllocationState::Freeing => {
-                return Err(Refusal::AllocationNotFound { allocation: target.to_string() });
-            }
-            _ => return Err(Refusal::Raced { allocation: id }),
-        }
-        if allocation.kind == Kind::Fixed {
+        let is_fixed = allocation.kind == Kind::Fixed;
+        let mut outcomes = self.parts_of(target, parts)?;
+        if is_fixed {
             return Err(Refusal::KindUnsupported { kind: "revocable fixed" });
         }
-        let problem = |problem| Refusal::RequestInvalid { field: "part_indices", problem };
-        let all: Vec<_> = if parts.is_empty() { allocation.indices().collect() } else { parts };
-        if all.iter().any(|part| allocation.part(*part).is_none()) {
-            return Err(problem("the allocation has no such part"));
-        }
-        let mut outcomes = BTreeMap::new();
-        for part in all.iter().copied() {
-            if outcomes.insert(part, None).is_some() {
-                return Err(problem("a part is named twice"));
-            }
-        }
         for (part, outcome) in &mut outcomes {
-            *outcome = self.revoke_part(op, PartRef { allocation: id, part: *part }, wait);
+            *outcome = self.revoke_part(Some(op), PartRef { allocation: id, part: *part }, wait);
         }
-        Ok(Started::Waiting(OpKind::Revoke(Revoked::new(id, outcomes))))
+        Ok(Started::Waiting(OpKind::Revoke(PerPart::new(id, outcomes))))
     }
 
     /// Begins with one part, or joins who did. `None`: the operation is told when it is over.
-    fn revoke_part(&mut self, op: OpId, part: PartRef, wait: bool) -> Option<PartRevocation> {
+    pub(crate) fn revoke_part(
+        &mut self,
+        op: Option<OpId>,
+        part: PartRef,
+        wait: bool,
+    ) -> Option<PartRevocation> {
         let until = self.now.after(self.config.limits.revoke_answer_timeout);
         if let Some(under_way) = self.revocations.get_mut(&part) {
             let lasts = match &mut under_way.stage {
@@ -64,7 +51,7 @@ impl Broker {
                 Stage::Words { fence, .. } if wait => Some(*fence.get_or_insert(until)),
                 Stage::Words { .. } | Stage::Evict | Stage::Fence { .. } => None,
             };
-            under_way.ops.push(op);
+            op.into_iter().for_each(|op| under_way.ops.push(op));
             if let Some(until) = lasts {
                 self.arm(until, Timer::Fence(part));
             }
@@ -81,14 +68,14 @@ impl Broker {
             }
             false => self.ask_words(part),
         };
-        let ops = [op].into_iter().collect::<Few<_>>();
+        let ops = op.into_iter().collect::<Few<_>>();
         let (began, eased) = (self.pins.arrive(), self.now);
         self.revocations.insert(part, Revocation { began, stage, ops, comers: Vec::new(), eased });
         None
     }
 
     /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it.
-    fn cannot_begin(&self, part: PartRef, wait: bool) -> Option<PartRevocation> {
+    pub(crate) fn cannot_begin(&self, part: PartRef, wait: bool) -> Option<PartRevocation> {
         let standing = self.standing(part);
         if !standing.is_empty() {
             return Some(PartRevocation::Standing { by: standing });
@@ -196,9 +183,13 @@ impl Broker {
 
     fn revocation_over(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(over) = self.revocations.remove(&part) else { return };
+        self.emptied(part, outcome);
+        let elsewhere = self.is_elsewhere(part);
         for comer in over.comers {
-            if self.map_state(comer, part) == Some(MapState::Away) {
-                self.bring_back(comer, part);
+            match self.map_state(comer, part) {
+                Some(MapState::Away) if elsewhere => self.comes(comer, part),
+                Some(MapState::Away) => self.bring_back(comer, part),
+                _ => {}
             }
         }
         self.unsettled.calls.extend(self.pins.lacking(part));

@@ -15,7 +15,7 @@ use crate::{
     collections::Few,
     command::{Command, Notice},
     error::Refusal,
-    event::AllocationSpec,
+    event::{AllocationSpec, Tier},
     ledger::{Account, Place, Shortage, Spared},
     pool::{Age, Cached},
     tenancy::{OpId, OpKind, Requester, TenantId},
@@ -125,7 +125,9 @@ impl Broker {
             let floor = if entry.tenant == tenant { guarantee } else { account.guarantee };
             account.without(spared.of(entry.tenant)).held() > floor
         };
-        self.choose(&mut choice, place.device, &mut spared, backed, weighs);
+        if place.tier == Tier::Device {
+            self.choose(&mut choice, place.device, &mut spared, backed, weighs);
+        }
         backed(&spared).then_some(choice)
     }
 

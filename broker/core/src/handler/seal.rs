@@ -39,7 +39,7 @@ impl Broker {
         let unmapped = self.sessions.get(session).is_none_or(|session| !session.maps.contains_key(&id));
         let waits = self.allocations.get(id).is_some_and(|entry| entry.state == AllocationState::Unmapping);
         if (unmapped || planted!(self, HashedWhileMapped)) && waits {
-            self.start_digest(id);
+            self.digest_if_unmapped(id);
         }
         Ok(Started::Waiting(OpKind::Seal(id)))
     }
@@ -55,8 +55,18 @@ impl Broker {
         }
     }
 
+    /// What moves is hashed where it comes to rest.
+    pub(crate) fn digest_if_unmapped(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let mapped = allocation.owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
+            && !planted!(self, HashedWhileMapped);
+        if allocation.state == AllocationState::Unmapping && !mapped && self.migrations_of(id).is_empty() {
+            self.start_digest(id);
+        }
+    }
+
     /// Nobody maps it any more: the driver may read it.
-    pub(crate) fn start_digest(&mut self, id: AllocationId) {
+    fn start_digest(&mut self, id: AllocationId) {
         self.advance(id, AllocationEvent::Unmapped);
         let Some(allocation) = self.allocations.get_mut(id) else { return };
         allocation.digesting = true;

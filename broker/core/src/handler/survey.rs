@@ -84,6 +84,7 @@ impl Broker {
             self.notice(Notice::Shortfall { device, tier: place.tier, bytes: shortfall });
         }
         self.cover_shortfall(device);
+        self.serve_demands();
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }

@@ -27,7 +27,8 @@ fn check_index(broker: &Broker, count: usize, found: &mut Vec<Violation>) {
         let extent = broker.pool.get(entry.extent);
         let is = extent.is_some_and(|extent| match &extent.state {
             ExtentState::Cached(charge) => {
-                (charge.tenant(), extent.device, extent.size) == (entry.tenant, entry.device, entry.size)
+                (charge.tenant(), extent.place.device, extent.size)
+                    == (entry.tenant, entry.device, entry.size)
             }
             _ => false,
         });

@@ -3,6 +3,7 @@
 use super::{EXTENTS, Violation, expect, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
+    event::PartRef,
     pool::ExtentState,
     residency::{Allocation, AllocationState},
 };
@@ -14,7 +15,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let Some(backed) = extent.part else { continue };
         let allocation = broker.allocations.get(backed.allocation);
         let part = allocation.and_then(|allocation| allocation.part(backed.part));
-        expect(found, EXTENTS, part.is_some_and(|part| part.extent == id), || format!("{id} backs nothing"));
+        let stray = broker.strays.get(&backed.allocation).is_some_and(|strays| strays.contains(&id));
+        let backs = part.is_some_and(|part| (part.extent == id) != stray);
+        expect(found, EXTENTS, backs, || format!("{id} backs nothing"));
         let Some(allocation) = allocation else { continue };
         let size = allocation.size_of(backed.part);
         expect_equal(found, EXTENTS, || format!("size of {id}"), &extent.size, &size);
@@ -34,6 +37,9 @@ fn check_counts(broker: &Broker, id: AllocationId, allocation: &Allocation, foun
     let is = &allocation.extents_unreturned;
     expect_equal(found, EXTENTS, || format!("unreturned of {id}"), is, &unreturned);
     let may_lack = matches!(allocation.state, AllocationState::Freeing | AllocationState::Creating);
-    let complete = may_lack || extents == allocation.parts.len();
+    let lacks = |part: PartRef| {
+        allocation.part(part.part).is_none_or(|entry| broker.pool.behind(part, entry.extent).is_none())
+    };
+    let complete = may_lack || !allocation.indices().any(|part| lacks(PartRef { allocation: id, part }));
     expect(found, EXTENTS, complete, || format!("{id} lacks extents"));
 }

@@ -11,6 +11,7 @@ mod extent_released;
 mod ledger_books;
 mod ledger_sums;
 mod mapper_sets;
+mod migrations;
 mod names;
 mod pins;
 mod registry;
@@ -36,13 +37,14 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 14] = [
+const CHECKS: [Check; 15] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
     extent_released::check,
     cached::check,
     mapper_sets::check,
+    migrations::check,
     sums::check,
     slots::check,
     pins::check,

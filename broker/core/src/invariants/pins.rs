@@ -43,7 +43,10 @@ fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: 
     let held_up = broker.revocations.get(&part).is_some_and(|under_way| under_way.began < call.arrival);
     let fits = match (broker.pins.lacks(id, part), state) {
         (true, Some(MapState::Queued | MapState::Offered | MapState::Evicting)) => true,
-        (true, Some(MapState::Away | MapState::Mapped)) => held_up,
+        (true, Some(MapState::Away)) => {
+            held_up || broker.migrations.contains_key(&part) || broker.demands.contains(part)
+        }
+        (true, Some(MapState::Mapped)) => held_up,
         (true, _) => false,
         // An answered call's part may be freed, or unmapped by its client.
         (false, state) => state != Some(MapState::Evicting),

@@ -111,6 +111,8 @@ registry! {
         "a call is served only for the process of its session, while that is connected";
     BOUNDS = "INV-CALL-4", Oracle "bounds.rs",
         "what is served is within its bounds: batches, readers, allocations, parts, extents, sessions";
+    MIGRATIONS = "INV-MOVE-1", Recomputed "migrations.rs",
+        "what is copied is mapped by nobody and both its ends are there; what is not on its device is mapped by nobody";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, session.rs, step.rs",

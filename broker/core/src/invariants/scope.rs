@@ -148,6 +148,7 @@ impl Touched {
                 OpKind::Free { allocation: id, .. } | OpKind::Seal(id) => allocation(id),
                 OpKind::EndSession { session: id, .. } => session(id),
                 OpKind::Revoke(revoked) => allocation(&revoked.allocation),
+                OpKind::Move(moved) => allocation(&moved.allocation),
                 OpKind::Allocate { .. } | OpKind::Room { .. } | OpKind::Quota(_) => false,
             }
     }

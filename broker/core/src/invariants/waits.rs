@@ -35,6 +35,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 let of = revoked.allocation;
                 revoked.open().all(|part| is_revoked(broker, PartRef { allocation: of, part }, id))
             }
+            OpKind::Move(moved) => {
+                let of = moved.allocation;
+                moved.open().all(|part| is_moving(broker, PartRef { allocation: of, part }, id))
+            }
             OpKind::Quota(_) => true,
         };
         expect(found, OPS, waits, || format!("{id:?} waits for nothing: {op:?}"));
@@ -64,6 +68,17 @@ fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
             }
         };
         ends && under_way.ops.contains(&op)
+    })
+}
+
+/// The driver answers, and so does whoever is told to unmap.
+fn is_moving(broker: &Broker, part: PartRef, op: OpId) -> bool {
+    broker.migrations.get(&part).is_some_and(|migration| {
+        let goes_on = !migration.made
+            || migration.vacated
+            || migration.state.copies()
+            || broker.revocations.contains_key(&part);
+        goes_on && migration.ops.contains(&op)
     })
 }
 

@@ -39,6 +39,10 @@ impl Place {
     pub(crate) const fn device(device: DeviceIndex) -> Self {
         Self { device, tier: Tier::Device }
     }
+
+    pub(crate) const fn host(device: DeviceIndex) -> Self {
+        Self { device, tier: Tier::Host }
+    }
 }
 
 /// Why bytes were not admitted.

@@ -15,12 +15,10 @@ use std::collections::BTreeMap;
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use super::{Age, Cache, Cached};
-#[cfg(feature = "observed")]
-use crate::ledger::Place;
 use crate::{
     collections::{Few, IdMap},
     event::PartRef,
-    ledger::{Charge, Debt, Reservation},
+    ledger::{Charge, Debt, Place, Reservation},
     observed::Touched,
     tenancy::TenantId,
     time::Time,
@@ -41,7 +39,7 @@ pub(crate) enum ExtentState {
 
 #[derive(Debug)]
 pub(crate) struct Extent {
-    pub(crate) device: DeviceIndex,
+    pub(crate) place: Place,
     pub(crate) size: Bytes,
     /// What it backs; nothing once it was cached, until it is used again.
     pub(crate) part: Option<PartRef>,
@@ -142,14 +140,14 @@ impl Pool {
         self.touched.note(id);
         let extent = self.extents.remove(id.get())?;
         if matches!(&extent.state, ExtentState::Unreturned(debts) if !debts.is_empty()) {
-            self.count_unreturned(extent.device, |count| count.saturating_sub(1));
+            self.count_unreturned(extent.place.device, |count| count.saturating_sub(1));
         }
         Some(extent)
     }
 
     pub(crate) fn put_unreturned(&mut self, id: ExtentId, extent: Extent) {
         self.touched.note(id);
-        self.count_unreturned(extent.device, |count| count.saturating_add(1));
+        self.count_unreturned(extent.place.device, |count| count.saturating_add(1));
         self.extents.insert(id.get(), extent);
     }
 
@@ -161,7 +159,7 @@ impl Pool {
     pub(crate) fn recycle(&mut self, id: ExtentId, now: Time) {
         let Some(extent) = self.get_mut(id) else { return };
         let ExtentState::Live(charge) = &extent.state else { return };
-        let (tenant, device, size) = (charge.tenant(), extent.device, extent.size);
+        let (tenant, device, size) = (charge.tenant(), extent.place.device, extent.size);
         extent.part = None;
         extent.charge_as(ExtentState::Cached);
         self.cache.add(Cached { extent: id, tenant, device, size, since: now });

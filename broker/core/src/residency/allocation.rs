@@ -121,6 +121,11 @@ impl Allocation {
         self.parts.get(usize::try_from(index.0).ok()?)
     }
 
+    /// Puts a part into another extent, and says which it was in.
+    pub(crate) fn set_extent(&mut self, index: PartIndex, extent: ExtentId) -> Option<ExtentId> {
+        self.part_mut(index).map(|part| std::mem::replace(&mut part.extent, extent))
+    }
+
     /// Adds or changes what a session holds of a part. A hold keeps its slot for life.
     pub(crate) fn set_hold(&mut self, index: PartIndex, new: Hold) {
         let Some(part) = self.part_mut(index) else { return };

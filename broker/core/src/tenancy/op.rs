@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{ByTenant, Method, Releases, Revoked, TenantId};
+use super::{ByTenant, Method, PerPart, Releases, TenantId};
 use crate::{
+    command::{PartMove, PartRevocation},
     error::Refusal,
     event::{AllocationSpec, CallId, RequestKey},
     handler::QuotaChange,
@@ -49,7 +50,9 @@ pub(crate) enum OpKind {
         kill: bool,
     },
     /// An operator's: waits until all revocations are over.
-    Revoke(Revoked),
+    Revoke(PerPart<PartRevocation>),
+    /// An operator's: waits until all migrations are over.
+    Move(PerPart<PartMove>),
     Quota(QuotaChange),
 }
 

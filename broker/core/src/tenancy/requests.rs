@@ -6,7 +6,7 @@ use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 
 use super::{ItemResult, OpId, TenantId};
 use crate::{
-    command::PartRevocation,
+    command::{PartMove, PartRevocation},
     event::{RequestKey, Tier},
     ledger::QuotaDevice,
     limits::REQUESTS_REMEMBERED,
@@ -25,6 +25,7 @@ pub(crate) enum Method {
     EndSession,
     FreeAllocation,
     RevokeMappings,
+    MoveParts,
     Drain,
 }
 
@@ -42,6 +43,7 @@ impl Method {
             Self::EndSession => "EndSession",
             Self::FreeAllocation => "FreeAllocation",
             Self::RevokeMappings => "RevokeMappings",
+            Self::MoveParts => "MoveParts",
             Self::Drain => "Drain",
         }
     }
@@ -59,6 +61,7 @@ pub(crate) enum Outcome {
     SessionEnded { gone: bool, still_mapped: Bytes },
     AllocationFreed { allocation: AllocationId, still_charged: Bytes, mappers: Box<[SessionId]> },
     MappingsRevoked { allocation: AllocationId, parts: Box<[(PartIndex, PartRevocation)]> },
+    PartsMoved { allocation: AllocationId, parts: Box<[(PartIndex, PartMove)]> },
     Drained,
 }
 

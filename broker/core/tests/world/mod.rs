@@ -63,6 +63,11 @@ pub struct World {
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
     pub fail_creates: VecDeque<Option<CreateError>>,
+    pub fail_copies: VecDeque<Option<String>>,
+    /// What lies in each extent that was written or copied to: else zeros.
+    pub contents: BTreeMap<ExtentId, u64>,
+    /// Which extent each part was in when it was sent last.
+    pub extents: BTreeMap<PartRef, ExtentId>,
     /// What operators were told.
     pub notices: Vec<Notice>,
     calls: u64,
@@ -82,6 +87,7 @@ pub fn config(devices: &[Bytes]) -> Config {
                 share: *size,
                 context_bytes: Bytes::ZERO,
                 makes_fixed: false,
+                host: Bytes::ZERO,
             })
             .collect(),
         part_size: Bytes::mib(4),
@@ -115,6 +121,9 @@ impl World {
             closed: BTreeSet::new(),
             stored: StoredQuotas::default(),
             fail_creates: VecDeque::new(),
+            fail_copies: VecDeque::new(),
+            contents: BTreeMap::new(),
+            extents: BTreeMap::new(),
             notices: Vec::new(),
             calls: 0,
             channels: 0,
@@ -151,9 +160,32 @@ impl World {
                 Command::KillProcess { channel } => self.killed.push(channel),
                 Command::Notice(notice) => self.notices.push(notice),
                 Command::ForgetProcess { .. } => {}
+                // What has not begun is not done.
+                Command::CancelCopy { to } => self.cancelled(to),
                 work => self.work.push_back(work),
             }
         }
+    }
+
+    fn cancelled(&mut self, to: ExtentId) {
+        let is_it = |work: &Command| matches!(work, Command::Copy { to: of, .. } if *of == to);
+        assert!(self.work.iter().any(is_it), "{to} is not being copied to");
+        self.fail_copies.push_front(Some("cancelled".to_owned()));
+    }
+
+    pub fn content(&self, extent: ExtentId) -> u64 {
+        self.contents.get(&extent).copied().unwrap_or_default()
+    }
+
+    /// Who maps the part writes it.
+    pub fn write(&mut self, client: Client, part: PartRef, content: u64) {
+        assert!(self.maps(client, part), "{part:?} is not mapped");
+        self.contents.insert(self.extents[&part], content);
+    }
+
+    pub fn read(&self, client: Client, part: PartRef) -> u64 {
+        assert!(self.maps(client, part), "{part:?} is not mapped");
+        self.content(self.extents[&part])
     }
 
     /// Does the oldest piece of the driver's and the disk's work.
@@ -164,7 +196,16 @@ impl World {
                 let failure = self.fail_creates.pop_front().flatten();
                 Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
             }
+            Command::Copy { from, to, .. } => {
+                let result = self.fail_copies.pop_front().flatten().map_or(Ok(()), Err);
+                if result.is_ok() {
+                    let content = self.content(from);
+                    self.contents.insert(to, content);
+                }
+                Event::Completion(Completion::Copied { to, result })
+            }
             Command::ReleaseExtent { extent } => {
+                self.contents.remove(&extent);
                 let returned = !self.clung_to.contains(&extent);
                 if !returned {
                     self.unreturned.insert(extent);
@@ -206,6 +247,7 @@ impl World {
         let mapped = self.mapped.entry(channel).or_default();
         let answer = match frame {
             DaemonFrame::Map(parts) => {
+                self.extents.extend(parts.iter().map(|part| (part.part, part.extent)));
                 for part in &parts {
                     let Some(slot) = part.slot else { continue };
                     let serves = *self.slots.entry((channel, slot)).or_insert(part.part);
@@ -401,6 +443,11 @@ impl World {
 
     pub fn held(&self) -> Bytes {
         self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(device.held))
+    }
+
+    pub fn held_in_host(&self) -> Bytes {
+        let host = |device: &broker_core::DeviceView| device.host.map_or(Bytes::ZERO, |host| host.held);
+        self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(host(device)))
     }
 
     pub fn held_by(&self, tenant: &str) -> Bytes {

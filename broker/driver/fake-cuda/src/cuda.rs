@@ -95,10 +95,12 @@ extern "C" fn cuDeviceGetUuid_v2(to: *mut [u8; 16], device: c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, _device: c_int) -> u32 {
     const COMPUTE_MODE: c_uint = 20;
+    const HOST_NUMA_ID: c_uint = 134;
     put(
         value,
         match attribute {
             COMPUTE_MODE => script().number("compute_mode", 0),
+            HOST_NUMA_ID => script().number("attribute.134", 0),
             other => script().number(&format!("attribute.{other}"), 1),
         },
     )
@@ -164,16 +166,21 @@ extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
     put(total, all)
 }
 
-/// The beginning of `CUmemAllocationProp`.
-#[derive(Clone, Copy)]
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Properties {
     kind: u32,
     handle_types: u32,
     location: Location,
+    windows: usize,
+    flags: [u8; 8],
 }
 
-#[derive(Clone, Copy)]
+const ON_DEVICE: u32 = 1;
+const IN_HOST: u32 = 3;
+
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Location {
     kind: u32,
@@ -203,8 +210,13 @@ extern "C" fn cuMemCreate(handle: *mut u64, size: usize, of: *const Properties, 
     if size == 0 || !size.is_multiple_of(PAGE) || properties.handle_types != 1 {
         return INVALID_VALUE;
     }
-    let device = usize::try_from(properties.location.id).unwrap_or(usize::MAX);
-    if device >= devices() {
+    let device = match properties.location.kind {
+        IN_HOST => sight::HOST,
+        _ => usize::try_from(properties.location.id).unwrap_or(usize::MAX),
+    };
+    if device == sight::HOST {
+        begin!("cuMemCreate(host)");
+    } else if device >= devices() {
         return 101;
     }
     match Piece::new(device, size) {
@@ -243,7 +255,20 @@ extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, fd: usize, _kind:
     let Ok(size) = file.metadata().map(|file| usize::try_from(file.len()).unwrap_or(0)) else {
         return INVALID_VALUE;
     };
-    put(handle, enter(&mut world(), Piece { file, size, device: 0 }))
+    let Some(device) = sight::device_of(file.as_fd()) else { return INVALID_VALUE };
+    put(handle, enter(&mut world(), Piece { file, size, device }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemGetAllocationPropertiesFromHandle(to: *mut Properties, handle: u64) -> u32 {
+    begin!("cuMemGetAllocationPropertiesFromHandle");
+    let world = world();
+    let Some(piece) = world.handles.get(&handle) else { return INVALID_VALUE };
+    let location = match c_int::try_from(piece.device) {
+        Ok(id) => Location { kind: ON_DEVICE, id },
+        Err(_) => Location { kind: IN_HOST, id: script().number("attribute.134", 0) },
+    };
+    put(to, Properties { kind: 1, handle_types: 1, location, ..Properties::default() })
 }
 
 #[unsafe(no_mangle)]
@@ -311,7 +336,8 @@ extern "C" fn cuMemSetAccess(
     count: usize,
 ) -> u32 {
     begin!("cuMemSetAccess");
-    let Some(access) = get(access).filter(|_| count == 1) else { return INVALID_VALUE };
+    // All of them alike, so that one will do.
+    let Some(access) = get(access).filter(|_| count > 0) else { return INVALID_VALUE };
     let (readable, writable) = (access.flags & 1 != 0, access.flags == 3);
     let mut world = world();
     let mut covered = 0;

@@ -9,17 +9,20 @@
 //! |---|---|---|
 //! | `node` | `fake` | names the memory: one node a test |
 //! | `devices`, `memory_mib`, `context_mib` | 1, 1024, 8 | |
+//! | `host_mib` | 1024 | what of the host can be pinned |
 //! | `version` | 13000 | |
 //! | `init` | 0 | what `cuInit` answers |
 //! | `compute_mode` | 0 | |
 //! | `mig` | 0 | instances that device 0 is divided in; CUDA shows the first |
 //! | `dirty` | 0 | 1: fresh memory is not zero |
 //! | `lists` | 1 | 0: NVML lists no processes |
-//! | `attribute.N` | 1 | |
+//! | `attribute.N` | 1 | 134, the nearest node of the host: 0 |
 //! | `cut` | 0 | 1: blocks of `cuMemAlloc` are pieces of larger ones |
 //! | `note` | 0 | 1: calls are noted, see [`Fake::callers`] |
 //! | `hang.FUNCTION` | 0 | 1: what has done its work does not return while [`Fake::tell`] says so |
 //! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on it answers CODE; `CODE@told`: while [`Fake::tell`] says so |
+//!
+//! Of memory of the host, `cuMemCreate` is `cuMemCreate(host)` too.
 //!
 //! It is enough for this project's drivers, and wrong in everything else.
 

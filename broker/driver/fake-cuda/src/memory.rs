@@ -36,6 +36,8 @@ pub(crate) struct World {
     pub(crate) next: u64,
     pub(crate) ranges: BTreeMap<u64, Range>,
     pub(crate) pinned: HashMap<usize, usize>,
+    /// Of `cuMemHostRegister`.
+    pub(crate) registered: HashMap<usize, usize>,
     /// Of each device: how often retained, and what the context takes.
     pub(crate) contexts: HashMap<usize, (usize, Piece)>,
 }
@@ -53,7 +55,8 @@ pub(crate) fn world() -> MutexGuard<'static, World> {
 impl Piece {
     /// New memory, if there is room.
     pub(crate) fn new(device: usize, size: usize) -> Result<Self, u32> {
-        if sight::used(device).saturating_add(size) > script().bytes("memory_mib", 1024) {
+        let capacity = if device == sight::HOST { "host_mib" } else { "memory_mib" };
+        if sight::used(device).saturating_add(size) > script().bytes(capacity, 1024) {
             return Err(OUT_OF_MEMORY);
         }
         let name = CString::new(sight::name(device)).map_err(|_| INVALID_VALUE)?;

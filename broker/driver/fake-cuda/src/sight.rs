@@ -1,6 +1,12 @@
 //! Who holds the node's memory: found by a look through `/proc`, so that no process need tell.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::fd::{AsRawFd, BorrowedFd},
+    os::unix::fs::MetadataExt,
+    path::Path,
+};
 
 use crate::script::script;
 
@@ -19,6 +25,9 @@ impl Seen {
         if self.holders.contains(&self.creator) { self.creator } else { self.holders[0] }
     }
 }
+
+/// Stands for memory of the host, which no device has.
+pub(crate) const HOST: usize = usize::MAX;
 
 /// The name of a piece's memfd.
 pub(crate) fn name(device: usize) -> String {
@@ -49,6 +58,12 @@ pub(crate) fn processes(device: usize) -> BTreeMap<u32, usize> {
         *processes.entry(it.charged()).or_default() += it.size;
     }
     processes
+}
+
+/// The device of a piece's file, which another process may have made.
+pub(crate) fn device_of(fd: BorrowedFd<'_>) -> Option<usize> {
+    let link = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    Some(parse(link.to_str()?)?.0)
 }
 
 /// Device and creator, from a name as the kernel shows it.

@@ -66,6 +66,52 @@ extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, length: usize, 
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, length: usize, _stream: usize) -> u32 {
+    begin!("cuMemcpyDtoDAsync_v2");
+    within(to, from, length)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyPeerAsync(
+    to: u64,
+    to_context: usize,
+    from: u64,
+    from_context: usize,
+    length: usize,
+    _stream: usize,
+) -> u32 {
+    begin!("cuMemcpyPeerAsync");
+    if to_context == from_context {
+        return INVALID_VALUE;
+    }
+    within(to, from, length)
+}
+
+fn within(to: u64, from: u64, length: usize) -> u32 {
+    let world = world();
+    if current().is_none() || !world.reaches(from, length, false) || !world.reaches(to, length, true) {
+        return INVALID_VALUE;
+    }
+    copy(pointer(from), pointer(to), length);
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostRegister_v2(at: *mut c_void, size: usize, _flags: c_uint) -> u32 {
+    begin!("cuMemHostRegister_v2");
+    if current().is_none() {
+        return INVALID_VALUE;
+    }
+    answered(world().registered.insert(at as usize, size).is_none())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostUnregister(at: *mut c_void) -> u32 {
+    begin!("cuMemHostUnregister");
+    answered(world().registered.remove(&(at as usize)).is_some())
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuMemsetD8Async(at: u64, byte: u8, length: usize, _stream: usize) -> u32 {
     begin!("cuMemsetD8Async");
     if !world().reaches(at, length, true) {

@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
 use super::{Access, Harness, Importer};
-use crate::{Completion, Driver, DriverError, ExtentKind, Handle, Submission, sim::Fault};
+use crate::{Completion, CopyError, Driver, DriverError, ExtentKind, Handle, Submission, sim::Fault};
 
 /// Nothing here takes long; this only turns a hang into a failure.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -134,6 +134,21 @@ impl<'a> Bench<'a> {
         self.create(FIRST, SMALL).expect("there is room for 2 MiB")
     }
 
+    pub(super) fn host_node(&self) -> HostNode {
+        self.driver.host_node(FIRST)
+    }
+
+    /// In the host, where it is nearest to the first device, through which others reach it.
+    pub(super) fn create_host(&mut self, size: Bytes) -> Result<Extent, DriverError> {
+        let id = new_id();
+        self.submit(Submission::CreateHost { extent: id, node: self.host_node(), size });
+        self.created(id).map(|handle| Extent { id, device: FIRST, size, handle })
+    }
+
+    pub(super) fn make_host(&mut self) -> Extent {
+        self.create_host(SMALL).expect("there is room for 2 MiB")
+    }
+
     /// Another process that maps the extent and has closed its descriptor.
     pub(super) fn mapped(&self, extent: &Extent, access: Access) -> Box<dyn Importer> {
         let mut importer = self.importer();
@@ -158,6 +173,10 @@ impl<'a> Bench<'a> {
 
     pub(super) fn release_id(&mut self, id: ExtentId) -> bool {
         self.submit(Submission::Release { extent: id });
+        self.released(id)
+    }
+
+    pub(super) fn released(&mut self, id: ExtentId) -> bool {
         self.wait(|completion| match completion {
             Completion::Released { extent, returned } if *extent == id => Some(*returned),
             _ => None,
@@ -237,5 +256,39 @@ impl<'a> Bench<'a> {
             Completion::Digested { ticket, result } if *ticket == of => Some(result.clone()),
             _ => None,
         })
+    }
+
+    pub(super) fn begin_by_id(&self, from: ExtentId, to: ExtentId, size: Bytes) -> CopyId {
+        let copy = CopyId::from_raw(new_id().get());
+        self.submit(Submission::Copy { copy, from, to, size });
+        copy
+    }
+
+    pub(super) fn begin(&self, from: &Extent, to: &Extent, size: Bytes) -> CopyId {
+        self.begin_by_id(from.id, to.id, size)
+    }
+
+    pub(super) fn copied(&mut self, of: CopyId) -> Result<(), CopyError> {
+        self.wait(|completion| match completion {
+            Completion::Copied { copy, result } if *copy == of => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    /// Whichever is told next to have gone well.
+    pub(super) fn next_copied(&mut self) -> CopyId {
+        self.wait(|completion| match completion {
+            Completion::Copied { copy, result: Ok(()) } => Some(*copy),
+            _ => None,
+        })
+    }
+
+    pub(super) fn copy(&mut self, from: &Extent, to: &Extent, size: Bytes) -> Result<(), CopyError> {
+        let copy = self.begin(from, to, size);
+        self.copied(copy)
+    }
+
+    pub(super) fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
+        self.driver.copied_bytes(copy)
     }
 }

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    Bench, Harness, Verdict,
-    bench::{FIRST, SMALL, new_id},
+    Access, Bench, Harness, Verdict,
+    bench::{FIRST, SMALL, new_id, pattern},
 };
 use crate::{
-    DriverError, ExtentKind, Submission,
+    CopyError, DriverError, ExtentKind, Submission,
     sim::{Effect, Fault, Operation},
 };
 
@@ -71,6 +71,60 @@ pub fn a_delay_passes(harness: &dyn Harness) -> Verdict {
     let extent = bench.make();
     assert!(begun.elapsed() >= SHORT);
     bench.free(extent);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn host_memory_runs_out_on_schedule(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().scheduled_faults {
+        return NO_FAULTS;
+    }
+    let fault = Fault { on: Operation::CreateHost, nth: 2, count: 1, effect: Effect::OutOfMemory };
+    let mut bench = Bench::with_faults(harness, vec![fault]);
+    let met: Vec<_> = (0..3).map(|_| bench.create_host(SMALL).map(drop)).collect();
+    assert_eq!(met, [Ok(()), Err(DriverError::OutOfMemory), Ok(())]);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn a_copy_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().scheduled_faults {
+        return NO_FAULTS;
+    }
+    let effects = [Effect::Fail("the link is down".to_owned()), Effect::Short, Effect::Corrupt];
+    let faults = (1..).zip(effects).map(|(nth, effect)| Fault { on: Operation::Copy, nth, count: 1, effect });
+    let mut bench = Bench::with_faults(harness, faults.collect());
+    let bytes = pattern(1, usize::try_from(SMALL.get()).expect("2 MiB fit in memory"));
+    let half = bytes.len() / 2;
+    let source = bench.make();
+    assert!(bench.mapped(&source, Access::ReadWrite).write(0, &bytes));
+    let targets: Vec<_> = (0..4).map(|_| bench.make_host()).collect();
+    let results: Vec<_> = targets.iter().map(|target| bench.copy(&source, target, SMALL)).collect();
+    let failed = |problem: &str| Err(CopyError::Driver(DriverError::Failed(problem.to_owned())));
+    let short = format!("copied {half} of {} bytes", bytes.len());
+    assert_eq!(results, [failed("the link is down"), failed(&short), Ok(()), Ok(())]);
+
+    let corrupt = [&bytes[..half], &[!bytes[half]], &bytes[half + 1..]].concat();
+    let partly = [&bytes[..half], &vec![0; half]].concat();
+    for (target, expected) in targets.iter().zip([vec![0; bytes.len()], partly, corrupt, bytes]) {
+        assert_eq!(bench.digest(&[(target.id, SMALL)]), Ok(blake3::hash(&expected).into()));
+    }
+    targets.into_iter().chain([source]).for_each(|extent| bench.free(extent));
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn a_late_copy_is_overtaken(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().scheduled_faults {
+        return NO_FAULTS;
+    }
+    let mut bench = Bench::with_faults(harness, vec![delay(Operation::Copy, Duration::from_millis(20))]);
+    let (source, target) = (bench.make(), bench.make_host());
+    let late = bench.begin(&source, &target, SMALL);
+    let next = bench.begin(&source, &target, SMALL);
+    assert_eq!([bench.next_copied(), bench.next_copied()], [next, late]);
+    bench.free(source);
+    bench.free(target);
     bench.finish();
     Verdict::Passed
 }

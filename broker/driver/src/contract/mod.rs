@@ -10,9 +10,11 @@
 
 mod bench;
 pub mod capacity;
+pub mod copies;
 pub mod digest;
 pub mod faults;
 pub mod fixed;
+pub mod host;
 pub mod lifetime;
 pub mod memory;
 pub mod outsiders;
@@ -126,6 +128,22 @@ macro_rules! contract_tests {
             capacity::what_others_hold_is_not_free,
             capacity::what_an_earlier_driver_left_is_not_free,
             capacity::devices_are_separate,
+            host::host_memory_is_zero_and_can_be_shared,
+            host::host_memory_is_zero_when_it_is_made_again,
+            host::a_mapping_of_host_memory_outlives_its_release,
+            host::host_memory_that_is_not_there_is_an_answer,
+            host::nonsense_of_the_host_is_answered,
+            copies::bytes_arrive_in_every_direction,
+            copies::bytes_arrive_on_another_device,
+            copies::only_the_first_bytes_are_copied,
+            copies::both_directions_at_once_do_not_mix,
+            copies::an_exchange_is_a_copy_out_and_then_one_in,
+            copies::copies_of_a_direction_are_done_in_order,
+            copies::what_is_cancelled_is_told_once_and_harms_nobody,
+            copies::a_copy_that_cannot_be_is_refused,
+            copies::copies_go_on_beside_all_else,
+            copies::a_copy_keeps_what_it_moves,
+            copies::copies_are_done_though_the_driver_is_dropped,
             digest::a_digest_is_of_the_bytes,
             digest::a_digest_can_be_of_a_part,
             digest::a_digest_joins_extents,
@@ -142,6 +160,9 @@ macro_rules! contract_tests {
             faults::a_driver_fails_on_schedule,
             faults::who_is_delayed_holds_up_nobody,
             faults::a_delay_passes,
+            faults::host_memory_runs_out_on_schedule,
+            faults::a_copy_fails_or_is_short_or_corrupt_on_schedule,
+            faults::a_late_copy_is_overtaken,
         }
     };
     (@list; $($module:ident::$case:ident,)*) => {

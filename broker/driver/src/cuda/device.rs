@@ -7,12 +7,13 @@ use std::{
     time::Instant,
 };
 
-use vramd_types::{Bytes, GRANULARITY};
+use vramd_types::{Bytes, GRANULARITY, HostNode};
 
 use super::{
     accounts::{Accounts, sum},
     api::{Context, CudaError, Ordinal, Physical},
     facts::ContextSize,
+    node,
     nvml::Card,
     probe,
 };
@@ -29,6 +30,7 @@ pub(super) struct Device {
     context_size: ContextSize,
     card: Option<Card>,
     rdma: bool,
+    node: HostNode,
     accounts: Mutex<Accounts>,
     /// What this process has there beside its extents, as of the latest look.
     overhead: Mutex<Bytes>,
@@ -90,6 +92,7 @@ impl Device {
             context_size,
             card,
             rdma,
+            node: node::nearest(api, ordinal),
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
             crowd: Mutex::default(),
@@ -105,6 +108,11 @@ impl Device {
 
     pub(super) fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// The piece of the host's memory that is nearest.
+    pub(super) fn node(&self) -> HostNode {
+        self.node
     }
 
     pub(super) fn context_size(&self) -> ContextSize {

@@ -1,5 +1,5 @@
 //! Hashes extents: the device's copy engine brings the bytes to pinned buffers, while several cores hash what came
-//! before. Two threads, so that a small digest need not wait for a large one.
+//! before. What lies in the host is hashed where it is. Two threads, so that a small digest need not wait for a large one.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,8 @@ use vramd_types::{Bytes, ExtentId};
 use super::{
     api::{CudaError, Pinned, Stream, Transfer},
     device::Device,
-    memory::Memory,
+    host_memory::HostMemory,
+    memory::{Held, Memory},
     state::State,
 };
 use crate::{Completion, DriverError};
@@ -42,7 +43,7 @@ pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
 }
 
 /// The extents, kept for as long as it takes, even if they are released meanwhile.
-fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Arc<Memory>, Bytes)>, DriverError> {
+fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Held, Bytes)>, DriverError> {
     let held = spans.iter().map(|(extent, length)| {
         let memory =
             state.live(*extent).ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))?;
@@ -63,34 +64,50 @@ struct Worker {
 
 /// A piece of the text.
 #[derive(Clone, Copy, Debug)]
-struct Piece<'a> {
-    memory: &'a Arc<Memory>,
-    at: u64,
-    length: usize,
+enum Piece<'a> {
+    Device { memory: &'a Arc<Memory>, at: u64, length: usize },
+    Host { memory: &'a HostMemory, at: usize, length: usize },
+}
+
+/// A piece that can be hashed, or soon.
+enum Coming<'a> {
+    Device { transfer: Transfer<(Pinned, Arc<Memory>)>, length: usize },
+    Host(&'a [u8]),
 }
 
 impl Worker {
-    fn digest(&mut self, spans: &[(Arc<Memory>, Bytes)]) -> Result<[u8; 32], CudaError> {
+    fn digest(&mut self, spans: &[(Held, Bytes)]) -> Result<[u8; 32], CudaError> {
         let mut pieces = pieces(spans)?.into_iter();
         let mut under_way = VecDeque::new();
         let mut hasher = blake3::Hasher::new();
         loop {
             while under_way.len() < CHUNKS {
                 let Some(piece) = pieces.next() else { break };
-                under_way.push_back((self.begin(piece)?, piece.length));
+                under_way.push_back(self.begin(piece)?);
             }
-            let Some((transfer, length)) = under_way.pop_front() else { break };
-            let (pinned, _memory) = transfer.end()?;
-            hasher.update_rayon(&pinned.bytes()[..length]);
-            self.idle.push(pinned);
+            match under_way.pop_front() {
+                None => break,
+                Some(Coming::Host(bytes)) => drop(hasher.update_rayon(bytes)),
+                Some(Coming::Device { transfer, length }) => {
+                    let (pinned, _memory) = transfer.end()?;
+                    hasher.update_rayon(&pinned.bytes()[..length]);
+                    self.idle.push(pinned);
+                }
+            }
         }
         Ok(hasher.finalize().into())
     }
 
-    fn begin(&mut self, piece: Piece<'_>) -> Result<Transfer<(Pinned, Arc<Memory>)>, CudaError> {
-        let device = piece.memory.device();
-        let pinned = self.buffer(device)?;
-        self.stream(device)?.copy_out(Arc::clone(piece.memory), piece.at, piece.length, pinned)
+    fn begin<'a>(&mut self, piece: Piece<'a>) -> Result<Coming<'a>, CudaError> {
+        match piece {
+            Piece::Host { memory, at, length } => Ok(Coming::Host(memory.view().bytes(at, length))),
+            Piece::Device { memory, at, length } => {
+                let device = memory.device();
+                let pinned = self.buffer(device)?;
+                let transfer = self.stream(device)?.copy_out(Arc::clone(memory), at, length, pinned)?;
+                Ok(Coming::Device { transfer, length })
+            }
+        }
     }
 
     /// One that is idle. Those of a digest that failed are gone, and made again.
@@ -113,19 +130,17 @@ impl Worker {
     }
 }
 
-fn pieces(spans: &[(Arc<Memory>, Bytes)]) -> Result<Vec<Piece<'_>>, CudaError> {
+fn pieces(spans: &[(Held, Bytes)]) -> Result<Vec<Piece<'_>>, CudaError> {
     let mut pieces = Vec::new();
-    for (memory, length) in spans {
-        if length.is_zero() {
-            continue;
-        }
-        let start = memory.address()?;
-        let mut done = 0;
-        while done < length.get() {
-            let size = (length.get() - done).min(CHUNK as u64);
-            let length = usize::try_from(size).unwrap_or(CHUNK);
-            pieces.push(Piece { memory, at: start + done, length });
-            done += size;
+    for (held, length) in spans {
+        let (mut done, all) = (0, usize::try_from(length.get()).unwrap_or(usize::MAX));
+        while done < all {
+            let length = (all - done).min(CHUNK);
+            pieces.push(match held {
+                Held::Device(memory) => Piece::Device { memory, at: memory.address()? + done as u64, length },
+                Held::Host(memory) => Piece::Host { memory, at: done, length },
+            });
+            done += length;
         }
     }
     Ok(pieces)

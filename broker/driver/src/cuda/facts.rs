@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use vramd_types::HostNode;
+
 use super::probe::Version;
 
 /// Whether memory that comes from the driver is known to be zero.
@@ -24,6 +26,15 @@ pub enum ContextSize {
     Assumed,
 }
 
+/// What memory of the host is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostKind {
+    /// The driver's own pinned memory, which goes by descriptor.
+    Numa,
+    /// Memfds that are registered with the driver, where it has no such.
+    Registered,
+}
+
 /// Of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
@@ -37,6 +48,8 @@ pub struct DeviceFacts {
     pub fixed: bool,
     /// Memory is made so that network cards can reach it.
     pub rdma: bool,
+    /// The piece of the host's memory that is nearest.
+    pub host_node: HostNode,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +57,7 @@ pub struct CudaFacts {
     pub version: Version,
     /// Why NVML is not there, if it is not.
     pub no_nvml: Option<String>,
+    pub host: HostKind,
     pub devices: Vec<DeviceFacts>,
 }
 
@@ -53,6 +67,15 @@ impl fmt::Display for Scrub {
             Self::Certain => f.write_str("certain"),
             Self::Zeroing(why) => write!(f, "not certain, zeroing: {why}"),
         }
+    }
+}
+
+impl fmt::Display for HostKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Numa => "HOST_NUMA",
+            Self::Registered => "registered memfds",
+        })
     }
 }
 

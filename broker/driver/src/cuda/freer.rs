@@ -58,8 +58,8 @@ pub(super) fn run(state: &State, frees: &Receiver<Free>) {
     }
 }
 
-/// A digest of it may be under way. It ends, and then the block is freed here and nowhere else.
-fn sole(mut memory: Arc<Memory>) -> Memory {
+/// A digest or a copy of it may be under way. It ends, and then the memory is freed by the caller and nobody else.
+pub(super) fn sole<M>(mut memory: Arc<M>) -> M {
     loop {
         match Arc::try_unwrap(memory) {
             Ok(memory) => return memory,

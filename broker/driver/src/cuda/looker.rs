@@ -21,7 +21,8 @@ use super::{
     api::CudaError,
     device::Device,
     freer::Free,
-    memory::{Memory, Trace},
+    host_maker::HostOrder,
+    memory::{Held, Memory, Trace},
     state::{Extent, State, hand},
     surveys::Surveys,
 };
@@ -48,13 +49,20 @@ pub(super) enum Look {
     Answer(Completion),
 }
 
+/// Who gives up what takes its time.
+#[derive(Debug)]
+pub(super) struct Onward {
+    pub(super) frees: Sender<Free>,
+    pub(super) hosts: Sender<HostOrder>,
+}
+
 /// Until nobody can send any more.
-pub(super) fn run(state: &State, looks: &Receiver<Look>, frees: &Sender<Free>) {
+pub(super) fn run(state: &State, looks: &Receiver<Look>, onward: &Onward) {
     let mut surveys = Surveys::of(state);
     loop {
         match next(looks, surveys.due()) {
             Ok(first) => {
-                serve(state, iter::once(first).chain(looks.try_iter()).collect(), &mut surveys, frees)
+                serve(state, iter::once(first).chain(looks.try_iter()).collect(), &mut surveys, onward)
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -71,19 +79,20 @@ fn next(looks: &Receiver<Look>, due: Option<Instant>) -> Result<Look, RecvTimeou
     }
 }
 
-fn serve(state: &State, batch: Vec<Look>, surveys: &mut Surveys, frees: &Sender<Free>) {
+fn serve(state: &State, batch: Vec<Look>, surveys: &mut Surveys, onward: &Onward) {
     let mut releases: Vec<Vec<Release>> = state.devices.iter().map(|_| Vec::new()).collect();
     for look in &batch {
         let Look::Release { extent } = *look else { continue };
         match state.retire(extent) {
             // Nobody holds what is not there.
             None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
-            Some(memory) if memory.kind() == ExtentKind::Fixed => {
-                hand(frees, Free::Released { extent, memory })
+            Some(Held::Host(memory)) => hand(&onward.hosts, HostOrder::Release { extent, memory }),
+            Some(Held::Device(memory)) if memory.kind() == ExtentKind::Fixed => {
+                hand(&onward.frees, Free::Released { extent, memory })
             }
-            Some(memory) => {
-                let at = state.devices.iter().position(|device| Arc::ptr_eq(device, memory.device()));
-                releases[at.expect("memory is of one of our devices")].push(Release::of(extent, memory));
+            Some(Held::Device(memory)) => {
+                let DeviceIndex(at) = state.index_of(memory.device());
+                releases[usize::from(at)].push(Release::of(extent, memory));
             }
         }
     }

@@ -15,7 +15,7 @@ use super::{
     api::{Block, CudaError, Stream},
     device::Device,
     freer::{Free, Piece},
-    memory::Memory,
+    memory::{Held, Memory},
     state::{Extent, State, hand},
 };
 use crate::{Completion, DriverError, ExtentKind, Handle, batch};
@@ -63,15 +63,7 @@ impl Maker {
     fn make(&self, state: &State, make: &Make, frees: &Sender<Free>) -> Result<Handle, DriverError> {
         let Make { extent, size, kind } = *make;
         self.check(size, kind)?;
-        let claimed = {
-            let mut extents = state.extents();
-            let free = !extents.contains_key(&extent);
-            if free {
-                extents.insert(extent, Extent::Making);
-            }
-            free
-        };
-        if !claimed {
+        if !state.claim(extent) {
             return Err(DriverError::Failed(format!("{extent} exists")));
         }
         let made = match kind {
@@ -82,7 +74,7 @@ impl Maker {
         match made {
             Ok(memory) => {
                 let handle = memory.handle();
-                state.extents().insert(extent, Extent::Live(memory));
+                state.extents().insert(extent, Extent::Live(Held::Device(memory)));
                 Ok(handle)
             }
             Err(Unmade { error, piece: None }) => {

@@ -1,4 +1,4 @@
-//! The memory of one extent, of either kind.
+//! The memory of one extent; on a device, of either kind.
 
 use std::{
     os::fd::OwnedFd,
@@ -10,8 +10,33 @@ use vramd_types::Bytes;
 use super::{
     api::{Access, Block, CudaError, Mapping, Physical},
     device::Device,
+    host_memory::HostMemory,
 };
 use crate::{ExtentKind, Handle};
+
+/// The memory of an extent, wherever it lies.
+#[derive(Clone, Debug)]
+pub(super) enum Held {
+    Device(Arc<Memory>),
+    Host(Arc<HostMemory>),
+}
+
+impl Held {
+    pub(super) fn size(&self) -> Bytes {
+        match self {
+            Self::Device(memory) => memory.size(),
+            Self::Host(memory) => memory.size(),
+        }
+    }
+
+    /// Where the daemon itself reads and writes it.
+    pub(super) fn address(&self) -> Result<u64, CudaError> {
+        match self {
+            Self::Device(memory) => memory.address(),
+            Self::Host(memory) => Ok(memory.view().address()),
+        }
+    }
+}
 
 /// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
 #[derive(Debug)]

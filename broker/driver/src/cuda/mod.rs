@@ -2,17 +2,20 @@
 //!
 //! A movable extent is a `cuMemCreate` handle, exported once; the descriptor is what clients get, each its own
 //! duplicate through the socket. A fixed one is a `cuMemAlloc` block with a legacy handle. The daemon maps an extent
-//! when it first looks at its bytes, and from then on for the extent's life.
+//! when it first looks at its bytes or moves them, and from then on for the extent's life. Memory of the host is pinned,
+//! and mapped for the CPU and for all devices when it is made (`host_memory`).
 //!
 //! ```text
-//!            ┌──────────────────── submit ───────────────────┐
-//!       cuda-maker (a device each)   cuda-looker        cuda-digest ×2
-//!       create, export        release, survey, is the     copy out, hash
-//!            │     │          context sound   │              │
-//!            │     │ not made          │      │ fixed        │
-//!            │     └────► cuda-freer ◄─┼──────┘              │
-//!            │                │        │                     │
-//!            └──────────► sink ◄───────┴─────────────────────┘
+//!            ┌──────────────────── submit ───────────────────┬────────────────────┐
+//!       cuda-maker (a device each)   cuda-looker        cuda-digest ×2      cuda-copy (a direction
+//!       create, export        release, survey, is the     copy out, hash     of a device each)
+//!            │     │          context sound   │              │                    │
+//!            │     │ not made          │      │ fixed        │                    │
+//!            │     └────► cuda-freer ◄─┼──────┤              │                    │
+//!            │                │        │      │ host         │                    │
+//!            │   submit ──────┼────────┼─► cuda-host         │                    │
+//!            │                │        │   pin, give up      │                    │
+//!            └──────────► sink ◄───────┴──────┴──────────────┴────────────────────┘
 //! ```
 //!
 //! The driver has no way to revoke: memory lives while any process maps it or holds its descriptor, and the card's own
@@ -21,13 +24,17 @@
 
 mod accounts;
 mod api;
+mod copier;
 mod device;
 mod digester;
 mod facts;
 mod freer;
+mod host_maker;
+mod host_memory;
 mod looker;
 mod maker;
 mod memory;
+mod node;
 mod nvml;
 pub mod peer;
 mod probe;
@@ -44,22 +51,28 @@ use std::{
     },
 };
 
-use vramd_types::{DeviceIndex, GRANULARITY};
+use vramd_types::{Bytes, CopyId, DeviceIndex, GRANULARITY, HostNode};
 
 pub use self::{
     api::CudaError,
-    facts::{ContextSize, CudaFacts, DeviceFacts, Scrub},
+    facts::{ContextSize, CudaFacts, DeviceFacts, HostKind, Scrub},
     probe::{Found, Probed, Version, Why, probe},
 };
 use self::{
     api::{Block, Stream},
+    copier::Wire,
     device::Device,
     digester::Digest,
-    looker::Look,
+    host_maker::{HostMaker, HostOrder},
+    looker::{Look, Onward},
     maker::{Make, Maker},
     state::{State, hand},
 };
-use crate::{Completion, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission, threads::Threads};
+use crate::{
+    Completion, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission,
+    copies::{Lanes, Table},
+    threads::Threads,
+};
 
 /// Where the libraries are, if not where they usually are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,10 +109,13 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
         makers.push(maker);
         facts.push(of_device);
     }
-    let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), devices: facts };
     let devices: Vec<Arc<Device>> = makers.iter().map(|maker| Arc::clone(&maker.device)).collect();
-    let infos = devices.iter().map(|device| device.info().clone()).collect();
-    start(Arc::new(State::new(api, devices, sink)), makers, infos, facts)
+    let by_descriptor = devices.iter().all(|it| probe::host_by_descriptor(&api, it.context().device()));
+    let host = if by_descriptor { HostKind::Numa } else { HostKind::Registered };
+    let zeroing = host == HostKind::Numa && !scrub::zeroes_host(params);
+    let host_maker = HostMaker { kind: host, devices: devices.clone(), zeroing };
+    let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, devices: facts };
+    start(Arc::new(State::new(api, devices, sink)), makers, host_maker, facts)
 }
 
 /// What is found out about a device once it is open.
@@ -118,6 +134,7 @@ fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, Dev
         lists_processes: device.lists_processes(),
         fixed,
         rdma,
+        host_node: device.node(),
     };
     let zeroing = match scrub {
         Scrub::Certain => None,
@@ -143,30 +160,40 @@ fn is_out_of_memory(error: &CudaError) -> bool {
 fn start(
     state: Arc<State>,
     makers: Vec<Maker>,
-    devices: Vec<DeviceInfo>,
+    host_maker: HostMaker,
     facts: CudaFacts,
 ) -> Result<CudaDriver, DriverError> {
+    let devices: Vec<DeviceInfo> = state.devices.iter().map(|device| device.info().clone()).collect();
     let fixed = makers.iter().all(|maker| maker.fixed);
     let mut threads = Threads::default();
     let (mut makes, (looks, looks_end), (frees, frees_end), (digests, digests_end)) =
         (Vec::new(), channel(), channel(), channel());
+    let (hosts, hosts_end) = channel();
     for maker in makers {
         let (order, orders) = channel();
         makes.push(order);
         let (own, frees) = (Arc::clone(&state), frees.clone());
         threads.start("cuda-maker", Box::new(move || maker.run(&own, &orders, &frees)))?;
     }
-    let own = Arc::clone(&state);
-    threads.start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &frees)))?;
+    let (own, onward) = (Arc::clone(&state), Onward { frees, hosts: hosts.clone() });
+    threads.start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &onward)))?;
     let own = Arc::clone(&state);
     threads.start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
+    let own = Arc::clone(&state);
+    threads.start("cuda-host", Box::new(move || host_maker.run(&own, &hosts_end)))?;
     let digests_end = Arc::new(Mutex::new(digests_end));
     for _ in 0..digester::THREADS {
         let (own, orders) = (Arc::clone(&state), Arc::clone(&digests_end));
         threads.start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
     }
-    let inlet = Mutex::new(Some(Inlet { makes, looks, digests }));
-    Ok(CudaDriver { devices, facts, fixed, inlet, threads })
+    let (lanes, lane_ends) = Lanes::new(devices.len());
+    for end in lane_ends {
+        let (own, wire) = (Arc::clone(&state), Wire::new(&state, end.direction)?);
+        threads.start("cuda-copy", Box::new(move || wire.run(&own, &end)))?;
+    }
+    let copies = Arc::clone(lanes.table());
+    let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, hosts, lanes }));
+    Ok(CudaDriver { devices, facts, fixed, copies, inlet, threads })
 }
 
 /// The CUDA driver.
@@ -174,6 +201,7 @@ pub struct CudaDriver {
     devices: Vec<DeviceInfo>,
     facts: CudaFacts,
     fixed: bool,
+    copies: Arc<Table>,
     /// Taken away to end the threads.
     inlet: Mutex<Option<Inlet>>,
     threads: Threads,
@@ -181,9 +209,13 @@ pub struct CudaDriver {
 
 /// Where submissions enter. The queues are as long as what the caller has outstanding.
 struct Inlet {
+    /// What copies move is found when they are submitted.
+    state: Arc<State>,
     makes: Vec<Sender<Make>>,
     looks: Sender<Look>,
     digests: Sender<Digest>,
+    hosts: Sender<HostOrder>,
+    lanes: Lanes<copier::Work>,
 }
 
 impl CudaDriver {
@@ -209,6 +241,14 @@ impl Driver for CudaDriver {
         kind == ExtentKind::Movable || self.fixed
     }
 
+    fn host_node(&self, device: DeviceIndex) -> HostNode {
+        self.facts.devices.get(usize::from(device.0)).map_or(HostNode(0), |facts| facts.host_node)
+    }
+
+    fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
+        self.copies.copied(copy)
+    }
+
     fn submit(&self, submission: Submission) {
         if let Some(inlet) = self.inlet().as_ref() {
             inlet.take(submission);
@@ -231,6 +271,14 @@ impl Inlet {
             Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
             Submission::Survey { device, clients } => hand(&self.looks, Look::Survey { device, clients }),
             Submission::Digest { ticket, spans } => hand(&self.digests, Digest { ticket, spans }),
+            Submission::CreateHost { extent, node, size } => {
+                hand(&self.hosts, HostOrder::Make { extent, node, size });
+            }
+            Submission::Copy { copy, from, to, size } => {
+                let asked = self.lanes.table().ask(copy, size);
+                self.lanes.send(asked, copier::find(&self.state, from, to, size));
+            }
+            Submission::CancelCopy { copy } => self.lanes.table().cancel(copy),
         }
     }
 }

@@ -3,13 +3,13 @@
 //! Clients proper bring their own few calls (`vramd-client`); this is so that the driver can be shown to keep its
 //! contract on a machine that has nothing but this crate's binaries.
 
-use std::{os::fd::BorrowedFd, path::Path, sync::Arc};
+use std::{io, os::fd::BorrowedFd, path::Path, sync::Arc};
 
 use vramd_types::Bytes;
 
 use super::{
     Why,
-    api::{self, Api, Block, Context, CudaError, Mapping, OpenBlock, Ordinal, Physical},
+    api::{self, Api, Block, Context, CudaError, HostView, Mapping, OpenBlock, Ordinal, Physical},
 };
 
 /// A process with a context on one device.
@@ -24,11 +24,16 @@ pub struct Peer {
 pub enum Mapped {
     Movable(PeerMapping),
     Fixed(PeerBlock),
+    Host(PeerHost),
 }
 
 /// Another process's extent.
 #[derive(Debug)]
 pub struct PeerMapping(Mapping);
+
+/// Another process's memory of the host, as the CPU reaches it.
+#[derive(Debug)]
+pub struct PeerHost(HostView);
 
 /// Another process's block.
 #[derive(Debug)]
@@ -56,7 +61,17 @@ impl Peer {
 
     pub fn map(&self, imported: &Imported, writable: bool) -> Result<Mapped, CudaError> {
         let access = if writable { api::Access::ReadWrite } else { api::Access::ReadOnly };
-        imported.0.map(self.device, access).map(|mapping| Mapped::Movable(PeerMapping(mapping)))
+        let Some(node) = imported.0.host_node()? else {
+            return imported.0.map(self.device, access).map(|mapping| Mapped::Movable(PeerMapping(mapping)));
+        };
+        let mapping = imported.0.map_in_host(node, [self.device].into_iter(), access)?;
+        Ok(Mapped::Host(PeerHost(HostView::of_vmm(mapping, writable))))
+    }
+
+    /// Memory of the host that comes as a file.
+    pub fn map_file(&self, fd: BorrowedFd<'_>, size: Bytes, writable: bool) -> io::Result<Mapped> {
+        let length = usize::try_from(size.get()).map_err(io::Error::other)?;
+        HostView::of_file(fd, length, writable).map(|view| Mapped::Host(PeerHost(view)))
     }
 
     pub fn open_block(&self, handle: &[u8; 64]) -> Result<Mapped, CudaError> {
@@ -64,11 +79,21 @@ impl Peer {
     }
 
     pub fn read(&self, from: &Mapped, offset: u64, into: &mut [u8]) -> Result<(), CudaError> {
-        self.context.read(from.address() + offset, into)
+        match from.reached() {
+            Reached::Device(address) => self.context.read(address + offset, into),
+            Reached::Cpu(view) => {
+                view.read(at(offset), into);
+                Ok(())
+            }
+        }
     }
 
-    pub fn write(&self, to: &Mapped, offset: u64, bytes: &[u8]) -> Result<(), CudaError> {
-        self.context.write(to.address() + offset, bytes)
+    /// `false` where it may only be read by the CPU; where only by the device, that is an error.
+    pub fn write(&self, to: &Mapped, offset: u64, bytes: &[u8]) -> Result<bool, CudaError> {
+        match to.reached() {
+            Reached::Device(address) => self.context.write(address + offset, bytes).map(|()| true),
+            Reached::Cpu(view) => Ok(view.write(at(offset), bytes)),
+        }
     }
 
     /// Takes memory behind the daemon's back.
@@ -77,11 +102,22 @@ impl Peer {
     }
 }
 
+/// By whom it is read and written.
+enum Reached<'a> {
+    Device(u64),
+    Cpu(&'a HostView),
+}
+
 impl Mapped {
-    fn address(&self) -> u64 {
+    fn reached(&self) -> Reached<'_> {
         match self {
-            Self::Movable(mapping) => mapping.0.address(),
-            Self::Fixed(block) => block.0.address(),
+            Self::Movable(mapping) => Reached::Device(mapping.0.address()),
+            Self::Fixed(block) => Reached::Device(block.0.address()),
+            Self::Host(host) => Reached::Cpu(&host.0),
         }
     }
+}
+
+fn at(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
 }

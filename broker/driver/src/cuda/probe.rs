@@ -168,6 +168,12 @@ pub(super) fn rdma(api: &Api, ordinal: Ordinal) -> bool {
     api.attribute(ordinal, attribute).is_ok_and(|supported| supported != 0)
 }
 
+/// Whether the driver has pinned memory of the host that goes by descriptor.
+pub(super) fn host_by_descriptor(api: &Api, ordinal: Ordinal) -> bool {
+    let attribute = Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+    api.attribute(ordinal, attribute).is_ok_and(|supported| supported != 0)
+}
+
 /// CUDA opens one MIG instance in a process: the one that it shows.
 fn out_of_reach(instance: Instance) -> Found {
     let reason = format!(

@@ -44,6 +44,13 @@ pub(super) fn look(device: &Device, params: &Path) -> Result<Scrub, CudaError> {
     Ok(Scrub::Certain)
 }
 
+/// Whether the driver's pinned memory of the host comes zeroed: its module says so, or it is not relied on. What other
+/// memory of the host there is, the kernel zeroes.
+pub(super) fn zeroes_host(params: &Path) -> bool {
+    let text = fs::read_to_string(params).unwrap_or_default();
+    text.lines().any(|line| line.split_whitespace().eq(["InitializeSystemMemoryAllocations:", "1"]))
+}
+
 /// `RegistryDwords: "RMDisableScrubOnFree=1"`, and whatever others there may be.
 fn speaks_of_scrubbing(line: &str) -> bool {
     line.to_ascii_lowercase().contains("scrub")
@@ -70,6 +77,19 @@ fn is_zero(device: &Device, physical: &Physical, buffer: &mut [u8], zeros: &[u8]
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_who_says_so_zeroes_the_host() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let says = |text: &str| {
+            fs::write(file.path(), text).unwrap();
+            zeroes_host(file.path())
+        };
+        assert!(says("EnableMSI: 1\nInitializeSystemMemoryAllocations: 1\n"));
+        assert!(!says("InitializeSystemMemoryAllocations: 0\n"));
+        assert!(!says("EnableMSI: 1\n"));
+        assert!(!zeroes_host(Path::new("/nowhere")));
+    }
 
     #[test]
     fn an_override_is_recognised() {

@@ -10,9 +10,9 @@ use std::{
     },
 };
 
-use vramd_types::ExtentId;
+use vramd_types::{DeviceIndex, ExtentId};
 
-use super::{api::Api, device::Device, memory::Memory};
+use super::{api::Api, device::Device, memory::Held};
 use crate::{Completion, Sink};
 
 pub(super) struct State {
@@ -27,7 +27,7 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) enum Extent {
     Making,
-    Live(Arc<Memory>),
+    Live(Held),
     /// Released, and not seen to be back.
     Awaited,
     /// Not made after all, and not seen to be back. Nobody waits for that.
@@ -44,19 +44,34 @@ impl State {
         self.extents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn live(&self, extent: ExtentId) -> Option<Arc<Memory>> {
+    /// `false` where the id is in use.
+    pub(super) fn claim(&self, extent: ExtentId) -> bool {
+        let mut extents = self.extents();
+        let free = !extents.contains_key(&extent);
+        if free {
+            extents.insert(extent, Extent::Making);
+        }
+        free
+    }
+
+    pub(super) fn live(&self, extent: ExtentId) -> Option<Held> {
         match self.extents().get(&extent) {
-            Some(Extent::Live(memory)) => Some(Arc::clone(memory)),
+            Some(Extent::Live(held)) => Some(held.clone()),
             _ => None,
         }
     }
 
-    /// From live to awaited, with the caller as its only holder but for digests under way.
-    pub(super) fn retire(&self, extent: ExtentId) -> Option<Arc<Memory>> {
+    pub(super) fn index_of(&self, device: &Arc<Device>) -> DeviceIndex {
+        let found = (0..).map(DeviceIndex).zip(&self.devices).find(|(_, it)| Arc::ptr_eq(it, device));
+        found.expect("memory is of one of our devices").0
+    }
+
+    /// From live to awaited, with the caller as its only holder but for digests and copies under way.
+    pub(super) fn retire(&self, extent: ExtentId) -> Option<Held> {
         let mut extents = self.extents();
         let entry = extents.get_mut(&extent).filter(|entry| matches!(entry, Extent::Live(_)))?;
         match std::mem::replace(entry, Extent::Awaited) {
-            Extent::Live(memory) => Some(memory),
+            Extent::Live(held) => Some(held),
             Extent::Making | Extent::Awaited | Extent::Unmade => None,
         }
     }

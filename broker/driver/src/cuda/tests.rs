@@ -1,6 +1,8 @@
 //! Over a driver library of our own: what a real card may not be set to for a test.
 
+mod copies;
 mod harm;
+mod host;
 mod surveys;
 mod unmade;
 

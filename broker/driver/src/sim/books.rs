@@ -1,4 +1,4 @@
-//! What each device has, and what of it is held by whom. Says nothing about how memory is made or looked for.
+//! What each device and the host have, and what of it is held by whom. Says nothing about how memory is made or looked for.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,7 +11,7 @@ use super::{
     holders::Sightings,
     memory::{Identity, Memory},
 };
-use crate::{DeviceInfo, DriverError};
+use crate::{DeviceInfo, DriverError, HostLimit, place::Place};
 
 /// Why an extent can't be made, or not yet.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,12 +24,13 @@ pub(super) enum Refusal {
 #[derive(Debug)]
 pub(super) struct Books {
     devices: Vec<Account>,
+    host: Account,
     live: HashMap<ExtentId, Arc<Memory>>,
     /// Released, and still held by somebody when last looked for.
     awaited: BTreeMap<ExtentId, Awaited>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Account {
     total: Bytes,
     live: Bytes,
@@ -45,26 +46,24 @@ struct Awaited {
 }
 
 impl Books {
-    pub(super) fn new(devices: &[DeviceInfo]) -> Self {
-        let account = |info: &DeviceInfo| Account {
-            total: info.total,
-            live: Bytes::ZERO,
-            awaited: Bytes::ZERO,
-            unbrokered: Bytes::ZERO,
-        };
+    pub(super) fn new(devices: &[DeviceInfo], host: Bytes) -> Self {
+        let account = |total| Account { total, ..Account::default() };
         Self {
-            devices: devices.iter().map(account).collect(),
+            devices: devices.iter().map(|info| account(info.total)).collect(),
+            host: account(host),
             live: HashMap::new(),
             awaited: BTreeMap::new(),
         }
     }
 
     /// Whether an extent of that id and size can be made there now.
-    pub(super) fn admit(&self, extent: ExtentId, device: DeviceIndex, size: Bytes) -> Result<(), Refusal> {
+    pub(super) fn admit(&self, extent: ExtentId, place: Place, size: Bytes) -> Result<(), Refusal> {
         let failed = |problem: String| Err(Refusal::Final(DriverError::Failed(problem)));
-        let Some(account) = self.devices.get(usize::from(device.0)) else {
-            return failed(format!("there is no device {device}"));
+        let account = match place {
+            Place::Host => Some(&self.host),
+            Place::Device(device) => self.devices.get(usize::from(device.0)),
         };
+        let Some(account) = account else { return failed(format!("there is no {place}")) };
         if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
             return failed(format!("{} bytes are no multiple of 2 MiB", size.get()));
         }
@@ -73,16 +72,23 @@ impl Books {
         }
         let with_live = account.live.saturating_add(size);
         if with_live > account.total {
-            return Err(Refusal::Final(DriverError::OutOfMemory));
+            return Err(Refusal::Final(self.is_full(place)));
         }
         let with_all = with_live.saturating_add(account.awaited).saturating_add(account.unbrokered);
         if with_all > account.total { Err(Refusal::Tight) } else { Ok(()) }
     }
 
+    pub(super) fn is_full(&self, place: Place) -> DriverError {
+        match place {
+            Place::Device(_) => DriverError::OutOfMemory,
+            Place::Host => DriverError::OutOfHostMemory(HostLimit::Capacity(self.host.total)),
+        }
+    }
+
     /// Enters an admitted extent.
     pub(super) fn enter(&mut self, memory: Arc<Memory>) {
-        let Identity { device, extent, .. } = memory.identity();
-        let account = self.account(device);
+        let Identity { place, extent, .. } = memory.identity();
+        let account = self.account(place);
         account.live = account.live.saturating_add(memory.size());
         self.live.insert(extent, memory);
     }
@@ -95,7 +101,7 @@ impl Books {
     pub(super) fn retire(&mut self, extent: ExtentId) -> Option<Arc<Memory>> {
         let memory = self.live.remove(&extent)?;
         let (identity, size) = (memory.identity(), memory.size());
-        let account = self.account(identity.device);
+        let account = self.account(identity.place);
         account.live = account.live.saturating_sub(size);
         account.awaited = account.awaited.saturating_add(size);
         self.awaited.insert(extent, Awaited { identity, size });
@@ -115,15 +121,15 @@ impl Books {
             .partition(|(_, it)| seen.contains_key(&it.identity));
         self.awaited = kept;
         for it in returned.values() {
-            let account = self.account(it.identity.device);
+            let account = self.account(it.identity.place);
             account.awaited = account.awaited.saturating_sub(it.size);
         }
-        for account in &mut self.devices {
+        for account in self.devices.iter_mut().chain([&mut self.host]) {
             account.unbrokered = Bytes::ZERO;
         }
         for (identity, size) in seen {
             if !self.explains(identity) {
-                let account = self.account(identity.device);
+                let account = self.account(identity.place);
                 account.unbrokered = account.unbrokered.saturating_add(*size);
             }
         }
@@ -140,9 +146,12 @@ impl Books {
         live || self.awaited.get(&identity.extent).is_some_and(|it| it.identity == *identity)
     }
 
-    /// Of a device that an identity names, which is always one of ours.
-    fn account(&mut self, device: DeviceIndex) -> &mut Account {
-        &mut self.devices[usize::from(device.0)]
+    /// Of a place that an identity names, which is always one of ours.
+    fn account(&mut self, place: Place) -> &mut Account {
+        match place {
+            Place::Device(device) => &mut self.devices[usize::from(device.0)],
+            Place::Host => &mut self.host,
+        }
     }
 }
 
@@ -151,6 +160,7 @@ mod tests {
     use super::*;
 
     const DEVICE: DeviceIndex = DeviceIndex(0);
+    const FIRST: Place = Place::Device(DEVICE);
     const FULL: Result<(), Refusal> = Err(Refusal::Final(DriverError::OutOfMemory));
 
     fn books(total: Bytes) -> Books {
@@ -160,7 +170,7 @@ mod tests {
             total,
             context: Bytes::ZERO,
         };
-        Books::new(&[info.clone(), info])
+        Books::new(&[info.clone(), info], Bytes::mib(2))
     }
 
     fn id(raw: u64) -> ExtentId {
@@ -168,7 +178,7 @@ mod tests {
     }
 
     fn enter(books: &mut Books, raw: u64, size: Bytes) -> Identity {
-        let memory = Arc::new(Memory::new("GPU-books-test", DEVICE, id(raw), size).unwrap());
+        let memory = Arc::new(Memory::new("GPU-books-test", FIRST, id(raw), size).unwrap());
         let identity = memory.identity();
         books.enter(memory);
         identity
@@ -177,24 +187,37 @@ mod tests {
     #[test]
     fn the_whole_device_and_not_a_byte_more() {
         let mut books = books(Bytes::mib(4));
-        assert_eq!(books.admit(id(1), DEVICE, Bytes::mib(4)), Ok(()));
+        assert_eq!(books.admit(id(1), FIRST, Bytes::mib(4)), Ok(()));
         enter(&mut books, 1, Bytes::mib(4));
-        assert_eq!(books.admit(id(2), DEVICE, Bytes::mib(2)), FULL);
-        assert_eq!(books.admit(id(2), DeviceIndex(1), Bytes::mib(4)), Ok(()), "another device");
-        assert_eq!(books.admit(id(2), DeviceIndex(1), Bytes::new(u64::MAX << 21)), FULL);
+        assert_eq!(books.admit(id(2), FIRST, Bytes::mib(2)), FULL);
+        assert_eq!(
+            books.admit(id(2), Place::Device(DeviceIndex(1)), Bytes::mib(4)),
+            Ok(()),
+            "another device"
+        );
+        assert_eq!(books.admit(id(2), Place::Device(DeviceIndex(1)), Bytes::new(u64::MAX << 21)), FULL);
+    }
+
+    #[test]
+    fn the_host_has_its_own_capacity_and_says_what_it_is() {
+        let mut books = books(Bytes::mib(4));
+        enter(&mut books, 1, Bytes::mib(4));
+        assert_eq!(books.admit(id(2), Place::Host, Bytes::mib(2)), Ok(()));
+        let full = DriverError::OutOfHostMemory(HostLimit::Capacity(Bytes::mib(2)));
+        assert_eq!(books.admit(id(2), Place::Host, Bytes::mib(4)), Err(Refusal::Final(full)));
     }
 
     #[test]
     fn nonsense_is_refused() {
         let mut books = books(Bytes::mib(4));
         enter(&mut books, 1, Bytes::mib(2));
-        let refused = |extent, device, size| {
-            matches!(books.admit(extent, device, size), Err(Refusal::Final(DriverError::Failed(_))))
+        let refused = |extent, place, size| {
+            matches!(books.admit(extent, place, size), Err(Refusal::Final(DriverError::Failed(_))))
         };
-        assert!(refused(id(2), DeviceIndex(2), Bytes::mib(2)));
-        assert!(refused(id(2), DEVICE, Bytes::ZERO));
-        assert!(refused(id(2), DEVICE, Bytes::new(4096)));
-        assert!(refused(id(1), DEVICE, Bytes::mib(2)));
+        assert!(refused(id(2), Place::Device(DeviceIndex(2)), Bytes::mib(2)));
+        assert!(refused(id(2), FIRST, Bytes::ZERO));
+        assert!(refused(id(2), FIRST, Bytes::new(4096)));
+        assert!(refused(id(1), FIRST, Bytes::mib(2)));
     }
 
     #[test]
@@ -206,9 +229,9 @@ mod tests {
         assert_eq!(books.settle(&Sightings::from([(identity, Bytes::mib(4))])), []);
         assert!(books.is_awaited(id(1)));
         assert_eq!(books.unbrokered(DEVICE), Bytes::ZERO, "awaited memory is explained");
-        assert_eq!(books.admit(id(2), DEVICE, Bytes::mib(2)), Err(Refusal::Tight));
+        assert_eq!(books.admit(id(2), FIRST, Bytes::mib(2)), Err(Refusal::Tight));
         assert_eq!(books.settle(&Sightings::new()), [id(1)]);
-        assert_eq!(books.admit(id(2), DEVICE, Bytes::mib(4)), Ok(()));
+        assert_eq!(books.admit(id(2), FIRST, Bytes::mib(4)), Ok(()));
         assert_eq!(books.settle(&Sightings::new()), [], "told once");
     }
 
@@ -220,8 +243,8 @@ mod tests {
         let seen = [(live, Bytes::mib(2)), (reused_id, Bytes::mib(4))];
         books.settle(&seen.into_iter().collect());
         assert_eq!(books.unbrokered(DEVICE), Bytes::mib(4));
-        assert_eq!(books.admit(id(2), DEVICE, Bytes::mib(2)), Ok(()));
-        assert_eq!(books.admit(id(2), DEVICE, Bytes::mib(4)), Err(Refusal::Tight));
+        assert_eq!(books.admit(id(2), FIRST, Bytes::mib(2)), Ok(()));
+        assert_eq!(books.admit(id(2), FIRST, Bytes::mib(4)), Err(Refusal::Tight));
         books.settle(&Sightings::new());
         assert_eq!(books.unbrokered(DEVICE), Bytes::ZERO);
     }

@@ -29,12 +29,7 @@ pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
 
 /// The extents are kept for as long as it takes, even if they are released meanwhile.
 fn hash(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], DriverError> {
-    let memories = spans.iter().map(|(extent, length)| {
-        let memory = state.books().live(*extent);
-        memory
-            .map(|memory| (memory, *length))
-            .ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))
-    });
+    let memories = spans.iter().map(|(extent, length)| state.live(*extent).map(|memory| (memory, *length)));
     let memories: Vec<(Arc<Memory>, Bytes)> = memories.collect::<Result<_, _>>()?;
     let spans: Vec<&[u8]> =
         memories.iter().map(|(memory, length)| memory.bytes(*length)).collect::<Result<_, _>>()?;

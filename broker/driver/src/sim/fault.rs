@@ -19,8 +19,10 @@ pub struct Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Create,
+    CreateHost,
     Release,
     Digest,
+    Copy,
 }
 
 /// What a fault does. A release can only be late: its completion has no way to say that it failed.
@@ -28,8 +30,12 @@ pub enum Operation {
 pub enum Effect {
     OutOfMemory,
     Fail(String),
-    /// It is begun this much later. Others are not held up.
+    /// It is begun this much later. Others are not held up: a copy is overtaken by those behind it.
     Delay(Duration),
+    /// Of a copy: only half of it is done, which is told.
+    Short,
+    /// Of a copy: one byte is not what it was, which nobody is told.
+    Corrupt,
 }
 
 /// What one submission meets.
@@ -37,6 +43,14 @@ pub enum Effect {
 pub(super) struct Fate {
     pub(super) delay: Duration,
     pub(super) failure: Option<DriverError>,
+    pub(super) flaw: Option<Flaw>,
+}
+
+/// What is wrong with a copy that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flaw {
+    Short,
+    Corrupt,
 }
 
 /// The faults, and how many submissions of each kind there were.
@@ -44,8 +58,10 @@ pub(super) struct Fate {
 pub(super) struct Schedule {
     faults: Vec<Fault>,
     creates: u64,
+    host_creates: u64,
     releases: u64,
     digests: u64,
+    copies: u64,
 }
 
 impl Schedule {
@@ -57,17 +73,22 @@ impl Schedule {
             if fault.on == Operation::Release && !matches!(fault.effect, Effect::Delay(_)) {
                 return Err(DriverError::Failed("a release can be delayed, but it cannot fail".to_owned()));
             }
+            if fault.on != Operation::Copy && matches!(fault.effect, Effect::Short | Effect::Corrupt) {
+                return Err(DriverError::Failed("only a copy can be short or corrupt".to_owned()));
+            }
         }
-        Ok(Self { faults, creates: 0, releases: 0, digests: 0 })
+        Ok(Self { faults, creates: 0, host_creates: 0, releases: 0, digests: 0, copies: 0 })
     }
 
     /// Counts the submission and says what it meets.
     pub(super) fn meet(&mut self, submission: &Submission) -> Fate {
         let (operation, counter) = match submission {
             Submission::Create { .. } => (Operation::Create, &mut self.creates),
+            Submission::CreateHost { .. } => (Operation::CreateHost, &mut self.host_creates),
             Submission::Release { .. } => (Operation::Release, &mut self.releases),
             Submission::Digest { .. } => (Operation::Digest, &mut self.digests),
-            Submission::Survey { .. } => return Fate::default(),
+            Submission::Copy { .. } => (Operation::Copy, &mut self.copies),
+            Submission::CancelCopy { .. } | Submission::Survey { .. } => return Fate::default(),
         };
         *counter += 1;
         let nth = *counter;
@@ -77,6 +98,8 @@ impl Schedule {
                 Effect::Delay(delay) => fate.delay = fate.delay.saturating_add(*delay),
                 Effect::OutOfMemory => fate.fail(DriverError::OutOfMemory),
                 Effect::Fail(problem) => fate.fail(DriverError::Failed(problem.clone())),
+                Effect::Short => fate.flaw = Some(Flaw::Short),
+                Effect::Corrupt => fate.flaw = Some(Flaw::Corrupt),
             }
         }
         fate
@@ -133,7 +156,7 @@ mod tests {
         ])
         .unwrap();
         let failure = Some(DriverError::Failed("first".to_owned()));
-        assert_eq!(schedule.meet(&CREATE), Fate { delay: Duration::from_secs(3), failure });
+        assert_eq!(schedule.meet(&CREATE), Fate { delay: Duration::from_secs(3), failure, flaw: None });
     }
 
     #[test]
@@ -142,5 +165,7 @@ mod tests {
         assert!(fault(Operation::Release, 1, Effect::OutOfMemory).is_err());
         assert!(fault(Operation::Release, 1, Effect::Delay(Duration::ZERO)).is_ok());
         assert!(fault(Operation::Create, 0, Effect::OutOfMemory).is_err());
+        assert!(fault(Operation::Digest, 1, Effect::Corrupt).is_err());
+        assert!(fault(Operation::Copy, 1, Effect::Corrupt).is_ok());
     }
 }

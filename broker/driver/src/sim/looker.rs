@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, iter, sync::mpsc::Receiver};
 use vramd_types::{DeviceIndex, ExtentId};
 
 use super::{books::Refusal, maker::Make, state::State};
-use crate::{Completion, DriverError};
+use crate::Completion;
 
 #[derive(Debug)]
 pub(super) enum Look {
@@ -66,7 +66,7 @@ fn settle(state: &State) -> BTreeSet<ExtentId> {
 
 fn retry(state: &State, make: &Make) {
     let result = make.attempt(state).map_err(|refusal| match refusal {
-        Refusal::Tight => DriverError::OutOfMemory,
+        Refusal::Tight => state.books().is_full(make.place),
         Refusal::Final(error) => error,
     });
     state.tell(make.completion(result));

@@ -5,7 +5,7 @@ use std::sync::{
     mpsc::{Receiver, Sender},
 };
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, ExtentId};
 
 use super::{
     books::Refusal,
@@ -13,13 +13,13 @@ use super::{
     memory::Memory,
     state::{State, hand},
 };
-use crate::{Completion, DriverError, Handle, batch};
+use crate::{Completion, DriverError, Handle, batch, place::Place};
 
 /// An extent to make, or to fail to make.
 #[derive(Debug)]
 pub(super) struct Make {
     pub(super) extent: ExtentId,
-    pub(super) device: DeviceIndex,
+    pub(super) place: Place,
     pub(super) size: Bytes,
     pub(super) failure: Option<DriverError>,
 }
@@ -45,11 +45,10 @@ impl Make {
         if let Some(failure) = &self.failure {
             return Err(Refusal::Final(failure.clone()));
         }
-        let Self { extent, device, size, .. } = *self;
+        let Self { extent, place, size, .. } = *self;
         let mut books = state.books();
-        books.admit(extent, device, size)?;
-        let uuid = &state.devices[usize::from(device.0)].uuid;
-        let memory = Memory::new(uuid, device, extent, size)
+        books.admit(extent, place, size)?;
+        let memory = Memory::new(state.uuid(place), place, extent, size)
             .map_err(|error| Refusal::Final(DriverError::Failed(format!("make {extent}: {error}"))))?;
         let handle = memory.handle();
         books.enter(Arc::new(memory));

@@ -31,8 +31,8 @@ impl Mapping {
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: The bytes are reached by address alone. The range stays mapped as long as `self` lives; the file
         // can't shrink under it (it is sealed, and whatever holes are punched read as zero), so no access faults;
-        // every byte is a valid `u8`. This process never writes them. Another process that still holds the memory
-        // could, and then what is read is stale or torn: bytes all the same, and no length, index or pointer is
+        // every byte is a valid `u8`. This process never writes them by address: a copy has the kernel do it. Another
+        // process that still holds the memory could, and then what is read is stale or torn: bytes all the same, and no length, index or pointer is
         // ever taken from them.
         unsafe { slice::from_raw_parts(self.start.cast::<u8>().as_ptr(), self.length) }
     }

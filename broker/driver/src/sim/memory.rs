@@ -1,4 +1,4 @@
-//! One extent of simulated device memory: a memfd whose name says what it is and whose size never changes.
+//! One extent of simulated memory: a memfd whose name says what it is and whose size never changes.
 
 use std::{
     io,
@@ -8,24 +8,27 @@ use std::{
 
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create},
-    io::Errno,
+    io::{Errno, pwrite},
 };
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, ExtentId};
 
 use super::mapping::Mapping;
-use crate::{DriverError, Handle};
+use crate::{DriverError, Handle, place::Place};
 
-/// What the name of every memfd of every simulated device starts with.
+/// What the name of every memfd of every simulated node starts with.
 pub(super) const NAME_PREFIX: &str = "vramd-sim:";
 
-/// The longest UUID that leaves room, in the 249 bytes of a memfd's name, for the prefix, a colon and an id.
-pub(super) const UUID_BYTES_MAX: usize = 249 - NAME_PREFIX.len() - 1 - 20;
+/// What stands before the id where the memory is the host's, which goes by the UUID of its first device.
+pub(super) const HOST_MARK: &str = "host-";
+
+/// The longest UUID that leaves room, in the 249 bytes of a memfd's name, for all else: a colon and an id too.
+pub(super) const UUID_BYTES_MAX: usize = 249 - NAME_PREFIX.len() - HOST_MARK.len() - 1 - 20;
 
 /// By what an extent's memory is recognised in another process. The kernel's inode numbers have 32 bits and are
 /// shared with pipes and sockets, so that a busy node wraps them; together with the id none is ever met twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
-    pub(super) device: DeviceIndex,
+    pub(super) place: Place,
     pub(super) extent: ExtentId,
     pub(super) inode: u64,
 }
@@ -36,7 +39,7 @@ pub(super) struct Memory {
     fd: Arc<OwnedFd>,
     identity: Identity,
     size: Bytes,
-    /// Made by the first digest, then kept.
+    /// Made by the first digest or copy, then kept.
     mapping: OnceLock<Mapping>,
 }
 
@@ -44,11 +47,12 @@ impl Memory {
     /// Makes zeroed memory of exactly `size`. Clients get its descriptor, so the size is sealed, for both ways and
     /// for good: none can cut it off under the others (whose access would then be SIGBUS), nor seal it against
     /// writing. Punching holes can't be forbidden where writing isn't; a hole reads as zero.
-    pub(super) fn new(uuid: &str, device: DeviceIndex, extent: ExtentId, size: Bytes) -> io::Result<Self> {
-        let fd = open_memfd(&format!("{NAME_PREFIX}{uuid}:{}", extent.get()))?;
+    pub(super) fn new(uuid: &str, place: Place, extent: ExtentId, size: Bytes) -> io::Result<Self> {
+        let mark = if place == Place::Host { HOST_MARK } else { "" };
+        let fd = open_memfd(&format!("{NAME_PREFIX}{uuid}:{mark}{}", extent.get()))?;
         ftruncate(&fd, size.get())?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let identity = Identity { device, extent, inode: fstat(&fd)?.st_ino };
+        let identity = Identity { place, extent, inode: fstat(&fd)?.st_ino };
         Ok(Self { fd: Arc::new(fd), identity, size, mapping: OnceLock::new() })
     }
 
@@ -73,6 +77,24 @@ impl Memory {
         })
     }
 
+    /// By way of the kernel, as another process would: so that nobody here who reads the mapping has it changed under
+    /// a reference by this process's own hand.
+    pub(super) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DriverError> {
+        let extent = self.identity.extent;
+        let (mut at, mut bytes) = (at, bytes);
+        while !bytes.is_empty() {
+            let written = match pwrite(&self.fd, bytes, at) {
+                Err(Errno::INTR) => continue,
+                written => {
+                    written.map_err(|error| DriverError::Failed(format!("write {extent}: {error}")))?
+                }
+            };
+            at += written as u64;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+
     fn mapping(&self, extent: ExtentId) -> Result<&Mapping, DriverError> {
         if let Some(mapping) = self.mapping.get() {
             return Ok(mapping);
@@ -81,7 +103,7 @@ impl Memory {
             .map_err(|_| DriverError::Failed(format!("{extent} is larger than the address space")))?;
         let mapping = Mapping::new(self.fd.as_fd(), length)
             .map_err(|error| DriverError::Failed(format!("map {extent}: {error}")))?;
-        // Another digest may have been first; then its mapping serves and this one ends.
+        // Another thread may have been first; then its mapping serves and this one ends.
         Ok(self.mapping.get_or_init(|| mapping))
     }
 }
@@ -98,13 +120,13 @@ pub(super) fn open_memfd(name: &str) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use rustix::fs::{FallocateFlags, fallocate};
-    use rustix::io::pwrite;
-    use vramd_types::GRANULARITY;
+    use vramd_types::{DeviceIndex, GRANULARITY};
 
     use super::*;
 
     fn memory() -> Memory {
-        Memory::new("GPU-memory-test", DeviceIndex(0), ExtentId::from_raw(7), GRANULARITY).unwrap()
+        let place = Place::Device(DeviceIndex(0));
+        Memory::new("GPU-memory-test", place, ExtentId::from_raw(7), GRANULARITY).unwrap()
     }
 
     #[test]
@@ -120,7 +142,7 @@ mod tests {
     #[test]
     fn a_hole_under_the_mapping_reads_as_zero() {
         let memory = memory();
-        pwrite(&memory.fd, &[9; 8192], 4096).unwrap();
+        memory.write(4096, &[9; 8192]).unwrap();
         assert_eq!(memory.bytes(GRANULARITY).unwrap()[4096..12288], [9; 8192]);
         fallocate(&memory.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, GRANULARITY.get())
             .unwrap();
@@ -136,8 +158,8 @@ mod tests {
     #[test]
     fn the_longest_name_fits() {
         let uuid = "G".repeat(UUID_BYTES_MAX);
-        Memory::new(&uuid, DeviceIndex(0), ExtentId::from_raw(u64::MAX), GRANULARITY).unwrap();
-        let longer = format!("{uuid}G");
-        assert!(Memory::new(&longer, DeviceIndex(0), ExtentId::from_raw(u64::MAX), GRANULARITY).is_err());
+        let new = |uuid: &str| Memory::new(uuid, Place::Host, ExtentId::from_raw(u64::MAX), GRANULARITY);
+        new(&uuid).unwrap();
+        assert!(new(&format!("{uuid}G")).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! The simulated driver: device memory made of memfds, really mapped by other processes, no GPU needed.
+//! The simulated driver: memory of devices and of the host made of memfds, really mapped by other processes, no GPU
+//! needed.
 //!
 //! It keeps the life-time rules of the real driver. An extent is one memfd, zero when fresh. Whoever got its
 //! descriptor maps it with the access it chooses, and the memory lives while any process maps it or holds its
@@ -9,21 +10,22 @@
 //! of its name that none of them explains (an earlier daemon's, whose clients live on). The last two are as of the
 //! latest look, which is repeated before anything is refused because of them. Pages of the node's memory are taken
 //! when bytes are first written, not when an extent is made, so a capacity above what the node has is not noticed
-//! here.
+//! here. The host has one node, whose capacity is configured too.
 //!
 //! ```text
 //!            ┌─────────── submit: counts, faults ───────────┐
 //!            │ at once                                      │ delayed
 //!            │                                         sim-timer
-//!            ├──────────────────┬──────────────────┬────────┘
-//!        sim-maker          sim-looker        sim-digest ×2
-//!      makes extents     releases, surveys     hashes extents
-//!            │          one look for a batch        │
-//!            └── no room but for others' ─►         │
-//!                      └────────► sink ◄────────────┘
+//!            ├──────────────────┬──────────────────┬────────┴────────┐
+//!        sim-maker          sim-looker        sim-digest ×2      sim-copy (a direction each)
+//!      makes extents     releases, surveys     hashes extents      moves bytes
+//!            │          one look for a batch        │                │
+//!            └── no room but for others' ─►         │                │
+//!                      └────────► sink ◄────────────┴────────────────┘
 //! ```
 
 mod books;
+mod copier;
 mod digester;
 mod fault;
 mod holders;
@@ -41,17 +43,22 @@ use std::{
     time::Instant,
 };
 
-use vramd_types::Bytes;
+use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode};
 
 pub use fault::{Effect, Fault, Operation};
 
 use self::{
-    fault::{Fate, Schedule},
+    copier::Wire,
+    fault::Schedule,
     memory::UUID_BYTES_MAX,
     state::State,
-    timer::{Late, Routes},
+    timer::{Late, Order, Routes},
 };
-use crate::{DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission, threads::Threads};
+use crate::{
+    DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission,
+    copies::{Table, lane},
+    threads::Threads,
+};
 
 /// What a simulated node has, and what goes wrong on it.
 #[derive(Clone, Debug, Default)]
@@ -59,19 +66,30 @@ pub struct SimConfig {
     /// UUIDs name the memory for all the node to see: two drivers that use the same one at the same time take each
     /// other's memory for unbrokered.
     pub devices: Vec<DeviceInfo>,
+    /// The capacity of the host, none where there is no device.
+    pub host: Bytes,
+    pub link: LinkSpeed,
     pub faults: Vec<Fault>,
+}
+
+/// What each device's link to the host carries, in bytes per second; 0 is as much as the machine can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkSpeed {
+    pub to_device: u64,
+    pub to_host: u64,
 }
 
 /// Opens the simulated devices. Fails where a UUID can't be part of a memfd's name or is there twice, where a fault
 /// can't happen, and where `/proc` can't be read.
 pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     check(&config.devices)?;
-    let schedule = Schedule::new(config.faults)?;
-    let devices = config.devices.clone();
-    let state = Arc::new(State::new(config.devices, sink)?);
+    let SimConfig { devices, host, link, faults } = config;
+    let schedule = Schedule::new(faults)?;
+    let host = if devices.is_empty() { Bytes::ZERO } else { host };
+    let state = Arc::new(State::new(devices.clone(), host, sink)?);
 
     let mut threads = Threads::default();
-    let (routes, ends) = timer::routes();
+    let (routes, ends) = timer::routes(Arc::clone(&state), devices.len());
     let (late, due) = std::sync::mpsc::channel();
     // In the order in which they end: each leaves when all who could still send to it have.
     let onward = routes.clone();
@@ -85,13 +103,19 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
         let (own, digests) = (Arc::clone(&state), Arc::clone(&digests));
         threads.start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
     }
+    for end in ends.lanes {
+        let (own, wire) = (Arc::clone(&state), Wire::new(end.direction, link));
+        threads.start("sim-copy", Box::new(move || lane::run(wire, &end.orders, |it| own.tell(it))))?;
+    }
+    let copies = Arc::clone(routes.lanes.table());
     let inlet = Some(Inlet { schedule, routes, late });
-    Ok(SimDriver { devices, inlet: Mutex::new(inlet), threads })
+    Ok(SimDriver { devices, copies, inlet: Mutex::new(inlet), threads })
 }
 
 /// The simulated driver.
 pub struct SimDriver {
     devices: Vec<DeviceInfo>,
+    copies: Arc<Table>,
     /// Taken away to end the threads.
     inlet: Mutex<Option<Inlet>>,
     threads: Threads,
@@ -123,6 +147,14 @@ impl Driver for SimDriver {
         kind == ExtentKind::Movable
     }
 
+    fn host_node(&self, _device: DeviceIndex) -> HostNode {
+        HostNode(0)
+    }
+
+    fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
+        self.copies.copied(copy)
+    }
+
     fn submit(&self, submission: Submission) {
         if let Some(inlet) = self.inlet().as_mut() {
             inlet.take(submission);
@@ -132,12 +164,14 @@ impl Driver for SimDriver {
 
 impl Inlet {
     fn take(&mut self, submission: Submission) {
-        let Fate { delay, failure } = self.schedule.meet(&submission);
+        let fate = self.schedule.meet(&submission);
+        let delay = fate.delay;
+        let Some(order) = Order::of(submission, fate, &self.routes) else { return };
         // A delay that ends after the end of time is none that anybody waits for.
         let due = (!delay.is_zero()).then(|| Instant::now().checked_add(delay)).flatten();
         match due {
-            None => self.routes.send(submission, failure),
-            Some(due) => state::hand(&self.late, Late { due, submission, failure }),
+            None => self.routes.send(order),
+            Some(due) => state::hand(&self.late, Late { due, order }),
         }
     }
 }

@@ -2,14 +2,16 @@
 
 use std::{
     fmt,
-    sync::{Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
 };
 
-use super::{books::Books, holders::Holders};
-use crate::{Completion, DeviceInfo, DriverError, Sink};
+use vramd_types::{Bytes, ExtentId};
+
+use super::{books::Books, holders::Holders, memory::Memory};
+use crate::{Completion, DeviceInfo, DriverError, Sink, place::Place};
 
 pub(super) struct State {
-    pub(super) devices: Vec<DeviceInfo>,
+    devices: Vec<DeviceInfo>,
     pub(super) holders: Holders,
     books: Mutex<Books>,
     sink: Sink,
@@ -17,11 +19,11 @@ pub(super) struct State {
 
 impl State {
     /// Looks around once: memory of an earlier driver that is still held is not free.
-    pub(super) fn new(devices: Vec<DeviceInfo>, sink: Sink) -> Result<Self, DriverError> {
+    pub(super) fn new(devices: Vec<DeviceInfo>, host: Bytes, sink: Sink) -> Result<Self, DriverError> {
         let looked = Holders::new(&devices).and_then(|holders| Ok((holders.look()?, holders)));
         let (seen, holders) =
             looked.map_err(|error| DriverError::Failed(format!("look through /proc: {error}")))?;
-        let mut books = Books::new(&devices);
+        let mut books = Books::new(&devices, host);
         books.settle(&seen);
         Ok(Self { devices, holders, books: Mutex::new(books), sink })
     }
@@ -29,6 +31,20 @@ impl State {
     /// Every change of the books is whole before anything could panic, so a poisoned lock is a good one.
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose name memory of that place has.
+    pub(super) fn uuid(&self, place: Place) -> &str {
+        let index = match place {
+            Place::Device(device) => usize::from(device.0),
+            Place::Host => 0,
+        };
+        &self.devices[index].uuid
+    }
+
+    pub(super) fn live(&self, extent: ExtentId) -> Result<Arc<Memory>, DriverError> {
+        let live = self.books().live(extent);
+        live.ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))
     }
 
     /// Never called with the books locked.

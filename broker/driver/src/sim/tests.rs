@@ -12,7 +12,7 @@ use std::{
 use vramd_types::{DeviceIndex, ExtentId, GRANULARITY};
 
 use super::*;
-use crate::{Completion, Handle};
+use crate::{Completion, CopyError, Handle, place::Place};
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ fn device() -> DeviceInfo {
 }
 
 fn config() -> SimConfig {
-    SimConfig { devices: vec![device()], faults: Vec::new() }
+    SimConfig { devices: vec![device()], host: Bytes::mib(256), ..SimConfig::default() }
 }
 
 fn opened() -> (SimDriver, Receiver<Completion>) {
@@ -96,10 +96,10 @@ fn releases_that_wait_together_share_a_look() {
         drop(of_sink.lock().unwrap().take());
         drop(sink.send(completion));
     };
-    let state = State::new(vec![device()], Arc::new(sink)).unwrap();
+    let state = State::new(vec![device()], Bytes::ZERO, Arc::new(sink)).unwrap();
+    let place = Place::Device(DEVICE);
     for raw in [1, 2] {
-        let make =
-            maker::Make { extent: ExtentId::from_raw(raw), device: DEVICE, size: GRANULARITY, failure: None };
+        let make = maker::Make { extent: ExtentId::from_raw(raw), place, size: GRANULARITY, failure: None };
         *held.lock().unwrap() = Some(make.attempt(&state).unwrap());
     }
     let (looks, waiting) = channel();
@@ -151,4 +151,94 @@ fn it_can_be_dropped_from_inside_its_sink() {
     driver.submit(create(1));
     own.set(Mutex::new(Some(driver))).unwrap();
     dropped.recv_timeout(DEADLINE).unwrap();
+}
+
+/// Makes an extent there, and tells when it is.
+fn make(driver: &SimDriver, completions: &Receiver<Completion>, raw: u64, place: Place, size: Bytes) {
+    let extent = ExtentId::from_raw(raw);
+    driver.submit(match place {
+        Place::Device(device) => Submission::Create { extent, device, size, kind: ExtentKind::Movable },
+        Place::Host => Submission::CreateHost { extent, node: HostNode(0), size },
+    });
+    drop(created(completions.recv_timeout(DEADLINE).unwrap()));
+}
+
+fn copy(raw: u64, from: u64, to: u64, size: Bytes) -> Submission {
+    let [from, to] = [from, to].map(ExtentId::from_raw);
+    Submission::Copy { copy: CopyId::from_raw(raw), from, to, size }
+}
+
+fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {
+    match completions.recv_timeout(DEADLINE).unwrap() {
+        Completion::Copied { copy, result } => (copy.get(), result),
+        other => panic!("unexpected: {other:?}"),
+    }
+}
+
+/// A link of 160 MiB a second takes a tenth of one for each chunk.
+#[test]
+fn a_copy_can_be_watched_and_cancelled_under_way_and_directions_do_not_share_a_link() {
+    let (sink, completions) = channel();
+    let link = LinkSpeed { to_device: 0, to_host: 160 << 20 };
+    let config = SimConfig { link, ..config() };
+    let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
+    let size = Bytes::mib(192);
+    make(&driver, &completions, 1, Place::Device(DEVICE), size);
+    make(&driver, &completions, 2, Place::Host, size);
+    make(&driver, &completions, 3, Place::Host, GRANULARITY);
+    make(&driver, &completions, 4, Place::Device(DEVICE), GRANULARITY);
+    let (slow, waits, quick) = (CopyId::from_raw(1), CopyId::from_raw(2), 3);
+    driver.submit(copy(slow.get(), 1, 2, size));
+    driver.submit(copy(waits.get(), 1, 3, GRANULARITY));
+    driver.submit(copy(quick, 3, 4, GRANULARITY));
+    assert_eq!(copied(&completions), (quick, Ok(())), "the other direction");
+    driver.submit(Submission::CancelCopy { copy: waits });
+    assert_eq!(copied(&completions), (waits.get(), Err(CopyError::Cancelled)), "who waits need not");
+
+    let begun = Instant::now();
+    while driver.copied_bytes(slow).unwrap().is_zero() {
+        assert!(begun.elapsed() < DEADLINE);
+        std::thread::yield_now();
+    }
+    driver.submit(Submission::CancelCopy { copy: slow });
+    assert!(driver.copied_bytes(slow).unwrap() < size);
+    assert_eq!(copied(&completions), (slow.get(), Err(CopyError::Cancelled)));
+    assert_eq!(driver.copied_bytes(slow), None);
+    driver.submit(Submission::CancelCopy { copy: slow });
+    drop(driver);
+    assert!(completions.iter().next().is_none(), "what was told can't be cancelled");
+}
+
+#[test]
+fn a_late_copy_can_be_seen_and_cancelled() {
+    let (sink, completions) = channel();
+    let late = Effect::Delay(Duration::from_millis(20));
+    let fault = Fault { on: Operation::Copy, nth: 1, count: 1, effect: late };
+    let config = SimConfig { faults: vec![fault], ..config() };
+    let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
+    make(&driver, &completions, 1, Place::Device(DEVICE), GRANULARITY);
+    make(&driver, &completions, 2, Place::Host, GRANULARITY);
+    driver.submit(copy(1, 1, 2, GRANULARITY));
+    assert_eq!(driver.copied_bytes(CopyId::from_raw(1)), Some(Bytes::ZERO));
+    driver.submit(copy(2, 1, 2, GRANULARITY));
+    driver.submit(Submission::CancelCopy { copy: CopyId::from_raw(1) });
+    assert_eq!(copied(&completions), (2, Ok(())), "it overtakes the late one");
+    assert_eq!(copied(&completions), (1, Err(CopyError::Cancelled)));
+}
+
+#[test]
+fn the_host_has_a_capacity_and_one_node() {
+    let (driver, completions) = opened();
+    let refused = |raw, node, size| {
+        driver.submit(Submission::CreateHost { extent: ExtentId::from_raw(raw), node, size });
+        match completions.recv_timeout(DEADLINE).unwrap() {
+            Completion::Created { result, .. } => result.err().map(|error| error.to_string()),
+            other => panic!("unexpected: {other:?}"),
+        }
+    };
+    let capacity = "out of host memory: its capacity is 268435456 bytes".to_owned();
+    assert_eq!(refused(1, HostNode(0), Bytes::mib(258)), Some(capacity.clone()));
+    assert_eq!(refused(1, HostNode(1), GRANULARITY), Some("there is no node 1 of the host".to_owned()));
+    assert_eq!(refused(1, HostNode(0), Bytes::mib(256)), None);
+    assert_eq!(refused(2, HostNode(0), GRANULARITY), Some(capacity));
 }

@@ -2,19 +2,38 @@
 
 use std::{
     collections::BTreeMap,
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
     time::Instant,
 };
 
-use super::{digester::Digest, looker::Look, maker::Make, state::hand};
-use crate::{DriverError, ExtentKind, Submission};
+use vramd_types::HostNode;
+
+use super::{
+    copier::{self, Copy},
+    digester::Digest,
+    fault::Fate,
+    looker::Look,
+    maker::Make,
+    state::{State, hand},
+};
+use crate::{
+    DriverError, ExtentKind, Submission,
+    copies::{LaneEnd, Lanes},
+    place::Place,
+};
 
 /// The queues of the threads. They are as long as what the caller has outstanding.
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
+    /// What copies move is found when they are begun.
+    state: Arc<State>,
     pub(super) makes: Sender<Make>,
     pub(super) looks: Sender<Look>,
     pub(super) digests: Sender<Digest>,
+    pub(super) lanes: Lanes<copier::Work>,
 }
 
 /// Their other ends.
@@ -23,26 +42,67 @@ pub(super) struct Ends {
     pub(super) makes: Receiver<Make>,
     pub(super) looks: Receiver<Look>,
     pub(super) digests: Receiver<Digest>,
+    pub(super) lanes: Vec<LaneEnd<copier::Work>>,
 }
 
-pub(super) fn routes() -> (Routes, Ends) {
+pub(super) fn routes(state: Arc<State>, devices: usize) -> (Routes, Ends) {
     let (makes, makes_end) = channel();
     let (looks, looks_end) = channel();
     let (digests, digests_end) = channel();
-    (Routes { makes, looks, digests }, Ends { makes: makes_end, looks: looks_end, digests: digests_end })
+    let (lanes, lane_ends) = Lanes::new(devices);
+    (
+        Routes { state, makes, looks, digests, lanes },
+        Ends { makes: makes_end, looks: looks_end, digests: digests_end, lanes: lane_ends },
+    )
+}
+
+/// A submission on its way to the thread that does it, or says that it failed.
+#[derive(Debug)]
+pub(super) enum Order {
+    Make(Make),
+    Look(Look),
+    Digest(Digest),
+    Copy(Copy),
+}
+
+impl Order {
+    /// `None` for what is done by now.
+    pub(super) fn of(submission: Submission, fate: Fate, routes: &Routes) -> Option<Self> {
+        let Fate { failure, flaw, .. } = fate;
+        Some(match submission {
+            Submission::Create { extent, device, size, kind } => {
+                let failure = failure.or_else(|| unsupported(kind));
+                Self::Make(Make { extent, place: Place::Device(device), size, failure })
+            }
+            Submission::CreateHost { extent, node, size } => {
+                let failure = failure.or_else(|| nowhere(node));
+                Self::Make(Make { extent, place: Place::Host, size, failure })
+            }
+            Submission::Release { extent } => Self::Look(Look::Release { extent }),
+            Submission::Survey { device, clients: _ } => Self::Look(Look::Survey { device }),
+            Submission::Digest { ticket, spans } => Self::Digest(Digest { ticket, spans, failure }),
+            Submission::Copy { copy, from, to, size } => {
+                let asked = routes.lanes.table().ask(copy, size);
+                Self::Copy(Copy { asked, from, to, failure, flaw })
+            }
+            Submission::CancelCopy { copy } => {
+                routes.lanes.table().cancel(copy);
+                return None;
+            }
+        })
+    }
 }
 
 impl Routes {
-    /// To the thread that does it, or says that it failed.
-    pub(super) fn send(&self, submission: Submission, failure: Option<DriverError>) {
-        match submission {
-            Submission::Create { extent, device, size, kind } => {
-                let failure = failure.or_else(|| unsupported(kind));
-                hand(&self.makes, Make { extent, device, size, failure });
+    pub(super) fn send(&self, order: Order) {
+        match order {
+            Order::Make(make) => hand(&self.makes, make),
+            Order::Look(look) => hand(&self.looks, look),
+            Order::Digest(digest) => hand(&self.digests, digest),
+            Order::Copy(copy) => {
+                let found = copy.find(&self.state);
+                self.lanes.send(copy.asked, found);
             }
-            Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
-            Submission::Survey { device, clients: _ } => hand(&self.looks, Look::Survey { device }),
-            Submission::Digest { ticket, spans } => hand(&self.digests, Digest { ticket, spans, failure }),
         }
     }
 }
@@ -52,18 +112,22 @@ fn unsupported(kind: ExtentKind) -> Option<DriverError> {
     (kind == ExtentKind::Fixed).then(|| DriverError::Failed("sim makes no fixed extents".to_owned()))
 }
 
-/// A submission that is begun later.
+/// A simulated host is one node.
+fn nowhere(node: HostNode) -> Option<DriverError> {
+    (node != HostNode(0)).then(|| DriverError::Failed(format!("there is no node {node} of the host")))
+}
+
+/// What is begun later.
 #[derive(Debug)]
 pub(super) struct Late {
     pub(super) due: Instant,
-    pub(super) submission: Submission,
-    pub(super) failure: Option<DriverError>,
+    pub(super) order: Order,
 }
 
 /// Sends each on when it is due, and all that are left, in that order, when nobody can bring more.
 pub(super) fn run(arrivals: &Receiver<Late>, onward: &Routes) {
     // By when it is due, and of two at once by which came first.
-    let mut waiting: BTreeMap<(Instant, u64), Late> = BTreeMap::new();
+    let mut waiting: BTreeMap<(Instant, u64), Order> = BTreeMap::new();
     for number in 0.. {
         let arrived = match waiting.first_entry() {
             None => arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -71,22 +135,16 @@ pub(super) fn run(arrivals: &Receiver<Late>, onward: &Routes) {
         };
         match arrived {
             Ok(late) => {
-                waiting.insert((late.due, number), late);
+                waiting.insert((late.due, number), late.order);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
         while let Some(first) = waiting.first_entry().filter(|first| first.key().0 <= Instant::now()) {
-            first.remove().send(onward);
+            onward.send(first.remove());
         }
     }
-    for late in waiting.into_values() {
-        late.send(onward);
-    }
-}
-
-impl Late {
-    fn send(self, onward: &Routes) {
-        onward.send(self.submission, self.failure);
+    for order in waiting.into_values() {
+        onward.send(order);
     }
 }

@@ -52,7 +52,7 @@ impl Held {
                 socket.read_exact(&mut bytes).unwrap();
                 (self.write(order.offset, &bytes), Vec::new())
             }
-            Verb::ImportBlock | Verb::Allocate => unreachable!("these are CUDA's"),
+            Verb::ImportBlock | Verb::Allocate | Verb::ImportFile => unreachable!("these are CUDA's"),
         }
     }
 

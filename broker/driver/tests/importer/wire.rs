@@ -25,10 +25,12 @@ pub(super) enum Verb {
     /// A legacy handle follows.
     ImportBlock,
     Allocate,
+    /// What the descriptor is of is no CUDA driver's.
+    ImportFile,
 }
 
 impl Verb {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Import,
         Self::MapReadOnly,
         Self::MapReadWrite,
@@ -38,6 +40,7 @@ impl Verb {
         Self::Write,
         Self::ImportBlock,
         Self::Allocate,
+        Self::ImportFile,
     ];
 }
 

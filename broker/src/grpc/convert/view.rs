@@ -3,11 +3,11 @@
 use std::time::{Duration, SystemTime};
 
 use broker_core::{
-    AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView,
+    AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView, PartMove,
     PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView,
 };
 use vramd_proto::v1;
-use vramd_types::{AllocationId, PartIndex};
+use vramd_types::{AllocationId, PartIndex, SessionId};
 
 use crate::{events::tier, grpc::status};
 
@@ -36,6 +36,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         parts: view.parts.into_iter().map(|view| part(view, reader)).collect(),
         mapper_count: count(view.mapper_count),
         unreturned_bytes: view.unreturned.get(),
+        host_bytes: view.in_host.get(),
     }
 }
 
@@ -57,6 +58,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         mapper_session_ids: holding.map(|mapper| mapper.session.get()).collect(),
         extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
         mappers: shown.iter().map(mapper).collect(),
+        moves_to: view.moves_to.map_or(v1::Tier::Unspecified, tier).into(),
     }
 }
 
@@ -72,6 +74,28 @@ pub(in crate::grpc) fn revocation((index, outcome): (PartIndex, PartRevocation))
         part_index: index.0,
         outcome: outcome.into(),
         session_ids: by.iter().map(|session| session.get()).collect(),
+    }
+}
+
+pub(in crate::grpc) fn part_move((index, outcome): (PartIndex, PartMove)) -> v1::PartMove {
+    use v1::MoveOutcome as Wire;
+    let outcome_alone = |outcome: Wire, by: &[SessionId]| v1::PartMove {
+        part_index: index.0,
+        outcome: outcome.into(),
+        session_ids: by.iter().map(|session| session.get()).collect(),
+        ..Default::default()
+    };
+    match outcome {
+        PartMove::Moved => outcome_alone(Wire::Moved, &[]),
+        PartMove::Pinned { by } => outcome_alone(Wire::Pinned, &by),
+        PartMove::Silent { by } => outcome_alone(Wire::Silent, &by),
+        PartMove::Standing { by } => outcome_alone(Wire::Standing, &by),
+        PartMove::Wanted => outcome_alone(Wire::Wanted, &[]),
+        PartMove::Freed => outcome_alone(Wire::Freed, &[]),
+        PartMove::Refused { refusal } => {
+            v1::PartMove { error: Some(status::item_refused(&refusal)), ..outcome_alone(Wire::Refused, &[]) }
+        }
+        PartMove::Failed { problem } => v1::PartMove { problem, ..outcome_alone(Wire::Failed, &[]) },
     }
 }
 
@@ -146,6 +170,11 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         committed_bytes: view.committed.get(),
         shortfall_bytes: view.shortfall.get(),
         cached_bytes: view.cached.get(),
+        host_capacity_bytes: view.host.map_or(0, |host| host.capacity.get()),
+        host_held_bytes: view.host.map_or(0, |host| host.held.get()),
+        moving_in_bytes: view.moving_in.get(),
+        moving_out_bytes: view.moving_out.get(),
+        awaited_part_count: count(view.awaited),
     }
 }
 
@@ -212,7 +241,7 @@ pub(in crate::grpc) fn session_state(state: SessionState) -> v1::SessionState {
 #[cfg(test)]
 mod tests {
     use broker_core::Tier;
-    use vramd_types::{Bytes, PartIndex, SessionId};
+    use vramd_types::Bytes;
 
     use super::*;
 
@@ -228,6 +257,7 @@ mod tests {
             size: Bytes::new(5),
             charged: Bytes::mib(2),
             resident: Bytes::mib(2),
+            in_host: Bytes::ZERO,
             unreturned: Bytes::ZERO,
             digest: Some([0xab; 32]),
             readers: vec!["*".to_owned()],
@@ -237,6 +267,7 @@ mod tests {
                 offset: Bytes::ZERO,
                 size: Bytes::mib(2),
                 tier: Tier::Device,
+                moves_to: Some(Tier::Host),
                 backing: Some(Backing::Live),
                 mappers: vec![
                     MapperView { session: SessionId::from_raw(4), state: MapState::Revoking },
@@ -261,6 +292,7 @@ mod tests {
         let states: Vec<_> = part.mappers.iter().map(|mapper| (mapper.session_id, mapper.state())).collect();
         assert_eq!(states, [(4, v1::MappingState::Revoking), (5, v1::MappingState::Queued)]);
         assert_eq!(part.extent_state(), v1::ExtentState::Live);
+        assert_eq!((part.tier(), part.moves_to()), (v1::Tier::Device, v1::Tier::Host));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The same steps by way of the SDK.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -77,7 +80,12 @@ impl Sdk {
                 self.open.as_mut().context("nothing is allocated")?.unhold()?;
                 json!({})
             }
-            // Pins, looks at what it wrote last and writes anew, for so many milliseconds, without a pause.
+            "pin-digest" => {
+                let pinned = self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?;
+                json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
+            }
+            // Pins, looks at what it wrote last and writes anew, for so many milliseconds, without a pause or with one
+            // of so many microseconds between two pins.
             "pin-for" => {
                 let open = self.open.as_ref().context("nothing is allocated")?;
                 let (end, mut pins) = (Instant::now() + Duration::from_millis(words[0].parse()?), 0_u64);
@@ -89,6 +97,10 @@ impl Sdk {
                         counter.copy_from_slice(&(pins + 1).to_le_bytes());
                     }
                     pins += 1;
+                    drop(pinned);
+                    if let Some(pause) = words.get(1) {
+                        thread::sleep(Duration::from_micros(pause.parse()?));
+                    }
                 }
                 json!({ "pins": pins })
             }

@@ -91,6 +91,10 @@ impl Context {
         &self.api
     }
 
+    pub(super) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
     pub(crate) fn device(&self) -> Ordinal {
         self.device
     }

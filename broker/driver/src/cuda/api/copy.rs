@@ -18,7 +18,11 @@ use std::{
 use cudarc::driver::sys::{CUevent, CUstream};
 use vramd_types::Bytes;
 
-use super::{Context, CudaError, error::Code, physical::size_of};
+use super::{
+    Context, CudaError,
+    error::Code,
+    physical::{number, size_of},
+};
 
 /// Between two looks: well below what the smallest chunk worth a stream takes.
 const NAP: Duration = Duration::from_micros(50);
@@ -74,6 +78,19 @@ impl Drop for Pinned {
     }
 }
 
+/// From where to where, by the kinds of the two addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way<'a> {
+    /// From memory of the host.
+    In,
+    /// To memory of the host.
+    Out,
+    /// On the stream's own device.
+    Within,
+    /// From the first one's device, which is the stream's, to the other's.
+    Across(&'a Context, &'a Context),
+}
+
 /// A queue of work, in order, beside all others.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -116,6 +133,55 @@ impl Stream {
         };
         api.check("cuMemcpyDtoHAsync_v2", code)?;
         Transfer::begun(event, self, (into, source))
+    }
+
+    /// Begins to copy between two addresses. `kept` is what keeps both good until then.
+    pub(crate) fn copy<K>(
+        &self,
+        kept: K,
+        way: Way<'_>,
+        from: u64,
+        to: u64,
+        length: usize,
+    ) -> Result<Transfer<K>, CudaError> {
+        let _entered = self.context.enter()?;
+        let event = Event::new(&self.context)?;
+        let api = self.context.api();
+        let table = &api.functions;
+        // SAFETY: Foreign calls, which go on after they have returned. Until they have ended `kept` stays in the transfer,
+        // and with it both ranges, which the caller has mapped: of the host's the driver takes the address as it is, of
+        // a device's it checks it. Nothing borrows the bytes: they are reached by address alone.
+        let (call, code) = unsafe {
+            match way {
+                Way::In => (
+                    "cuMemcpyHtoDAsync_v2",
+                    (table.cuMemcpyHtoDAsync_v2)(
+                        to,
+                        ptr::with_exposed_provenance(number(from)),
+                        length,
+                        self.raw,
+                    ),
+                ),
+                Way::Out => (
+                    "cuMemcpyDtoHAsync_v2",
+                    (table.cuMemcpyDtoHAsync_v2)(
+                        ptr::with_exposed_provenance_mut(number(to)),
+                        from,
+                        length,
+                        self.raw,
+                    ),
+                ),
+                Way::Within => {
+                    ("cuMemcpyDtoDAsync_v2", (table.cuMemcpyDtoDAsync_v2)(to, from, length, self.raw))
+                }
+                Way::Across(source, target) => (
+                    "cuMemcpyPeerAsync",
+                    (table.cuMemcpyPeerAsync)(to, target.raw(), from, source.raw(), length, self.raw),
+                ),
+            }
+        };
+        api.check(call, code)?;
+        Transfer::begun(event, self, kept)
     }
 
     /// Begins to fill memory of the device with a byte. `target` is what keeps the address good until the end.
@@ -182,6 +248,15 @@ impl<K> Transfer<K> {
         Ok(Self { event, kept: Some(kept) })
     }
 
+    /// Whether it has ended; once it has, what it kept is given up. Does not sleep.
+    pub(crate) fn has_ended(&mut self) -> Result<bool, CudaError> {
+        let ended = self.event.has_ended()?;
+        if ended {
+            drop(self.kept.take());
+        }
+        Ok(ended)
+    }
+
     /// Sleeps until it has ended, and gives back what it kept.
     pub(crate) fn end(mut self) -> Result<K, CudaError> {
         self.event.wait()?;
@@ -228,15 +303,20 @@ impl Event {
 
     /// An event that was never recorded has ended.
     fn wait(&self) -> Result<(), CudaError> {
+        while !self.has_ended()? {
+            thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    fn has_ended(&self) -> Result<bool, CudaError> {
         let _entered = self.context.enter()?;
         let api = self.context.api();
-        loop {
-            // SAFETY: A foreign call on an event that is alive.
-            let code = unsafe { (api.functions.cuEventQuery)(self.raw) };
-            match api.check("cuEventQuery", code) {
-                Err(error) if error.is_not_ready() => thread::sleep(NAP),
-                ended => return ended,
-            }
+        // SAFETY: A foreign call on an event that is alive.
+        let code = unsafe { (api.functions.cuEventQuery)(self.raw) };
+        match api.check("cuEventQuery", code) {
+            Err(error) if error.is_not_ready() => Ok(false),
+            ended => ended.map(|()| true),
         }
     }
 }

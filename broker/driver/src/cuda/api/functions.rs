@@ -19,7 +19,7 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 
-use super::{Code, Why};
+use super::{Code, Why, physical::AllocationAnswer};
 use crate::cuda::probe::Version;
 
 /// The library, never unloaded: the driver keeps threads of its own that run its code.
@@ -160,6 +160,7 @@ functions! {
     cuMemRelease(CUmemGenericAllocationHandle);
     cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong);
     cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType);
+    cuMemGetAllocationPropertiesFromHandle(*mut AllocationAnswer, CUmemGenericAllocationHandle);
     cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
     cuMemAddressFree(CUdeviceptr, usize);
     cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
@@ -173,7 +174,12 @@ functions! {
     cuIpcCloseMemHandle(CUdeviceptr);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     cuMemFreeHost(*mut c_void);
+    cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    cuMemHostUnregister(*mut c_void);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+    cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
     cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
     cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);

@@ -10,6 +10,7 @@
 //! context     devices, primary contexts
 //! physical    extents that are sent as descriptors, and mappings of them
 //! block       memory with a legacy handle
+//! host        memory of the host at addresses of this process
 //! copy        pinned buffers, streams, events
 //! ```
 //!
@@ -22,6 +23,7 @@ mod context;
 mod copy;
 mod error;
 mod functions;
+mod host;
 mod physical;
 
 use std::{
@@ -35,8 +37,9 @@ pub use self::error::CudaError;
 pub(crate) use self::{
     block::{Block, OpenBlock},
     context::{Attribute, Context, Ordinal},
-    copy::{Pinned, Stream, Transfer},
+    copy::{Pinned, Stream, Transfer, Way},
     functions::chain,
+    host::HostView,
     physical::{Access, Mapping, Physical},
 };
 use self::{

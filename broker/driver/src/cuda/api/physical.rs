@@ -14,7 +14,7 @@ use cudarc::driver::sys::{
     CUmemLocation_st__bindgen_ty_1, CUmemLocationType,
 };
 use rustix::io::{FdFlags, fcntl_setfd};
-use vramd_types::Bytes;
+use vramd_types::{Bytes, HostNode};
 
 use super::{Api, CudaError, Ordinal};
 
@@ -28,11 +28,30 @@ fn on(device: Ordinal) -> CUmemLocation {
     }
 }
 
-fn properties(device: Ordinal, rdma: bool) -> CUmemAllocationProp {
+fn in_host(node: HostNode) -> CUmemLocation {
+    CUmemLocation {
+        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA,
+        __bindgen_anon_1: CUmemLocation_st__bindgen_ty_1 { id: c_int::from(node.0) },
+    }
+}
+
+/// `CUmemAllocationProp` as the driver answers it: a newer one may know kinds that cudarc's enums do not.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct AllocationAnswer {
+    kind: u32,
+    handle_types: u32,
+    location_kind: u32,
+    location_id: c_int,
+    windows: usize,
+    flags: [u8; 8],
+}
+
+fn properties(location: CUmemLocation, rdma: bool) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: BY_DESCRIPTOR,
-        location: on(device),
+        location,
         win32HandleMetaData: ptr::null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
@@ -48,6 +67,11 @@ pub(super) fn size_of(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
 }
 
+/// As for sizes.
+pub(super) fn number(address: u64) -> usize {
+    usize::try_from(address).unwrap_or(usize::MAX)
+}
+
 /// A handle on physical memory: the memory lives at least as long.
 #[derive(Debug)]
 pub(crate) struct Physical {
@@ -60,7 +84,7 @@ impl Physical {
     /// What sizes must be multiples of.
     pub(crate) fn granularity(api: &Api, device: Ordinal, rdma: bool) -> Result<Bytes, CudaError> {
         let mut granularity = 0_usize;
-        let properties = properties(device, rdma);
+        let properties = properties(on(device), rdma);
         let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: A foreign call, which reads the properties and writes one size where it is told to.
         let code = unsafe {
@@ -79,11 +103,19 @@ impl Physical {
         size: Bytes,
         rdma: bool,
     ) -> Result<Self, CudaError> {
+        Self::of(api, size, &properties(on(device), rdma))
+    }
+
+    /// Pinned memory of the host.
+    pub(crate) fn create_in_host(api: &Arc<Api>, node: HostNode, size: Bytes) -> Result<Self, CudaError> {
+        Self::of(api, size, &properties(in_host(node), false))
+    }
+
+    fn of(api: &Arc<Api>, size: Bytes, properties: &CUmemAllocationProp) -> Result<Self, CudaError> {
         let mut raw = 0;
-        let properties = properties(device, rdma);
         // SAFETY: A foreign call, which reads the properties and writes one handle where it is told to.
         let code =
-            unsafe { (api.functions.cuMemCreate)(&raw mut raw, size_of(size), &raw const properties, 0) };
+            unsafe { (api.functions.cuMemCreate)(&raw mut raw, size_of(size), ptr::from_ref(properties), 0) };
         api.check("cuMemCreate", code)?;
         Ok(Self { api: Arc::clone(api), raw, size })
     }
@@ -122,8 +154,37 @@ impl Physical {
         Ok(Self { api: Arc::clone(api), raw, size })
     }
 
+    /// The piece of the host's memory that it is of, if it is none of a device.
+    pub(crate) fn host_node(&self) -> Result<Option<HostNode>, CudaError> {
+        const IN_HOST: u32 = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as u32;
+        let mut answer = AllocationAnswer::default();
+        // SAFETY: A foreign call, which writes one description, as large as ours, where it is told to.
+        let code =
+            unsafe { (self.api.functions.cuMemGetAllocationPropertiesFromHandle)(&raw mut answer, self.raw) };
+        self.api.check("cuMemGetAllocationPropertiesFromHandle", code)?;
+        let node = u16::try_from(answer.location_id).unwrap_or(0);
+        Ok((answer.location_kind == IN_HOST).then_some(HostNode(node)))
+    }
+
     /// At an address of the driver's choice, reachable from that device.
     pub(crate) fn map(&self, device: Ordinal, access: Access) -> Result<Mapping, CudaError> {
+        self.map_for(&[CUmemAccessDesc { location: on(device), flags: access.flags() }])
+    }
+
+    /// Memory of the host, reachable from these devices and by the CPU.
+    pub(crate) fn map_in_host(
+        &self,
+        node: HostNode,
+        devices: impl Iterator<Item = Ordinal>,
+        access: Access,
+    ) -> Result<Mapping, CudaError> {
+        let flags = access.flags();
+        let cpu = CUmemAccessDesc { location: in_host(node), flags };
+        let devices = devices.map(|device| CUmemAccessDesc { location: on(device), flags });
+        self.map_for(&devices.chain([cpu]).collect::<Vec<_>>())
+    }
+
+    fn map_for(&self, access: &[CUmemAccessDesc]) -> Result<Mapping, CudaError> {
         let size = size_of(self.size);
         let functions = &self.api.functions;
         let mut address = 0;
@@ -135,9 +196,8 @@ impl Physical {
         let code = unsafe { (functions.cuMemMap)(address, size, 0, self.raw, 0) };
         self.api.check("cuMemMap", code)?;
         mapping.mapped = true;
-        let access = CUmemAccessDesc { location: on(device), flags: access.flags() };
-        // SAFETY: A foreign call on addresses that were mapped above. It reads one description.
-        let code = unsafe { (functions.cuMemSetAccess)(address, size, &raw const access, 1) };
+        // SAFETY: A foreign call on addresses that were mapped above. It reads as many descriptions as the slice has.
+        let code = unsafe { (functions.cuMemSetAccess)(address, size, access.as_ptr(), access.len()) };
         self.api.check("cuMemSetAccess", code)?;
         Ok(mapping)
     }
@@ -180,6 +240,10 @@ pub(crate) struct Mapping {
 impl Mapping {
     pub(crate) fn address(&self) -> u64 {
         self.address
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
     }
 }
 

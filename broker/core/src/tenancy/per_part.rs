@@ -1,27 +1,24 @@
-//! The parts of a `RevokeMappings`, each with its own end.
+//! What an operator asked for the parts of one allocation, each with its own end.
 
 use std::collections::BTreeMap;
 
 use vramd_types::{AllocationId, PartIndex};
 
-use super::Outcome;
-use crate::command::PartRevocation;
-
 #[derive(Debug)]
-pub(crate) struct Revoked {
+pub(crate) struct PerPart<T> {
     pub(crate) allocation: AllocationId,
-    /// `None` until its revocation is over.
-    parts: BTreeMap<PartIndex, Option<PartRevocation>>,
+    /// `None` until it has ended.
+    parts: BTreeMap<PartIndex, Option<T>>,
     left: usize,
 }
 
-impl Revoked {
-    pub(crate) fn new(allocation: AllocationId, parts: BTreeMap<PartIndex, Option<PartRevocation>>) -> Self {
+impl<T> PerPart<T> {
+    pub(crate) fn new(allocation: AllocationId, parts: BTreeMap<PartIndex, Option<T>>) -> Self {
         let left = parts.values().filter(|outcome| outcome.is_none()).count();
         Self { allocation, parts, left }
     }
 
-    pub(crate) fn resolve(&mut self, part: PartIndex, outcome: PartRevocation) {
+    pub(crate) fn resolve(&mut self, part: PartIndex, outcome: T) {
         if let Some(known @ None) = self.parts.get_mut(&part) {
             *known = Some(outcome);
             self.left = self.left.saturating_sub(1);
@@ -37,9 +34,8 @@ impl Revoked {
         self.parts.iter().filter(|(_, outcome)| outcome.is_none()).map(|(part, _)| *part)
     }
 
-    pub(crate) fn outcome(&mut self) -> Outcome {
+    pub(crate) fn take(&mut self) -> Box<[(PartIndex, T)]> {
         let parts = std::mem::take(&mut self.parts);
-        let known = parts.into_iter().filter_map(|(part, outcome)| Some((part, outcome?)));
-        Outcome::MappingsRevoked { allocation: self.allocation, parts: known.collect() }
+        parts.into_iter().filter_map(|(part, outcome)| Some((part, outcome?))).collect()
     }
 }

@@ -1,0 +1,143 @@
+//! Parts that somebody wants on their device: who pins them, and who attached them while they were elsewhere.
+//!
+//! What finds no room waits in the order in which it was asked for. Where a device is full nothing that came later is
+//! brought there first; a tenant that is at its limit keeps only itself waiting.
+
+use std::collections::BTreeSet;
+
+use vramd_types::{AllocationId, PartIndex, SessionId};
+
+use super::room::Choice;
+use crate::{
+    broker::Broker,
+    command::PartMove,
+    error::Refusal,
+    event::{PartRef, Tier},
+    residency::MapState,
+};
+
+impl Broker {
+    /// Whether nobody can be sent the part now: it is in another tier, or on its way.
+    pub(crate) fn is_elsewhere(&self, part: PartRef) -> bool {
+        match self.migrations.get(&part) {
+            Some(migration) => migration.vacated,
+            None => self.has_tiers() && self.tier_of(part).is_some_and(|tier| tier != Tier::Device),
+        }
+    }
+
+    /// Those parts of an allocation that nobody can be sent now.
+    pub(crate) fn elsewhere_of(&self, id: AllocationId) -> BTreeSet<PartRef> {
+        if !self.has_tiers() {
+            return BTreeSet::new();
+        }
+        let indices = self.allocations.get(id).map(|allocation| allocation.indices());
+        let parts = indices.into_iter().flatten().map(|part| PartRef { allocation: id, part });
+        parts.filter(|part| self.is_elsewhere(*part)).collect()
+    }
+
+    /// Whether parts can be anywhere else than on their devices.
+    pub(crate) fn has_tiers(&self) -> bool {
+        self.config.devices.iter().any(|device| !device.host.is_zero())
+    }
+
+    /// A session is to be sent the part once it is on its device.
+    pub(crate) fn comes(&mut self, session: SessionId, part: PartRef) {
+        self.comers.entry(part).or_default().insert(session);
+        self.want(part);
+    }
+
+    /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
+    pub(crate) fn want(&mut self, part: PartRef) {
+        match self.migrations.get(&part).map(|migration| migration.towards) {
+            Some(Tier::Device) => {}
+            Some(_) => self.stop_migration(part, PartMove::Wanted),
+            None if self.is_elsewhere(part) && !self.demands.contains(part) => {
+                let arrival = self.pins.arrive();
+                self.demands.add(part, arrival);
+                self.serve_demands();
+            }
+            None => {}
+        }
+    }
+
+    /// Whether anybody waits for the part to be on its device.
+    pub(crate) fn is_wanted(&self, part: PartRef) -> bool {
+        self.pins.lacking(part).next().is_some()
+            || self.comers.get(&part).is_some_and(|comers| {
+                comers.iter().any(|session| self.map_state(*session, part) == Some(MapState::Away))
+            })
+    }
+
+    /// Begins to bring in what there is room for, in the order in which it was asked for.
+    pub(crate) fn serve_demands(&mut self) {
+        let (mut last, mut full) = (None, BTreeSet::new());
+        while let Some((arrival, part)) = self.demands.next(last) {
+            last = Some(arrival);
+            if !self.is_wanted(part) || self.migrations.contains_key(&part) || !self.is_elsewhere(part) {
+                self.demands.remove(part);
+                continue;
+            }
+            let Some(allocation) = self.allocations.get(part.allocation) else { continue };
+            let (tenant, device, size) =
+                (allocation.tenant, allocation.device, allocation.size_of(part.part));
+            if full.contains(&device) {
+                continue;
+            }
+            match self.begin_migration(part, Tier::Device, None) {
+                Ok(()) => self.demands.remove(part),
+                Err(Refusal::QuotaLimit { .. } | Refusal::DeviceFull { .. }) => {
+                    let mut choice = Choice::default();
+                    let room = self.choose_for_bytes(&mut choice, tenant, device, size);
+                    // What is cached makes room: it is asked again when that is back.
+                    if room.is_ok() {
+                        self.give_up(choice.given_up);
+                    }
+                    let at_limit = matches!(room, Err(crate::ledger::Shortage::Limit { .. }));
+                    if !at_limit {
+                        full.insert(device);
+                    }
+                }
+                Err(refusal) => {
+                    self.demands.remove(part);
+                    self.refuse_pins_of(part, &PartMove::Refused { refusal: Box::new(refusal) });
+                }
+            }
+        }
+    }
+
+    /// The part is on its device and stays there: it is sent to those who wait for it.
+    pub(crate) fn at_hand(&mut self, part: PartRef) {
+        self.demands.remove(part);
+        for comer in self.comers.remove(&part).unwrap_or_default() {
+            if self.map_state(comer, part) == Some(MapState::Away) {
+                self.bring_back(comer, part);
+            }
+        }
+        self.unsettled.calls.extend(self.pins.lacking(part).collect::<Vec<_>>());
+    }
+
+    /// The part can't be brought to its device: who waits for that is told why.
+    pub(crate) fn refuse_pins_of(&mut self, part: PartRef, why: &PartMove) {
+        let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
+        let refusal = match why {
+            PartMove::Refused { refusal } => (**refusal).clone(),
+            PartMove::Failed { problem } => Refusal::DriverFailed {
+                device: device.map(|device| self.uuid(device).to_owned()).unwrap_or_default(),
+                problem: problem.clone(),
+            },
+            _ => return,
+        };
+        for (_, call) in self.pins.lacking(part).collect::<Vec<_>>() {
+            self.refuse_pin(call, refusal.clone());
+        }
+    }
+
+    /// Nobody waits for an allocation that is freed.
+    pub(crate) fn forget_demands(&mut self, id: AllocationId) {
+        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
+        let comers: Vec<_> = self.comers.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
+        for part in comers {
+            self.comers.remove(&part);
+        }
+    }
+}

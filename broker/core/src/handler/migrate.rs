@@ -1,0 +1,375 @@
+//! Parts that go to another tier: out of their device once nobody maps them, and back for who wants them there.
+//!
+//! Bookkeeping goes with the extents: the destination is reserved before anything is done, and the source is charged until
+//! the driver has it back. So while a part moves it is paid for twice, once in each tier.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId, PartIndex};
+
+use super::{Start, Started};
+use crate::{
+    broker::Broker,
+    collections::Few,
+    command::{Command, Notice, PartMove, PartRevocation},
+    error::Refusal,
+    event::{Kind, PartRef, Target, Tier},
+    invariants,
+    ledger::Place,
+    migration::{Migration, MigrationEvent, MigrationState, MigrationStep},
+    observed::Transition,
+    residency::AllocationState,
+    tenancy::{OpId, OpKind, PerPart},
+};
+
+impl Broker {
+    /// An operator has parts moved to a tier.
+    pub(crate) fn move_parts(
+        &mut self,
+        op: OpId,
+        target: &Target,
+        parts: Vec<PartIndex>,
+        towards: Tier,
+    ) -> Start {
+        let (id, allocation) = self.find_any(target)?;
+        let place = Place { device: allocation.device, tier: towards };
+        if self.ledger.books(place).is_none() {
+            return Err(Refusal::TierUnsupported { tier: towards });
+        }
+        if allocation.kind == Kind::Fixed {
+            return Err(Refusal::KindUnsupported { kind: "movable fixed" });
+        }
+        let mut outcomes = self.parts_of(target, parts)?;
+        for (part, outcome) in &mut outcomes {
+            let part = PartRef { allocation: id, part: *part };
+            *outcome = match towards {
+                Tier::Device => self.bring_in_for(op, part),
+                Tier::Host | Tier::Disk => self.evict_part(op, part, towards),
+            };
+        }
+        Ok(Started::Waiting(OpKind::Move(PerPart::new(id, outcomes))))
+    }
+
+    /// The parts that an operator names, or all, of what is there to be revoked or moved.
+    pub(crate) fn parts_of<T>(
+        &self,
+        target: &Target,
+        parts: Vec<PartIndex>,
+    ) -> Result<BTreeMap<PartIndex, Option<T>>, Refusal> {
+        let (id, allocation) = self.find_any(target)?;
+        match allocation.state {
+            AllocationState::Open | AllocationState::Sealed => {}
+            AllocationState::Freeing => {
+                return Err(Refusal::AllocationNotFound { allocation: target.to_string() });
+            }
+            _ => return Err(Refusal::Raced { allocation: id }),
+        }
+        let problem = |problem| Refusal::RequestInvalid { field: "part_indexes", problem };
+        let all: Vec<_> = if parts.is_empty() { allocation.indices().collect() } else { parts };
+        if all.iter().any(|part| allocation.part(*part).is_none()) {
+            return Err(problem("the allocation has no such part"));
+        }
+        let mut outcomes = BTreeMap::new();
+        for part in all {
+            if outcomes.insert(part, None).is_some() {
+                return Err(problem("a part is named twice"));
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Begins to take a part out of its device. `None`: the operation is told when it is over.
+    fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+        if let Some(under_way) = self.migrations.get_mut(&part) {
+            if under_way.towards != towards || under_way.state == MigrationState::Stopping {
+                return Some(PartMove::Wanted);
+            }
+            under_way.ops.push(op);
+            return None;
+        }
+        if self.tier_of(part) != Some(Tier::Device) {
+            return Some(PartMove::Moved);
+        }
+        // Before anything is made for it.
+        if let Some(outcome) = self.cannot_begin(part, false)
+            && outcome != PartRevocation::Revoked
+        {
+            return Some(outcome.into());
+        }
+        if let Err(refusal) = self.begin_migration(part, towards, Some(op)) {
+            return Some(PartMove::Refused { refusal: Box::new(refusal) });
+        }
+        match self.revoke_part(None, part, false) {
+            Some(PartRevocation::Revoked) => self.emptied(part, &PartRevocation::Revoked),
+            Some(other) => {
+                self.forget_op(part, op);
+                self.stop_migration(part, other.clone().into());
+                return Some(other.into());
+            }
+            None => {}
+        }
+        None
+    }
+
+    /// Begins to bring a part to its device for an operator.
+    fn bring_in_for(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
+        if let Some(under_way) = self.migrations.get_mut(&part) {
+            if under_way.towards == Tier::Device {
+                under_way.ops.push(op);
+                return None;
+            }
+            self.stop_migration(part, PartMove::Wanted);
+            return Some(PartMove::Moved);
+        }
+        if self.tier_of(part) == Some(Tier::Device) {
+            return Some(PartMove::Moved);
+        }
+        let begun = self.begin_migration(part, Tier::Device, Some(op));
+        begun.err().map(|refusal| PartMove::Refused { refusal: Box::new(refusal) })
+    }
+
+    /// Reserves room for a part in another tier, and has an extent made there.
+    pub(crate) fn begin_migration(
+        &mut self,
+        part: PartRef,
+        towards: Tier,
+        op: Option<OpId>,
+    ) -> Result<(), Refusal> {
+        let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
+        let allocation = self.allocations.get(part.allocation).ok_or_else(not_found)?;
+        let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
+        let size = allocation.size_of(part.part);
+        if self.pool.len() >= self.config.limits.extents_max {
+            let limit = self.config.limits.extents_max;
+            return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
+        }
+        let to = self.order(tenant, Place { device, tier: towards }, size, part, kind)?;
+        self.strays.entry(part.allocation).or_default().insert(to);
+        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
+            allocation.extents_left = allocation.extents_left.saturating_add(1);
+        }
+        let migration = Migration {
+            to,
+            towards,
+            state: MigrationState::Preparing,
+            made: false,
+            // Nobody maps what is not on its device.
+            vacated: towards == Tier::Device,
+            stopped: None,
+            ops: op.into_iter().collect::<Few<_>>(),
+        };
+        self.migrations.insert(part, migration);
+        Ok(())
+    }
+
+    /// A revocation is over: if a migration waited for it, it goes on, or is given up.
+    pub(crate) fn emptied(&mut self, part: PartRef, outcome: &PartRevocation) {
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.vacated) else { return };
+        if *outcome != PartRevocation::Revoked {
+            return self.stop_migration(part, outcome.clone().into());
+        }
+        migration.vacated = true;
+        self.copy_if_ready(part);
+    }
+
+    /// The destination of a migration has been made, or could not be; whether the extent was one.
+    fn destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) -> bool {
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| it.to == id) else { return false };
+        match failure {
+            None => {
+                migration.made = true;
+                self.copy_if_ready(part);
+            }
+            Some(refusal) => {
+                let outcome = PartMove::Refused { refusal: Box::new(refusal.clone()) };
+                self.migration_step(part, MigrationEvent::Failed, Some(outcome));
+            }
+        }
+        true
+    }
+
+    fn copy_if_ready(&mut self, part: PartRef) {
+        let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
+        let Some(to) = self.migrations.get(&part).filter(ready).map(|it| it.to) else { return };
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
+        let bytes = allocation.size_of(part.part);
+        self.migration_step(part, MigrationEvent::Ready, None);
+        self.command(Command::Copy { from, to, bytes });
+    }
+
+    /// Gives a migration up: the part stays where it is.
+    pub(crate) fn stop_migration(&mut self, part: PartRef, why: PartMove) {
+        let Some(migration) = self.migrations.get_mut(&part) else { return };
+        let (state, to) = (migration.state, migration.to);
+        if state == MigrationState::Copying {
+            self.command(Command::CancelCopy { to });
+        }
+        self.migration_step(part, MigrationEvent::Stop, Some(why));
+    }
+
+    pub(crate) fn on_copied(&mut self, to: ExtentId, result: Result<(), String>) {
+        let part = self.pool.get(to).and_then(|extent| extent.part);
+        let is_copied =
+            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
+        let Some(part) = part.filter(is_copied) else {
+            return self
+                .broken(invariants::MIGRATIONS, format!("{to} was copied to, and nothing moves there"));
+        };
+        match result {
+            Ok(()) => self.migration_step(part, MigrationEvent::Copied, None),
+            Err(_) if planted!(self, FailedCopyTaken) => {
+                self.migration_step(part, MigrationEvent::Copied, None);
+            }
+            Err(problem) => {
+                self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Failed { problem }));
+            }
+        }
+    }
+
+    /// Moves a migration along its table. `why` is what is told if it gets nowhere; the first one counts.
+    pub(crate) fn migration_step(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
+        let Some(migration) = self.migrations.get_mut(&part) else { return };
+        let (from, step) = (migration.state, migration.state.on(event));
+        self.transitions.note(Transition::Migration { from, event, legal: step.is_some() });
+        migration.stopped = migration.stopped.take().or(why);
+        match step {
+            Some(MigrationStep::To(state)) => migration.state = state,
+            Some(MigrationStep::There) => self.migration_over(part, true),
+            Some(MigrationStep::Back) => self.migration_over(part, false),
+            None => self.broken(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
+        }
+    }
+
+    fn migration_over(&mut self, part: PartRef, arrived: bool) {
+        let Some(Migration { to, towards, stopped, ops, .. }) = self.migrations.remove(&part) else { return };
+        let left = match arrived {
+            true => self.arrive(part, to),
+            false => to,
+        };
+        // What has not been made yet is released once it is.
+        if !planted!(self, SourceKept) || !arrived {
+            self.release_extent(left);
+        }
+        let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
+        self.tell_of_migration(part, towards, &outcome);
+        for op in ops.iter().copied() {
+            if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+                moved.resolve(part.part, outcome.clone());
+            }
+            self.check_op(op);
+        }
+        if towards == Tier::Device && !arrived {
+            self.refuse_pins_of(part, &outcome);
+        }
+        self.after_migration(part);
+    }
+
+    /// The part is at its destination; what it was in is left.
+    fn arrive(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
+        let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
+        let Some(from) = allocation.set_extent(part.part, to) else { return to };
+        let strays = self.strays.entry(part.allocation).or_default();
+        strays.remove(&to);
+        strays.insert(from);
+        from
+    }
+
+    fn tell_of_migration(&mut self, part: PartRef, tier: Tier, outcome: &PartMove) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let tenant = self.tenants.shared(allocation.tenant);
+        let problem = match outcome {
+            PartMove::Moved => return self.notice(Notice::Moved { part, tenant, device, tier, bytes }),
+            PartMove::Failed { problem } => problem.clone(),
+            PartMove::Refused { refusal } => refusal.to_string(),
+            PartMove::Pinned { .. }
+            | PartMove::Silent { .. }
+            | PartMove::Standing { .. }
+            | PartMove::Wanted
+            | PartMove::Freed => {
+                return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes });
+            }
+        };
+        self.notice(Notice::MoveFailed { part, tenant, device, tier, bytes, problem });
+    }
+
+    /// What may go on now that the part stands still.
+    fn after_migration(&mut self, part: PartRef) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        match allocation.state {
+            AllocationState::Freeing => return self.give_back(part.allocation),
+            AllocationState::Unmapping => self.digest_if_unmapped(part.allocation),
+            _ => {}
+        }
+        if self.tier_of(part) == Some(Tier::Device) {
+            return self.at_hand(part);
+        }
+        if self.is_wanted(part) {
+            self.want(part);
+        }
+    }
+
+    /// An extent was made that its part is not in: where it goes, or where it does not any more.
+    pub(crate) fn stray_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
+        if self.destination_made(part, id, failure) {
+            return;
+        }
+        if failure.is_none() {
+            self.release_extent(id);
+        }
+        self.remove_if_gone(part.allocation);
+    }
+
+    pub(crate) fn forget_stray(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
+        if let Some(strays) = self.strays.get_mut(&allocation) {
+            strays.remove(&id);
+            if strays.is_empty() {
+                self.strays.remove(&allocation);
+            }
+        }
+    }
+
+    fn release_extent(&mut self, id: ExtentId) {
+        if self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
+            self.command(Command::ReleaseExtent { extent: id });
+        }
+    }
+
+    fn forget_op(&mut self, part: PartRef, op: OpId) {
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            migration.ops.retain(|other| *other != op);
+        }
+    }
+
+    /// Where the part's bytes are: until a migration is over, where they come from.
+    pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
+        let entry = self.allocations.get(part.allocation)?.part(part.part)?;
+        Some(self.pool.get(entry.extent)?.place.tier)
+    }
+
+    /// Migrations of an allocation that are under way.
+    pub(crate) fn migrations_of(&self, id: vramd_types::AllocationId) -> Vec<PartRef> {
+        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
+        self.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
+    }
+
+    /// Bytes that are on their way into a tier of a device.
+    pub(crate) fn moving_to(&self, device: DeviceIndex, tier: Tier) -> Bytes {
+        let there = |it: &&Migration| it.towards == tier;
+        let extents = self.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
+        let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);
+        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+}
+
+impl From<PartRevocation> for PartMove {
+    fn from(outcome: PartRevocation) -> Self {
+        match outcome {
+            PartRevocation::Revoked => Self::Moved,
+            PartRevocation::Pinned { by } => Self::Pinned { by },
+            PartRevocation::Silent { by } => Self::Silent { by },
+            PartRevocation::Standing { by } => Self::Standing { by },
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! What is copied is mapped by nobody, and neither end of it is released.
+
+use super::{MIGRATIONS, Violation, expect, scope::Scope};
+use crate::{broker::Broker, event::Tier, pool::ExtentState, residency::MapState};
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    for (part, migration) in
+        broker.migrations.iter().filter(|(part, _)| scope.has_allocation(part.allocation))
+    {
+        let from = broker.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        let is_live = |id| {
+            let extent = broker.pool.behind(*part, id);
+            extent.is_some_and(|extent| matches!(extent.state, ExtentState::Live(_)))
+        };
+        let source = from.is_some_and(|from| is_live(from.extent) && from.extent != migration.to);
+        expect(found, MIGRATIONS, source, || format!("{part:?} moves from nowhere"));
+        expect(found, MIGRATIONS, migration.made == is_live(migration.to), || {
+            format!("{part:?} moves to {}, which is not as it says", migration.to)
+        });
+        let unmapped = broker.holds(*part).iter().all(|hold| hold.state == MapState::Away);
+        expect(found, MIGRATIONS, !migration.state.copies() || unmapped, || {
+            format!("{part:?} is copied while it is mapped")
+        });
+        let waits = migration.vacated || broker.revocations.contains_key(part);
+        expect(found, MIGRATIONS, waits, || format!("{part:?} waits for nobody to unmap it"));
+    }
+    for (id, allocation) in scope.allocations(broker) {
+        for index in allocation.indices() {
+            let part = crate::event::PartRef { allocation: id, part: index };
+            let there = broker.tier_of(part).is_none_or(|tier| tier == Tier::Device);
+            let maps = broker.holds(part).iter().any(|hold| hold.state != MapState::Away);
+            expect(found, MIGRATIONS, there || !maps, || format!("{part:?} is mapped and elsewhere"));
+        }
+    }
+}

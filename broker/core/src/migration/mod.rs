@@ -1,0 +1,37 @@
+//! Parts on their way between tiers. See [`MigrationState`] for how one goes.
+
+mod demands;
+mod state;
+
+use std::collections::BTreeMap;
+
+use vramd_types::ExtentId;
+
+pub(crate) use demands::Demands;
+pub(crate) use state::MigrationStep;
+pub use state::{MigrationEvent, MigrationState};
+
+use crate::{
+    collections::Few,
+    command::PartMove,
+    event::{PartRef, Tier},
+    tenancy::OpId,
+};
+
+#[derive(Debug)]
+pub(crate) struct Migration {
+    /// Where it goes. Where it comes from is the part's own extent until it is there.
+    pub(crate) to: ExtentId,
+    pub(crate) towards: Tier,
+    pub(crate) state: MigrationState,
+    /// The destination has been made.
+    pub(crate) made: bool,
+    /// Nobody maps the part, and nobody will until this is over.
+    pub(crate) vacated: bool,
+    /// Why it was given up, once it was.
+    pub(crate) stopped: Option<PartMove>,
+    /// Operations that wait for it to be over.
+    pub(crate) ops: Few<OpId>,
+}
+
+pub(crate) type Migrations = BTreeMap<PartRef, Migration>;

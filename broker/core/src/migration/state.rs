@@ -1,0 +1,101 @@
+//! The way of one part to another tier, as a table.
+//!
+//! ```text
+//!                destination made,
+//!                nobody maps the part           copied
+//!  Preparing ──────────────────────► Copying ─────────► (there: the source is released)
+//!      │ stop                         │    │ failed
+//!      │                         stop │    │
+//!      │                              ▼    │
+//!      │                          Stopping │
+//!      │                              │    │
+//!      ╰──────────────────────────────┴────┴──► (back: the destination is released)
+//! ```
+//!
+//! The source stays as it is until the last byte has arrived, so whatever goes wrong loses nothing.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MigrationState {
+    /// The destination is being made, and whoever maps the part unmaps it.
+    Preparing,
+    /// The driver copies. Neither end may be released.
+    Copying,
+    /// It was given up, and the driver has not said yet that it copies no more.
+    Stopping,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MigrationEvent {
+    /// The destination is there, and nobody maps the part.
+    Ready,
+    Copied,
+    Failed,
+    Stop,
+}
+
+/// Where an event leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MigrationStep {
+    To(MigrationState),
+    /// The part is at its destination.
+    There,
+    /// The part is where it was.
+    Back,
+}
+
+impl MigrationState {
+    pub const ALL: [Self; 3] = [Self::Preparing, Self::Copying, Self::Stopping];
+
+    /// Where the event leads, or `None` if it must not happen here.
+    pub(crate) const fn on(self, event: MigrationEvent) -> Option<MigrationStep> {
+        use MigrationEvent as E;
+        Some(match (self, event) {
+            (Self::Preparing, E::Ready) => MigrationStep::To(Self::Copying),
+            (Self::Copying, E::Copied) => MigrationStep::There,
+            (Self::Copying | Self::Stopping, E::Stop) => MigrationStep::To(Self::Stopping),
+            (Self::Preparing, E::Stop | E::Failed)
+            | (Self::Copying, E::Failed)
+            | (Self::Stopping, E::Copied | E::Failed) => MigrationStep::Back,
+            _ => return None,
+        })
+    }
+
+    /// Whether the driver may be reading one end and writing the other.
+    pub(crate) const fn copies(self) -> bool {
+        matches!(self, Self::Copying | Self::Stopping)
+    }
+}
+
+impl MigrationEvent {
+    pub const ALL: [Self; 4] = [Self::Ready, Self::Copied, Self::Failed, Self::Stop];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole table: a change of it is a change of this.
+    #[test]
+    fn every_transition() {
+        let mut legal = String::new();
+        for state in MigrationState::ALL {
+            for event in MigrationEvent::ALL {
+                if let Some(step) = state.on(event) {
+                    legal += &format!("{state:?} + {event:?} = {step:?}\n");
+                }
+            }
+        }
+        assert_eq!(
+            legal,
+            "Preparing + Ready = To(Copying)\n\
+             Preparing + Failed = Back\n\
+             Preparing + Stop = Back\n\
+             Copying + Copied = There\n\
+             Copying + Failed = Back\n\
+             Copying + Stop = To(Stopping)\n\
+             Stopping + Copied = Back\n\
+             Stopping + Failed = Back\n\
+             Stopping + Stop = To(Stopping)\n"
+        );
+    }
+}

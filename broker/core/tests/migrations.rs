@@ -1,0 +1,275 @@
+//! Parts that leave their device and come back, with what they hold.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, OperatorRequest, PartMove, PartRef, Refusal,
+    Reply, StoredQuotas, Target, Tier,
+};
+use vramd_types::{AllocationId, Bytes};
+use world::{
+    Client, World, config, persistent,
+    revoking::{answer, part},
+    spec,
+};
+
+/// A device of so many MiB and as much host memory beside it.
+fn tiers(device: u32, host: u32) -> World {
+    let mut config = config(&[Bytes::mib(device)]);
+    config.devices[0].host = Bytes::mib(host);
+    World::with(config, StoredQuotas::default())
+}
+
+/// With a pinning session that has written one part.
+fn one_part() -> (World, Client, PartRef) {
+    let mut world = tiers(8, 8);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    (world, client, part)
+}
+
+fn to(id: AllocationId, tier: Tier) -> OperatorRequest {
+    OperatorRequest::MoveParts { target: Target::Id(id), parts: Vec::new(), tier }
+}
+
+fn moved(reply: Result<Reply, Refusal>) -> PartMove {
+    match reply {
+        Ok(Reply::PartsMoved { mut parts, .. }) if parts.len() == 1 => parts.remove(0).1,
+        other => panic!("nothing was moved: {other:?}"),
+    }
+}
+
+fn evict(world: &mut World, part: PartRef) -> PartMove {
+    moved(world.operate(to(part.allocation, Tier::Host)))
+}
+
+fn tier(world: &World, part: PartRef) -> Tier {
+    let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
+    view.parts[0].tier
+}
+
+fn mib(device: u32, host: u32) -> (Bytes, Bytes) {
+    (Bytes::mib(device), Bytes::mib(host))
+}
+
+fn held(world: &World) -> (Bytes, Bytes) {
+    (world.held(), world.held_in_host())
+}
+
+#[test]
+fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
+    let (mut world, client, part) = one_part();
+    assert_eq!((held(&world), tier(&world, part)), (mib(4, 0), Tier::Device));
+    assert!(matches!(evict(&mut world, part), PartMove::Moved));
+    assert!(!world.maps(client, part));
+    assert_eq!((held(&world), tier(&world, part)), (mib(0, 4), Tier::Host));
+    assert!(matches!(evict(&mut world, part), PartMove::Moved), "it is there");
+
+    world.pin_call(client, 1, &[part]);
+    assert_eq!(answer(&world, client, 1), None);
+    world.settle();
+    assert_eq!(answer(&world, client, 1), Some(&None));
+    assert_eq!((world.read(client, part), held(&world), tier(&world, part)), (7, mib(4, 0), Tier::Device));
+}
+
+#[test]
+fn an_operator_brings_in_what_nobody_asks_for() {
+    let (mut world, client, part) = one_part();
+    evict(&mut world, part);
+    assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
+    assert_eq!((held(&world), tier(&world, part)), (mib(4, 0), Tier::Device));
+    assert!(!world.maps(client, part), "nobody pinned it");
+    world.pin_call(client, 1, &[part]);
+    world.settle();
+    assert_eq!(world.read(client, part), 7);
+}
+
+#[test]
+fn what_is_pinned_stays_and_nothing_is_made_for_it() {
+    let (mut world, client, part) = one_part();
+    world.pin(client, part);
+    assert!(matches!(evict(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
+    assert_eq!((held(&world), world.read(client, part)), (mib(4, 0), 7));
+    world.unpin(client, part);
+    let silent = world.open_pinning("b");
+    let theirs = world::revoking::part(world.allocate(silent, spec(4)).expect("room"), 0);
+    world.event(Event::ChannelEnded { channel: silent.channel });
+    assert!(matches!(evict(&mut world, theirs), PartMove::Silent { .. }));
+    assert_eq!(held(&world), mib(8, 0));
+}
+
+#[test]
+fn who_pins_while_it_leaves_has_it_back_at_once() {
+    // At every step of the way.
+    for steps in 0..6 {
+        let (mut world, client, part) = one_part();
+        let call = world.start_operator(None, to(part.allocation, Tier::Host));
+        for _ in 0..steps {
+            if !world.work_once() {
+                world.answer_once(client.channel);
+            }
+        }
+        world.pin_call(client, 1, &[part]);
+        world.settle();
+        assert_eq!(answer(&world, client, 1), Some(&None), "after {steps} steps");
+        assert_eq!((world.read(client, part), held(&world)), (7, mib(4, 0)), "after {steps} steps");
+        assert!(world.replies.contains_key(&call), "after {steps} steps");
+    }
+}
+
+#[test]
+fn a_copy_that_fails_leaves_the_source() {
+    let (mut world, client, part) = one_part();
+    world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
+    assert!(
+        matches!(evict(&mut world, part), PartMove::Failed { problem } if problem == "a cable was pulled")
+    );
+    assert_eq!((held(&world), tier(&world, part)), (mib(4, 0), Tier::Device));
+    evict(&mut world, part);
+    world.fail_copies.push_back(Some("again".to_owned()));
+    world.pin_call(client, 1, &[part]);
+    world.settle();
+    assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::DriverFailed { .. }))));
+    assert_eq!((held(&world), tier(&world, part)), (mib(0, 4), Tier::Host));
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.pin_call(client, 2, &[part]);
+    world.settle();
+    assert_eq!(world.read(client, part), 7);
+}
+
+#[test]
+fn what_is_freed_on_its_way_leaves_nothing() {
+    for towards in [Tier::Host, Tier::Device] {
+        for steps in 0..7 {
+            let (mut world, client, part) = one_part();
+            if towards == Tier::Device {
+                evict(&mut world, part);
+            }
+            let call = world.start_operator(None, to(part.allocation, towards));
+            for _ in 0..steps {
+                if !world.work_once() {
+                    world.answer_once(client.channel);
+                }
+            }
+            world.call(client, ClientRequest::FreeBatch(vec![part.allocation])).expect("freed");
+            world.settle();
+            assert_eq!(held(&world), mib(0, 0), "to {towards:?} after {steps} steps");
+            assert!(world.replies.contains_key(&call), "to {towards:?} after {steps} steps");
+        }
+    }
+}
+
+#[test]
+fn a_session_that_ends_on_the_way_leaves_nothing() {
+    for steps in 0..7 {
+        let (mut world, client, part) = one_part();
+        world.start_operator(None, to(part.allocation, Tier::Host));
+        for _ in 0..steps {
+            if !world.work_once() {
+                world.answer_once(client.channel);
+            }
+        }
+        world.end_process(client);
+        assert_eq!(held(&world), mib(0, 0), "after {steps} steps");
+    }
+}
+
+#[test]
+fn a_full_tier_takes_nothing_and_says_so() {
+    let mut world = tiers(16, 4);
+    let client = world.open_pinning("a");
+    let parts: Vec<_> = (0..2).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
+    assert!(matches!(evict(&mut world, parts[0]), PartMove::Moved));
+    let refused = evict(&mut world, parts[1]);
+    assert!(
+        matches!(&refused, PartMove::Refused { refusal }
+            if matches!(**refusal, Refusal::QuotaLimit { tier: Tier::Host, .. })),
+        "{refused:?}"
+    );
+    assert_eq!((held(&world), world.maps(client, parts[1])), (mib(4, 4), true));
+    let none = world.operate(to(parts[0].allocation, Tier::Disk));
+    assert_eq!(none.unwrap_err(), Refusal::TierUnsupported { tier: Tier::Disk });
+    let mut world = World::new(8);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, spec(4)).expect("room");
+    let none = world.operate(to(id, Tier::Host));
+    assert_eq!(none.unwrap_err(), Refusal::TierUnsupported { tier: Tier::Host });
+}
+
+#[test]
+fn fixed_memory_stays_where_it_is() {
+    let mut config = config(&[Bytes::mib(8)]);
+    (config.devices[0].host, config.devices[0].makes_fixed) = (Bytes::mib(8), true);
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, AllocationSpec { kind: Kind::Fixed, ..spec(4) }).expect("room");
+    for tier in [Tier::Host, Tier::Device] {
+        let refused = world.operate(to(id, tier)).expect_err("it never moves");
+        assert_eq!(refused, Refusal::KindUnsupported { kind: "movable fixed" });
+    }
+    assert_eq!(held(&world), mib(4, 0));
+}
+
+#[test]
+fn who_wants_what_finds_no_room_waits_in_the_order_of_asking() {
+    let mut world = tiers(8, 16);
+    let clients: Vec<_> = (0..3).map(|_| world.open_pinning("a")).collect();
+    let mut parts = Vec::new();
+    for client in &clients {
+        let part = part(world.allocate(*client, spec(4)).expect("room"), 0);
+        world.write(*client, part, parts.len() as u64 + 1);
+        evict(&mut world, part);
+        parts.push(part);
+    }
+    let filler: Vec<_> = (0..2).map(|_| world.allocate(clients[0], spec(4)).expect("room")).collect();
+    for (at, client) in clients.iter().enumerate() {
+        world.pin_call(*client, 1, &[parts[at]]);
+    }
+    world.settle();
+    let answered =
+        |world: &World| clients.iter().map(|client| answer(world, *client, 1).is_some()).collect::<Vec<_>>();
+    assert_eq!(answered(&world), [false, false, false]);
+    world.call(clients[0], ClientRequest::FreeBatch(vec![filler[0]])).expect("freed");
+    world.settle();
+    assert_eq!(answered(&world), [true, false, false]);
+    // Who gives up loses its place.
+    world.frame(clients[1], ClientFrame::PinEnded { call: 1 });
+    world.call(clients[0], ClientRequest::FreeBatch(vec![filler[1]])).expect("freed");
+    world.settle();
+    assert_eq!(answered(&world), [true, false, true]);
+    assert_eq!((world.read(clients[2], parts[2]), held(&world)), (3, mib(8, 4)));
+}
+
+#[test]
+fn sealed_memory_is_hashed_where_it_lies_and_brought_in_for_who_attaches() {
+    let (mut world, client, part) = one_part();
+    evict(&mut world, part);
+    world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
+    world.settle();
+    assert!(world.maps(client, part), "its owner gets it back");
+    let reader = world.open_pinning("a");
+    evict(&mut world, part);
+    assert_eq!(tier(&world, part), Tier::Host);
+    world.call(reader, ClientRequest::Attach(Target::Id(part.allocation))).expect("attached");
+    world.settle();
+    assert_eq!((world.read(reader, part), tier(&world, part)), (7, Tier::Device));
+    assert!(!world.maps(client, part), "it did not ask");
+}
+
+#[test]
+fn persistent_memory_outlives_its_session_in_the_host() {
+    let mut world = tiers(8, 8);
+    let client = world.open_pinning("a");
+    let id = world.sealed(client, persistent(4, "weights"));
+    let part = part(id, 0);
+    evict(&mut world, part);
+    world.end_process(client);
+    assert_eq!(tier(&world, part), Tier::Host);
+    let reader = world.open_pinning("a");
+    world.call(reader, ClientRequest::Attach(Target::Name("weights".to_owned()))).expect("attached");
+    world.settle();
+    assert!(world.maps(reader, part));
+}

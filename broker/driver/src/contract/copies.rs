@@ -1,0 +1,304 @@
+//! Bytes on their way between extents: all of them arrive, where they should and in order, or it is told that not.
+
+use vramd_types::{Bytes, CopyId};
+
+use super::{
+    Access, Bench, Harness, Verdict,
+    bench::{Extent, FIRST, SECOND, SMALL, new_id, pattern},
+};
+use crate::{Completion, CopyError, DriverError, ExtentKind, Submission};
+
+/// More than a chunk.
+const LARGE: Bytes = Bytes::mib(18);
+
+/// What is to be in an extent. The digest is computed once: tests that are not optimised take their time for it.
+struct Text {
+    bytes: Vec<u8>,
+    digest: [u8; 32],
+}
+
+impl Text {
+    fn of(bytes: Vec<u8>) -> Self {
+        let digest = blake3::hash(&bytes).into();
+        Self { bytes, digest }
+    }
+
+    fn new(seed: u8, size: Bytes) -> Self {
+        Self::of(pattern(seed, usize::try_from(size.get()).expect("a few MiB fit in memory")))
+    }
+
+    fn last(&self) -> &[u8] {
+        &self.bytes[self.bytes.len() - LAST..]
+    }
+}
+
+const LAST: usize = 1000;
+
+/// Has another process write into the whole extent.
+fn fill(bench: &Bench<'_>, extent: &Extent, text: &Text) {
+    assert!(bench.mapped(extent, Access::ReadWrite).write(0, &text.bytes));
+}
+
+fn on_device(bench: &mut Bench<'_>, size: Bytes) -> Extent {
+    bench.create(FIRST, size).expect("there is room for a few MiB")
+}
+
+fn in_host(bench: &mut Bench<'_>, size: Bytes) -> Extent {
+    bench.create_host(size).expect("there is room for a few MiB")
+}
+
+fn assert_has(bench: &mut Bench<'_>, extent: &Extent, text: &Text, what: &str) {
+    let length = Bytes::new(text.bytes.len() as u64);
+    assert_eq!(bench.digest(&[(extent.id, length)]), Ok(text.digest), "{what}");
+}
+
+fn free_all(mut bench: Bench<'_>, extents: impl IntoIterator<Item = Extent>) -> Verdict {
+    extents.into_iter().for_each(|extent| bench.free(extent));
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn bytes_arrive_in_every_direction(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let source = on_device(&mut bench, LARGE);
+    fill(&bench, &source, &one);
+    let out = in_host(&mut bench, LARGE);
+    let within_host = in_host(&mut bench, LARGE);
+    let back = on_device(&mut bench, LARGE);
+    let within_device = on_device(&mut bench, LARGE);
+    let way = [source, out, within_host, back, within_device];
+    for (at, pair) in way.windows(2).enumerate() {
+        let [from, to] = pair else { unreachable!("windows of two") };
+        assert_eq!(bench.copy(from, to, LARGE), Ok(()), "step {at}");
+        assert_has(&mut bench, to, &one, &format!("step {at}"));
+    }
+    assert_has(&mut bench, &way[0], &one, "the source is as it was");
+    free_all(bench, way)
+}
+
+pub fn bytes_arrive_on_another_device(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().several_devices {
+        return Verdict::NotApplicable("there is one device");
+    }
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let source = on_device(&mut bench, LARGE);
+    fill(&bench, &source, &one);
+    let there = bench.create(SECOND, LARGE).expect("there is room for a few MiB");
+    let back = in_host(&mut bench, LARGE);
+    assert_eq!(bench.copy(&source, &there, LARGE), Ok(()));
+    assert_eq!(bench.copy(&there, &back, LARGE), Ok(()));
+    assert_has(&mut bench, &there, &one, "there");
+    assert_has(&mut bench, &back, &one, "and back");
+    free_all(bench, [source, there, back])
+}
+
+pub fn only_the_first_bytes_are_copied(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let (source, target) = (on_device(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    let (one, mut expected) = (Text::new(1, LARGE), Text::new(2, LARGE));
+    fill(&bench, &source, &one);
+    fill(&bench, &target, &expected);
+    for length in [0, 4097, (16 << 20) + 5] {
+        assert_eq!(bench.copy(&source, &target, Bytes::new(length)), Ok(()));
+        let copied = usize::try_from(length).expect("a few MiB fit in memory");
+        let bytes = [&one.bytes[..copied], &expected.bytes[copied..]].concat();
+        expected = Text::of(bytes);
+        assert_has(&mut bench, &target, &expected, &format!("{length} bytes"));
+    }
+    free_all(bench, [source, target])
+}
+
+pub fn both_directions_at_once_do_not_mix(harness: &dyn Harness) -> Verdict {
+    const ROUNDS: u8 = 2;
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let two = Text::new(2, LARGE);
+    let (first, second) = (on_device(&mut bench, LARGE), on_device(&mut bench, LARGE));
+    let (out, coming) = (in_host(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    fill(&bench, &first, &one);
+    fill(&bench, &coming, &two);
+    for _ in 0..ROUNDS {
+        let copies: Vec<CopyId> = (0..3)
+            .flat_map(|_| [bench.begin(&first, &out, LARGE), bench.begin(&coming, &second, LARGE)])
+            .collect();
+        for copy in copies {
+            assert_eq!(bench.copied(copy), Ok(()));
+        }
+        assert_has(&mut bench, &out, &one, "out");
+        assert_has(&mut bench, &second, &two, "in");
+        for target in [&out, &second] {
+            assert_eq!(bench.copy(if target.id == out.id { &coming } else { &first }, target, SMALL), Ok(()));
+        }
+    }
+    free_all(bench, [first, second, out, coming])
+}
+
+/// Two parts change places, through the very same extents.
+pub fn an_exchange_is_a_copy_out_and_then_one_in(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let two = Text::new(2, LARGE);
+    let (device, coming) = (on_device(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    let backing = in_host(&mut bench, LARGE);
+    fill(&bench, &device, &one);
+    fill(&bench, &coming, &two);
+    assert_eq!(bench.copy(&device, &backing, LARGE), Ok(()));
+    assert_eq!(bench.copy(&coming, &device, LARGE), Ok(()));
+    assert_has(&mut bench, &backing, &one, "what was there");
+    assert_has(&mut bench, &device, &two, "what is there");
+    free_all(bench, [device, coming, backing])
+}
+
+pub fn copies_of_a_direction_are_done_in_order(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let large = on_device(&mut bench, LARGE);
+    let sources: Vec<Extent> = (0..3).map(|_| bench.make()).collect();
+    let texts: Vec<Text> = (1..4).map(|seed| Text::new(seed, SMALL)).collect();
+    sources.iter().zip(&texts).for_each(|(source, text)| fill(&bench, source, text));
+    let target = in_host(&mut bench, LARGE);
+    let mut asked = vec![bench.begin(&large, &target, LARGE)];
+    asked.extend((0..30).map(|at| bench.begin(&sources[at % 3], &target, SMALL)));
+    let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
+    assert_eq!(told, asked);
+    assert_has(&mut bench, &target, &texts[2], "the last one's bytes");
+    free_all(bench, sources.into_iter().chain([large, target]))
+}
+
+/// How many of them are cancelled depends on the link's speed; nothing else may.
+pub fn what_is_cancelled_is_told_once_and_harms_nobody(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let source = on_device(&mut bench, LARGE);
+    fill(&bench, &source, &one);
+    let (scratch, target) = (in_host(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    let first = bench.begin(&source, &scratch, LARGE);
+    let cancelled: Vec<CopyId> = (0..8).map(|_| bench.begin(&source, &scratch, LARGE)).collect();
+    let last = bench.begin(&source, &target, LARGE);
+    for copy in &cancelled {
+        bench.submit(Submission::CancelCopy { copy: *copy });
+        // Of what was not begun it is known twice.
+        bench.submit(Submission::CancelCopy { copy: *copy });
+    }
+    bench.submit(Submission::CancelCopy { copy: CopyId::from_raw(new_id().get()) });
+    assert_eq!(bench.copied(first), Ok(()));
+    for copy in cancelled {
+        let result = bench.copied(copy);
+        assert!(matches!(result, Ok(()) | Err(CopyError::Cancelled)), "{result:?}");
+        bench.submit(Submission::CancelCopy { copy });
+    }
+    assert_eq!(bench.copied(last), Ok(()));
+    assert_eq!(bench.copied_bytes(last), None, "it was told");
+    assert_has(&mut bench, &target, &one, "the last one's bytes");
+    assert_has(&mut bench, &source, &one, "the source is as it was");
+    free_all(bench, [source, scratch, target])
+}
+
+pub fn a_copy_that_cannot_be_is_refused(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let (device, host) = (bench.make(), bench.make_host());
+    let one = Text::new(1, SMALL);
+    fill(&bench, &device, &one);
+    let (was_device, was_host) = (bench.make(), bench.make_host());
+    let gone = [was_device.id, was_host.id, new_id()];
+    bench.free(was_device);
+    bench.free(was_host);
+    let longer = Bytes::new(SMALL.get() + 1);
+    let mut asked =
+        vec![(device.id, device.id, SMALL), (device.id, host.id, longer), (host.id, device.id, longer)];
+    asked.extend(gone.into_iter().flat_map(|gone| [(gone, host.id, SMALL), (host.id, gone, SMALL)]));
+    for (from, to, size) in asked {
+        let copy = bench.begin_by_id(from, to, size);
+        let result = bench.copied(copy);
+        assert!(
+            matches!(result, Err(CopyError::Driver(DriverError::Failed(_)))),
+            "{size} from {from} to {to}: {result:?}"
+        );
+    }
+    assert_eq!(bench.copy(&device, &host, SMALL), Ok(()));
+    assert_has(&mut bench, &host, &one, "what is right is done");
+    free_all(bench, [device, host])
+}
+
+pub fn copies_go_on_beside_all_else(harness: &dyn Harness) -> Verdict {
+    const ROUNDS: usize = 4;
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let (source, host) = (on_device(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    let target = on_device(&mut bench, LARGE);
+    fill(&bench, &source, &one);
+    let mut others = Vec::new();
+    for _ in 0..ROUNDS {
+        let out = bench.begin(&source, &host, LARGE);
+        let kind = ExtentKind::Movable;
+        let ids = [new_id(), new_id()];
+        bench.submit(Submission::Create { extent: ids[0], device: FIRST, size: SMALL, kind });
+        bench.submit(Submission::CreateHost { extent: ids[1], node: bench.host_node(), size: SMALL });
+        bench.submit(Submission::Digest { ticket: ids[0].get(), spans: vec![(source.id, SMALL)] });
+        bench.survey(FIRST);
+        assert_eq!(bench.copied(out), Ok(()));
+        let back = bench.begin(&host, &target, LARGE);
+        for id in ids {
+            drop(bench.created(id).expect("there is room for 2 MiB"));
+            bench.submit(Submission::Release { extent: id });
+            others.push(id);
+        }
+        assert_eq!(bench.copied(back), Ok(()));
+    }
+    assert_has(&mut bench, &target, &one, "beside all else");
+    for id in others {
+        if !bench.released(id) {
+            bench.await_return(id);
+        }
+    }
+    for _ in 0..ROUNDS {
+        assert!(bench.wait(|it| matches!(it, Completion::Digested { .. }).then_some(true)));
+    }
+    free_all(bench, [source, host, target])
+}
+
+pub fn a_copy_keeps_what_it_moves(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let (source, host) = (on_device(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    let target = on_device(&mut bench, LARGE);
+    fill(&bench, &source, &one);
+    assert_eq!(bench.copy(&source, &host, LARGE), Ok(()));
+    let mut importer = bench.mapped(&target, Access::ReadOnly);
+    let under_way = bench.begin(&host, &target, LARGE);
+    let ids = [source.id, host.id, target.id];
+    let returned = [source, host, target].map(|extent| bench.release(extent));
+    assert_eq!(bench.copied(under_way), Ok(()));
+    assert_eq!(importer.read(LARGE.get() - LAST as u64, LAST), one.last());
+    assert!(!returned[2], "a process maps it");
+    importer.kill();
+    for (id, returned) in ids.into_iter().zip(returned) {
+        if !returned {
+            bench.await_return(id);
+        }
+    }
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn copies_are_done_though_the_driver_is_dropped(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let one = Text::new(1, LARGE);
+    let (source, target) = (on_device(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    fill(&bench, &source, &one);
+    let mut importer = bench.mapped(&target, Access::ReadOnly);
+    let copies: Vec<CopyId> = (0..3).map(|_| bench.begin(&source, &target, LARGE)).collect();
+    drop((source, target));
+    let told: Vec<CopyId> = bench
+        .end()
+        .into_iter()
+        .map(|completion| match completion {
+            Completion::Copied { copy, result: Ok(()) } => copy,
+            other => panic!("unexpected: {other:?}"),
+        })
+        .collect();
+    assert_eq!(told, copies);
+    assert_eq!(importer.read(LARGE.get() - LAST as u64, LAST), one.last());
+    Verdict::Passed
+}

@@ -1,0 +1,150 @@
+//! Over a link that notes what it is asked, and whose chunks have ended when they are asked for the second time.
+
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    sync::{Arc, mpsc::channel},
+};
+
+use super::*;
+use crate::copies::Table;
+
+/// A work's name, and the chunk at whose beginning something happens.
+type Work = (&'static str, Option<(u64, Event)>);
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    CannotBegin,
+    Fails,
+    Cancelled(CopyId),
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    begun: Vec<(&'static str, u64)>,
+    under_way: usize,
+    most_under_way: usize,
+    told: Vec<(u64, Result<(), CopyError>)>,
+}
+
+struct Noted {
+    notes: Rc<RefCell<Notes>>,
+    table: Arc<Table>,
+}
+
+struct Chunk {
+    asked: u32,
+    fails: bool,
+}
+
+fn broken<T>() -> Result<T, DriverError> {
+    Err(DriverError::Failed("broken".to_owned()))
+}
+
+impl Link for Noted {
+    type Work = Work;
+    type Chunk = Chunk;
+
+    fn begin(&mut self, (name, event): &Work, at: u64, _: u64) -> Result<Chunk, DriverError> {
+        let mut notes = self.notes.borrow_mut();
+        notes.begun.push((name, at / CHUNK));
+        let event = event.and_then(|(of, event)| (of == at / CHUNK).then_some(event));
+        match event {
+            Some(Event::CannotBegin) => return broken(),
+            Some(Event::Cancelled(copy)) => self.table.cancel(copy),
+            Some(Event::Fails) | None => {}
+        }
+        notes.under_way += 1;
+        notes.most_under_way = notes.most_under_way.max(notes.under_way);
+        Ok(Chunk { asked: 0, fails: matches!(event, Some(Event::Fails)) })
+    }
+
+    fn has_ended(&mut self, chunk: &mut Chunk) -> Result<bool, DriverError> {
+        chunk.asked += 1;
+        if chunk.asked < 2 {
+            return Ok(false);
+        }
+        self.notes.borrow_mut().under_way -= 1;
+        if chunk.fails { broken() } else { Ok(true) }
+    }
+
+    fn patience(&self, _: &Chunk, _: bool) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// Runs these, numbered from 1, each of so many chunks; those of `cancelled` are before they begin.
+fn run_all(works: &[(Work, u64)], cancelled: &[u64]) -> Notes {
+    let (notes, table) = (Rc::new(RefCell::new(Notes::default())), Arc::new(Table::default()));
+    let (queue, orders) = channel();
+    for (raw, (work, chunks)) in (1..).zip(works) {
+        let asked = table.ask(CopyId::from_raw(raw), Bytes::new(chunks * CHUNK));
+        let entry = asked.entry.unwrap();
+        queue.send(Order::Copy(Job { copy: asked.copy, size: asked.size, work: *work, entry })).unwrap();
+    }
+    cancelled.iter().for_each(|raw| table.cancel(CopyId::from_raw(*raw)));
+    drop(queue);
+    let link = Noted { notes: Rc::clone(&notes), table: Arc::clone(&table) };
+    run(link, &orders, |completion| {
+        let Completion::Copied { copy, result } = completion else { panic!("{completion:?}") };
+        assert_eq!(table.copied(copy), None, "it is out of the table before it is told");
+        notes.borrow_mut().told.push((copy.get(), result));
+    });
+    notes.take()
+}
+
+#[test]
+fn a_few_chunks_are_under_way_over_the_end_of_a_copy_and_copies_end_in_order() {
+    let notes = run_all(&[(("a", None), 4), (("b", None), 4), (("c", None), 0), (("d", None), 4)], &[]);
+    let chunks = |name| (0..4).map(move |chunk| (name, chunk));
+    assert_eq!(notes.begun, chunks("a").chain(chunks("b")).chain(chunks("d")).collect::<Vec<_>>());
+    assert_eq!(notes.most_under_way, UNDER_WAY_MAX);
+    assert_eq!(notes.told, [(1, Ok(())), (2, Ok(())), (3, Ok(())), (4, Ok(()))]);
+}
+
+#[test]
+fn what_failed_goes_no_further_and_is_told_once_all_of_it_has_ended() {
+    let works =
+        [(("a", Some((2, Event::CannotBegin))), 20), (("b", Some((0, Event::Fails))), 20), (("c", None), 1)];
+    let notes = run_all(&works, &[]);
+    let of = |name| notes.begun.iter().filter(|(of, _)| *of == name).count();
+    assert_eq!(of("a"), 3);
+    assert!(of("b") <= 2 * UNDER_WAY_MAX, "{}", of("b"));
+    assert_eq!(notes.under_way, 0);
+    let failed = || broken().map_err(CopyError::from);
+    assert_eq!(notes.told, [(1, failed()), (2, failed()), (3, Ok(()))]);
+}
+
+#[test]
+fn what_is_cancelled_before_it_begins_waits_for_nobody() {
+    let notes = run_all(&[(("a", None), 20), (("b", None), 20), (("c", None), 1)], &[2]);
+    assert!(notes.begun.iter().all(|(name, _)| *name != "b"));
+    assert_eq!(notes.told, [(2, Err(CopyError::Cancelled)), (1, Ok(())), (3, Ok(()))]);
+}
+
+#[test]
+fn what_is_cancelled_under_way_begins_nothing_more() {
+    let own = Event::Cancelled(CopyId::from_raw(1));
+    let notes = run_all(&[(("a", Some((3, own))), 20), (("b", None), 1)], &[]);
+    assert_eq!(notes.begun, [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0)]);
+    assert_eq!(notes.told, [(1, Err(CopyError::Cancelled)), (2, Ok(()))]);
+}
+
+#[test]
+fn what_is_cancelled_once_all_of_it_has_begun_is_done() {
+    let notes = run_all(&[(("a", Some((3, Event::Cancelled(CopyId::from_raw(1))))), 4)], &[]);
+    assert_eq!(notes.told, [(1, Ok(()))]);
+}
+
+#[test]
+fn an_id_is_free_again_once_it_was_told() {
+    let table = Arc::new(Table::default());
+    let ask = || table.ask(CopyId::from_raw(1), Bytes::mib(2)).entry;
+    let first = ask().unwrap();
+    first.add(7);
+    assert_eq!(table.copied(CopyId::from_raw(1)), Some(Bytes::new(7)));
+    assert!(ask().is_err());
+    assert_eq!(table.copied(CopyId::from_raw(1)), Some(Bytes::new(7)), "who was refused changes nothing");
+    drop(first);
+    assert!(ask().is_ok());
+}

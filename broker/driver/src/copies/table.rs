@@ -1,0 +1,85 @@
+//! Copies that were asked for and not answered yet.
+
+use std::{
+    collections::{HashMap, hash_map::Entry as Place},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use vramd_types::{Bytes, CopyId};
+
+use crate::DriverError;
+
+#[derive(Debug, Default)]
+pub(crate) struct Table(Mutex<HashMap<CopyId, Arc<Progress>>>);
+
+/// How far a copy has come, and whether it is still wanted. Neither orders anything else.
+#[derive(Debug, Default)]
+struct Progress {
+    copied: AtomicU64,
+    cancelled: AtomicBool,
+}
+
+/// A copy that was asked for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) copy: CopyId,
+    pub(crate) size: Bytes,
+    /// Or why there can be no copy of that id.
+    pub(crate) entry: Result<Entry, DriverError>,
+}
+
+/// A copy's place in the table, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    table: Arc<Table>,
+    copy: CopyId,
+    progress: Arc<Progress>,
+}
+
+impl Table {
+    pub(crate) fn ask(self: &Arc<Self>, copy: CopyId, size: Bytes) -> Asked {
+        let entry = match self.copies().entry(copy) {
+            Place::Occupied(_) => Err(DriverError::Failed(format!("{copy} is under way"))),
+            Place::Vacant(place) => {
+                let progress = Arc::clone(place.insert(Arc::default()));
+                Ok(Entry { table: Arc::clone(self), copy, progress })
+            }
+        };
+        Asked { copy, size, entry }
+    }
+
+    pub(crate) fn copied(&self, copy: CopyId) -> Option<Bytes> {
+        self.copies().get(&copy).map(|progress| Bytes::new(progress.copied.load(Ordering::Relaxed)))
+    }
+
+    /// Who does it looks here before each chunk.
+    pub(crate) fn cancel(&self, copy: CopyId) {
+        if let Some(progress) = self.copies().get(&copy) {
+            progress.cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    fn copies(&self) -> MutexGuard<'_, HashMap<CopyId, Arc<Progress>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    pub(crate) fn add(&self, bytes: u64) {
+        self.progress.copied.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.progress.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.table.copies().remove(&self.copy);
+    }
+}

@@ -1,0 +1,144 @@
+//! Memory of the host at addresses of this process, where devices reach it too.
+#![allow(unsafe_code, reason = "calls of the CUDA driver, and memory that is read and written by address")]
+
+use std::{ffi::c_void, io, os::fd::BorrowedFd, ptr, ptr::NonNull, slice, sync::Arc};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use super::{Context, CudaError, Mapping, physical::number};
+
+/// The whole of one piece of memory. Whoever drops it has seen to it that no device is using it.
+#[derive(Debug)]
+pub(crate) struct HostView {
+    start: NonNull<u8>,
+    length: usize,
+    writable: bool,
+    backing: Backing,
+}
+
+#[derive(Debug)]
+enum Backing {
+    /// Unmapped by its own drop.
+    Vmm { _mapping: Mapping },
+    File {
+        /// Of the process that has registered it with the driver.
+        registered: Option<Arc<Context>>,
+    },
+}
+
+// SAFETY: The pointer keeps the type from being sent. The mapping belongs to the process, not to a thread, and `self` is
+// its only owner.
+unsafe impl Send for HostView {}
+// SAFETY: The pointer keeps the type from being shared. Shared, it is read and written by address; who may do so when,
+// its users agree on by other means: the broker never has two of them at the same bytes but to read them.
+unsafe impl Sync for HostView {}
+
+impl HostView {
+    /// Of memory that was mapped for the CPU too.
+    pub(crate) fn of_vmm(mapping: Mapping, writable: bool) -> Self {
+        let start = ptr::with_exposed_provenance_mut(number(mapping.address()));
+        let start = NonNull::new(start).expect("the driver reserves no addresses around zero");
+        Self { start, length: mapping.size(), writable, backing: Backing::Vmm { _mapping: mapping } }
+    }
+
+    /// The first `length` bytes of a file sealed against shrinking, not for children.
+    pub(crate) fn of_file(fd: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Self> {
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: Mapping needs an unsafe call. The address is the kernel's choice, so no memory that Rust knows is
+        // replaced.
+        let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0) }?;
+        let Some(start) = NonNull::new(start.cast::<u8>()) else {
+            return Err(io::Error::other("mapped at address zero"));
+        };
+        let view = Self { start, length, writable, backing: Backing::File { registered: None } };
+        // SAFETY: The advice needs an unsafe call. The range is the one just mapped, and leaving it out of children
+        // changes nothing in this process.
+        unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxDontFork) }?;
+        start.as_ptr().expose_provenance();
+        Ok(view)
+    }
+
+    /// Has the driver pin a file's memory, for all contexts of the process.
+    pub(crate) fn register(mut self, context: &Arc<Context>) -> Result<Self, CudaError> {
+        const PORTABLE: u32 = 1;
+        const DEVICEMAP: u32 = 2;
+        let _entered = context.enter()?;
+        let api = context.api();
+        // SAFETY: A foreign call on a range that is mapped until it is unregistered.
+        let code = unsafe {
+            (api.functions.cuMemHostRegister_v2)(
+                self.start.as_ptr().cast(),
+                self.length,
+                PORTABLE | DEVICEMAP,
+            )
+        };
+        api.check("cuMemHostRegister_v2", code)?;
+        self.backing = Backing::File { registered: Some(Arc::clone(context)) };
+        Ok(self)
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
+    /// What is there now, of a range of it. Other processes may write the same memory meanwhile: the caller may hash
+    /// these bytes, but must not decide anything by looking at one of them twice.
+    pub(crate) fn bytes(&self, at: usize, length: usize) -> &[u8] {
+        let start = self.at(at, length);
+        // SAFETY: The range is inside the mapping, which lives as long as `self`, and every byte is a valid `u8`. Who
+        // asks for a digest sees to it that nothing is copied here meanwhile; if it is, what is read is torn, and no
+        // length, index or pointer is ever taken from it.
+        unsafe { slice::from_raw_parts(start, length) }
+    }
+
+    pub(crate) fn read(&self, at: usize, into: &mut [u8]) {
+        // SAFETY: The range is inside the mapping; the slice is memory of this process's own.
+        unsafe { self.at(at, into.len()).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+    }
+
+    /// `false` where it may only be read.
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> bool {
+        if self.writable {
+            // SAFETY: The range is inside the mapping, which may be written; the slice is memory of this process's own.
+            unsafe { self.at(at, bytes.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        self.writable
+    }
+
+    /// To the same place in another view, which may be written and is of other memory.
+    pub(crate) fn copy_to(&self, other: &Self, at: usize, length: usize) {
+        assert!(other.writable, "the driver's own views may be written");
+        // SAFETY: Both ranges are inside their mappings, and these are apart: each was mapped by itself. Nothing borrows
+        // the bytes.
+        unsafe { self.at(at, length).copy_to_nonoverlapping(other.at(at, length), length) };
+    }
+
+    pub(crate) fn zero(&self) {
+        assert!(self.writable, "the driver's own views may be written");
+        // SAFETY: The range is the whole mapping, which may be written.
+        unsafe { self.start.as_ptr().write_bytes(0, self.length) };
+    }
+
+    fn at(&self, at: usize, length: usize) -> *mut u8 {
+        assert!(at.checked_add(length).is_some_and(|end| end <= self.length), "out of the mapping");
+        self.start.as_ptr().wrapping_add(at)
+    }
+}
+
+impl Drop for HostView {
+    fn drop(&mut self) {
+        let Backing::File { registered } = &self.backing else { return };
+        let start: *mut c_void = self.start.as_ptr().cast();
+        if let Some(context) = registered
+            && let Ok(_entered) = context.enter()
+        {
+            let api = context.api();
+            // SAFETY: A foreign call, once for the one registration that this value stands for.
+            let code = unsafe { (api.functions.cuMemHostUnregister)(start) };
+            let _ = api.check("cuMemHostUnregister", code);
+        }
+        // SAFETY: Unmapping needs an unsafe call. The range is this view's own, and no slice of it outlives `self`.
+        let unmapped = unsafe { munmap(start, self.length) };
+        debug_assert!(unmapped.is_ok(), "a whole mapping is always unmapped");
+    }
+}

@@ -1,0 +1,151 @@
+//! The memory of one extent of the host.
+//!
+//! Where the driver has pinned memory that goes by descriptor it is that (`HOST_NUMA`); elsewhere a memfd that is
+//! registered with the driver. Either is mapped here once, for the CPU and for every device.
+
+use std::{
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create},
+    io::Errno,
+    process::{Resource, getrlimit},
+};
+use vramd_types::{Bytes, HostNode};
+
+use super::{
+    api::{Access, CudaError, HostView, Physical},
+    device::Device,
+    facts::HostKind,
+};
+use crate::{DriverError, Handle, HostLimit};
+
+/// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
+#[derive(Debug)]
+pub(super) struct HostMemory {
+    view: HostView,
+    _physical: Option<Physical>,
+    fd: Arc<OwnedFd>,
+    kind: HostKind,
+    size: Bytes,
+    /// Last: their contexts may end with them.
+    _devices: Vec<Arc<Device>>,
+}
+
+impl HostMemory {
+    /// Not zeroed, where the driver does not do it.
+    pub(super) fn new(
+        kind: HostKind,
+        devices: &[Arc<Device>],
+        node: HostNode,
+        size: Bytes,
+    ) -> Result<Self, DriverError> {
+        let available = available();
+        if available.is_some_and(|available| size > available) {
+            return Err(DriverError::OutOfHostMemory(HostLimit::Free(available.unwrap_or(Bytes::ZERO))));
+        }
+        let (view, physical, fd) = match kind {
+            HostKind::Numa => numa(devices, node, size)?,
+            HostKind::Registered => registered(devices, size)?,
+        };
+        let (fd, devices) = (Arc::new(fd), devices.to_vec());
+        Ok(Self { view, _physical: physical, fd, kind, size, _devices: devices })
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        self.size
+    }
+
+    pub(super) fn view(&self) -> &HostView {
+        &self.view
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        match self.kind {
+            HostKind::Numa => Handle::VmmFd(Arc::clone(&self.fd)),
+            HostKind::Registered => Handle::Memfd(Arc::clone(&self.fd)),
+        }
+    }
+}
+
+type Parts = (HostView, Option<Physical>, OwnedFd);
+
+fn numa(devices: &[Arc<Device>], node: HostNode, size: Bytes) -> Result<Parts, DriverError> {
+    let context = first(devices)?.context();
+    let physical = Physical::create_in_host(context.api(), node, size).map_err(|error| why(error, None))?;
+    let fd = physical.export()?;
+    let ordinals = devices.iter().map(|device| device.context().device());
+    let mapping = physical.map_in_host(node, ordinals, Access::ReadWrite)?;
+    Ok((HostView::of_vmm(mapping, true), Some(physical), fd))
+}
+
+/// Its pages are of the node that the calling thread runs on.
+fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError> {
+    let length = usize::try_from(size.get()).map_err(|error| failed("map", &error))?;
+    let fd = open_memfd().map_err(|error| failed("make a memfd", &error))?;
+    // Pages are made here, where running out of them is an answer, and not at the first touch.
+    match fallocate(&fd, FallocateFlags::empty(), 0, size.get()) {
+        Err(Errno::NOMEM | Errno::NOSPC) => return Err(DriverError::OutOfHostMemory(HostLimit::Pinned)),
+        made => made.map_err(|error| failed("fill a memfd", &error))?,
+    }
+    // Clients get the descriptor: none can cut it off under the others.
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(|error| failed("seal a memfd", &error))?;
+    let view = HostView::of_file(fd.as_fd(), length, true).map_err(|error| failed("map a memfd", &error))?;
+    let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < size);
+    let view = view.register(first(devices)?.context()).map_err(|error| why(error, locked()))?;
+    Ok((view, None, fd))
+}
+
+/// Kernels before 6.3 don't know the flag that says that nobody will execute this.
+fn open_memfd() -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create("vramd-host", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create("vramd-host", flags),
+        made => made,
+    }
+}
+
+fn first(devices: &[Arc<Device>]) -> Result<&Arc<Device>, DriverError> {
+    devices.first().ok_or_else(|| DriverError::Failed("there is no device that could reach it".to_owned()))
+}
+
+fn failed(what: &str, error: &dyn std::error::Error) -> DriverError {
+    DriverError::Failed(format!("{what}: {error}"))
+}
+
+/// Which limit it was, where memory ran out: that on locked memory, if it may have been.
+fn why(error: CudaError, locked: Option<Bytes>) -> DriverError {
+    match DriverError::from(error) {
+        DriverError::OutOfMemory => {
+            DriverError::OutOfHostMemory(locked.map_or(HostLimit::Pinned, HostLimit::Locked))
+        }
+        other => other,
+    }
+}
+
+/// What the kernel could give without swapping. Asking the driver for more may end other processes instead.
+fn available() -> Option<Bytes> {
+    available_in(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn available_in(meminfo: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(Bytes::new(kib.saturating_mul(1024)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_available_is_read() {
+        let text = "MemTotal:       24684084 kB\nMemAvailable:    2048 kB\n";
+        assert_eq!(available_in(text), Some(Bytes::mib(2)));
+        assert_eq!(available_in("MemTotal: 1 kB\n"), None);
+    }
+}

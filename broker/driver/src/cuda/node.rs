@@ -1,0 +1,74 @@
+//! Which piece of the host's memory is nearest to a device, and threads that stay near it.
+
+use std::fs;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use vramd_types::HostNode;
+
+use super::api::{Api, Attribute, Ordinal};
+
+/// Node 0 where nothing else is known.
+pub(super) fn nearest(api: &Api, device: Ordinal) -> HostNode {
+    let known = |attribute| api.attribute(device, attribute).ok();
+    let by_driver = known(Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+    let node = by_driver.filter(|node| *node >= 0).or_else(|| {
+        let domain = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+        let bus = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+        let slot = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+        let path = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0/numa_node");
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    });
+    // The kernel says -1 where there is one.
+    HostNode(node.and_then(|node| u16::try_from(node).ok()).unwrap_or(0))
+}
+
+/// Keeps the calling thread on the CPUs of that node, as far as it may run there at all: memory that it touches first is
+/// then of the node. Where that can't be, it only costs speed.
+pub(super) fn stay_near(node: HostNode) {
+    let Ok(list) = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")) else { return };
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let mut near = CpuSet::new();
+    for cpu in cpus(&list).filter(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu)) {
+        near.set(cpu);
+    }
+    if near.count() > 0 {
+        let _ = sched_setaffinity(None, &near);
+    }
+}
+
+/// Of `0-3,8,10-11`.
+fn cpus(list: &str) -> impl Iterator<Item = usize> {
+    list.trim().split(',').flat_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        match (first.parse(), last.parse()) {
+            (Ok(first), Ok(last)) => first..=last,
+            #[allow(clippy::reversed_empty_ranges, reason = "what can't be read is no CPU")]
+            _ => 1..=0,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus() {
+        assert_eq!(cpus("0-3,8,10-11\n").collect::<Vec<_>>(), [0, 1, 2, 3, 8, 10, 11]);
+        assert_eq!(cpus("\n").count(), 0);
+        assert_eq!(cpus("x-y,5").collect::<Vec<_>>(), [5]);
+    }
+
+    #[test]
+    fn a_thread_stays_where_it_may_run() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let before = sched_getaffinity(None).unwrap();
+                stay_near(HostNode(u16::MAX));
+                assert!(sched_getaffinity(None).unwrap() == before, "there is no such node");
+                stay_near(HostNode(0));
+                assert!(sched_getaffinity(None).unwrap().count() > 0);
+            });
+        });
+    }
+}

@@ -1,0 +1,94 @@
+//! Memory of the host where the driver or the machine has its limits.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vramd_types::HostNode;
+
+use super::*;
+use crate::HostLimit;
+
+fn create_host(raw: u64, size: Bytes) -> Submission {
+    Submission::CreateHost { extent: ExtentId::from_raw(raw), node: HostNode(0), size }
+}
+
+fn refused(completions: &Receiver<Completion>) -> DriverError {
+    match next(completions) {
+        Completion::Created { result: Err(error), .. } => error,
+        other => panic!("it can't be made: {other:?}"),
+    }
+}
+
+fn is_made(completions: &Receiver<Completion>, raw: u64) {
+    let told = next(completions);
+    assert!(
+        matches!(&told, Completion::Created { extent, result: Ok(_) } if extent.get() == raw),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn pinning_holds_up_nothing_that_concerns_devices() {
+    let fake = Fake::new().says("hang.cuMemCreate(host) = 1");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    fake.tell(true);
+    driver.submit(create_host(1, GRANULARITY));
+    driver.submit(create(2, ExtentKind::Movable));
+    is_made(&completions, 2);
+    driver.submit(Submission::Digest { ticket: 1, spans: vec![(ExtentId::from_raw(2), GRANULARITY)] });
+    assert!(matches!(next(&completions), Completion::Digested { result: Ok(_), .. }));
+    driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
+    assert!(matches!(next(&completions), Completion::Surveyed { unbrokered: Bytes::ZERO, .. }));
+    driver.submit(Submission::Release { extent: ExtentId::from_raw(2) });
+    assert!(matches!(next(&completions), Completion::Released { returned: true, .. }));
+    fake.tell(false);
+    is_made(&completions, 1);
+}
+
+#[test]
+fn what_cannot_be_pinned_is_an_ordinary_event() {
+    let (driver, completions) = opened(&Fake::new().says("host_mib = 4"));
+    let driver = driver.unwrap();
+    driver.submit(create_host(1, Bytes::mib(6)));
+    assert!(matches!(refused(&completions), DriverError::OutOfHostMemory(_)));
+    driver.submit(create_host(1, Bytes::mib(4)));
+    is_made(&completions, 1);
+    driver.submit(create_host(2, Bytes::mib(2)));
+    assert!(matches!(refused(&completions), DriverError::OutOfHostMemory(_)));
+    driver.submit(Submission::Release { extent: ExtentId::from_raw(1) });
+    assert!(matches!(next(&completions), Completion::Released { returned: true, .. }));
+    driver.submit(create_host(2, Bytes::mib(4)));
+    is_made(&completions, 2);
+}
+
+#[test]
+fn the_limit_on_locked_memory_is_named() {
+    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@told");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    let maximum = getrlimit(Resource::Memlock).maximum;
+    let lowest = maximum.unwrap_or(u64::MAX).min(1 << 20);
+    setrlimit(Resource::Memlock, Rlimit { current: Some(lowest), maximum }).unwrap();
+    fake.tell(true);
+    driver.submit(create_host(1, GRANULARITY));
+    let error = refused(&completions);
+    assert_eq!(error, DriverError::OutOfHostMemory(HostLimit::Locked(Bytes::new(lowest))));
+    assert_eq!(error.to_string(), format!("out of host memory: RLIMIT_MEMLOCK is {lowest} bytes"));
+    fake.tell(false);
+    driver.submit(create_host(1, GRANULARITY));
+    is_made(&completions, 1);
+}
+
+#[test]
+fn what_is_begun_and_not_made_leaves_nothing() {
+    for fails in ["cuMemExportToShareableHandle = 304@told", "cuMemMap = 1@told", "cuMemSetAccess = 1@told"] {
+        let fake = Fake::new().says("host_mib = 2").says(&format!("fail.{fails}"));
+        let (driver, completions) = opened(&fake);
+        let driver = driver.unwrap();
+        fake.tell(true);
+        driver.submit(create_host(1, GRANULARITY));
+        assert!(matches!(refused(&completions), DriverError::Failed(_)), "{fails}");
+        fake.tell(false);
+        driver.submit(create_host(1, GRANULARITY));
+        is_made(&completions, 1);
+    }
+}

@@ -1,0 +1,136 @@
+//! Moves bytes between extents at the speed of a link.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use vramd_types::{Bytes, ExtentId};
+
+use super::{LinkSpeed, fault::Flaw, memory::Memory, state::State};
+use crate::{
+    DriverError,
+    copies::{Asked, Direction, Link, check},
+};
+
+/// Short enough for who cancels a copy and waits for the answer.
+const PATIENCE_MAX: Duration = Duration::from_millis(1);
+
+/// A copy to do, or to fail to do.
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub(super) asked: Asked,
+    pub(super) from: ExtentId,
+    pub(super) to: ExtentId,
+    pub(super) failure: Option<DriverError>,
+    pub(super) flaw: Option<Flaw>,
+}
+
+/// The extents are kept for as long as it takes, even if they are released meanwhile.
+#[derive(Debug)]
+pub(super) struct Work {
+    from: Arc<Memory>,
+    to: Arc<Memory>,
+    size: Bytes,
+    flaw: Option<Flaw>,
+}
+
+impl Copy {
+    pub(super) fn find(&self, state: &State) -> Result<(Direction, Work), DriverError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let (from, to, size) = (state.live(self.from)?, state.live(self.to)?, self.asked.size);
+        check((self.from, from.size()), (self.to, to.size()), size)?;
+        let direction = Direction::of(from.identity().place, to.identity().place);
+        Ok((direction, Work { from, to, size, flaw: self.flaw }))
+    }
+}
+
+/// The bytes are there at once, and said to be once they would be.
+#[derive(Debug)]
+pub(super) struct Wire {
+    /// Bytes per second; as fast as can be if it is zero.
+    speed: u64,
+    free_at: Instant,
+}
+
+impl Wire {
+    pub(super) fn new(direction: Direction, speed: LinkSpeed) -> Self {
+        let speed = match direction {
+            Direction::In(_) => speed.to_device,
+            Direction::Out(_) => speed.to_host,
+            Direction::Aside(_) | Direction::WithinHost => 0,
+        };
+        Self { speed, free_at: Instant::now() }
+    }
+
+    fn takes(&self, length: u64) -> Duration {
+        let nanoseconds = u128::from(length) * 1_000_000_000 / u128::from(self.speed.max(1));
+        match self.speed {
+            0 => Duration::ZERO,
+            _ => Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)),
+        }
+    }
+}
+
+impl Link for Wire {
+    type Work = Work;
+    type Chunk = Instant;
+
+    fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Instant, DriverError> {
+        work.copy(at, at + length)?;
+        let begins = self.free_at.max(Instant::now());
+        self.free_at = begins.checked_add(self.takes(length)).unwrap_or(begins);
+        Ok(self.free_at)
+    }
+
+    fn has_ended(&mut self, ends: &mut Instant) -> Result<bool, DriverError> {
+        Ok(*ends <= Instant::now())
+    }
+
+    fn patience(&self, ends: &Instant, _is_last: bool) -> Duration {
+        ends.saturating_duration_since(Instant::now()).min(PATIENCE_MAX)
+    }
+}
+
+impl Work {
+    fn copy(&self, start: u64, end: u64) -> Result<(), DriverError> {
+        let half = self.size.get() / 2;
+        match self.flaw {
+            Some(Flaw::Short) if end > half => {
+                self.move_bytes(start, half)?;
+                let problem = format!("copied {half} of {} bytes", self.size.get());
+                Err(DriverError::Failed(problem))
+            }
+            Some(Flaw::Corrupt) if (start..end).contains(&half) => {
+                self.move_bytes(start, end)?;
+                let source = self.from.bytes(Bytes::new(half + 1))?;
+                let wrong: Vec<u8> = source.last().into_iter().map(|byte| !byte).collect();
+                self.to.write(half, &wrong)
+            }
+            _ => self.move_bytes(start, end),
+        }
+    }
+
+    fn move_bytes(&self, start: u64, end: u64) -> Result<(), DriverError> {
+        let source = self.from.bytes(Bytes::new(end))?;
+        let source = usize::try_from(start).ok().and_then(|start| source.get(start..)).unwrap_or(&[]);
+        self.to.write(start, source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_ends_when_the_wire_is_through_with_those_before_it() {
+        let speed = LinkSpeed { to_device: 1 << 20, to_host: 0 };
+        let wire = |direction| Wire::new(direction, speed);
+        let device = vramd_types::DeviceIndex(0);
+        assert_eq!(wire(Direction::In(device)).takes(3 << 20), Duration::from_secs(3));
+        assert_eq!(wire(Direction::Out(device)).takes(u64::MAX), Duration::ZERO);
+        assert_eq!(wire(Direction::Aside(device)).takes(u64::MAX), Duration::ZERO);
+    }
+}

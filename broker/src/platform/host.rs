@@ -1,0 +1,65 @@
+//! How much memory the machine has, and how much of it this process may lock.
+
+use std::fs;
+
+use rustix::process::{Resource, getrlimit};
+use vramd_types::Bytes;
+
+/// Who has it may lock as much as there is: the bit of `CAP_IPC_LOCK`.
+const IPC_LOCK: u64 = 1 << 14;
+
+/// `None` is what has no bound, or is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    pub total: Option<Bytes>,
+    pub lockable: Option<Bytes>,
+}
+
+impl Host {
+    /// `locks` says whether what is taken of the host counts as locked by this process.
+    pub fn of_process(locks: bool) -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let privileged = may_lock_all(&read("/proc/self/status"));
+        let limit = || getrlimit(Resource::Memlock).current.map(Bytes::new);
+        Self {
+            total: total_in(&read("/proc/meminfo")),
+            lockable: (locks && !privileged).then(limit).flatten(),
+        }
+    }
+}
+
+fn total_in(meminfo: &str) -> Option<Bytes> {
+    let kib: u64 = field(meminfo, "MemTotal:")?.strip_suffix("kB")?.trim().parse().ok()?;
+    Some(Bytes::new(kib.saturating_mul(1024)))
+}
+
+fn may_lock_all(status: &str) -> bool {
+    let effective = field(status, "CapEff:").and_then(|bits| u64::from_str_radix(bits, 16).ok());
+    effective.is_some_and(|bits| bits & IPC_LOCK != 0)
+}
+
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_are_read() {
+        let meminfo = "MemTotal:       24684084 kB\nMemFree:            2048 kB\n";
+        assert_eq!(total_in(meminfo), Some(Bytes::new(24_684_084 << 10)));
+        assert_eq!(total_in("MemFree: 1 kB\n"), None);
+        assert!(may_lock_all("Name:\tvramd\nCapEff:\t000001ffffffffff\n"));
+        assert!(!may_lock_all("CapEff:\t0000000000000000\n"));
+        assert!(!may_lock_all(""));
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let host = Host::of_process(false);
+        assert!(host.total.is_some_and(|total| total > Bytes::mib(64)), "{host:?}");
+        assert_eq!(host.lockable, None, "nothing is locked, so nothing bounds it");
+    }
+}

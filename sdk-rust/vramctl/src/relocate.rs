@@ -1,0 +1,83 @@
+//! `vramctl alloc evict` and `bring-in`: moving parts between their device and the host's memory.
+
+use clap::Args;
+use serde_json::json;
+use vramd_client::{AllocationId, admin::AdminClient};
+use vramd_proto::v1::{self, MoveOutcome as Outcome, Tier, move_parts_request::Target as Wire};
+
+use crate::{
+    alloc::{Target, session_texts},
+    failure::Failure,
+    output::Output,
+    table::{table, text_or_dash},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct Parts {
+    target: Target,
+    /// Only this part; may be given several times.
+    #[arg(long = "part", value_name = "INDEX")]
+    parts: Vec<u32>,
+}
+
+pub(crate) fn run(parts: Parts, to: Tier, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let Parts { target, parts } = parts;
+    let target = Some(match target {
+        Target::Id(id) => Wire::AllocationId(id.get()),
+        Target::Name(name) => Wire::Name(name),
+    });
+    let request = v1::MovePartsRequest { target, part_indexes: parts, tier: to.into(), ..Default::default() };
+    let answer = admin.move_parts(request)?;
+    let parts: Vec<_> = answer
+        .parts
+        .iter()
+        .map(|part| {
+            json!({
+                "index": part.part_index,
+                "outcome": name(part.outcome()),
+                "session_ids": session_texts(&part.session_ids),
+                "error": part.error.as_ref().map(|error| json!({
+                    "reason": error.reason,
+                    "message": error.message,
+                    "facts": error.metadata,
+                })),
+                "problem": part.problem,
+            })
+        })
+        .collect();
+    let id = AllocationId::from_raw(answer.allocation_id).to_string();
+    output.show(|| rows(&answer), json!({ "allocation_id": id, "parts": parts }))
+}
+
+fn rows(answer: &v1::MovePartsResponse) -> String {
+    table(
+        &[">PART", "OUTCOME", "BECAUSE OF"],
+        answer
+            .parts
+            .iter()
+            .map(|part| vec![part.part_index.to_string(), name(part.outcome()).to_owned(), because(part)]),
+    )
+}
+
+fn because(part: &v1::PartMove) -> String {
+    let text = match &part.error {
+        Some(error) => format!("{}: {}", error.reason, error.message),
+        None if !part.problem.is_empty() => part.problem.clone(),
+        None => session_texts(&part.session_ids).join(" "),
+    };
+    text_or_dash(&text)
+}
+
+fn name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Unspecified => "unknown",
+        Outcome::Moved => "moved",
+        Outcome::Pinned => "pinned",
+        Outcome::Silent => "silent",
+        Outcome::Standing => "standing",
+        Outcome::Wanted => "wanted",
+        Outcome::Freed => "freed",
+        Outcome::Refused => "refused",
+        Outcome::Failed => "failed",
+    }
+}

@@ -1,0 +1,254 @@
+//! What the driver's copies cost over plain ones of the same bytes, which go between a `cuMemAlloc` block and memory of
+//! `cuMemHostAlloc` and are waited for once, at their end.
+//!
+//! | | |
+//! |---|---|
+//! | `out`, `in` | 64 parts of 256 MiB from the device to the host, and back: from the first submission to the last completion |
+//! | `both` | both at once, between other extents |
+//! | `exchange` | both through the same extents of the device: each part's copy in is submitted when its copy out was told |
+//! | `one_part` | a single part, in: what is beyond the plain copy a pin pays for |
+
+mod mover;
+
+use std::{
+    io::{self, Write as _},
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use vramd_types::{Bytes, ExtentId};
+
+use self::mover::{Mover, Part};
+use super::measure::{Beside, Measure};
+use crate::{
+    cuda::{Extent, Gpu, Pinned, Span},
+    machine,
+    nvml::Witness,
+};
+
+const PART: usize = 256 << 20;
+const PARTS: usize = 64;
+const PARTS_QUICK: usize = 16;
+const PAIRS: usize = 15;
+const PAIRS_QUICK: usize = 7;
+/// 97 % of a plain copy's speed, and 93 % of it where both directions run.
+const ONE_WAY: f64 = 1.0 / 0.97;
+const BOTH_WAYS: f64 = 1.0 / 0.93;
+
+/// True if every question was answered, whatever the answer, and every byte was where it should be.
+pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
+    let gpu = Gpu::open(None)?;
+    let (parts, pairs) = if quick { (PARTS_QUICK, PAIRS_QUICK) } else { (PARTS, PAIRS) };
+    let started = Instant::now();
+    let mut ours = Ours::new(&gpu, parts)?;
+    let pinning = started.elapsed();
+    let mut plain = Plain::new(&gpu, parts)?;
+    let mut report = json!({
+        "machine": machine::facts(&Witness::new()?)?,
+        "host": ours.mover.host(),
+        "parts": parts, "part_bytes": PART,
+        "extents_made_in_s": pinning.as_secs_f64(),
+        "samples": {},
+    });
+    type Question = fn(&Gpu, &mut Ours, &mut Plain<'_>, usize) -> Result<Measure>;
+    let questions: [(&str, usize, Question); 5] = [
+        ("out", parts, out),
+        ("in", parts, back),
+        ("both", 2 * parts, both),
+        ("exchange", 2 * parts, exchange),
+        ("one_part", 1, one_part),
+    ];
+    let mut good = true;
+    for (name, moved, question) in questions {
+        match question(&gpu, &mut ours, &mut plain, pairs) {
+            Ok(measure) => {
+                writeln!(io::stdout(), "{}", measure.line(name))?;
+                report[name] = json!(measure.median());
+                report["samples"][name] = measure.json();
+                for side in ["ours", "bare"] {
+                    let milliseconds = report["samples"][name][format!("median_{side}_ms")].as_f64();
+                    let gigabytes = (moved * PART) as f64 / 1e9;
+                    let speed = milliseconds.map(|milliseconds| gigabytes * 1e3 / milliseconds);
+                    report["samples"][name][format!("median_{side}_gb_per_s")] = json!(speed);
+                }
+            }
+            Err(error) => {
+                good = false;
+                writeln!(io::stdout(), "{name:9} FAILED: {error:#}")?;
+                report["samples"][name] = json!({ "problem": format!("{error:#}") });
+            }
+        }
+        save(&report)?;
+    }
+    Ok(good)
+}
+
+/// As many extents in each place.
+struct Ours {
+    device: Place,
+    other: Place,
+    host: Vec<Part>,
+    other_host: Vec<Part>,
+    /// Last: it owns what the others map.
+    mover: Mover,
+}
+
+/// Extents of the device, mapped here one after the other so that kernels write and sum them.
+struct Place {
+    span: Span,
+    _imported: Vec<Extent>,
+    parts: Vec<Part>,
+}
+
+impl Place {
+    fn new(gpu: &Gpu, mover: &mut Mover, parts: usize) -> Result<Self> {
+        let parts = mover.on_device(parts, Bytes::new(PART as u64))?;
+        let import = |part: &Part| {
+            let fd = part.handle.fd().context("an extent without a descriptor")?;
+            gpu.import(fd.as_fd(), PART)
+        };
+        let imported = parts.iter().map(import).collect::<Result<Vec<_>>>()?;
+        Ok(Self { span: gpu.map(&imported, true)?, _imported: imported, parts })
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.parts.len() * PART) as u64
+    }
+
+    /// Fills it; what its sum is then.
+    fn fill(&self, gpu: &Gpu, seed: u64) -> Result<u64> {
+        gpu.fill(self.span.address(), self.bytes(), seed)?;
+        self.sum(gpu)
+    }
+
+    fn sum(&self, gpu: &Gpu) -> Result<u64> {
+        Ok(gpu.sum(self.span.address(), self.bytes())?)
+    }
+}
+
+fn pairs(from: &[Part], to: &[Part]) -> Vec<(ExtentId, ExtentId)> {
+    from.iter().zip(to).map(|(from, to)| (from.extent, to.extent)).collect()
+}
+
+impl Ours {
+    fn new(gpu: &Gpu, parts: usize) -> Result<Self> {
+        let mut mover = Mover::open(gpu.uuid())?;
+        let device = Place::new(gpu, &mut mover, parts)?;
+        let other = Place::new(gpu, &mut mover, parts)?;
+        let host = mover.in_host(parts, Bytes::new(PART as u64))?;
+        let other_host = mover.in_host(parts, Bytes::new(PART as u64))?;
+        Ok(Self { device, other, host, other_host, mover })
+    }
+
+    fn copy(
+        &mut self,
+        first: &[(ExtentId, ExtentId)],
+        after: &[(ExtentId, ExtentId)],
+    ) -> Result<(Duration, Beside)> {
+        let started = Instant::now();
+        self.mover.copy(first, after, Bytes::new(PART as u64))?;
+        Ok((started.elapsed(), Beside::new()))
+    }
+}
+
+/// As many bytes as one place of ours has, in each.
+struct Plain<'a> {
+    gpu: &'a Gpu,
+    device: u64,
+    other: u64,
+    out: Pinned,
+    back: Pinned,
+}
+
+impl<'a> Plain<'a> {
+    fn new(gpu: &'a Gpu, parts: usize) -> Result<Self> {
+        let size = parts * PART;
+        let (device, other) = (gpu.alloc(size)?, gpu.alloc(size)?);
+        Ok(Self { gpu, device, other, out: gpu.pin(size)?, back: gpu.pin(size)? })
+    }
+
+    fn copy(&mut self, out: bool, back: bool) -> Result<Duration> {
+        let started = Instant::now();
+        if out {
+            self.gpu.begin_out(self.device, &mut self.out, PART)?;
+        }
+        if back {
+            self.gpu.begin_in(&self.back, self.other, PART)?;
+        }
+        self.gpu.end_copies()?;
+        Ok(started.elapsed())
+    }
+}
+
+fn out(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
+    let expected = ours.device.fill(gpu, 1)?;
+    let there = pairs(&ours.device.parts, &ours.host);
+    let measure = Measure::take(ONE_WAY, rounds, || ours.copy(&there, &[]), || plain.copy(true, false))?;
+    ours.copy(&pairs(&ours.host, &ours.other.parts), &[])?;
+    ensure!(ours.other.sum(gpu)? == expected, "what came back is not what went out");
+    Ok(measure)
+}
+
+fn back(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
+    let expected = ours.device.fill(gpu, 2)?;
+    ours.copy(&pairs(&ours.device.parts, &ours.host), &[])?;
+    let here = pairs(&ours.host, &ours.other.parts);
+    let measure = Measure::take(ONE_WAY, rounds, || ours.copy(&here, &[]), || plain.copy(false, true))?;
+    ensure!(ours.other.sum(gpu)? == expected, "what came in is not what went out");
+    Ok(measure)
+}
+
+fn both(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
+    let coming = ours.device.fill(gpu, 3)?;
+    ours.copy(&pairs(&ours.device.parts, &ours.other_host), &[])?;
+    let going = ours.device.fill(gpu, 4)?;
+    let out = pairs(&ours.device.parts, &ours.host);
+    let back = pairs(&ours.other_host, &ours.other.parts);
+    // In turns, as they would be asked for.
+    let all: Vec<_> = out.into_iter().zip(back).flat_map(|(out, back)| [out, back]).collect();
+    let measure = Measure::take(BOTH_WAYS, rounds, || ours.copy(&all, &[]), || plain.copy(true, true))?;
+    ensure!(ours.other.sum(gpu)? == coming, "what came in is not what it was");
+    ours.copy(&pairs(&ours.host, &ours.other.parts), &[])?;
+    ensure!(ours.other.sum(gpu)? == going, "what went out is not what it was");
+    Ok(measure)
+}
+
+/// What is in the host takes the place of what is on the device, and what was there goes to the host: the two sets of
+/// the host change their parts with each round.
+fn exchange(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
+    let first = ours.device.fill(gpu, 5)?;
+    ours.copy(&pairs(&ours.device.parts, &ours.other_host), &[])?;
+    let second = ours.device.fill(gpu, 6)?;
+    let mut resident_is_first = false;
+    let mut swap = |ours: &mut Ours| {
+        let out = pairs(&ours.device.parts, &ours.host);
+        let back = pairs(&ours.other_host, &ours.device.parts);
+        let took = ours.copy(&out, &back)?;
+        std::mem::swap(&mut ours.host, &mut ours.other_host);
+        resident_is_first = !resident_is_first;
+        Ok(took)
+    };
+    let measure = Measure::take(BOTH_WAYS, rounds, || swap(ours), || plain.copy(true, true))?;
+    let (here, there) = if resident_is_first { (first, second) } else { (second, first) };
+    ensure!(ours.device.sum(gpu)? == here, "what is on the device is not what was in the host");
+    ours.copy(&pairs(&ours.other_host, &ours.device.parts), &[])?;
+    ensure!(ours.device.sum(gpu)? == there, "what is in the host is not what was on the device");
+    Ok(measure)
+}
+
+fn one_part(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
+    let one: Vec<_> = pairs(&ours.host, &ours.device.parts).into_iter().take(1).collect();
+    let single = gpu.pin(PART)?;
+    let bare = || {
+        let started = Instant::now();
+        gpu.begin_in(&single, plain.other, PART)?;
+        gpu.end_copies()?;
+        Ok(started.elapsed())
+    };
+    Measure::take(ONE_WAY, rounds, || ours.copy(&one, &[]), bare)
+}
