@@ -404,6 +404,7 @@ impl Broker {
             Err(error) => {
                 self.pool.take(id);
                 self.ledger.cancel(reservation);
+                self.unsettled.demands = true;
                 Some(self.creation_failed(id, place, size, error))
             }
         };

@@ -259,10 +259,11 @@ impl Broker {
             }
             self.check_op(op);
         }
-        if towards == Tier::Device && !arrived {
+        let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
+        if towards == Tier::Device && failed {
             self.refuse_pins_of(part, &outcome);
         }
-        self.after_migration(part);
+        self.after_migration(part, failed);
     }
 
     /// The part is at its destination; what it was in is left.
@@ -278,8 +279,9 @@ impl Broker {
         from
     }
 
-    /// What may go on now that the part stands still.
-    fn after_migration(&mut self, part: PartRef) {
+    /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
+    /// devices are looked at.
+    fn after_migration(&mut self, part: PartRef, failed: bool) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         match allocation.state {
             AllocationState::Freeing => return self.give_back(part.allocation),
@@ -289,8 +291,13 @@ impl Broker {
         if self.tier_of(part) == Some(Tier::Device) {
             return self.at_hand(part);
         }
-        if self.is_wanted(part) {
-            self.want(part);
+        match self.is_wanted(part) {
+            true if failed => {
+                self.stand_in_line(part);
+                self.demands.stand_aside(part);
+            }
+            true => self.want(part),
+            false => {}
         }
     }
 

@@ -201,6 +201,7 @@ impl Broker {
             self.forget_look(id, call.look);
         }
         for part in call.parts {
+            self.unsettle_demand(part);
             // Who came after it was not held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
                 self.unsettled.revocations.insert(part);

@@ -306,7 +306,7 @@ impl Broker {
         for debt in debts {
             self.ledger.repay(debt);
         }
-        self.serve_demands();
+        self.unsettled.demands = true;
         self.notice(Notice::Returned { extent: id, bytes: extent.size });
         self.extent_gone(id, extent.part, true);
         if let Some(part) = extent.part {
