@@ -122,6 +122,9 @@ impl Broker {
     pub(crate) fn at_hand(&mut self, part: PartRef) {
         self.demands.remove(part);
         for comer in self.comers.remove(&part).unwrap_or_default() {
+            if planted!(self, ComerForgotten) {
+                continue;
+            }
             if self.map_state(comer, part) == Some(MapState::Away) {
                 self.bring_back(comer, part);
             }

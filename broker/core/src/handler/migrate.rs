@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId, PartIndex};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
 use super::{Start, Started};
 use crate::{
@@ -193,7 +193,8 @@ impl Broker {
         let Some(to) = self.migrations.get(&part).filter(ready).map(|it| it.to) else { return };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
-        let bytes = allocation.size_of(part.part);
+        let size = allocation.size_of(part.part);
+        let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
         self.command(Command::Copy { from, to, bytes });
     }
@@ -337,6 +338,13 @@ impl Broker {
     pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
         let entry = self.allocations.get(part.allocation)?.part(part.part)?;
         Some(self.pool.get(entry.extent)?.place.tier)
+    }
+
+    /// What the part has left and is there still, for the bug of that name.
+    #[cfg(feature = "planted")]
+    pub(crate) fn left_by(&self, part: PartRef) -> Option<ExtentId> {
+        let mut strays = self.strays.get(&part.allocation)?.iter().copied();
+        strays.find(|id| self.pool.behind(part, *id).is_some())
     }
 
     /// Migrations of an allocation that are under way.

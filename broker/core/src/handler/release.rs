@@ -292,7 +292,7 @@ impl Broker {
             self.notify(part.allocation);
         }
         self.room_returned(id);
-        self.serve_demands();
+        self.unsettled.demands |= !planted!(self, DemandForgotten);
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {
