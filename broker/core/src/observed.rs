@@ -97,6 +97,11 @@ mod watched {
             &self.transitions.steps
         }
 
+        /// The part that an extent was made for: commands do not say it.
+        pub fn made_for(&self, extent: vramd_types::ExtentId) -> Option<crate::event::PartRef> {
+            self.pool.get(extent)?.part
+        }
+
         /// Forgets what the last event touched.
         pub(crate) fn forget_observed(&mut self) {
             self.transitions.steps.clear();

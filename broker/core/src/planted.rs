@@ -89,12 +89,12 @@ mod bugs {
         MapToDeadSession: "a descriptor is sent to a session whose channel has ended", [FDS, FDS_SENT, OPS];
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered", [FDS_SENT];
         FdBudgetKept: "descriptors in flight to a session that is gone stay in the budget", [FDS];
-        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES];
+        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES, RECYCLED];
         CachedToAnotherTenant: "a cached extent is given to another tenant", [EXTENT_TENANT, RECYCLED];
         CachedThoughRead: "an extent is cached though a reader of another tenant had it", [CACHED, RECYCLED];
         CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word", [CACHED, RECYCLED];
         OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [RECYCLED];
-        FullThoughCached: "a batch is refused because of memory that is only cached", [LIMIT, ADMISSION];
+        FullThoughCached: "a batch is refused because of memory that is only cached", [LIMIT, ADMISSION, DEMANDS];
         SealedMappedWritable: "sealed memory is sent to its owner for writing", [MAP_SENT];
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];
         StrangerServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];
@@ -122,16 +122,23 @@ mod bugs {
         AwayStillMapped: "what is evicted counts as mapped all the same", [SUMS];
         SlotReused: "the slot of an evicted part is given to another", [SLOTS];
         WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE];
-        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS];
+        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, DEMANDS];
         EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS];
-        FailedCopyTaken: "a copy that failed is taken for a good one", [MIGRATIONS];
+        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT];
         SourceKept: "what a part has left is not released", [DRAINS];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED];
+        CopiedInPart: "the end of a part is not copied with it", [CONTENT];
+        HostChargeForgotten: "what lies in host memory is charged to nobody", [LEDGER_ORACLE];
+        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
+        PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
+        SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES];
+        ComerForgotten: "who attached a part while it was elsewhere is not sent it when it is there", [SENT];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
     }
 

@@ -5,22 +5,17 @@
 mod world;
 
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, OperatorRequest, PartMove, PartRef, Refusal,
-    Reply, StoredQuotas, Target, Tier,
+    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, PartMove, PartRef, Refusal, StoredQuotas,
+    Target, Tier,
 };
-use vramd_types::{AllocationId, Bytes};
+use vramd_types::Bytes;
 use world::{
-    Client, World, config, persistent,
+    Client, World, config,
+    moving::{evict, held, mib, moved, tier, tiers, to},
+    persistent,
     revoking::{answer, part},
     spec,
 };
-
-/// A device of so many MiB and as much host memory beside it.
-fn tiers(device: u32, host: u32) -> World {
-    let mut config = config(&[Bytes::mib(device)]);
-    config.devices[0].host = Bytes::mib(host);
-    World::with(config, StoredQuotas::default())
-}
 
 /// With a pinning session that has written one part.
 fn one_part() -> (World, Client, PartRef) {
@@ -29,34 +24,6 @@ fn one_part() -> (World, Client, PartRef) {
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
     world.write(client, part, 7);
     (world, client, part)
-}
-
-fn to(id: AllocationId, tier: Tier) -> OperatorRequest {
-    OperatorRequest::MoveParts { target: Target::Id(id), parts: Vec::new(), tier }
-}
-
-fn moved(reply: Result<Reply, Refusal>) -> PartMove {
-    match reply {
-        Ok(Reply::PartsMoved { mut parts, .. }) if parts.len() == 1 => parts.remove(0).1,
-        other => panic!("nothing was moved: {other:?}"),
-    }
-}
-
-fn evict(world: &mut World, part: PartRef) -> PartMove {
-    moved(world.operate(to(part.allocation, Tier::Host)))
-}
-
-fn tier(world: &World, part: PartRef) -> Tier {
-    let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
-    view.parts[0].tier
-}
-
-fn mib(device: u32, host: u32) -> (Bytes, Bytes) {
-    (Bytes::mib(device), Bytes::mib(host))
-}
-
-fn held(world: &World) -> (Bytes, Bytes) {
-    (world.held(), world.held_in_host())
 }
 
 #[test]

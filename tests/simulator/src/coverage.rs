@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use broker_core::{
-    AllocationEvent, AllocationState, MapEvent, MapState, SessionEvent, SessionState, Transition,
+    AllocationEvent, AllocationState, MapEvent, MapState, MigrationEvent, MigrationState, SessionEvent,
+    SessionState, Transition,
 };
 
 use crate::forced;
@@ -55,6 +56,9 @@ impl Coverage {
             }
             Transition::Session { from, event, legal } => ("session", format!("{from:?} + {event:?}"), legal),
             Transition::Mapping { from, event, legal } => ("mapping", format!("{from:?} + {event:?}"), legal),
+            Transition::Migration { from, event, legal } => {
+                ("migration", format!("{from:?} + {event:?}"), legal)
+            }
         };
         let count = self.counts.get(&key(transition)).copied().unwrap_or_default();
         Row { table, cell, legal, count, refused: !legal && forced::is_refused(transition) }
@@ -89,6 +93,11 @@ fn cells() -> Vec<Transition> {
             all.push(Transition::Mapping { from, event, legal: from.allows(event) });
         }
     }
+    for from in MigrationState::ALL {
+        for event in MigrationEvent::ALL {
+            all.push(Transition::Migration { from, event, legal: from.allows(event) });
+        }
+    }
     all
 }
 
@@ -97,5 +106,6 @@ const fn key(transition: Transition) -> (u8, u8, u8) {
         Transition::Allocation { from, event, .. } => (0, from as u8, event as u8),
         Transition::Session { from, event, .. } => (1, from as u8, event as u8),
         Transition::Mapping { from, event, .. } => (2, from as u8, event as u8),
+        Transition::Migration { from, event, .. } => (3, from as u8, event as u8),
     }
 }

@@ -25,6 +25,7 @@ fn broker_with_one_of_each() -> Broker {
         name: "sim".to_owned(),
         total: Bytes::mib(64),
         share: Bytes::mib(64),
+        host: Bytes::ZERO,
         context_bytes: Bytes::ZERO,
         makes_fixed: true,
     };

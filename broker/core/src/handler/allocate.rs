@@ -374,11 +374,14 @@ impl Broker {
     ) -> Result<ExtentId, Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let extent = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
-        let payer = match planted!(self, WrongTenantCharged) {
+        let in_host = place.tier != Self::tier();
+        let another = planted!(self, WrongTenantCharged) || (in_host && planted!(self, HostChargedToAnother));
+        let charged = if in_host && planted!(self, HostChargeForgotten) { Bytes::ZERO } else { size };
+        let payer = match another {
             true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
             false => tenant,
         };
-        let reserved = self.ledger.reserve(payer, place, size);
+        let reserved = self.ledger.reserve(payer, place, charged);
         let reservation = reserved.map_err(|shortage| self.shortage(tenant, place, shortage, size))?;
         let state = ExtentState::Creating(reservation);
         let (part, sent_to) = (Some(part), Few::default());
@@ -404,6 +407,7 @@ impl Broker {
             Err(error) => {
                 self.pool.take(id);
                 self.ledger.cancel(reservation);
+                self.unsettled.demands = true;
                 Some(self.creation_failed(id, place, size, error))
             }
         };

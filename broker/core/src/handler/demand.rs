@@ -51,12 +51,20 @@ impl Broker {
         match self.migrations.get(&part).map(|migration| migration.towards) {
             Some(Tier::Device) => {}
             Some(_) => self.stop_migration(part, PartMove::Wanted),
-            None if self.is_elsewhere(part) && !self.demands.contains(part) => {
-                let arrival = self.pins.arrive();
-                self.demands.add(part, arrival);
-                self.serve_demands();
+            None if self.is_elsewhere(part) => {
+                self.stand_in_line(part);
+                self.demands.step_up(part);
+                self.unsettled.demands = true;
             }
             None => {}
+        }
+    }
+
+    /// The part waits for room, or for better luck.
+    pub(crate) fn stand_in_line(&mut self, part: PartRef) {
+        if !self.demands.contains(part) {
+            let arrival = self.pins.arrive();
+            self.demands.add(part, arrival);
         }
     }
 
@@ -71,7 +79,9 @@ impl Broker {
     /// Begins to bring in what there is room for, in the order in which it was asked for.
     pub(crate) fn serve_demands(&mut self) {
         let (mut last, mut full) = (None, BTreeSet::new());
-        while let Some((arrival, part)) = self.demands.next(last) {
+        while let Some((arrival, part)) = self.demands.next(last)
+            && full.len() < self.config.devices.len()
+        {
             last = Some(arrival);
             if !self.is_wanted(part) || self.migrations.contains_key(&part) || !self.is_elsewhere(part) {
                 self.demands.remove(part);
@@ -80,7 +90,7 @@ impl Broker {
             let Some(allocation) = self.allocations.get(part.allocation) else { continue };
             let (tenant, device, size) =
                 (allocation.tenant, allocation.device, allocation.size_of(part.part));
-            if full.contains(&device) {
+            if full.contains(&device) || self.demands.is_aside(part) {
                 continue;
             }
             match self.begin_migration(part, Tier::Device, None) {
@@ -97,9 +107,12 @@ impl Broker {
                         full.insert(device);
                     }
                 }
-                Err(refusal) => {
-                    self.demands.remove(part);
-                    self.refuse_pins_of(part, &PartMove::Refused { refusal: Box::new(refusal) });
+                // There are too many extents on all devices together.
+                Err(_) => {
+                    let mut choice = Choice::default();
+                    self.choose_for_count(&mut choice, 1);
+                    self.give_up(choice.given_up);
+                    return;
                 }
             }
         }
@@ -109,6 +122,9 @@ impl Broker {
     pub(crate) fn at_hand(&mut self, part: PartRef) {
         self.demands.remove(part);
         for comer in self.comers.remove(&part).unwrap_or_default() {
+            if planted!(self, ComerForgotten) {
+                continue;
+            }
             if self.map_state(comer, part) == Some(MapState::Away) {
                 self.bring_back(comer, part);
             }

@@ -121,6 +121,8 @@ impl Broker {
 
     /// Makes the session a mapper of the part: its descriptor is about to leave.
     pub(crate) fn offer(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
+        #[cfg(feature = "planted")]
+        let left = self.left_by(part).filter(|_| planted!(self, SentFromOldExtent));
         let allocation = self.allocations.get_mut(part.allocation)?;
         let writable = allocation.is_writable_by(id)
             || (planted!(self, SealedMappedWritable) && allocation.owner == Some(id));
@@ -135,7 +137,7 @@ impl Broker {
         #[cfg(feature = "planted")]
         let extent = match planted!(self, ExtentOfAnotherTenant) {
             true => self.pool.stranger(tenant).unwrap_or(entry.extent),
-            false => entry.extent,
+            false => left.unwrap_or(entry.extent),
         };
         let hold = entry.hold(id).copied();
         let (from, slot) = (hold.map(|hold| hold.state), hold.and_then(|hold| hold.slot()));

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId, PartIndex};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
 use super::{Start, Started};
 use crate::{
@@ -193,7 +193,8 @@ impl Broker {
         let Some(to) = self.migrations.get(&part).filter(ready).map(|it| it.to) else { return };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
-        let bytes = allocation.size_of(part.part);
+        let size = allocation.size_of(part.part);
+        let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
         self.command(Command::Copy { from, to, bytes });
     }
@@ -259,10 +260,11 @@ impl Broker {
             }
             self.check_op(op);
         }
-        if towards == Tier::Device && !arrived {
+        let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
+        if towards == Tier::Device && failed {
             self.refuse_pins_of(part, &outcome);
         }
-        self.after_migration(part);
+        self.after_migration(part, failed);
     }
 
     /// The part is at its destination; what it was in is left.
@@ -294,8 +296,9 @@ impl Broker {
         self.notice(Notice::MoveFailed { part, tenant, device, tier, bytes, problem });
     }
 
-    /// What may go on now that the part stands still.
-    fn after_migration(&mut self, part: PartRef) {
+    /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
+    /// devices are looked at.
+    fn after_migration(&mut self, part: PartRef, failed: bool) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         match allocation.state {
             AllocationState::Freeing => return self.give_back(part.allocation),
@@ -305,8 +308,13 @@ impl Broker {
         if self.tier_of(part) == Some(Tier::Device) {
             return self.at_hand(part);
         }
-        if self.is_wanted(part) {
-            self.want(part);
+        match self.is_wanted(part) {
+            true if failed => {
+                self.stand_in_line(part);
+                self.demands.stand_aside(part);
+            }
+            true => self.want(part),
+            false => {}
         }
     }
 
@@ -346,6 +354,13 @@ impl Broker {
     pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
         let entry = self.allocations.get(part.allocation)?.part(part.part)?;
         Some(self.pool.get(entry.extent)?.place.tier)
+    }
+
+    /// What the part has left and is there still, for the bug of that name.
+    #[cfg(feature = "planted")]
+    pub(crate) fn left_by(&self, part: PartRef) -> Option<ExtentId> {
+        let mut strays = self.strays.get(&part.allocation)?.iter().copied();
+        strays.find(|id| self.pool.behind(part, *id).is_some())
     }
 
     /// Migrations of an allocation that are under way.

@@ -160,7 +160,13 @@ impl Broker {
                 let why = self.why_lost(id.0, part);
                 self.refuse_pin(id, why);
             }
-            Some(MapState::Away) if !waits && self.is_elsewhere(part) => self.want(part),
+            Some(MapState::Away) if !waits && self.is_elsewhere(part) => {
+                self.want(part);
+                if planted!(self, PinGrantedElsewhere) && self.pins.got(id, part) {
+                    self.forget_look(id, look);
+                    self.answer_pin(id, None);
+                }
+            }
             Some(MapState::Away) if !waits => self.bring_back(id.0, part),
             Some(MapState::Mapped) if !waits => {
                 if self.pins.got(id, part) {
@@ -201,6 +207,7 @@ impl Broker {
             self.forget_look(id, call.look);
         }
         for part in call.parts {
+            self.unsettle_demand(part);
             // Who came after it was not held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
                 self.unsettled.revocations.insert(part);

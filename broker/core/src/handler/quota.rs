@@ -246,7 +246,6 @@ impl Broker {
             Ok(()) => {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
-                self.serve_demands();
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 self.note_quota(&change, quota);
                 Ok(match quota {
@@ -264,6 +263,7 @@ impl Broker {
                 Err(Refusal::StoreFailed { problem })
             }
         };
+        self.unsettled.demands = true;
         self.finish(op, outcome);
         self.next_quota();
     }

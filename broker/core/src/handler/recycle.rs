@@ -30,6 +30,7 @@ impl Broker {
             allocation.extents_left = allocation.extents_left.saturating_sub(1);
         }
         self.notice(Notice::Cached { extent: id, bytes });
+        self.unsettled.demands = true;
         if self.sessions.count_of(tenant) == 0 {
             self.expire_cached();
         }

@@ -309,7 +309,7 @@ impl Broker {
             self.notify(part.allocation);
         }
         self.room_returned(id);
-        self.serve_demands();
+        self.unsettled.demands |= !planted!(self, DemandForgotten);
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {
@@ -323,7 +323,7 @@ impl Broker {
         for debt in debts {
             self.ledger.repay(debt);
         }
-        self.serve_demands();
+        self.unsettled.demands = true;
         self.notice(Notice::Returned { extent: id, bytes: extent.size });
         self.extent_gone(id, extent.part, true);
         if let Some(part) = extent.part {

@@ -25,6 +25,8 @@ pub(crate) struct Unsettled {
     pub(crate) revocations: BTreeSet<PartRef>,
     /// Calls that may have stalled.
     pub(crate) looks: BTreeSet<PinId>,
+    /// There may be room for parts that are wanted on their devices, or one of these is wanted no more.
+    pub(crate) demands: bool,
     /// To be told so, in few frames.
     pub(crate) evicted: BTreeMap<SessionId, Vec<RevokedPart>>,
     /// Sessions that parts were queued for.
@@ -51,6 +53,12 @@ impl Broker {
     pub(crate) fn unsettle(&mut self, id: SessionId, part: PartRef) {
         self.unsettled.calls.extend(self.pins.waiting_of(part, id));
         self.unsettle_revocation(part);
+        self.unsettle_demand(part);
+    }
+
+    /// Somebody may want the part on its device no more: what stands behind it in the line may have its turn.
+    pub(crate) fn unsettle_demand(&mut self, part: PartRef) {
+        self.unsettled.demands |= self.demands.contains(part);
     }
 
     pub(crate) fn unsettle_revocation(&mut self, part: PartRef) {
@@ -88,6 +96,8 @@ impl Broker {
                 self.settle_call(id, part);
             } else if let Some(part) = self.unsettled.revocations.pop_first() {
                 self.settle_revocation(part);
+            } else if std::mem::take(&mut self.unsettled.demands) {
+                self.serve_demands();
             } else {
                 return;
             }

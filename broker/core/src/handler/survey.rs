@@ -84,7 +84,8 @@ impl Broker {
             self.notice(Notice::Shortfall { device, tier: place.tier, bytes: shortfall });
         }
         self.cover_shortfall(device);
-        self.serve_demands();
+        self.demands.all_step_up();
+        self.unsettled.demands = true;
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }

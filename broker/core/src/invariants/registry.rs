@@ -113,10 +113,16 @@ registry! {
         "what is served is within its bounds: batches, readers, allocations, parts, extents, sessions";
     MIGRATIONS = "INV-MOVE-1", Recomputed "migrations.rs",
         "what is copied is mapped by nobody and both its ends are there; what is not on its device is mapped by nobody";
+    CONTENT = "INV-MOVE-2", Oracle "content.rs",
+        "what a session maps or pins holds what was last written there, wherever it has been meanwhile";
+    COPIES = "INV-MOVE-3", Oracle "copies.rs",
+        "a copy begins in the part's extent while nobody maps either end, and neither is released before it has ended";
+    DEMANDS = "INV-MOVE-4", Oracle "demands.rs",
+        "who wants a part that is elsewhere waits only while there is no room for it, and it comes for whoever asked first";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
-    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, session.rs, step.rs",
-        "allocations, sessions and mappings move only along their tables";
+    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs",
+        "allocations, sessions, mappings and migrations move only along their tables";
     IDS = "INV-ID-1", Oracle "ids.rs",
         "ids are never reused, over restarts too";
     DRAINING = "INV-DRAIN-2", Oracle "draining.rs",

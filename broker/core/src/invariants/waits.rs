@@ -24,7 +24,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             }
             OpKind::Seal(sealed) => broker.allocations.get(*sealed).is_some_and(|allocation| {
                 let answers = allocation.owner.is_some_and(|owner| has_deadline(broker, owner));
-                allocation.op == Some(id) && (allocation.digesting || answers)
+                let moves = !broker.migrations_of(*sealed).is_empty();
+                allocation.op == Some(id) && (allocation.digesting || answers || moves)
             }),
             OpKind::EndSession { session, kill } => {
                 broker.sessions.get(*session).is_some() && (*kill || has_deadline(broker, *session))

@@ -1,6 +1,6 @@
 //! Parts that somebody wants on their device and that found no room there, in the order in which they were asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{event::PartRef, tenancy::Arrival};
 
@@ -8,6 +8,9 @@ use crate::{event::PartRef, tenancy::Arrival};
 pub(crate) struct Demands {
     line: BTreeMap<Arrival, PartRef>,
     places: BTreeMap<PartRef, Arrival>,
+    /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
+    /// can say so.
+    aside: BTreeSet<PartRef>,
 }
 
 impl Demands {
@@ -23,7 +26,26 @@ impl Demands {
         }
     }
 
+    pub(crate) fn stand_aside(&mut self, part: PartRef) {
+        self.aside.insert(part);
+    }
+
+    pub(crate) fn is_aside(&self, part: PartRef) -> bool {
+        self.aside.contains(&part)
+    }
+
+    /// Somebody wants it anew: it is to be tried.
+    pub(crate) fn step_up(&mut self, part: PartRef) {
+        self.aside.remove(&part);
+    }
+
+    /// All are to be tried.
+    pub(crate) fn all_step_up(&mut self) {
+        self.aside.clear();
+    }
+
     pub(crate) fn remove(&mut self, part: PartRef) {
+        self.aside.remove(&part);
         if let Some(arrival) = self.places.remove(&part) {
             self.line.remove(&arrival);
         }

@@ -60,6 +60,12 @@ impl MigrationState {
         })
     }
 
+    /// Whether the event may happen here.
+    #[cfg(feature = "observed")]
+    pub const fn allows(self, event: MigrationEvent) -> bool {
+        self.on(event).is_some()
+    }
+
     /// Whether the driver may be reading one end and writing the other.
     pub(crate) const fn copies(self) -> bool {
         matches!(self, Self::Copying | Self::Stopping)

@@ -6,6 +6,7 @@
     reason = "a module of several test binaries"
 )]
 
+pub mod moving;
 pub mod revoking;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -8,71 +8,70 @@ use broker_core::{
 use super::{Oracle, facts::Book};
 
 impl Oracle {
-    /// What is committed of each device: by tenant, the larger of what it is guaranteed and what it holds.
+    /// What is committed of each place: by tenant, the larger of what it is guaranteed and what it holds.
     pub(super) fn committed_all(&mut self) -> Vec<u128> {
-        let mut sums = Vec::with_capacity(self.facts.devices.len());
-        for device in 0..self.facts.devices.len() {
+        let mut sums = Vec::with_capacity(self.facts.places.len());
+        for place in 0..self.facts.places.len() {
             let mut sum = 0;
             for tenant in 0..self.facts.tenants.len() {
-                let guarantee = self.quota_now(tenant, device).0;
-                sum += u128::from(guarantee.max(self.facts.held(tenant, device)));
+                let guarantee = self.quota_now(tenant, place).0;
+                sum += u128::from(guarantee.max(self.facts.held(tenant, place)));
             }
             sums.push(sum);
         }
         sums
     }
 
-    /// What would be committed of a device if nothing were cached.
-    fn committed_in_use(&mut self, device: usize) -> u128 {
+    /// What would be committed of a place if nothing were cached.
+    pub(super) fn committed_in_use(&mut self, place: usize) -> u128 {
         let of = |oracle: &mut Self, tenant| {
-            u128::from(oracle.quota_now(tenant, device).0.max(oracle.held_in_use(tenant, device)))
+            u128::from(oracle.quota_now(tenant, place).0.max(oracle.held_in_use(tenant, place)))
         };
         (0..self.facts.tenants.len()).map(|tenant| of(self, tenant)).sum()
     }
 
     /// What the event admitted keeps the limit, and the sum where it had been kept.
     pub(super) fn admitted(&mut self) {
-        if self.step.created == 0 {
+        if self.step.ordered == 0 {
             return;
         }
-        for (device, after) in self.committed_all().into_iter().enumerate() {
-            let (before, capacity) = (self.step.committed[device], u128::from(self.capacity(device)));
+        for (place, after) in self.committed_all().into_iter().enumerate() {
+            let (before, capacity) = (self.step.committed[place], u128::from(self.capacity(place)));
             let fits = after <= capacity || after <= before;
             self.expect(ADMISSION, fits, || {
-                format!("device {device}: {after} committed after {before}, of {capacity}")
+                format!("place {place}: {after} committed after {before}, of {capacity}")
             });
         }
-        for (tenant, device) in std::mem::take(&mut self.step.admitted) {
-            let (held, limit) = (self.facts.held(tenant, device), self.quota_now(tenant, device).1);
+        for (tenant, place) in std::mem::take(&mut self.step.admitted) {
+            let (held, limit) = (self.facts.held(tenant, place), self.quota_now(tenant, place).1);
             let name = self.facts.tenants[tenant].clone();
             self.expect(LIMIT, held <= limit, || {
-                format!("{name} was admitted to {held} on device {device}, its limit is {limit}")
+                format!("{name} was admitted to {held} on place {place}, its limit is {limit}")
             });
         }
     }
 
     /// A batch that was refused for want of room really lacked it, and would have without all that is cached.
     pub(super) fn refused_for_room(&mut self, tenant: usize, refusal: &Refusal) {
-        let place = |device: &str| self.facts.devices.iter().position(|it| it.uuid == device);
         match refusal {
-            Refusal::QuotaLimit { device, limit, held, asked, .. } => {
-                let Some(device) = place(device) else { return };
+            Refusal::QuotaLimit { device, tier, limit, held, asked, .. } => {
+                let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let is = (limit.get(), held.get());
-                let should = (self.quota_now(tenant, device).1, self.facts.held(tenant, device));
-                let in_use = u128::from(self.held_in_use(tenant, device));
+                let should = (self.quota_now(tenant, place).1, self.facts.held(tenant, place));
+                let in_use = u128::from(self.held_in_use(tenant, place));
                 let over = in_use + u128::from(asked.get()) > u128::from(is.0);
                 self.expect(LIMIT, is == should && over, || {
                     format!("refused for limit and held {is:?} with {asked} asked; they are {should:?}")
                 });
             }
-            Refusal::DeviceFull { device, asked, .. } => {
-                let Some(device) = place(device) else { return };
-                let guarantee = u128::from(self.quota_now(tenant, device).0);
-                let held = u128::from(self.held_in_use(tenant, device));
-                let before = self.committed_in_use(device);
+            Refusal::DeviceFull { device, tier, asked, .. } => {
+                let Some(place) = self.facts.place_of(device, *tier) else { return };
+                let guarantee = u128::from(self.quota_now(tenant, place).0);
+                let held = u128::from(self.held_in_use(tenant, place));
+                let before = self.committed_in_use(place);
                 let with = held + u128::from(asked.get());
                 let after = before - guarantee.max(held) + guarantee.max(with);
-                let capacity = u128::from(self.capacity(device));
+                let capacity = u128::from(self.capacity(place));
                 self.expect(ADMISSION, after > capacity && after > before, || {
                     format!("{asked} refused: {after} would be committed after {before}, of {capacity}")
                 });
@@ -84,20 +83,20 @@ impl Oracle {
     /// A change of quotas that is about to be written can be kept.
     pub(super) fn quota_is_backed(&mut self, staged: &Book) {
         self.learn_tenants();
-        for (name, _) in staged.keys() {
+        for (name, ..) in staged.keys() {
             self.facts.tenant(name);
         }
         self.facts.quotas.clear();
         let before = self.committed_all();
-        for (device, before) in before.into_iter().enumerate() {
+        for (place, before) in before.into_iter().enumerate() {
             let mut after = 0;
             for tenant in 0..self.facts.tenants.len() {
-                let new = self.quota_in(staged, tenant, device).0.max(self.quota_now(tenant, device).0);
-                after += u128::from(new.max(self.facts.held(tenant, device)));
+                let new = self.quota_in(staged, tenant, place).0.max(self.quota_now(tenant, place).0);
+                after += u128::from(new.max(self.facts.held(tenant, place)));
             }
-            let capacity = u128::from(self.capacity(device));
+            let capacity = u128::from(self.capacity(place));
             self.expect(ADMISSION, after <= capacity || after <= before, || {
-                format!("a quota would commit {after} of {capacity} on device {device}, {before} before")
+                format!("a quota would commit {after} of {capacity} on place {place}, {before} before")
             });
         }
         self.facts.quotas.clear();
@@ -105,22 +104,22 @@ impl Oracle {
 
     /// A guarantee that was refused could not have been kept.
     pub(super) fn refused_guarantee(&mut self, refusal: &Refusal) {
-        let Refusal::GuaranteeUnbacked { tenant, device, guarantee, capacity, committed, .. } = refusal
+        let Refusal::GuaranteeUnbacked { tenant, device, tier, guarantee, capacity, committed } = refusal
         else {
             return;
         };
-        let Some(device) = self.facts.devices.iter().position(|it| it.uuid == *device) else { return };
+        let Some(place) = self.facts.place_of(device, *tier) else { return };
         let tenant = self.facts.tenant(tenant);
-        let held = self.facts.held(tenant, device);
-        let own = u128::from(self.quota_now(tenant, device).0.max(held));
-        let before = self.committed_all()[device];
+        let held = self.facts.held(tenant, place);
+        let own = u128::from(self.quota_now(tenant, place).0.max(held));
+        let before = self.committed_all()[place];
         let would = before - own + u128::from(guarantee.get().max(held));
-        let should = (u128::from(self.capacity(device)), would);
+        let should = (u128::from(self.capacity(place)), would);
         let is = (u128::from(capacity.get()), u128::from(committed.get()));
-        let in_use = self.held_in_use(tenant, device);
-        let own = u128::from(self.quota_now(tenant, device).0.max(in_use));
-        let least = self.committed_in_use(device) - own + u128::from(guarantee.get().max(in_use));
-        let lacks = least > should.0 && least > self.committed_in_use(device);
+        let in_use = self.held_in_use(tenant, place);
+        let own = u128::from(self.quota_now(tenant, place).0.max(in_use));
+        let least = self.committed_in_use(place) - own + u128::from(guarantee.get().max(in_use));
+        let lacks = least > should.0 && least > self.committed_in_use(place);
         self.expect(ADMISSION, is == should && lacks && would > before, || {
             format!("a guarantee is refused for capacity and committed {is:?}; they are {should:?}")
         });

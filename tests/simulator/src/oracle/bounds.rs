@@ -36,7 +36,9 @@ impl Oracle {
         let Some(tenant) = self.whose_batch().filter(|_| self.step.created > 0) else { return };
         let (listed, _) = broker.list_allocations(Some(&self.facts.tenants[tenant]), None, usize::MAX);
         let in_use = self.facts.extents.values().filter(|extent| {
-            extent.owner == tenant && matches!(extent.phase, ExtentPhase::Creating | ExtentPhase::Live)
+            extent.owner == tenant
+                && !extent.stray
+                && matches!(extent.phase, ExtentPhase::Creating | ExtentPhase::Live)
         });
         let limits = &self.limits;
         let counts = [

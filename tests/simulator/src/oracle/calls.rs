@@ -43,7 +43,7 @@ impl Oracle {
             (Asked::Client { session, request, .. }, Ok(reply)) => {
                 self.served(id, *session, request, reply, broker);
             }
-            (Asked::Operator { request, .. }, Ok(reply)) => self.obeyed(id, request, reply),
+            (Asked::Operator { request, .. }, Ok(reply)) => self.obeyed(id, request, reply, broker),
         }
     }
 
@@ -110,6 +110,7 @@ impl Oracle {
             tenant,
             owner: by,
             kind: view.kind,
+            device: self.device_of(view).unwrap_or_default(),
             lifetime: view.lifetime,
             readers: view.readers.clone(),
             size: view.size.get(),
@@ -138,7 +139,8 @@ impl Oracle {
         self.owes(by, view.id);
     }
 
-    fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply) {
+    fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply, broker: &Broker) {
+        let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
         let first = self.step.repeat.is_new();
         let fits = match (asked, reply) {
             (OperatorRequest::SetQuota { tenant, guarantee, limit, .. }, Reply::QuotaSet(view)) => {
@@ -174,6 +176,20 @@ impl Oracle {
                     Target::Id(id) => id == allocation,
                     Target::Name(_) => true,
                 }
+            }
+            (
+                OperatorRequest::MoveParts { target, parts: asked, tier },
+                Reply::PartsMoved { allocation, parts },
+            ) => {
+                if first {
+                    self.moved_as_told(*allocation, *tier, parts, at_once, broker);
+                }
+                let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
+                let id_fits = match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                };
+                its && id_fits
             }
             (OperatorRequest::Drain { draining }, Reply::Drained { draining: is, .. }) => {
                 draining == is || !first

@@ -1,6 +1,6 @@
 //! Memory lies where it was asked for, and goes to processes that see that device.
 
-use broker_core::{AllocationSpec, AllocationView, MapPart, invariants::DEVICES};
+use broker_core::{AllocationSpec, AllocationView, MapPart, Tier, invariants::DEVICES};
 use vramd_types::{DeviceIndex, SessionId};
 
 use super::Oracle;
@@ -9,8 +9,11 @@ impl Oracle {
     /// Devices that a process sees, of which it told a list of UUIDs, or all of them.
     pub(super) fn seen(&self, told: Option<&[String]>) -> Vec<usize> {
         let seen = |uuid: &String| told.is_none_or(|told| told.contains(uuid));
-        let devices = self.facts.devices.iter().enumerate();
-        devices.filter(|(_, device)| seen(&device.uuid)).map(|(at, _)| at).collect()
+        let places = self.facts.places.iter().enumerate();
+        places
+            .filter(|(_, place)| place.tier == Tier::Device && seen(&place.uuid))
+            .map(|(at, _)| at)
+            .collect()
     }
 
     pub(super) fn welcomed_with(&mut self, id: SessionId, shown: &[DeviceIndex]) {
@@ -24,7 +27,7 @@ impl Oracle {
     /// Memory that was made is where it was asked for, or on the first device that its session sees.
     pub(super) fn is_placed_as_asked(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView) {
         let Some(session) = self.facts.sessions.get(&by) else { return };
-        let is_called = |text: &str, at: usize| text == self.facts.devices[at].uuid || text == at.to_string();
+        let is_called = |text: &str, at: usize| text == self.facts.places[at].uuid || text == at.to_string();
         let place = self.device_of(view);
         let fits = place.is_some_and(|at| match &spec.device {
             Some(text) => session.devices.contains(&at) && is_called(text, at),
@@ -45,14 +48,14 @@ impl Oracle {
 
     pub(super) fn is_sent_from(&mut self, id: SessionId, sent: &MapPart) {
         let place = usize::from(sent.device.0);
-        let lies = self.facts.extents.get(&sent.extent).is_none_or(|extent| extent.device == place);
+        let lies = self.facts.extents.get(&sent.extent).is_none_or(|extent| extent.place == place);
         let seen = self.facts.sessions.get(&id).is_none_or(|session| session.devices.contains(&place));
         self.expect(DEVICES, lies && seen, || {
             format!("{:?} is sent to {id} as of device {place}", sent.part)
         });
     }
 
-    fn device_of(&self, view: &AllocationView) -> Option<usize> {
-        self.facts.devices.iter().position(|device| device.uuid == view.device)
+    pub(super) fn device_of(&self, view: &AllocationView) -> Option<usize> {
+        self.facts.place_of(&view.device, Tier::Device)
     }
 }

@@ -45,6 +45,13 @@ impl Oracle {
                 format!("held, unreturned and unbrokered on {}: {held:?}", device.uuid)
             });
         }
+        for device in broker.devices() {
+            let in_host = device.host.map_or(0, |host| host.held.get());
+            let left = (in_host, device.moving_in.get(), device.moving_out.get(), device.awaited);
+            self.expect(DRAINS, left == (0, 0, 0, 0), || {
+                format!("held in host memory, moving and awaited on {}: {left:?}", device.uuid)
+            });
+        }
         let extents = self.facts.extents.len();
         self.expect(DRAINS, extents == 0, || format!("{extents} extents were never given back"));
     }

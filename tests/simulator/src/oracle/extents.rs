@@ -2,20 +2,61 @@
 //! to one part until they are recycled.
 
 use broker_core::{
-    ClientRequest, DigestSpan, MapPart,
-    invariants::{EXTENT_TENANT, EXTENT_USE, RECYCLED},
+    ClientRequest, DigestSpan, MapPart, PartRef, Tier,
+    invariants::{COPIES, EXTENT_TENANT, EXTENT_USE, RECYCLED},
 };
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
 use super::{
     Oracle,
-    facts::{Asked, ExtentFacts, ExtentPhase},
+    facts::{Asked, ExtentFacts, ExtentPhase, Tenant},
 };
 
 impl Oracle {
-    /// Only a batch of a session has memory made, at once or when there is room: it is the session's tenant that pays.
-    pub(super) fn extent_ordered(&mut self, id: ExtentId, device: usize, size: u64) {
+    /// Memory is made for a batch of a session, at once or when there is room, or for a part to move there. Who asked for
+    /// the batch pays, or whose the part is.
+    pub(super) fn extent_ordered(
+        &mut self,
+        id: ExtentId,
+        device: usize,
+        tier: Tier,
+        size: u64,
+        made_for: Option<PartRef>,
+    ) {
         self.is_new_extent(id);
+        self.step.ordered += 1;
+        let moves = made_for.filter(|part| self.facts.allocations.contains_key(&part.allocation));
+        let owner = match moves {
+            Some(part) => self.part_begins_to_move(id, part),
+            None => self.memory_is_made(id),
+        };
+        let place = self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device);
+        let Some((owner, place)) = owner.zip(place) else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody, or nowhere"));
+        };
+        self.facts.balance(owner, place).reserved += size;
+        self.step.touched.push((owner, place));
+        self.step.admitted.push((owner, place));
+        let extent = ExtentFacts {
+            place,
+            size,
+            owner,
+            phase: ExtentPhase::Creating,
+            part: moves,
+            stray: moves.is_some(),
+            copied: false,
+            sent_to: Vec::new(),
+            mappers: Default::default(),
+            being_read: false,
+            unacknowledged: false,
+            recycled: false,
+            debts: Vec::new(),
+        };
+        self.facts.extents.insert(id, extent);
+    }
+
+    /// Whose batch it is that new memory is made for.
+    fn memory_is_made(&mut self, id: ExtentId) -> Option<Tenant> {
         self.takes_new(id);
         self.step.created += 1;
         let session = match &self.step.call {
@@ -26,27 +67,7 @@ impl Oracle {
             None => None,
         };
         let asked_by = session.and_then(|session| self.facts.sessions.get(&session)).map(|it| it.tenant);
-        let owner = self.step.room_for.or(asked_by);
-        let Some(owner) = owner else {
-            return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody"));
-        };
-        self.facts.balance(owner, device).reserved += size;
-        self.step.touched.push((owner, device));
-        self.step.admitted.push((owner, device));
-        let extent = ExtentFacts {
-            device,
-            size,
-            owner,
-            phase: ExtentPhase::Creating,
-            part: None,
-            sent_to: Vec::new(),
-            mappers: Default::default(),
-            being_read: false,
-            unacknowledged: false,
-            recycled: false,
-            debts: Vec::new(),
-        };
-        self.facts.extents.insert(id, extent);
+        self.step.room_for.or(asked_by)
     }
 
     pub(super) fn extent_sent(&mut self, session: SessionId, tenant: usize, sent: &MapPart) {
@@ -64,9 +85,11 @@ impl Oracle {
         }
         let first = *extent.part.get_or_insert(part);
         let (live, same) = (extent.phase == ExtentPhase::Live, first == part);
+        let copied = extent.copied;
         let zero = !extent.recycled;
         let (its, fits) = (extent.owner, extent.size == sent.size.get());
         self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not there"));
+        self.expect(COPIES, !copied, || format!("{id} is sent to {session} while it is copied"));
         self.expect(RECYCLED, zero || takes_old, || {
             format!("{id} has old content, and {part:?} wants zeros")
         });
@@ -86,13 +109,15 @@ impl Oracle {
         let before = std::mem::replace(&mut extent.phase, ExtentPhase::Releasing);
         let live = matches!(before, ExtentPhase::Live | ExtentPhase::Cached);
         let (mapper, read) = (extent.mappers.first().copied(), extent.being_read);
-        let (device, size) = ((extent.owner, extent.device), extent.size);
+        let (account, size, copied) = ((extent.owner, extent.place), extent.size, extent.copied);
         if before == ExtentPhase::Cached {
             extent.phase = ExtentPhase::GivenUp;
-            *self.facts.going.entry(device).or_default() += size;
+            *self.facts.going.entry(account).or_default() += size;
             self.not_cached(id);
-            self.step.touched.push(device);
+            self.step.touched.push(account);
         }
+        self.facts.moves.remove(&id);
+        self.expect(COPIES, !copied, || format!("{id} is released while it is copied"));
         self.expect(EXTENT_USE, live, || format!("{id} is released and was not there"));
         self.expect(EXTENT_USE, mapper.is_none(), || format!("{id} is released and mapped by {mapper:?}"));
         self.expect(EXTENT_USE, !read, || format!("{id} is released and being read"));

@@ -8,7 +8,7 @@ use std::{
 
 use broker_core::{
     CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
-    Slot, StoredQuotas, Time,
+    Slot, StoredQuotas, Tier, Time,
 };
 use vramd_types::{AllocationId, ExtentId, Quantity, SessionId};
 
@@ -28,9 +28,12 @@ impl Balance {
     }
 }
 
+/// A tier of a device.
 #[derive(Clone, Debug)]
-pub(super) struct DeviceFacts {
+pub(super) struct PlaceFacts {
+    /// The device's, or that of the device beside it.
     pub(super) uuid: String,
+    pub(super) tier: Tier,
     pub(super) share: u64,
     pub(super) context: u64,
     pub(super) unbrokered: u64,
@@ -114,13 +117,16 @@ pub(super) enum ExtentPhase {
 
 #[derive(Clone, Debug)]
 pub(super) struct ExtentFacts {
-    pub(super) device: usize,
+    pub(super) place: usize,
     pub(super) size: u64,
     /// Whose session asked for it.
     pub(super) owner: Tenant,
     pub(super) phase: ExtentPhase,
-    /// What it was first sent as, since it was made or used again.
+    /// What it was made for to move there, or was first sent as, since it was made or used again.
     pub(super) part: Option<PartRef>,
+    /// Its part is not in it: it moves there, or was there.
+    pub(super) stray: bool,
+    pub(super) copied: bool,
     /// Tenants whose sessions were sent it, in that order.
     pub(super) sent_to: Vec<Tenant>,
     pub(super) mappers: BTreeSet<SessionId>,
@@ -137,6 +143,8 @@ pub(super) struct AllocationFacts {
     pub(super) tenant: Tenant,
     pub(super) owner: SessionId,
     pub(super) kind: Kind,
+    /// Where it is mapped.
+    pub(super) device: usize,
     pub(super) lifetime: Lifetime,
     pub(super) readers: Vec<String>,
     pub(super) size: u64,
@@ -160,12 +168,22 @@ pub(super) struct Call {
     pub(super) key: Option<RequestKey>,
 }
 
-/// Guarantee and limit, by tenant and device: UUID or `*`.
-pub(super) type Book = BTreeMap<(String, String), (Quantity, Quantity)>;
+/// A part that is to move to an extent, as long as that may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MoveFacts {
+    pub(super) part: PartRef,
+    /// Where it is copied from, once it is.
+    pub(super) from: Option<ExtentId>,
+    /// The driver was told that it need not.
+    pub(super) cancelled: bool,
+}
+
+/// Guarantee and limit, by tenant, device (UUID or `*`) and tier.
+pub(super) type Book = BTreeMap<(String, String, Tier), (Quantity, Quantity)>;
 
 pub(super) fn book_of(stored: &StoredQuotas) -> Book {
     let row = |row: &broker_core::StoredQuota| {
-        ((row.tenant.clone(), row.device.clone()), (row.guarantee, row.limit))
+        ((row.tenant.clone(), row.device.clone(), row.tier), (row.guarantee, row.limit))
     };
     stored.quotas.iter().map(row).collect()
 }
@@ -176,7 +194,8 @@ pub(super) struct Facts {
     /// How long the answer to a packet may take.
     pub(super) answer_timeout: Duration,
     pub(super) tenants: Vec<String>,
-    pub(super) devices: Vec<DeviceFacts>,
+    /// The devices in their order, and then host memory beside some of them.
+    pub(super) places: Vec<PlaceFacts>,
     pub(super) book: Book,
     /// What holds of these now, worked out when it is first asked for.
     pub(super) quotas: BTreeMap<(Tenant, usize), (u64, u64)>,
@@ -210,6 +229,16 @@ pub(super) struct Facts {
     pub(super) revoking: BTreeMap<CallId, Option<AllocationId>>,
     /// Who was told to unmap what for a while, and has not.
     pub(super) evicting: BTreeSet<(SessionId, PartRef)>,
+    /// Parts whose words are being revoked.
+    pub(super) words_pending: BTreeSet<PartRef>,
+    /// By the extent that they go to.
+    pub(super) moves: BTreeMap<ExtentId, MoveFacts>,
+    /// What was last written to each part, where that is known.
+    pub(super) contents: BTreeMap<PartRef, u64>,
+    /// Since which event somebody wants a part that is elsewhere.
+    pub(super) demands: BTreeMap<PartRef, u64>,
+    /// What could not be brought to its device since others were last looked for there: it is tried again then.
+    pub(super) unlucky: BTreeSet<PartRef>,
     /// Some pin call is in somebody's way who waits itself.
     pub(super) some_stuck: bool,
     /// How many events there were.
@@ -230,12 +259,21 @@ impl Facts {
         }
     }
 
-    pub(super) fn balance(&mut self, tenant: Tenant, device: usize) -> &mut Balance {
-        self.balances.entry((tenant, device)).or_default()
+    /// A tier of a device.
+    pub(super) fn place(&self, device: usize, tier: Tier) -> Option<usize> {
+        self.place_of(&self.places.get(device)?.uuid, tier)
     }
 
-    pub(super) fn held(&self, tenant: Tenant, device: usize) -> u64 {
-        self.balances.get(&(tenant, device)).copied().unwrap_or_default().held()
+    pub(super) fn place_of(&self, uuid: &str, tier: Tier) -> Option<usize> {
+        self.places.iter().position(|place| (place.uuid.as_str(), place.tier) == (uuid, tier))
+    }
+
+    pub(super) fn balance(&mut self, tenant: Tenant, place: usize) -> &mut Balance {
+        self.balances.entry((tenant, place)).or_default()
+    }
+
+    pub(super) fn held(&self, tenant: Tenant, place: usize) -> u64 {
+        self.balances.get(&(tenant, place)).copied().unwrap_or_default().held()
     }
 
     /// Descriptors in flight to the sessions of one tenant, or to all.

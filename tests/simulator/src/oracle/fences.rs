@@ -22,7 +22,9 @@ impl Oracle {
         wait: bool,
     ) {
         let (came, until) = (self.facts.clock, self.facts.now.after(self.limits.revoke_answer_timeout));
-        let any = !self.facts.revoking.is_empty();
+        let any = !self.facts.revoking.is_empty()
+            || !self.facts.evicting.is_empty()
+            || !self.facts.words_pending.is_empty();
         let others = self.facts.revoking.values().any(|it| it.is_none() || *it == allocation);
         self.facts.revoking.insert(call, allocation);
         let Some(allocation) = allocation.filter(|_| wait) else {
@@ -35,7 +37,7 @@ impl Oracle {
         let all = (0..).take(count).map(PartIndex).filter(|part| parts.is_empty() || parts.contains(part));
         for part in all.map(|part| PartRef { allocation, part }) {
             self.facts.fenced_at.insert(part, came);
-            if others {
+            if others || self.is_being_evicted(part) {
                 self.facts.fences_joined.insert(part);
             } else {
                 self.facts.fences_joined.remove(&part);
@@ -100,7 +102,7 @@ impl Oracle {
         }
     }
 
-    fn speaks_pins(&self, id: SessionId) -> bool {
+    pub(super) fn speaks_pins(&self, id: SessionId) -> bool {
         self.facts.sessions.get(&id).is_some_and(|session| session.pins)
     }
 }

@@ -8,7 +8,7 @@ use super::{
     facts::{Book, Tenant},
 };
 
-/// Bytes of a quantity of a device's share, by the book of rules rather than by the core's code.
+/// Bytes of a quantity of a place's share, by the book of rules rather than by the core's code.
 fn of(quantity: Quantity, share: u64) -> u64 {
     match quantity {
         Quantity::Bytes(bytes) => bytes.get(),
@@ -19,11 +19,11 @@ fn of(quantity: Quantity, share: u64) -> u64 {
 }
 
 impl Oracle {
-    /// Guarantee and limit of a tenant on a device by one book: its own row, the row of all devices, or the default.
-    pub(super) fn quota_in(&self, book: &Book, tenant: Tenant, device: usize) -> (u64, u64) {
-        let facts = &self.facts.devices[device];
+    /// Guarantee and limit of a tenant in a place by one book: its own row, the row of all devices, or the default.
+    pub(super) fn quota_in(&self, book: &Book, tenant: Tenant, place: usize) -> (u64, u64) {
+        let facts = &self.facts.places[place];
         let name = &self.facts.tenants[tenant];
-        let row = |device: &str| book.get(&(name.clone(), device.to_owned()));
+        let row = |device: &str| book.get(&(name.clone(), device.to_owned(), facts.tier));
         let (guarantee, limit) = match row(&facts.uuid).or_else(|| row("*")) {
             Some((guarantee, limit)) => (of(*guarantee, facts.share), of(*limit, facts.share)),
             None => (0, of(self.default_limit, facts.share)),
@@ -32,81 +32,92 @@ impl Oracle {
     }
 
     /// What holds now: while a change is being written, the larger of both guarantees.
-    pub(super) fn quota_now(&mut self, tenant: Tenant, device: usize) -> (u64, u64) {
-        if let Some(known) = self.facts.quotas.get(&(tenant, device)) {
+    pub(super) fn quota_now(&mut self, tenant: Tenant, place: usize) -> (u64, u64) {
+        if let Some(known) = self.facts.quotas.get(&(tenant, place)) {
             return *known;
         }
-        let (mut guarantee, limit) = self.quota_in(&self.facts.book, tenant, device);
+        let (mut guarantee, limit) = self.quota_in(&self.facts.book, tenant, place);
         if let Some(staged) = &self.facts.staged {
-            guarantee = guarantee.max(self.quota_in(staged, tenant, device).0);
+            guarantee = guarantee.max(self.quota_in(staged, tenant, place).0);
         }
-        self.facts.quotas.insert((tenant, device), (guarantee, limit));
+        self.facts.quotas.insert((tenant, place), (guarantee, limit));
         (guarantee, limit)
     }
 
-    pub(super) fn capacity(&self, device: usize) -> u64 {
-        let facts = &self.facts.devices[device];
+    pub(super) fn capacity(&self, place: usize) -> u64 {
+        let facts = &self.facts.places[place];
         let contexts = facts.context * (facts.contexts.max(self.sessions_reserved) + 1);
         facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts)
     }
 
     /// One account, after something changed it.
-    pub(super) fn compare_account(&mut self, tenant: Tenant, device: usize, broker: &Broker) {
-        let uuid = self.facts.devices[device].uuid.clone();
+    pub(super) fn compare_account(&mut self, tenant: Tenant, place: usize, broker: &Broker) {
+        let (uuid, tier) = (self.facts.places[place].uuid.clone(), self.facts.places[place].tier);
         let name = self.facts.tenants[tenant].clone();
-        let Ok(view) = broker.quota(&name, Some(&uuid), Tier::Device) else { return };
-        self.compare_view(tenant, device, &view);
+        let Ok(view) = broker.quota(&name, Some(&uuid), tier) else { return };
+        self.compare_view(tenant, place, &view);
     }
 
-    fn compare_view(&mut self, tenant: Tenant, device: usize, view: &QuotaView) {
-        let balance = self.facts.balances.get(&(tenant, device)).copied().unwrap_or_default();
-        let (guarantee, limit) = self.quota_now(tenant, device);
-        let cached = self.cached(tenant, device);
+    fn compare_view(&mut self, tenant: Tenant, place: usize, view: &QuotaView) {
+        let balance = self.facts.balances.get(&(tenant, place)).copied().unwrap_or_default();
+        let (guarantee, limit) = self.quota_now(tenant, place);
+        let cached = self.cached(tenant, place);
         let should = [balance.held(), balance.reserved, balance.unreturned, cached, guarantee, limit];
         let is =
             view.in_force.map(|it| [it.held, it.reserved, it.unreturned, it.cached, it.guarantee, it.limit]);
         let is = is.map(|it| it.map(vramd_types::Bytes::get));
         self.expect(LEDGER_ORACLE, is == Some(should), || {
             format!(
-                "{} on device {device}: held, reserved, unreturned, cached, guarantee, limit are {is:?}, not {should:?}",
+                "{} in place {place}: held, reserved, unreturned, cached, guarantee, limit are {is:?}, not {should:?}",
                 view.tenant
             )
         });
     }
 
-    /// Every account, and every device.
+    /// Every account, and every place.
     pub fn compare_all(&mut self, broker: &Broker) {
         self.learn_tenants();
         let committed = self.committed_all();
-        for (device, view) in broker.devices().into_iter().enumerate() {
-            let balances = self.facts.balances.iter().filter(|((_, of), _)| *of == device);
-            let (mut held, mut unreturned) = (0, 0);
-            for (_, balance) in balances {
-                held += balance.held();
-                unreturned += balance.unreturned;
-            }
-            let capacity = self.capacity(device);
-            let committed = u64::try_from(committed[device]).unwrap_or(u64::MAX);
+        for view in broker.devices() {
+            let Some(place) = self.facts.place_of(&view.uuid, Tier::Device) else { continue };
+            let (held, unreturned) = self.held_by_all(place);
+            let capacity = self.capacity(place);
+            let committed = u64::try_from(committed[place]).unwrap_or(u64::MAX);
             let should = [held, unreturned, capacity, committed, committed.saturating_sub(capacity)];
             let is = [view.held, view.unreturned, view.capacity, view.committed, view.shortfall];
             let is = is.map(vramd_types::Bytes::get);
             self.expect(LEDGER_ORACLE, is == should, || {
                 format!(
-                    "device {device}: held, unreturned, capacity, committed, shortfall are {is:?}, not {should:?}"
+                    "{}: held, unreturned, capacity, committed, shortfall are {is:?}, not {should:?}",
+                    view.uuid
                 )
             });
+            let host = self.facts.place_of(&view.uuid, Tier::Host);
+            let should = host.map(|place| [self.capacity(place), self.held_by_all(place).0]);
+            let is = view.host.map(|host| [host.capacity.get(), host.held.get()]);
+            self.expect(LEDGER_ORACLE, is == should, || {
+                format!("host memory of {}: capacity and held are {is:?}, not {should:?}", view.uuid)
+            });
+        }
+        for place in 0..self.facts.places.len() {
             for tenant in 0..self.facts.tenants.len() {
-                self.compare_account(tenant, device, broker);
+                self.compare_account(tenant, place, broker);
             }
         }
+    }
+
+    /// What all tenants hold in a place, and what of that is unreturned.
+    fn held_by_all(&self, place: usize) -> (u64, u64) {
+        let balances = self.facts.balances.iter().filter(|((_, of), _)| *of == place);
+        let sums = balances.map(|(_, balance)| (balance.held(), balance.unreturned));
+        sums.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     pub fn quotas_listed(&mut self, rows: &[QuotaView]) {
         for row in rows.iter().filter(|row| row.in_force.is_some()) {
             let tenant = self.facts.tenant(&row.tenant);
-            let device = self.facts.devices.iter().position(|device| device.uuid == row.device);
-            if let Some(device) = device {
-                self.compare_view(tenant, device, row);
+            if let Some(place) = self.facts.place_of(&row.device, row.tier) {
+                self.compare_view(tenant, place, row);
             }
         }
     }
@@ -127,7 +138,7 @@ impl Oracle {
     /// Whoever has a quota counts, heard of or not.
     pub(super) fn learn_tenants(&mut self) {
         let books = self.facts.book.keys().chain(self.facts.staged.iter().flat_map(|book| book.keys()));
-        let names: Vec<_> = books.map(|(tenant, _)| tenant.clone()).collect();
+        let names: Vec<_> = books.map(|(tenant, ..)| tenant.clone()).collect();
         names.iter().for_each(|name| _ = self.facts.tenant(name));
     }
 }

@@ -7,7 +7,10 @@ mod admission;
 mod bounds;
 mod callers;
 mod calls;
+mod content;
+mod copies;
 mod deadlines;
+mod demands;
 mod devices;
 mod drained;
 mod draining;
@@ -20,11 +23,13 @@ mod kills;
 mod ledger;
 mod lies;
 mod lifetimes;
+mod moves;
 mod names;
 mod observe;
 mod packets;
 mod pinned;
 mod pins;
+mod places;
 mod reasons;
 mod recycling;
 mod repeats;
@@ -40,7 +45,7 @@ use broker_core::{
 };
 use vramd_types::Quantity;
 
-use facts::{Call, DeviceFacts, Facts, book_of};
+use facts::{Call, Facts, book_of};
 use ids::Ids;
 use repeats::Repeats;
 
@@ -66,9 +71,11 @@ struct Step {
     liar: Option<vramd_types::SessionId>,
     by_client: bool,
     answer: Option<Outcome>,
+    /// Extents that were ordered, and how many of these for new memory.
+    ordered: usize,
     created: usize,
     touched: Vec<(facts::Tenant, usize)>,
-    /// For whom something is being made.
+    /// For whom something is being made, and where.
     admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
     gone: Vec<vramd_types::SessionId>,
@@ -101,18 +108,11 @@ impl Oracle {
 
     /// A new life of the daemon: all is forgotten but what is on disk, and which ids were given out.
     pub fn restart(&mut self, config: &Config, stored: &StoredQuotas) {
-        let device = |device: &broker_core::DeviceConfig| DeviceFacts {
-            uuid: device.uuid.clone(),
-            share: device.share.get(),
-            context: device.context_bytes.get(),
-            unbrokered: 0,
-            contexts: 0,
-        };
         self.facts = Facts {
             now: self.facts.now,
             clock: self.facts.clock,
             answer_timeout: config.limits.map_answer_timeout,
-            devices: config.devices.iter().map(device).collect(),
+            places: places::of(config),
             book: book_of(stored),
             ..Facts::default()
         };
@@ -149,9 +149,12 @@ impl Oracle {
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
             Command::ForgetProcess { channel } => self.process_forgotten(*channel),
             Command::KillProcess { channel } => self.killed(*channel),
-            Command::CreateExtent { extent, device, size, .. } => {
-                self.extent_ordered(*extent, usize::from(device.0), size.get());
+            Command::CreateExtent { extent, device, tier, size, .. } => {
+                let part = broker.made_for(*extent);
+                self.extent_ordered(*extent, usize::from(device.0), *tier, size.get(), part);
             }
+            Command::Copy { from, to, .. } => self.copy_begun(*from, *to),
+            Command::CancelCopy { to } => self.copy_cancelled(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
             Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),
             Command::StoreQuotas(stored) => self.quotas_staged(stored),
@@ -183,8 +186,9 @@ impl Oracle {
         self.fences_last();
         self.nobody_stalls();
         self.nobody_starves(broker);
-        for (tenant, device) in std::mem::take(&mut self.step.touched) {
-            self.compare_account(tenant, device, broker);
+        self.nobody_is_kept_waiting(broker);
+        for (tenant, place) in std::mem::take(&mut self.step.touched) {
+            self.compare_account(tenant, place, broker);
         }
     }
 

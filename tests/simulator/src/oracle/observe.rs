@@ -3,7 +3,7 @@
 use broker_core::{
     CallId, ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, StoredQuotas, Target,
 };
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, SessionId};
 
 use super::{
     Oracle,
@@ -69,11 +69,12 @@ impl Oracle {
         if let OperatorRequest::RevokeMappings { target, parts, wait } = request
             && self.step.repeat.is_new()
         {
-            let id = match target {
-                Target::Id(id) => Some(*id),
-                Target::Name(_) => None,
-            };
-            self.revocation_asked(call, id, parts, *wait);
+            self.revocation_asked(call, id_of(target), parts, *wait);
+        }
+        if let OperatorRequest::MoveParts { target, .. } = request
+            && self.step.repeat.is_new()
+        {
+            self.facts.revoking.insert(call, id_of(target));
         }
         if let OperatorRequest::EndSession { session, kill } = request
             && self.step.repeat.is_new()
@@ -135,33 +136,45 @@ impl Oracle {
             Completion::Created { extent, result } => {
                 self.step.failure_told = result.is_err();
                 let Some(facts) = self.facts.extents.get_mut(extent) else { return };
-                let (owner, device, size) = (facts.owner, facts.device, facts.size);
+                let (owner, place, size) = (facts.owner, facts.place, facts.size);
                 facts.phase = ExtentPhase::Live;
-                let balance = self.facts.balance(owner, device);
+                let balance = self.facts.balance(owner, place);
                 balance.reserved -= size;
                 match result {
                     Ok(()) => balance.settled += size,
-                    Err(_) => _ = self.facts.extents.remove(extent),
+                    Err(_) => {
+                        self.facts.extents.remove(extent);
+                        let moves = self.facts.moves.remove(extent);
+                        self.facts.unlucky.extend(moves.map(|moves| moves.part));
+                    }
                 }
-                self.step.touched.push((owner, device));
+                self.step.touched.push((owner, place));
             }
             Completion::Released { extent, returned } => self.observe_release(*extent, *returned),
             Completion::Returned { extent } => {
                 let Some(facts) = self.facts.extents.remove(extent) else { return };
                 for (tenant, bytes) in facts.debts {
-                    self.facts.balance(tenant, facts.device).unreturned -= bytes;
-                    self.step.touched.push((tenant, facts.device));
+                    self.facts.balance(tenant, facts.place).unreturned -= bytes;
+                    self.step.touched.push((tenant, facts.place));
                 }
             }
             Completion::Digested { allocation, result } => {
                 self.step.failure_told = result.is_err();
                 self.digest_done(*allocation);
             }
-            Completion::WordsRevoked { part, .. } => self.step.words_revoked = Some(*part),
+            Completion::Copied { to, result } => {
+                self.step.failure_told = result.is_err();
+                self.copy_ended(*to, result.is_ok());
+            }
+            Completion::WordsRevoked { part, .. } => {
+                self.facts.words_pending.remove(part);
+                self.step.words_revoked = Some(*part);
+            }
             Completion::Surveyed { device, unbrokered, contexts } => {
-                let device = &mut self.facts.devices[usize::from(device.0)];
-                device.unbrokered = unbrokered.get();
-                device.contexts = u64::from(*contexts);
+                let place = &mut self.facts.places[usize::from(device.0)];
+                place.unbrokered = unbrokered.get();
+                place.contexts = u64::from(*contexts);
+                self.facts.unlucky.clear();
             }
         }
     }
@@ -169,7 +182,7 @@ impl Oracle {
     /// What did not come back is owed in equal shares by those who were sent it, the first one taking the rest.
     fn observe_release(&mut self, extent: vramd_types::ExtentId, returned: bool) {
         let Some(facts) = self.facts.extents.get_mut(&extent) else { return };
-        let (owner, device, size) = (facts.owner, facts.device, facts.size);
+        let (owner, place, size) = (facts.owner, facts.place, facts.size);
         let given_up = facts.phase == ExtentPhase::GivenUp;
         let mut debts = Vec::new();
         if !returned {
@@ -182,13 +195,13 @@ impl Oracle {
             facts.debts.clone_from(&debts);
         }
         if given_up {
-            *self.facts.going.entry((owner, device)).or_default() -= size;
+            *self.facts.going.entry((owner, place)).or_default() -= size;
         }
-        self.facts.balance(owner, device).settled -= size;
-        self.step.touched.push((owner, device));
+        self.facts.balance(owner, place).settled -= size;
+        self.step.touched.push((owner, place));
         for (tenant, bytes) in debts {
-            self.facts.balance(tenant, device).unreturned += bytes;
-            self.step.touched.push((tenant, device));
+            self.facts.balance(tenant, place).unreturned += bytes;
+            self.step.touched.push((tenant, place));
         }
         if returned {
             self.facts.extents.remove(&extent);
@@ -220,5 +233,13 @@ impl Oracle {
             Asked::Client { request, .. } => Some(request),
             Asked::Operator { .. } => None,
         }
+    }
+}
+
+/// `None` where it is known by its name.
+fn id_of(target: &Target) -> Option<AllocationId> {
+    match target {
+        Target::Id(id) => Some(*id),
+        Target::Name(_) => None,
     }
 }

@@ -15,6 +15,7 @@ impl Oracle {
                 self.facts.sessions.get(session).is_some_and(|session| session.holds.contains_key(&part));
             self.expect(PINNED, maps, || format!("{session} does not map {part:?}, and its word is revoked"));
         }
+        self.facts.words_pending.insert(part);
         self.facts.words_asked.insert(part, self.facts.clock);
     }
 

@@ -58,6 +58,7 @@ impl Oracle {
                 Refusal::SessionLost { .. } => session.ending,
                 Refusal::DeviceFull { free, asked, .. } => asked > free,
                 Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
+                Refusal::DriverFailed { .. } => self.step.failure_told,
                 refusal => OF_PINS.contains(&refusal.reason()),
             };
             return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));
@@ -76,10 +77,11 @@ impl Oracle {
         }
     }
 
-    /// Nothing is under way any more, so nobody waits.
+    /// Nothing is under way any more, so nobody waits but who wants what there is no room for.
     pub fn pins_are_answered(&mut self) {
         let heard = self.facts.sessions.iter().filter(|(_, it)| !it.gone && self.facts.is_heard(it));
-        let waiting = |(id, call): (&u64, &PinFacts)| (!call.answered).then_some(*id);
+        let wants = |call: &PinFacts| call.parts.iter().any(|part| self.facts.demands.contains_key(part));
+        let waiting = |(id, call): (&u64, &PinFacts)| (!call.answered && !wants(call)).then_some(*id);
         let left: Vec<_> = heard
             .flat_map(|(id, it)| it.pin_calls.iter().filter_map(waiting).map(move |call| (*id, call)))
             .take(3)

@@ -113,6 +113,16 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::KindUnsupported,
                 R::Raced,
             ],
+            OperatorRequest::MoveParts { .. } => &[
+                R::RequestIdReused,
+                R::QueueFull,
+                R::RequestInvalid,
+                R::AllocationNotFound,
+                R::NameInvalid,
+                R::KindUnsupported,
+                R::TierUnsupported,
+                R::Raced,
+            ],
             OperatorRequest::Drain { .. } => &[R::RequestIdReused, R::QueueFull],
         },
     }
@@ -128,4 +138,5 @@ pub(super) const OF_PINS: &[Reason] = &[
     Reason::QuotaLimit,
     Reason::SetTooLarge,
     Reason::PinStalled,
+    Reason::DriverFailed,
 ];

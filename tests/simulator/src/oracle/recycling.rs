@@ -17,7 +17,7 @@ impl Oracle {
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is cached and does not exist"));
         };
-        let (owner, device, size) = (extent.owner, extent.device, extent.size);
+        let (owner, place, size) = (extent.owner, extent.place, extent.size);
         let live = std::mem::replace(&mut extent.phase, ExtentPhase::Cached) == ExtentPhase::Live;
         let unused = extent.mappers.is_empty() && !extent.being_read;
         let (own, acknowledged) = (extent.sent_to == [owner], !extent.unacknowledged);
@@ -32,15 +32,16 @@ impl Oracle {
         self.expect(RECYCLED, movable, || format!("{id} is cached and was never movable"));
         let draining = self.facts.draining;
         self.expect(RECYCLED, !draining, || format!("{id} is cached on a node that is drained"));
-        let cached = self.facts.cached.entry((owner, device)).or_default();
+        let cached = self.facts.cached.entry((owner, place)).or_default();
         *cached += size;
         let (cached, most) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
         self.expect(LIMIT, cached <= most, || format!("{cached} cached for one tenant, at most {most}"));
-        self.step.touched.push((owner, device));
+        self.step.touched.push((owner, place));
     }
 
     pub(super) fn extent_reused(&mut self, id: ExtentId) {
         self.takes_new(id);
+        self.step.ordered += 1;
         self.step.created += 1;
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is used again and does not exist"));
@@ -54,7 +55,7 @@ impl Oracle {
     /// What is cached of an extent's tenant is less by it.
     pub(super) fn not_cached(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get(&id) else { return };
-        let cached = self.facts.cached.entry((extent.owner, extent.device)).or_default();
+        let cached = self.facts.cached.entry((extent.owner, extent.place)).or_default();
         *cached = cached.saturating_sub(extent.size);
     }
 
@@ -71,13 +72,13 @@ impl Oracle {
         self.step.room_for = Some(tenant);
     }
 
-    pub(super) fn cached(&self, tenant: Tenant, device: usize) -> u64 {
-        self.facts.cached.get(&(tenant, device)).copied().unwrap_or_default()
+    pub(super) fn cached(&self, tenant: Tenant, place: usize) -> u64 {
+        self.facts.cached.get(&(tenant, place)).copied().unwrap_or_default()
     }
 
     /// What a tenant would hold if it kept nothing cached, and what is on its way to the driver had arrived.
-    pub(super) fn held_in_use(&self, tenant: Tenant, device: usize) -> u64 {
-        let going = self.facts.going.get(&(tenant, device)).copied().unwrap_or_default();
-        self.facts.held(tenant, device).saturating_sub(self.cached(tenant, device)).saturating_sub(going)
+    pub(super) fn held_in_use(&self, tenant: Tenant, place: usize) -> u64 {
+        let going = self.facts.going.get(&(tenant, place)).copied().unwrap_or_default();
+        self.facts.held(tenant, place).saturating_sub(self.cached(tenant, place)).saturating_sub(going)
     }
 }

@@ -86,6 +86,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 OperatorRequest::FreeAllocation(_) => SET_QUOTA + 3,
                 OperatorRequest::Drain { .. } => SET_QUOTA + 4,
                 OperatorRequest::RevokeMappings { .. } => SET_QUOTA + 5,
+                OperatorRequest::MoveParts { .. } => SET_QUOTA + 6,
             };
             (Requester::Operator(*uid), method)
         }
@@ -104,7 +105,8 @@ fn summary(reply: &Reply) -> String {
         Reply::Released(_)
         | Reply::SessionEnded { .. }
         | Reply::AllocationFreed { .. }
-        | Reply::MappingsRevoked { .. } => {
+        | Reply::MappingsRevoked { .. }
+        | Reply::PartsMoved { .. } => {
             format!("{reply:?}")
         }
     }

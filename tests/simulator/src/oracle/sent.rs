@@ -30,16 +30,21 @@ impl Oracle {
         }
     }
 
-    /// A session that can be sent to, owes no answer and has budget left waits for nothing. What is being freed,
-    /// sealed or revoked is nobody's to map.
+    /// Whether whoever owns or attached the part may map it: what is being freed or sealed is nobody's.
+    pub(super) fn is_to_be_mapped(part: PartRef, broker: &Broker) -> bool {
+        let state = broker.show(&Target::Id(part.allocation)).map(|view| view.state);
+        matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
+    }
+
+    /// Whether it can be mapped now: it is where it can be, and not being revoked.
+    fn is_at_hand(&self, part: PartRef) -> bool {
+        let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
+        let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
+        !(revoked || self.may_move(part) || self.lies_elsewhere(part))
+    }
+
+    /// A session that can be sent to, owes no answer and has budget left waits for nothing.
     pub fn nobody_starves(&mut self, broker: &Broker) {
-        let is_to_be_mapped = |id: AllocationId| {
-            if self.facts.revoking.values().any(|revoked| revoked.is_none_or(|of| of == id)) {
-                return false;
-            }
-            let state = broker.show(&Target::Id(id)).map(|view| view.state);
-            matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
-        };
         let sessions = self.facts.sessions.iter().filter(|(_, session)| {
             !session.owed.is_empty()
                 && session.in_flight == 0
@@ -48,7 +53,8 @@ impl Oracle {
                 && self.has_budget(session.tenant)
         });
         let waiting = sessions.flat_map(|(id, session)| session.owed.iter().map(move |part| (*id, *part)));
-        let starved: Vec<_> = waiting.filter(|(_, part)| is_to_be_mapped(part.allocation)).take(3).collect();
+        let starved = |part: &PartRef| self.is_at_hand(*part) && Self::is_to_be_mapped(*part, broker);
+        let starved: Vec<_> = waiting.filter(|(_, part)| starved(part)).take(3).collect();
         self.expect(SENT, starved.is_empty(), || format!("never sent: {starved:?}"));
     }
 

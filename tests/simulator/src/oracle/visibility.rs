@@ -1,11 +1,13 @@
 //! An allocation that a tenant may not know of does not exist for it.
 
-use broker_core::{AllocationState, AllocationView, Broker, PartRef, Refusal, Target, invariants::VISIBLE};
+use broker_core::{
+    AllocationState, AllocationView, Broker, PartRef, Refusal, Target, Tier, invariants::VISIBLE,
+};
 use vramd_types::PartIndex;
 
 use super::{
     Oracle,
-    facts::{AllocationFacts, ExtentPhase, SessionFacts, Tenant},
+    facts::{AllocationFacts, ExtentFacts, ExtentPhase, SessionFacts, Tenant},
 };
 
 impl Oracle {
@@ -70,20 +72,31 @@ impl Oracle {
         self.expect(VISIBLE, missing.is_none(), || format!("{missing:?} of {tenant} is not listed"));
     }
 
-    /// What a view says of bytes and mappers is what was seen to happen, where each part's extent is known.
+    /// What a view says of bytes and mappers is what was seen to happen, where each part's extent is known; and so is where
+    /// a part is.
     fn is_shown_as_it_is(&mut self, view: &AllocationView) {
+        for shown in &view.parts {
+            let part = PartRef { allocation: view.id, part: shown.index };
+            let lies_in = self.tier_of(part).unwrap_or(shown.tier);
+            self.expect(VISIBLE, shown.tier == lies_in, || {
+                format!("{part:?} is shown in {} and lies in {lies_in}", shown.tier)
+            });
+        }
         let Some(facts) = self.facts.allocations.get(&view.id) else { return };
         if facts.parts.len() < facts.part_count {
             return;
         }
-        let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
-        for (part, id) in &facts.parts {
+        let own = facts.parts.iter().filter_map(|(part, id)| {
             let part = PartRef { allocation: view.id, part: PartIndex(*part) };
-            let Some(extent) = self.facts.extents.get(id).filter(|extent| extent.part == Some(part)) else {
-                continue;
-            };
+            self.facts.extents.get(id).filter(|extent| extent.part == Some(part) && !extent.stray)
+        });
+        let of_it = |extent: &&ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
+        let strays = self.facts.extents.values().filter(|extent| extent.stray && of_it(extent));
+        let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
+        for extent in own.chain(strays) {
             match extent.phase {
                 ExtentPhase::Cached | ExtentPhase::GivenUp => continue,
+                ExtentPhase::Live if self.facts.places[extent.place].tier != Tier::Device => {}
                 ExtentPhase::Live => resident += extent.size,
                 ExtentPhase::Unreturned => unreturned += extent.size,
                 ExtentPhase::Creating | ExtentPhase::Releasing => {}

@@ -37,6 +37,7 @@ faults! {
     StoreFails = "store-fails", 150;
     Delayed = "delayed", 50;
     LostCompletion = "lost-completion", 4;
+    CopyFails = "copy-fails", 60;
     Clung = "clung", 60;
     Outsiders = "outsiders", 500;
     MapFails = "map-fails", 30;

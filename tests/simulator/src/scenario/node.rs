@@ -21,6 +21,12 @@ pub(super) fn config(dice: &mut Dice) -> Config {
                 name: "sim".to_owned(),
                 total,
                 share,
+                host: match dice.roll(8) {
+                    0 | 1 => Bytes::ZERO,
+                    2..4 => Bytes::mib(4 + dice.small(12)),
+                    4..6 => total,
+                    _ => Bytes::new(total.get() * 2),
+                },
                 context_bytes: if dice.chance(250) { Bytes::mib(2) } else { Bytes::ZERO },
                 makes_fixed: dice.chance(600),
             }
@@ -53,8 +59,8 @@ fn limits(dice: &mut Dice) -> Limits {
         readers_max: one(8, 1),
         pending_requests_max: one(64, 8),
         pending_requests_per_tenant_max: one(32, 5),
-        fds_in_flight_max: one(64, 6),
-        fds_in_flight_per_tenant_max: one(32, 4),
+        fds_in_flight_max: one(64, 4),
+        fds_in_flight_per_tenant_max: one(32, 2),
         pins_waiting_max: one(16, 2),
         words_per_session_max: if dice.chance(150) { 6 } else { 128 },
         pin_stall: Duration::from_millis(dice.one(&[1, 3, 10])),
@@ -69,6 +75,7 @@ fn limits(dice: &mut Dice) -> Limits {
 
 /// Quotas from an earlier life, small enough to be backed.
 pub(super) fn stored(dice: &mut Dice, config: &Config) -> StoredQuotas {
+    let has_host = config.devices.iter().any(|device| !device.host.is_zero());
     let mut quotas = Vec::new();
     for tenant in TENANTS {
         if dice.chance(400) {
@@ -85,6 +92,15 @@ pub(super) fn stored(dice: &mut Dice, config: &Config) -> StoredQuotas {
                 tier: Tier::Device,
                 guarantee,
                 limit,
+            });
+        }
+        if has_host && dice.chance(300) {
+            quotas.push(StoredQuota {
+                tenant: tenant.to_owned(),
+                device: "*".to_owned(),
+                tier: Tier::Host,
+                guarantee: Quantity::Bytes(Bytes::ZERO),
+                limit: Quantity::Bytes(Bytes::mib(dice.small(32))),
             });
         }
     }

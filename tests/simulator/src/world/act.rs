@@ -169,8 +169,8 @@ impl World {
         let mut unmaps_all = dice.chance(700);
         for (_, channel) in of_process {
             if let (true, Some(process)) = (unmaps_all, self.processes.get_mut(&pid)) {
-                for extent in std::mem::take(&mut channel.mapped).into_values() {
-                    process.drop_hold(extent);
+                for mapping in std::mem::take(&mut channel.mapped).into_values() {
+                    process.drop_hold(mapping.extent);
                 }
             }
         }

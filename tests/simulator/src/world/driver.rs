@@ -5,15 +5,16 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Completion, CreateError, DigestSpan, Event, StoredQuotas, Time};
+use broker_core::{Completion, CreateError, DigestSpan, Event, StoredQuotas, Tier, Time};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
-use super::{World, queue::Happening};
+use super::{World, copy::Copying, queue::Happening};
 use crate::{dice::Dice, scenario::Fault};
 
 #[derive(Clone, Debug)]
 pub(super) enum Job {
-    Create { extent: ExtentId, device: DeviceIndex, size: Bytes },
+    Create { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes },
+    Copy { to: ExtentId },
     Release { extent: ExtentId },
     Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
     Survey { device: DeviceIndex, clients: usize },
@@ -23,7 +24,10 @@ pub(super) enum Job {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) device: DeviceIndex,
+    pub(super) tier: Tier,
     pub(super) size: Bytes,
+    /// What stands in it: zero when it is made.
+    pub(super) content: u64,
     /// Held by the daemon.
     pub(super) ours: bool,
     /// Made by an earlier life of the daemon: nobody's by the books.
@@ -34,6 +38,9 @@ pub(super) struct Piece {
 pub(super) struct SimDriver {
     pub(super) dice: Dice,
     pub(super) pieces: BTreeMap<ExtentId, Piece>,
+    /// By where they go.
+    pub(super) copies: BTreeMap<ExtentId, Copying>,
+    pub(super) last_content: u64,
     /// Released, reported as not returned, and not reported back yet.
     pub(super) awaited: BTreeSet<ExtentId>,
     /// What processes hold that the broker does not know, by device.
@@ -44,6 +51,7 @@ impl World {
     pub(super) fn submit(&mut self, job: Job) {
         let micros = match job {
             Job::Create { .. } => self.driver.dice.between(10, 300),
+            Job::Copy { .. } => self.driver.dice.between(50, 3_000),
             Job::Release { .. } => self.driver.dice.between(10, 200),
             Job::Digest { .. } => self.driver.dice.between(100, 2_000),
             Job::Survey { .. } => self.driver.dice.between(50, 800),
@@ -65,7 +73,8 @@ impl World {
 
     pub(super) fn done(&mut self, job: Job) {
         match job {
-            Job::Create { extent, device, size } => self.created(extent, device, size),
+            Job::Create { extent, device, tier, size } => self.created(extent, device, tier, size),
+            Job::Copy { to } => self.copied(to),
             Job::Release { extent } => {
                 let held = self.is_held(extent);
                 if let Some(piece) = self.driver.pieces.get_mut(&extent) {
@@ -89,20 +98,25 @@ impl World {
         }
     }
 
-    fn created(&mut self, extent: ExtentId, device: DeviceIndex, size: Bytes) {
+    fn created(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
         let faults = &self.scenario.faults;
         let (full, fails) = (faults.rate(Fault::OutOfMemory), faults.rate(Fault::CreateFails));
-        let on_device = self.driver.pieces.values().filter(|piece| piece.device == device);
-        let used: u128 = on_device.map(|piece| u128::from(piece.size.get())).sum();
+        let there = self.driver.pieces.values().filter(|piece| (piece.device, piece.tier) == (device, tier));
+        let used: u128 = there.map(|piece| u128::from(piece.size.get())).sum();
         let at = usize::from(device.0);
-        let (total, outside) = (self.scenario.config.devices[at].total, self.driver.outside[at]);
+        let config = &self.scenario.config.devices[at];
+        let (total, outside) = match tier {
+            Tier::Device => (config.total, self.driver.outside[at]),
+            Tier::Host | Tier::Disk => (config.host, Bytes::ZERO),
+        };
         let fits = used + u128::from(outside.get()) + u128::from(size.get()) <= u128::from(total.get());
         let result = if !fits || self.driver.dice.chance(full) {
             Err(CreateError::OutOfMemory)
         } else if self.driver.dice.chance(fails) {
             Err(CreateError::Failed("the driver does not feel like it".to_owned()))
         } else {
-            self.driver.pieces.insert(extent, Piece { device, size, ours: true, orphan: false });
+            let piece = Piece { device, tier, size, content: 0, ours: true, orphan: false };
+            self.driver.pieces.insert(extent, piece);
             Ok(())
         };
         self.tell(Event::Completion(Completion::Created { extent, result }));
@@ -182,6 +196,7 @@ impl World {
             held.contains(id)
         });
         self.driver.awaited.clear();
+        self.driver.copies.clear();
         for process in self.processes.values_mut() {
             process.lose_session();
         }

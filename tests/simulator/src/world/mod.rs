@@ -8,6 +8,7 @@
 
 mod act;
 mod channel;
+mod copy;
 mod drain;
 mod driver;
 mod lie;
@@ -93,6 +94,8 @@ impl World {
         let driver = SimDriver {
             dice: Dice::new(plan.seed, 1),
             pieces: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            last_content: 0,
             awaited: Default::default(),
             outside: vec![Bytes::ZERO; scenario.config.devices.len()],
         };
@@ -249,9 +252,11 @@ impl World {
                     self.queue.at(when, 0, Happening::Die(pid));
                 }
             }
-            Command::CreateExtent { extent, device, size, .. } => {
-                self.submit(Job::Create { extent, device, size });
+            Command::CreateExtent { extent, device, tier, size, .. } => {
+                self.submit(Job::Create { extent, device, tier, size });
             }
+            Command::Copy { from, to, bytes } => self.copy(from, to, bytes),
+            Command::CancelCopy { to } => self.cancel_copy(to),
             Command::ReleaseExtent { extent } => self.submit(Job::Release { extent }),
             Command::Digest { allocation, spans } => self.submit(Job::Digest { allocation, spans }),
             Command::Survey { device, clients } => {

@@ -36,6 +36,10 @@ impl World {
         if dice.chance(600) {
             self.revoke_some(&mut dice);
         }
+        let has_host = self.scenario.config.devices.iter().any(|device| !device.host.is_zero());
+        if dice.chance(if has_host { 800 } else { 20 }) {
+            self.move_some(&mut dice);
+        }
         if dice.chance(200)
             && let Some((key, request)) = dice.pick(&self.operator_asked).cloned()
         {
@@ -70,7 +74,11 @@ impl World {
             4 => DeviceSelector::One("GPU-absent".to_owned()),
             _ => DeviceSelector::One(dice.index(devices.len()).to_string()),
         };
-        let tier = if dice.chance(30) { Tier::Host } else { Tier::Device };
+        let tier = match dice.roll(32) {
+            0..8 => Tier::Host,
+            8 => Tier::Disk,
+            _ => Tier::Device,
+        };
         Some(match dice.roll(20) {
             0..9 => {
                 let mib = u32::try_from(devices[0].share.get() >> 20).unwrap_or(64);
@@ -104,24 +112,44 @@ impl World {
 
     /// Several at once, so that sessions find themselves in each other's way.
     fn revoke_some(&mut self, dice: &mut Dice) {
-        let open = self.channels.values().filter(|channel| channel.broker_open);
-        let parts: Vec<_> = open.flat_map(|channel| channel.slots.keys().copied()).collect();
         let wait = dice.chance(500);
         for _ in 0..dice.between(1, 4) {
-            let part = dice.pick(&parts).copied();
-            let id = part.map_or_else(|| self.guess(dice), |part| part.allocation);
-            let target = match dice.chance(40) {
-                true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
-                false => Target::Id(id),
-            };
-            let parts = match dice.roll(8) {
-                0 => vec![PartIndex(dice.small(3))],
-                1 => vec![PartIndex(0), PartIndex(dice.small(2))],
-                2..5 => part.map(|part| part.part).into_iter().collect(),
-                _ => Vec::new(),
-            };
+            let (target, parts) = self.some_parts(dice);
             self.operator_call(None, OperatorRequest::RevokeMappings { target, parts, wait });
         }
+    }
+
+    /// Out of their device mostly: clients that pin bring them back.
+    fn move_some(&mut self, dice: &mut Dice) {
+        let tier = match dice.roll(50) {
+            0 => Tier::Disk,
+            1..16 => Tier::Device,
+            _ => Tier::Host,
+        };
+        for _ in 0..dice.between(1, 4) {
+            let (target, parts) = self.some_parts(dice);
+            let key = dice.chance(200).then(|| self.new_key());
+            self.operator_call(key, OperatorRequest::MoveParts { target, parts, tier });
+        }
+    }
+
+    /// Parts that somebody maps or mapped, or whatever.
+    fn some_parts(&self, dice: &mut Dice) -> (Target, Vec<PartIndex>) {
+        let open = self.channels.values().filter(|channel| channel.broker_open);
+        let parts: Vec<_> = open.flat_map(|channel| channel.slots.keys().copied()).collect();
+        let part = dice.pick(&parts).copied();
+        let id = part.map_or_else(|| self.guess(dice), |part| part.allocation);
+        let target = match dice.chance(40) {
+            true => Target::Name(super::request::some_name(dice, Some(&self.scenario.tenants))),
+            false => Target::Id(id),
+        };
+        let parts = match dice.roll(8) {
+            0 => vec![PartIndex(dice.small(3))],
+            1 => vec![PartIndex(0), PartIndex(dice.small(2))],
+            2..5 => part.map(|part| part.part).into_iter().collect(),
+            _ => Vec::new(),
+        };
+        (target, parts)
     }
 
     /// Lists and tables, which must say what the oracle says.

@@ -5,7 +5,7 @@ use broker_core::{ChannelId, ClientFrame, Event, PartRef, Refusal, RevokeReason,
 use vramd_types::PartIndex;
 use vramd_words::{Access, Unpinned};
 
-use super::World;
+use super::{World, process::Waits};
 use crate::{
     dice::Dice,
     scenario::{Fault, Script},
@@ -18,8 +18,7 @@ impl World {
         let Some(channel) = self.channels.get(&id).filter(|channel| channel.words.is_some()) else { return };
         let at = dice.index(process.threads.len());
         let thread = &mut process.threads[at];
-        if let Some((call, _)) = &thread.waits {
-            let call = *call;
+        if let Some(call) = thread.waits.as_ref().map(|waits| waits.call) {
             if dice.chance(60) {
                 thread.waits = None;
                 self.send_frame(id, ClientFrame::PinEnded { call });
@@ -51,11 +50,14 @@ impl World {
         let Some(id) = process.channel else { return };
         let Some(channel) = self.channels.get(&id) else { return };
         match channel.pin_words(&parts, access) {
-            Ok(()) => process.threads[at].pinned.extend(parts),
+            Ok(()) => {
+                process.threads[at].pinned.extend(&parts);
+                parts.iter().for_each(|part| self.touch(id, *part, write));
+            }
             Err(then) => {
                 process.last_pin += dice.between(1, 2);
                 let call = process.last_pin;
-                process.threads[at].waits = Some((call, parts.clone()));
+                process.threads[at].waits = Some(Waits { call, parts: parts.clone(), write });
                 self.send_frame(id, ClientFrame::Pin { call, parts, write });
                 if then == Unpinned::WakeWorker {
                     self.unmap_wanted(pid, id);
@@ -69,10 +71,10 @@ impl World {
             return;
         };
         let waits =
-            |thread: &super::process::Thread| thread.waits.as_ref().is_some_and(|(of, _)| *of == call);
+            |thread: &super::process::Thread| thread.waits.as_ref().is_some_and(|waits| waits.call == call);
         let Some(at) = process.threads.iter().position(waits) else { return };
         let thread = &mut process.threads[at];
-        let Some((_, parts)) = thread.waits.take() else { return };
+        let Some(Waits { parts, write, .. }) = thread.waits.take() else { return };
         let mut give_back = Vec::new();
         match refusal {
             Some(Refusal::PinStalled { .. }) => give_back = std::mem::take(&mut thread.pinned),
@@ -84,9 +86,11 @@ impl World {
             }
             Some(_) => {}
             None => {
-                let pinned = self.channels.get(&id).map(|channel| channel.pin_words(&parts, Access::Read));
+                let access = if write { Access::Write } else { Access::Read };
+                let pinned = self.channels.get(&id).map(|channel| channel.pin_words(&parts, access));
                 if pinned == Some(Ok(())) {
-                    thread.pinned.extend(parts);
+                    thread.pinned.extend(&parts);
+                    parts.iter().for_each(|part| self.touch(id, *part, write));
                 } else if pinned == Some(Err(Unpinned::WakeWorker)) {
                     self.unmap_wanted(pid, id);
                 }

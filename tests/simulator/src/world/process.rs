@@ -85,7 +85,21 @@ impl Process {
 #[derive(Debug, Default)]
 pub(super) struct Thread {
     pub(super) pinned: Vec<PartRef>,
-    pub(super) waits: Option<(u64, Vec<PartRef>)>,
+    pub(super) waits: Option<Waits>,
+}
+
+/// A pin call that is not answered.
+#[derive(Debug)]
+pub(super) struct Waits {
+    pub(super) call: u64,
+    pub(super) parts: Vec<PartRef>,
+    pub(super) write: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapping {
+    pub(super) extent: ExtentId,
+    pub(super) writable: bool,
 }
 
 #[derive(Debug)]
@@ -94,7 +108,7 @@ pub(super) struct Channel {
     /// Sent by the broker, not yet received.
     pub(super) inbox: VecDeque<DaemonFrame>,
     /// What the process maps by it.
-    pub(super) mapped: BTreeMap<PartRef, ExtentId>,
+    pub(super) mapped: BTreeMap<PartRef, Mapping>,
     /// The client has not closed it.
     pub(super) client_open: bool,
     /// The broker has not closed it.

@@ -2,7 +2,7 @@
 
 use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, MapPart, PartRef, UnmappedPart};
 
-use super::{World, queue::Happening};
+use super::{World, process::Mapping, queue::Happening};
 use crate::scenario::{Fault, Script};
 
 impl World {
@@ -74,9 +74,13 @@ impl World {
                 continue;
             }
             if let Some(channel) = self.channels.get_mut(&id) {
-                channel.mapped.insert(part.part, part.extent);
+                let mapping = Mapping { extent: part.extent, writable: part.writable };
+                channel.mapped.insert(part.part, mapping);
                 channel.map_word(&part);
             }
+            // Who speaks no pins uses it as long as it maps it.
+            let writes = part.slot.is_none() && self.links.chance(500);
+            self.touch(id, part.part, writes);
             mapped.push(part.part);
         }
         let pieces = if self.links.chance(300) { 1 } else { mapped.len().max(1) };
@@ -96,7 +100,7 @@ impl World {
         let mut unmapped = Vec::new();
         for part in parts {
             let Some(channel) = self.channels.get_mut(&id) else { continue };
-            let Some(extent) = channel.mapped.remove(part) else { continue };
+            let Some(Mapping { extent, .. }) = channel.mapped.remove(part) else { continue };
             let written = channel.unmap_word(*part);
             let leaks = self.links.chance(rate);
             if let Some(process) = self.processes.get_mut(&pid)

@@ -1,0 +1,124 @@
+//! Parts that wait for room on their devices: whatever makes some, or ends another's wait, is their turn.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, CreateError, Limits, PartRef, Refusal, StoredQuotas, Target,
+};
+use vramd_types::{AllocationId, Bytes};
+use world::{
+    Client, World, config,
+    moving::{evict, held, mib, tiers},
+    persistent,
+    revoking::{answer, part},
+    spec,
+};
+
+/// A part of 4 MiB in the host's memory that holds 7, and a device of 8 MiB that is filled.
+fn away_and_filled(mut world: World) -> (World, Client, PartRef, AllocationId) {
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    evict(&mut world, part);
+    let filler = world.allocate(client, spec(8)).expect("room");
+    world.pin_call(client, 1, &[part]);
+    world.settle();
+    assert_eq!(answer(&world, client, 1), None, "there is no room");
+    (world, client, part, filler)
+}
+
+#[test]
+fn what_is_kept_for_its_tenant_is_given_up_for_who_waits() {
+    let mut config = config(&[Bytes::mib(8)]);
+    config.devices[0].host = Bytes::mib(8);
+    config.limits.cached_bytes_per_tenant_max = Bytes::mib(64);
+    let (mut world, client, part, filler) = away_and_filled(World::with(config, StoredQuotas::default()));
+    world.call(client, ClientRequest::FreeBatch(vec![filler])).expect("freed");
+    world.settle();
+    assert_eq!((answer(&world, client, 1), world.read(client, part)), (Some(&None), 7));
+}
+
+#[test]
+fn memory_that_could_not_be_made_is_room_for_who_waits() {
+    let mut world = tiers(8, 8);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    evict(&mut world, part);
+    let call = world.start(client, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    world.pin_call(client, 1, &[part]);
+    assert_eq!((answer(&world, client, 1), held(&world)), (None, mib(8, 4)));
+    let failure = || Some(CreateError::Failed("no".to_owned()));
+    world.fail_creates.extend([failure(), failure()]);
+    world.settle();
+    assert!(matches!(world.replies[&call], Err(Refusal::DriverFailed { .. })));
+    assert_eq!((answer(&world, client, 1), held(&world)), (Some(&None), mib(4, 0)));
+}
+
+#[test]
+fn who_stands_behind_one_that_gives_up_is_next() {
+    let mut world = tiers(8, 16);
+    let client = world.open_pinning("a");
+    let large = AllocationSpec { part_size: Some(Bytes::mib(8)), ..spec(8) };
+    let large = part(world.allocate(client, large).expect("room"), 0);
+    evict(&mut world, large);
+    let small = part(world.allocate(client, spec(4)).expect("room"), 0);
+    evict(&mut world, small);
+    let other = world.open_pinning("b");
+    world.allocate(other, spec(4)).expect("room");
+    world.pin_call(client, 1, &[large]);
+    world.pin_call(client, 2, &[small]);
+    world.settle();
+    assert_eq!(
+        (answer(&world, client, 1), answer(&world, client, 2)),
+        (None, None),
+        "in the order of asking"
+    );
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.settle();
+    assert_eq!(answer(&world, client, 2), Some(&None));
+}
+
+/// Persistent memory in the host's, and another session of its tenant.
+fn weights_away(extents_max: usize) -> (World, Client, PartRef) {
+    let mut config = config(&[Bytes::mib(16)]);
+    config.devices[0].host = Bytes::mib(8);
+    config.limits.extents_max = extents_max;
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let part = part(world.sealed(client, persistent(4, "weights")), 0);
+    evict(&mut world, part);
+    world.end_process(client);
+    let reader = world.open_pinning("a");
+    (world, reader, part)
+}
+
+fn attach(world: &mut World, reader: Client) {
+    world.call(reader, ClientRequest::Attach(Target::Name("weights".to_owned()))).expect("attached");
+    world.settle();
+}
+
+#[test]
+fn who_attached_is_not_forgotten_where_there_are_too_many_extents() {
+    let (mut world, reader, part) = weights_away(3);
+    let filler = world.allocate(reader, spec(8)).expect("room");
+    attach(&mut world, reader);
+    assert!(!world.maps(reader, part));
+    world.call(reader, ClientRequest::FreeBatch(vec![filler])).expect("freed");
+    world.settle();
+    assert!(world.maps(reader, part));
+}
+
+/// And not at once: what fails for everybody would fail as fast as the driver can say so.
+#[test]
+fn what_failed_to_come_is_tried_again_when_devices_are_looked_at() {
+    let (mut world, reader, part) = weights_away(100);
+    world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
+    attach(&mut world, reader);
+    assert!(!world.maps(reader, part));
+    let next = Limits::default().survey_interval.as_micros();
+    world.advance(u64::try_from(next).expect("it is short"));
+    world.settle();
+    assert!(world.maps(reader, part));
+}

@@ -1,0 +1,79 @@
+//! Copies: from the extent that a part is in to the one that was made for it, while nobody maps either, and both stay
+//! until the driver has said that it is done with them.
+
+use broker_core::{PartRef, invariants::COPIES};
+use vramd_types::ExtentId;
+
+use super::{
+    Oracle,
+    facts::{ExtentPhase, MoveFacts, Tenant},
+};
+
+impl Oracle {
+    /// Who pays for where it goes.
+    pub(super) fn part_begins_to_move(&mut self, to: ExtentId, part: PartRef) -> Option<Tenant> {
+        self.facts.moves.insert(to, MoveFacts { part, from: None, cancelled: false });
+        self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
+    }
+
+    pub(super) fn copy_begun(&mut self, from: ExtentId, to: ExtentId) {
+        let Some(moves) = self.facts.moves.get_mut(&to) else {
+            return self.expect(COPIES, false, || format!("{to} is copied to, and nothing moves there"));
+        };
+        let (part, first) = (moves.part, moves.from.replace(from).is_none());
+        let allocation = self.facts.allocations.get_mut(&part.allocation);
+        let lies_in = allocation.map(|it| *it.parts.entry(part.part.0).or_insert(from));
+        self.expect(COPIES, first && lies_in == Some(from), || {
+            format!("{part:?} is copied from {from}, and is in {lies_in:?}")
+        });
+        let mut ends = Vec::new();
+        for id in [from, to] {
+            let Some(extent) = self.facts.extents.get_mut(&id) else {
+                return self.expect(COPIES, false, || format!("{part:?}: {id} is copied and does not exist"));
+            };
+            let of_part = *extent.part.get_or_insert(part) == part;
+            let free = !std::mem::replace(&mut extent.copied, true) && extent.phase == ExtentPhase::Live;
+            let (mapper, place) = (extent.mappers.first().copied(), extent.place);
+            ends.push((self.facts.places[place].clone(), extent.size));
+            self.expect(COPIES, mapper.is_none(), || format!("{id} is copied while {mapper:?} maps it"));
+            self.expect(COPIES, of_part && free, || {
+                format!("{part:?}: {id} is copied, is another's or not there, or is being copied")
+            });
+        }
+        let [(here, size), (there, room)] = ends.as_slice() else { return };
+        let across = here.uuid == there.uuid && here.tier != there.tier && size == room;
+        self.expect(COPIES, across, || {
+            format!("{part:?} is copied from {here:?} to {there:?}, of {size} and {room} bytes")
+        });
+    }
+
+    pub(super) fn copy_cancelled(&mut self, to: ExtentId) {
+        let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
+        if let Some(moves) = self.facts.moves.get_mut(&to) {
+            moves.cancelled = true;
+        }
+        self.expect(COPIES, is_copied, || format!("the copy to {to} is cancelled, and there is none"));
+    }
+
+    /// The driver is done with both. If it went well and was not given up, the part is there.
+    pub(super) fn copy_ended(&mut self, to: ExtentId, well: bool) {
+        let Some(MoveFacts { part, from: Some(from), cancelled }) = self.facts.moves.get(&to).copied() else {
+            return;
+        };
+        let arrived = well && !cancelled;
+        for (id, is_left) in [(from, arrived), (to, !arrived)] {
+            if let Some(extent) = self.facts.extents.get_mut(&id) {
+                (extent.copied, extent.stray) = (false, is_left);
+            }
+        }
+        if !well {
+            self.facts.unlucky.insert(part);
+        }
+        if arrived {
+            self.facts.moves.remove(&to);
+            if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) {
+                allocation.parts.insert(part.part.0, to);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Copies of the simulated driver, and what memory holds: a number for each piece, which clients write, copies carry, and
+//! a failed copy spoils where it went.
+
+use broker_core::{ChannelId, Completion, Event, PartRef};
+use vramd_types::{Bytes, ExtentId};
+
+use super::{
+    World,
+    driver::{Job, soon},
+    queue::Happening,
+};
+use crate::scenario::Fault;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copying {
+    from: ExtentId,
+    /// What was there when it began: what is written later may be missed.
+    content: u64,
+    cancelled: bool,
+}
+
+impl World {
+    pub(super) fn copy(&mut self, from: ExtentId, to: ExtentId, bytes: Bytes) {
+        let whole = self.driver.pieces.get(&from).filter(|piece| piece.size == bytes);
+        let content = whole.map(|piece| piece.content).unwrap_or_else(|| self.new_content());
+        self.driver.copies.insert(to, Copying { from, content, cancelled: false });
+        self.submit(Job::Copy { to });
+    }
+
+    /// In time, so that it ends soon; or too late, and it goes on as if nothing had been said.
+    pub(super) fn cancel_copy(&mut self, to: ExtentId) {
+        let in_time = self.driver.dice.chance(600);
+        if let Some(copying) = self.driver.copies.get_mut(&to).filter(|_| in_time) {
+            copying.cancelled = true;
+            let when = soon(&mut self.driver.dice, self.now, 1, 100);
+            self.queue.at(when, self.life, Happening::Done(Job::Copy { to }));
+        }
+    }
+
+    /// One that was cancelled in time has been answered before.
+    pub(super) fn copied(&mut self, to: ExtentId) {
+        let Some(Copying { from, content, cancelled }) = self.driver.copies.remove(&to) else { return };
+        let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::CopyFails));
+        let (result, content) = match (cancelled, fails, self.driver.dice.roll(3)) {
+            (true, _, 0) => (Err("cancelled before it began"), None),
+            (true, ..) => (Err("cancelled"), Some(self.new_content())),
+            (false, true, 0) => (Err("the link is down"), None),
+            (false, true, 1) => (Err("short"), Some(self.new_content())),
+            (false, true, _) => (Err("the checksum is another"), Some(self.new_content())),
+            (false, false, _) => (Ok(()), Some(content)),
+        };
+        if let (Some(piece), Some(content)) = (self.driver.pieces.get_mut(&to), content) {
+            piece.content = content;
+        }
+        let result = result.map_err(|problem| format!("{problem}, from {from}"));
+        self.tell(Event::Completion(Completion::Copied { to, result }));
+    }
+
+    /// A process looks at a part that it maps, and then writes it if it wants to and may.
+    pub(super) fn touch(&mut self, id: ChannelId, part: PartRef, writes: bool) {
+        let Some(channel) = self.channels.get(&id).filter(|channel| channel.client_open && !channel.lied)
+        else {
+            return;
+        };
+        let Some(mapping) = channel.mapped.get(&part).copied() else { return };
+        let Some(piece) = self.driver.pieces.get(&mapping.extent) else { return };
+        self.oracle.has_seen(part, piece.content);
+        if writes && mapping.writable {
+            let content = self.new_content();
+            if let Some(piece) = self.driver.pieces.get_mut(&mapping.extent) {
+                piece.content = content;
+            }
+            self.oracle.has_written(part, content);
+        }
+    }
+
+    /// Like nothing that was anywhere before.
+    fn new_content(&mut self) -> u64 {
+        self.driver.last_content += 1;
+        self.driver.last_content
+    }
+}
