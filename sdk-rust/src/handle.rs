@@ -214,12 +214,12 @@ impl Handle {
         self.part(face, Parting::Detach, deadline).await.map(drop)
     }
 
-    /// If nobody waits for it to its end, the drop does it again.
+    /// If it fails, or nobody waits for it to its end, the drop does it again.
     async fn part(&mut self, face: Face, parting: Parting, deadline: Instant) -> Result<Released> {
         self.parting = Some(parting);
-        let outcome = part(face, &self.session, self.info.id, parting, deadline).await;
+        let released = part(face, &self.session, self.info.id, parting, deadline).await?;
         self.parting = None;
-        outcome
+        Ok(released)
     }
 
     pub(crate) fn is_mapped(&self) -> bool {

@@ -122,3 +122,49 @@ fn what_failed_to_come_is_tried_again_when_devices_are_looked_at() {
     world.settle();
     assert!(world.maps(reader, part));
 }
+
+#[test]
+fn what_is_guaranteed_does_not_wait_behind_who_has_no_guarantee() {
+    let mut world = tiers(8, 16);
+    let [lender, owner] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    world.operate(world::set_quota("b", 4, 8)).expect("there is room for it");
+    let away = |world: &mut World, client| {
+        let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+        evict(world, part);
+        part
+    };
+    let (theirs, own) = (away(&mut world, lender), away(&mut world, owner));
+    world.allocate(lender, spec(4)).expect("what is guaranteed to nobody");
+    world.pin_call(lender, 1, &[theirs]);
+    world.pin_call(owner, 1, &[own]);
+    world.settle();
+    assert_eq!((answer(&world, lender, 1), answer(&world, owner, 1)), (None, Some(&None)));
+}
+
+#[test]
+fn a_tenant_at_its_limit_does_not_overtake_itself() {
+    let mut world = tiers(16, 32);
+    let client = world.open_pinning("a");
+    let mut away = |mib| {
+        let part = part(world.allocate(client, spec(mib)).expect("room"), 0);
+        evict(&mut world, part);
+        part
+    };
+    let (large, small) = (away(4), away(2));
+    world.allocate(client, spec(6)).expect("room");
+    world.operate(world::set_quota("a", 0, 8)).expect("it is within");
+    world.pin_call(client, 1, &[large]);
+    world.pin_call(client, 2, &[small]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), answer(&world, client, 2)), (None, None), "the first is first");
+}
+
+#[test]
+fn who_has_ended_is_waited_for_by_nothing() {
+    let (mut world, client, part, filler) = away_and_filled(tiers(8, 16));
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.call(client, ClientRequest::Detach(vec![part.allocation])).expect("detached");
+    world.call(client, ClientRequest::FreeBatch(vec![filler])).expect("freed");
+    world.settle();
+    assert_eq!(held(&world), mib(0, 4), "nobody asks for it");
+}

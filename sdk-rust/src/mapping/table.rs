@@ -215,7 +215,11 @@ impl Table {
             let gone = region.let_go(words)?;
             wanted.retain(|(other, index)| *other != id || region.parts.contains_key(index));
             answer.unmapped = gone.into_iter().map(|(index, written)| done(id, index, written)).collect();
-            region.forgotten |= forget;
+            if forget {
+                // The handle is still there where the daemon has refused to part from it.
+                region.slots_lost.store(true, Ordering::Release);
+                region.forgotten = true;
+            }
             state.forget(id);
         }
         self.changed.notify_all();
@@ -354,7 +358,7 @@ impl State {
     /// Before the words of what has come say that it is mapped.
     fn tell_who_lost_slots(&mut self) {
         for id in self.words.take_lost() {
-            // One that was forgotten has nobody left who could pin it.
+            // One that was forgotten has been told so.
             if let Some(region) = self.regions.get(&id) {
                 region.slots_lost.store(true, Ordering::Release);
             }

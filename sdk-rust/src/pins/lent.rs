@@ -14,7 +14,8 @@ use crate::{
 
 /// As [`Pinned`], for as long as its handle is borrowed. Nobody has to count it, so it costs one atomic change of each
 /// part's word, and one more when it is dropped. Slices, streams and a life beyond the handle's need
-/// [`Self::into_pinned`].
+/// [`Self::into_pinned`]. One that is forgotten (`mem::forget`) pins its memory until the session ends, and nobody can
+/// tell: a [`Pinned`] is at least counted.
 #[must_use = "dropped, it pins nothing"]
 #[derive(Debug)]
 pub struct PinnedRef<'a> {

@@ -464,3 +464,22 @@ fn who_has_pins_learns_that_any_slot_is_anothers_also_after_all_of_them_moved() 
     let lost = daemon.session.table().slots_lost(AllocationId::from_raw(ID));
     assert!(!lost.load(Ordering::Acquire));
 }
+
+#[test]
+fn a_handle_that_could_not_be_freed_pins_nothing_of_who_came_after_it() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let allocation = allocate(&daemon, ID, 1, 5);
+    // Nobody answers calls here.
+    let failed = allocation.free().unwrap_err();
+    assert_eq!(daemon.next(), unmapped(the, true));
+    let other = v1::MapPart { slot: 7 * 8, ..part(OTHER, 0, 1, MapAccess::ReadWrite) };
+    daemon.send_map(other, &memory("pinned", 9));
+    assert_eq!(daemon.next(), mapped(part_ref(OTHER, 0)));
+    let error = failed.handle.pin_ref(0..1, Access::Read).unwrap_err();
+    assert_eq!(error, Error::NotMapped { allocation: "a-7".to_owned() });
+    assert_eq!(daemon.words.slot(7 * 8).unwrap().state(), Ok(State::Resident { pins: 0 }));
+    // It is parted from all the same once the handle goes.
+    drop(failed);
+    assert!(daemon.session.releases().flush(Instant::now() + PATIENCE));
+}

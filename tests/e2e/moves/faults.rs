@@ -88,7 +88,9 @@ fn what_is_freed_in_the_middle_of_a_move_leaves_nothing() {
         let freed = session.free(id);
         assert_eq!(freed.error, None, "{on}");
         let outcome = first(&evicting.ok()).0;
-        assert!(matches!(outcome, Outcome::Freed | Outcome::Moved | Outcome::Wanted), "{on}: {outcome:?}");
+        // What has been copied is there when its source is slow to go.
+        let fits = outcome == Outcome::Freed || (on == "release" && outcome == Outcome::Moved);
+        assert!(fits, "{on}: {outcome:?}");
         nothing_is_left(&daemon);
     }
 }

@@ -6,6 +6,7 @@ mod capture;
 mod faults;
 mod fixed;
 mod memory;
+mod moves;
 mod pins;
 mod python;
 mod restart;
@@ -49,6 +50,7 @@ const CASES: &[(&str, Case)] = &[
     ("several GPUs", sharing::several_gpus),
     ("evicted and pinned again", pins::evicted_and_pinned_again),
     ("unpinned after a stream", pins::unpinned_after_a_stream),
+    ("moved to the host and back", moves::to_the_host_and_back),
     ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),
     ("torch shares a model", torch::shares_a_model),

@@ -11,7 +11,7 @@ use crate::{
     collections::Few,
     command::{Command, Notice},
     error::Refusal,
-    event::{AllocationSpec, CreateError, Kind, Lifetime, PartRef},
+    event::{AllocationSpec, CreateError, Kind, Lifetime, PartRef, Tier},
     invariants,
     ledger::{Place, Shortage},
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
@@ -374,9 +374,14 @@ impl Broker {
     ) -> Result<ExtentId, Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let extent = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
-        let in_host = place.tier != Self::tier();
-        let another = planted!(self, WrongTenantCharged) || (in_host && planted!(self, HostChargedToAnother));
-        let charged = if in_host && planted!(self, HostChargeForgotten) { Bytes::ZERO } else { size };
+        let another = match place.tier {
+            Tier::Device => planted!(self, WrongTenantCharged),
+            Tier::Host | Tier::Disk => planted!(self, HostChargedToAnother),
+        };
+        let charged = match place.tier {
+            Tier::Host if planted!(self, HostChargeForgotten) => Bytes::ZERO,
+            _ => size,
+        };
         let payer = match another {
             true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
             false => tenant,

@@ -1,11 +1,11 @@
 //! Parts that somebody wants on their device: who pins them, and who attached them while they were elsewhere.
 //!
 //! What finds no room waits in the order in which it was asked for. Where a device is full nothing that came later is
-//! brought there first; a tenant that is at its limit keeps only itself waiting.
+//! brought there first, but for what is guaranteed to its tenant; a tenant that is at its limit keeps only itself waiting.
 
 use std::collections::BTreeSet;
 
-use vramd_types::{AllocationId, PartIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
 
 use super::room::Choice;
 use crate::{
@@ -13,7 +13,9 @@ use crate::{
     command::PartMove,
     error::Refusal,
     event::{PartRef, Tier},
+    ledger::{Place, Shortage},
     residency::MapState,
+    tenancy::TenantId,
 };
 
 impl Broker {
@@ -78,9 +80,11 @@ impl Broker {
 
     /// Begins to bring in what there is room for, in the order in which it was asked for.
     pub(crate) fn serve_demands(&mut self) {
-        let (mut last, mut full) = (None, BTreeSet::new());
+        // Devices without room; of these, such where nobody is below its guarantee; and tenants at their limits.
+        let (mut full, mut closed, mut at_limit) = (BTreeSet::new(), 0, BTreeSet::new());
+        let mut last = None;
         while let Some((arrival, part)) = self.demands.next(last)
-            && full.len() < self.config.devices.len()
+            && closed < self.config.devices.len()
         {
             last = Some(arrival);
             if !self.is_wanted(part) || self.migrations.contains_key(&part) || !self.is_elsewhere(part) {
@@ -90,7 +94,8 @@ impl Broker {
             let Some(allocation) = self.allocations.get(part.allocation) else { continue };
             let (tenant, device, size) =
                 (allocation.tenant, allocation.device, allocation.size_of(part.part));
-            if full.contains(&device) || self.demands.is_aside(part) {
+            let overtakes = full.contains(&device) && !self.is_guaranteed(tenant, device, size);
+            if overtakes || at_limit.contains(&(tenant, device)) || self.demands.is_aside(part) {
                 continue;
             }
             match self.begin_migration(part, Tier::Device, None) {
@@ -102,9 +107,10 @@ impl Broker {
                     if room.is_ok() {
                         self.give_up(choice.given_up);
                     }
-                    let at_limit = matches!(room, Err(crate::ledger::Shortage::Limit { .. }));
-                    if !at_limit {
-                        full.insert(device);
+                    if matches!(room, Err(Shortage::Limit { .. })) {
+                        at_limit.insert((tenant, device));
+                    } else if full.insert(device) && !self.has_unmet_guarantee(device) {
+                        closed += 1;
                     }
                 }
                 // There are too many extents on all devices together.
@@ -114,6 +120,28 @@ impl Broker {
                     self.give_up(choice.given_up);
                     return;
                 }
+            }
+        }
+    }
+
+    /// Whether a tenant would be within its guarantee with so much more on a device: that is set aside for it, whoever
+    /// else waits.
+    fn is_guaranteed(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
+        let account = self.ledger.account(tenant, Place::device(device));
+        account.is_some_and(|account| account.held().saturating_add(more) <= account.guarantee)
+    }
+
+    fn has_unmet_guarantee(&self, device: DeviceIndex) -> bool {
+        let books = self.ledger.books(Place::device(device));
+        books.is_some_and(|books| books.accounts().any(|(_, account)| account.held() < account.guarantee))
+    }
+
+    /// The session waits for the part no more.
+    pub(crate) fn forget_comer(&mut self, session: SessionId, part: PartRef) {
+        if let Some(comers) = self.comers.get_mut(&part) {
+            comers.remove(&session);
+            if comers.is_empty() {
+                self.comers.remove(&part);
             }
         }
     }

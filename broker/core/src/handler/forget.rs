@@ -75,6 +75,7 @@ impl Broker {
         }
         let freeing = allocation.state == AllocationState::Freeing;
         for part in parts.iter().copied() {
+            self.forget_comer(id, PartRef { allocation: allocation_id, part });
             self.unsettle(id, PartRef { allocation: allocation_id, part });
         }
         for extent in held {

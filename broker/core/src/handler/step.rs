@@ -75,6 +75,9 @@ impl Broker {
                 count.remove();
             }
         }
+        if new.is_none() && old == MapState::Away {
+            self.forget_comer(id, part);
+        }
         let reused = planted!(self, SlotReused) && new == Some(MapState::Away);
         if (new.is_none() || reused)
             && let Some(slot) = hold.slot()

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 
 use broker_core::{Broker, PartRef, Tier, invariants::DEMANDS};
 
-use super::{Oracle, facts::ExtentPhase};
+use super::{
+    Oracle,
+    facts::{ExtentPhase, Tenant},
+};
 
 /// Why a part waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +18,15 @@ enum Wait {
     /// The device is full.
     Full,
     Nothing,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Why {
+    device: usize,
+    tenant: Tenant,
+    /// It would be within what is guaranteed to its tenant.
+    guaranteed: bool,
+    wait: Wait,
 }
 
 impl Oracle {
@@ -31,12 +43,17 @@ impl Oracle {
         }
         let demands: Vec<_> = self.facts.demands.iter().map(|(part, since)| (*part, *since)).collect();
         let each: Vec<_> = demands.into_iter().map(|(part, since)| (part, since, self.why(part))).collect();
-        for (part, since, (device, wait)) in &each {
-            let before = |other: &&(PartRef, u64, (usize, Wait))| {
-                other.1 <= *since && other.2 == (*device, Wait::Full)
+        for (part, since, why) in &each {
+            // Nobody overtakes on a full device, but for what is guaranteed; and no tenant overtakes itself.
+            let before = |other: &&(PartRef, u64, Why)| {
+                let (full, limit) = (other.2.wait == Wait::Full, other.2.wait == Wait::Limit);
+                let same = other.2.device == why.device;
+                other.1 <= *since
+                    && same
+                    && ((full && !why.guaranteed) || (limit && other.2.tenant == why.tenant))
             };
             let excused = self.facts.unlucky.contains(part);
-            let kept = *wait == Wait::Nothing && !excused && !each.iter().any(|other| before(&other));
+            let kept = why.wait == Wait::Nothing && !excused && !each.iter().any(|other| before(&other));
             self.expect(DEMANDS, !kept, || {
                 format!("{part:?} is wanted since event {since}, and there is room: {each:?}")
             });
@@ -66,28 +83,32 @@ impl Oracle {
 
     /// Of what a part is short that would come to its device, and what that is. What is cached is room, and what is on its
     /// way to the driver will be.
-    fn why(&mut self, part: PartRef) -> (usize, Wait) {
+    fn why(&mut self, part: PartRef) -> Why {
         let allocation = self.facts.allocations.get(&part.allocation);
         let extent = allocation.and_then(|it| self.facts.extents.get(it.parts.get(&part.part.0)?));
-        let Some((allocation, extent)) = allocation.zip(extent) else { return (0, Wait::Full) };
+        let Some((allocation, extent)) = allocation.zip(extent) else {
+            return Why { device: 0, tenant: Tenant::default(), guaranteed: false, wait: Wait::Full };
+        };
         let (tenant, device, size) = (allocation.tenant, allocation.device, u128::from(extent.size));
+        let (guarantee, limit) = self.quota_now(tenant, device);
+        let held = u128::from(self.held_in_use(tenant, device));
+        let guaranteed = held + size <= u128::from(guarantee);
+        let why = |wait| Why { device, tenant, guaranteed, wait };
         let leaving = |extent: &super::facts::ExtentFacts| {
             extent.place == device && matches!(extent.phase, ExtentPhase::Releasing | ExtentPhase::GivenUp)
         };
         if self.facts.extents.values().any(leaving) {
-            return (device, Wait::Full);
+            return why(Wait::Full);
         }
-        let (guarantee, limit) = self.quota_now(tenant, device);
-        let held = u128::from(self.held_in_use(tenant, device));
         if held + size > u128::from(limit) {
-            return (device, Wait::Limit);
+            return why(Wait::Limit);
         }
         let guarantee = u128::from(guarantee);
         let before = self.committed_in_use(device);
         let after = before - guarantee.max(held) + guarantee.max(held + size);
         match after > u128::from(self.capacity(device)) && after > before {
-            true => (device, Wait::Full),
-            false => (device, Wait::Nothing),
+            true => why(Wait::Full),
+            false => why(Wait::Nothing),
         }
     }
 }

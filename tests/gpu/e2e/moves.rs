@@ -1,0 +1,92 @@
+//! Memory that leaves the device for pinned memory of the host, and comes back with the next pin.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use vramd_proto::v1::{MoveOutcome, MovePartsRequest, PartMove, Tier, move_parts_request::Target};
+use vramd_tests::{Config, Daemon, GIB, MIB, MIB_2, wait::until};
+
+use super::{Actor, World};
+use crate::content;
+
+const ROUNDS: u64 = 5;
+/// Four parts and a remainder that is no whole 2 MiB.
+const SIZE: u64 = GIB + 8 * 13;
+
+/// Same address, same bytes, in each round, while the device has the room again: unsealed memory, which is written between
+/// rounds, memory that is sealed while it is away, and sealed memory that two processes map.
+pub(super) fn to_the_host_and_back(world: &World) -> Value {
+    let daemon = Daemon::start(&Config::cuda().memory("host_size = \"4GiB\""));
+    let mut writer = Actor::ready(&daemon);
+    let id = writer.ask(&format!("allocate {SIZE} name=weights persistent"))["allocation"].as_u64();
+    let id = id.expect("a number");
+    let charged = SIZE.next_multiple_of(MIB_2);
+    writer.ask("fill 0");
+    let address = pin(&mut writer, "write");
+    writer.ask("unpin");
+    writer.ask("unhold");
+    let full = world.used();
+    let (mut out, mut back) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        out.push(evict(&daemon, id).as_secs_f64() * 1e3);
+        until("the device has it back", || daemon.books().held() == 0);
+        assert_eq!(daemon.books().held_in_host(), charged, "it is charged there");
+        world.comes_down_to(full - charged + 64 * MIB);
+        let begun = Instant::now();
+        assert_eq!(pin(&mut writer, "write"), address, "round {round}");
+        back.push(begun.elapsed().as_secs_f64() * 1e3);
+        assert_eq!(writer.number("sum", "sum"), content::sum(round, SIZE), "round {round}");
+        writer.ask(&format!("fill {}", round + 1));
+        writer.ask("unpin");
+    }
+    // Hashed where it lies: what the last kernel wrote.
+    evict(&daemon, id);
+    let digest = writer.text("seal", "digest");
+    let sum = content::sum(ROUNDS, SIZE);
+
+    let mut reader = Actor::ready(&daemon);
+    assert_eq!(reader.text("attach weights", "digest"), digest);
+    let mut actors = [writer, reader];
+    let addresses = actors.each_mut().map(|actor| {
+        let address = pin(actor, "read");
+        actor.ask("unpin");
+        actor.ask("unhold");
+        address
+    });
+    for round in 0..ROUNDS {
+        evict(&daemon, id);
+        for (actor, address) in actors.iter_mut().zip(addresses) {
+            assert_eq!(pin(actor, "read"), address, "sealed, round {round}");
+            assert_eq!(actor.number("sum", "sum"), sum, "sealed, round {round}");
+            assert_eq!(actor.text("digest", "digest"), digest, "sealed, round {round}");
+            actor.ask("unpin");
+        }
+    }
+    let [mut writer, reader] = actors;
+    writer.ask("free");
+    [writer, reader].into_iter().for_each(Actor::leave);
+    daemon.drains();
+    json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "evicted_in_ms": out, "pinned_in_ms": back })
+}
+
+#[track_caller]
+fn pin(actor: &mut Actor, access: &str) -> u64 {
+    actor.number(&format!("pin {access}"), "address")
+}
+
+/// Until all of it has left: who maps it may not have said so by now. How long the call took that it left by.
+#[track_caller]
+fn evict(daemon: &Daemon, id: u64) -> Duration {
+    let mut last: Vec<PartMove> = Vec::new();
+    let mut took = Duration::ZERO;
+    until("it has left", || {
+        let begun = Instant::now();
+        let target = Some(Target::AllocationId(id));
+        let request = MovePartsRequest { target, tier: Tier::Host.into(), ..Default::default() };
+        last = daemon.admin.move_parts(request).ok().parts;
+        took = begun.elapsed();
+        last.iter().all(|part| part.outcome() == MoveOutcome::Moved)
+    });
+    assert!(!last.is_empty(), "it has parts");
+    took
+}
