@@ -39,7 +39,12 @@ impl Oracle {
         self.revocation_answered(id);
         self.remember(id, &call, outcome);
         match (&call.asked, outcome) {
-            (_, Err(refusal)) => self.refused(id, &call, refusal, broker),
+            (asked, Err(refusal)) => {
+                if matches!(asked, Asked::Client { request: ClientRequest::Detach(_), .. }) {
+                    self.owes_as_before();
+                }
+                self.refused(id, &call, refusal, broker);
+            }
             (Asked::Client { session, request, .. }, Ok(reply)) => {
                 self.served(id, *session, request, reply, broker);
             }

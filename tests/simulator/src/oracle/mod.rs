@@ -70,6 +70,8 @@ struct Step {
     /// A session whose answer did not fit.
     liar: Option<vramd_types::SessionId>,
     by_client: bool,
+    /// What a session that asks to part from memory was to be sent of it.
+    owed_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
     answer: Option<Outcome>,
     /// Extents that were ordered, and how many of these for new memory.
     ordered: usize,

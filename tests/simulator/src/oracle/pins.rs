@@ -77,9 +77,11 @@ impl Oracle {
         }
     }
 
-    /// Nothing is under way any more, so nobody waits but who wants what there is no room for.
+    /// Nothing is under way any more, so nobody waits but who wants what there is no room for, or finds the descriptors
+    /// spent that were sent to somebody who has fallen silent.
     pub fn pins_are_answered(&mut self) {
         let heard = self.facts.sessions.iter().filter(|(_, it)| !it.gone && self.facts.is_heard(it));
+        let heard = heard.filter(|(_, it)| self.has_budget(it.tenant));
         let wants = |call: &PinFacts| call.parts.iter().any(|part| self.facts.demands.contains_key(part));
         let waiting = |(id, call): (&u64, &PinFacts)| (!call.answered && !wants(call)).then_some(*id);
         let left: Vec<_> = heard

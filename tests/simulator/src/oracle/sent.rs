@@ -19,7 +19,18 @@ impl Oracle {
     /// The session does not want it any more.
     pub(super) fn owes_no_more(&mut self, to: SessionId, allocation: AllocationId) {
         if let Some(session) = self.facts.sessions.get_mut(&to) {
-            session.owed.retain(|part| part.allocation != allocation);
+            let of_it = |part: &PartRef| part.allocation == allocation;
+            self.step.owed_before.extend(session.owed.iter().copied().filter(of_it).map(|part| (to, part)));
+            session.owed.retain(|part| !of_it(part));
+        }
+    }
+
+    /// It was not served, so the session wants what it wanted.
+    pub(super) fn owes_as_before(&mut self) {
+        for (to, part) in std::mem::take(&mut self.step.owed_before) {
+            if let Some(session) = self.facts.sessions.get_mut(&to) {
+                session.owed.insert(part);
+            }
         }
     }
 
@@ -59,7 +70,7 @@ impl Oracle {
     }
 
     /// Whether a descriptor more may be in flight. Those that a silent session has not received count until it is gone.
-    fn has_budget(&self, tenant: Tenant) -> bool {
+    pub(super) fn has_budget(&self, tenant: Tenant) -> bool {
         let (all, own) = (self.facts.in_flight(None), self.facts.in_flight(Some(tenant)));
         all < self.limits.fds_in_flight_max && own < self.limits.fds_in_flight_per_tenant_max
     }
