@@ -240,3 +240,18 @@ fn persistent_memory_outlives_its_session_in_the_host() {
     world.settle();
     assert!(world.maps(reader, part));
 }
+
+#[test]
+fn who_frees_what_is_coming_hears_of_it_though_nothing_comes_and_nothing_goes() {
+    let (mut world, client, part) = one_part();
+    evict(&mut world, part);
+    let source = world.contents.keys().next().copied().expect("it was written");
+    world.clung_to.insert(source);
+    world.fail_creates.push_back(Some(broker_core::CreateError::OutOfMemory));
+    world.pin_call(client, 1, &[part]);
+    let free = world.start(client, None, ClientRequest::FreeBatch(vec![part.allocation]));
+    // The source is released first, and not given back; then the destination could not be made.
+    world.work.rotate_left(1);
+    world.settle();
+    assert!(matches!(&world.replies[&free], Ok(broker_core::Reply::Released(items)) if items[0].1.is_ok()));
+}

@@ -13,7 +13,7 @@ use crate::{
     command::PartMove,
     error::Refusal,
     event::{PartRef, Tier},
-    ledger::{Place, Shortage},
+    ledger::{Account, Place, Shortage},
     residency::MapState,
     tenancy::TenantId,
 };
@@ -128,12 +128,21 @@ impl Broker {
     /// else waits.
     fn is_guaranteed(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
         let account = self.ledger.account(tenant, Place::device(device));
-        account.is_some_and(|account| account.held().saturating_add(more) <= account.guarantee)
+        account.is_some_and(|account| {
+            self.in_use(tenant, device, &account).saturating_add(more) <= account.guarantee
+        })
     }
 
     fn has_unmet_guarantee(&self, device: DeviceIndex) -> bool {
         let books = self.ledger.books(Place::device(device));
-        books.is_some_and(|books| books.accounts().any(|(_, account)| account.held() < account.guarantee))
+        books.is_some_and(|books| {
+            books.accounts().any(|(tenant, account)| self.in_use(tenant, device, account) < account.guarantee)
+        })
+    }
+
+    /// What is cached for the tenant is given up for what it wants itself.
+    fn in_use(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
+        account.held().saturating_sub(self.pool.cache().bytes_of(tenant, device))
     }
 
     /// The session waits for the part no more.

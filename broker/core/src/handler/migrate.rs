@@ -326,7 +326,10 @@ impl Broker {
         if failure.is_none() {
             self.release_extent(id);
         }
-        self.remove_if_gone(part.allocation);
+        if !self.remove_if_gone(part.allocation) {
+            // Of a freed allocation it may have been the last that nothing was known of.
+            self.notify(part.allocation);
+        }
     }
 
     pub(crate) fn forget_stray(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {

@@ -36,9 +36,13 @@ impl World {
         self.fails()?;
 
         self.story.say(self.now, || "operators free the rest".to_owned());
+        // One after the other: so many requests at once may be refused.
         let (rest, _) = self.broker.list_allocations(None, None, usize::MAX);
         for view in rest {
             self.operator_call(None, OperatorRequest::FreeAllocation(Target::Id(view.id)));
+            while !self.queue.is_empty() {
+                self.step()?;
+            }
         }
         self.settle()?;
         self.oracle.all_answered(&self.broker);
