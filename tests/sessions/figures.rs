@@ -91,6 +91,11 @@ impl Growth {
         }
     }
 
+    /// Whether either process has more open than at first.
+    pub(crate) const fn has_descriptors(&self) -> bool {
+        self.daemon.fds > 0 || self.client.fds > 0
+    }
+
     pub(crate) fn check(&self, memory_tolerance_bytes: u64) -> Result<()> {
         ensure!(self.charged_bytes == 0, "{} bytes stay charged", self.charged_bytes);
         for (who, process) in [("the daemon", self.daemon), ("the client", self.client)] {
