@@ -12,7 +12,7 @@ use crate::{
     free,
     output::Output,
     quota::tier_name,
-    relocate::{self, Parts},
+    relocate,
     revoke::{self, Revoke},
     table::{facts, size, size_or_dash, table, text_or_dash},
 };
@@ -38,6 +38,15 @@ pub(crate) struct List {
     /// Of this tenant alone.
     #[arg(default_value = "", hide_default_value = true)]
     tenant: String,
+}
+
+/// An allocation, or some of its parts.
+#[derive(Debug, Args)]
+pub(crate) struct Parts {
+    pub(crate) target: Target,
+    /// Only this part; may be given several times.
+    #[arg(long = "part", value_name = "INDEX")]
+    pub(crate) parts: Vec<u32>,
 }
 
 /// An id like `a-1099511627777`, or `tenant/name`.

@@ -1,24 +1,15 @@
 //! `vramctl alloc evict` and `bring-in`: moving parts between their device and the host's memory.
 
-use clap::Args;
 use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, MoveOutcome as Outcome, Tier, move_parts_request::Target as Wire};
 
 use crate::{
-    alloc::{Target, session_texts},
+    alloc::{Parts, Target, session_texts},
     failure::Failure,
     output::Output,
     table::{table, text_or_dash},
 };
-
-#[derive(Debug, Args)]
-pub(crate) struct Parts {
-    target: Target,
-    /// Only this part; may be given several times.
-    #[arg(long = "part", value_name = "INDEX")]
-    parts: Vec<u32>,
-}
 
 pub(crate) fn run(parts: Parts, to: Tier, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let Parts { target, parts } = parts;

@@ -6,7 +6,7 @@ use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, RevocationOutcome as Outcome, revoke_mappings_request::Target as Wire};
 
 use crate::{
-    alloc::{Target, session_texts},
+    alloc::{Parts, Target, session_texts},
     failure::Failure,
     output::Output,
     table::{table, text_or_dash},
@@ -14,17 +14,15 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Revoke {
-    target: Target,
-    /// Only this part; may be given several times.
-    #[arg(long = "part", value_name = "INDEX")]
-    parts: Vec<u32>,
+    #[command(flatten)]
+    which: Parts,
     /// Also what is pinned: new pins wait, and this command too, until the last pin has ended or the daemon's patience.
     #[arg(long)]
     wait: bool,
 }
 
 pub(crate) fn run(revoke: Revoke, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let Revoke { target, parts, wait } = revoke;
+    let Revoke { which: Parts { target, parts }, wait } = revoke;
     let target = Some(match target {
         Target::Id(id) => Wire::AllocationId(id.get()),
         Target::Name(name) => Wire::Name(name),

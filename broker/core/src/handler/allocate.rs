@@ -9,14 +9,13 @@ use super::{Start, Started, room::Choice};
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, Notice},
+    command::Notice,
     error::Refusal,
-    event::{AllocationSpec, CreateError, Kind, Lifetime, PartRef, Tier},
+    event::{AllocationSpec, Kind, Lifetime, PartRef},
     invariants,
-    ledger::{Place, Shortage},
+    ledger::Place,
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
     observed::Transition,
-    pool::{Extent, ExtentState},
     residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
     tenancy::{OpId, OpKind, Outcome, TenantId},
 };
@@ -274,17 +273,6 @@ impl Broker {
         bytes
     }
 
-    fn shortage(&self, tenant: TenantId, place: Place, shortage: Shortage, asked: Bytes) -> Refusal {
-        let (tier, uuid) = (place.tier, self.uuid(place.device).to_owned());
-        match shortage {
-            Shortage::Limit { limit, held } => {
-                let tenant = self.tenants.name(tenant).to_owned();
-                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, held, asked }
-            }
-            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, asked },
-        }
-    }
-
     /// Reserves the bytes of one allocation and orders its extents, but for those that are cached. Says how many were
     /// ordered.
     fn make(
@@ -361,109 +349,6 @@ impl Broker {
         let extent = self.pool.reuse(tenant, device, size, part)?;
         self.notice(Notice::Reused { extent, part });
         Some(extent)
-    }
-
-    /// Reserves the bytes of one part and has an extent made for it.
-    pub(crate) fn order(
-        &mut self,
-        tenant: TenantId,
-        place: Place,
-        size: Bytes,
-        part: PartRef,
-        kind: Kind,
-    ) -> Result<ExtentId, Refusal> {
-        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
-        let extent = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
-        let another = match place.tier {
-            Tier::Device => planted!(self, WrongTenantCharged),
-            Tier::Host | Tier::Disk => planted!(self, HostChargedToAnother),
-        };
-        let charged = match place.tier {
-            Tier::Host if planted!(self, HostChargeForgotten) => Bytes::ZERO,
-            _ => size,
-        };
-        let payer = match another {
-            true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
-            false => tenant,
-        };
-        let reserved = self.ledger.reserve(payer, place, charged);
-        let reservation = reserved.map_err(|shortage| self.shortage(tenant, place, shortage, size))?;
-        let state = ExtentState::Creating(reservation);
-        let (part, sent_to) = (Some(part), Few::default());
-        self.pool.insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false });
-        let Place { device, tier } = place;
-        self.command(Command::CreateExtent { extent, device, tier, size, kind });
-        Ok(extent)
-    }
-
-    pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
-        let Some(extent) = self.pool.get_mut(id) else {
-            return self.broken(invariants::EXTENTS, format!("{id} was created and is not known"));
-        };
-        let Some(reservation) = extent.take_reservation() else {
-            return self.broken(invariants::EXTENTS, format!("{id} was created twice"));
-        };
-        let (place, size, part) = (extent.place, extent.size, extent.part);
-        let failure = match result {
-            Ok(()) => {
-                extent.state = ExtentState::Live(self.ledger.settle(reservation));
-                None
-            }
-            Err(error) => {
-                self.pool.take(id);
-                self.ledger.cancel(reservation);
-                self.unsettled.demands = true;
-                Some(self.creation_failed(id, place, size, error))
-            }
-        };
-        let failed = failure.is_some();
-        let Some((part, allocation)) =
-            part.and_then(|part| Some((part, self.allocations.get_mut(part.allocation)?)))
-        else {
-            return self.broken(invariants::EXTENTS, format!("{id} backs nothing"));
-        };
-        if failed {
-            allocation.extents_left = allocation.extents_left.saturating_sub(1);
-            self.forget_stray(part.allocation, id);
-        }
-        let Some(allocation) = self.allocations.get(part.allocation) else { return };
-        let op = allocation.op;
-        let freeing = allocation.state == AllocationState::Freeing;
-        if allocation.part(part.part).is_some_and(|entry| entry.extent != id) {
-            return self.stray_made(part, id, failure.as_ref());
-        }
-        if freeing {
-            self.give_back_part(part);
-            self.remove_if_gone(part.allocation);
-        }
-        if let Some(op) = op
-            && let Some(OpKind::Allocate { extents_left, failure: first, .. }) =
-                self.ops.get_mut(op).map(|op| &mut op.kind)
-        {
-            *extents_left = extents_left.saturating_sub(1);
-            *first = first.take().or(failure);
-            self.check_op(op);
-        }
-    }
-
-    fn creation_failed(&mut self, id: ExtentId, place: Place, size: Bytes, error: CreateError) -> Refusal {
-        let uuid = self.uuid(place.device).to_owned();
-        let problem = match &error {
-            CreateError::OutOfMemory => "out of memory".to_owned(),
-            CreateError::OutOfHostMemory(problem) | CreateError::Failed(problem) => problem.clone(),
-        };
-        self.notice(Notice::CreateFailed { extent: id, problem });
-        match error {
-            // The ledger had room and the device has not: something outside took it. What is cached goes, so that
-            // the next try finds room.
-            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) => {
-                if place.tier == Self::tier() {
-                    self.give_up_cached(Some(place.device));
-                }
-                Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, asked: size }
-            }
-            CreateError::Failed(problem) => Refusal::DriverFailed { device: uuid, problem },
-        }
     }
 
     /// All extents of a batch are made, or could not be.

@@ -5,6 +5,7 @@ mod allocate;
 mod attach;
 mod client;
 mod completion;
+mod create;
 mod demand;
 mod fd_budget;
 mod forget;

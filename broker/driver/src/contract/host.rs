@@ -5,6 +5,7 @@ use vramd_types::{Bytes, HostNode};
 use super::{
     Access, Bench, Harness, Verdict,
     bench::{FIRST, SMALL, new_id, pattern},
+    memory,
 };
 use crate::{DriverError, ExtentKind, Submission};
 
@@ -34,19 +35,7 @@ pub fn host_memory_is_zero_and_can_be_shared(harness: &dyn Harness) -> Verdict {
 }
 
 pub fn host_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdict {
-    let mut bench = Bench::new(harness);
-    for _ in 0..4 {
-        let extent = bench.make_host();
-        let mut importer = bench.mapped(&extent, Access::ReadWrite);
-        for offset in [0, SMALL.get() / 2] {
-            assert_eq!(importer.read(offset, PIECE), vec![0; PIECE], "at {offset}");
-            assert!(importer.write(offset, &pattern(3, PIECE)));
-        }
-        drop(importer);
-        bench.free(extent);
-    }
-    bench.finish();
-    Verdict::Passed
+    memory::zero_each_time(harness, Bench::make_host)
 }
 
 pub fn a_mapping_of_host_memory_outlives_its_release(harness: &dyn Harness) -> Verdict {

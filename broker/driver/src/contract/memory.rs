@@ -2,7 +2,7 @@
 
 use super::{
     Access, Bench, Harness, Verdict,
-    bench::{SMALL, pattern},
+    bench::{Extent, SMALL, pattern},
 };
 
 const PIECE: usize = 10_000;
@@ -23,9 +23,17 @@ pub fn fresh_memory_is_zero(harness: &dyn Harness) -> Verdict {
 }
 
 pub fn used_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdict {
+    zero_each_time(harness, Bench::make)
+}
+
+/// Memory that is made, written and freed over and over.
+pub(super) fn zero_each_time<'h>(
+    harness: &'h dyn Harness,
+    make: impl Fn(&mut Bench<'h>) -> Extent,
+) -> Verdict {
     let mut bench = Bench::new(harness);
     for _ in 0..4 {
-        let extent = bench.make();
+        let extent = make(&mut bench);
         let mut importer = bench.mapped(&extent, Access::ReadWrite);
         for offset in [0, SMALL.get() / 2, last_piece()] {
             assert_eq!(importer.read(offset, PIECE), vec![0; PIECE], "at {offset}");
