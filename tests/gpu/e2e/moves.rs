@@ -6,10 +6,12 @@ use serde_json::{Value, json};
 use vramd_proto::v1::{MoveOutcome, MovePartsRequest, PartMove, Tier, move_parts_request::Target};
 use vramd_tests::{Config, Daemon, GIB, MIB, MIB_2, wait::until};
 
-use super::{Actor, World};
+use super::{
+    Actor, World,
+    pins::{ROUNDS, freed_by_the_first, pin, sealed_while_away},
+};
 use crate::content;
 
-const ROUNDS: u64 = 5;
 /// Four parts and a remainder that is no whole 2 MiB.
 const SIZE: u64 = GIB + 8 * 13;
 
@@ -39,39 +41,13 @@ pub(super) fn to_the_host_and_back(world: &World) -> Value {
         writer.ask(&format!("fill {}", round + 1));
         writer.ask("unpin");
     }
-    // Hashed where it lies: what the last kernel wrote.
-    evict(&daemon, id);
-    let digest = writer.text("seal", "digest");
+    // It is hashed where it lies.
     let sum = content::sum(ROUNDS, SIZE);
-
-    let mut reader = Actor::ready(&daemon);
-    assert_eq!(reader.text("attach weights", "digest"), digest);
-    let mut actors = [writer, reader];
-    let addresses = actors.each_mut().map(|actor| {
-        let address = pin(actor, "read");
-        actor.ask("unpin");
-        actor.ask("unhold");
-        address
-    });
-    for round in 0..ROUNDS {
+    let (digest, actors) = sealed_while_away(&daemon, writer, sum, || {
         evict(&daemon, id);
-        for (actor, address) in actors.iter_mut().zip(addresses) {
-            assert_eq!(pin(actor, "read"), address, "sealed, round {round}");
-            assert_eq!(actor.number("sum", "sum"), sum, "sealed, round {round}");
-            assert_eq!(actor.text("digest", "digest"), digest, "sealed, round {round}");
-            actor.ask("unpin");
-        }
-    }
-    let [mut writer, reader] = actors;
-    writer.ask("free");
-    [writer, reader].into_iter().for_each(Actor::leave);
-    daemon.drains();
+    });
+    freed_by_the_first(&daemon, actors);
     json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "evicted_in_ms": out, "pinned_in_ms": back })
-}
-
-#[track_caller]
-fn pin(actor: &mut Actor, access: &str) -> u64 {
-    actor.number(&format!("pin {access}"), "address")
 }
 
 /// Until all of it has left: who maps it may not have said so by now. How long the call took that it left by.

@@ -15,7 +15,7 @@ use vramd_types::Reason;
 use super::{Actor, World};
 use crate::content;
 
-const ROUNDS: u64 = 5;
+pub(super) const ROUNDS: u64 = 5;
 /// Two parts and a remainder that is no whole 2 MiB.
 const SIZE: u64 = 300 * MIB + 8 * 13;
 const KERNEL: Duration = Duration::from_secs(2);
@@ -47,34 +47,10 @@ pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
         writer.ask(&format!("fill {}", round + 1));
         writer.ask("unpin");
     }
-    // Away as it is: the daemon hashes what the last kernel wrote.
-    evict(&daemon, id);
-    let digest = writer.text("seal", "digest");
     let sum = content::sum(ROUNDS, SIZE);
-
-    let mut reader = Actor::ready(&daemon);
-    assert_eq!(reader.text("attach weights", "digest"), digest);
-    let mut actors = [writer, reader];
-    let addresses = actors.each_mut().map(|actor| {
-        let address = pin(actor, "read");
-        actor.ask("unpin");
-        actor.ask("unhold");
-        address
-    });
-    for round in 0..ROUNDS {
-        evict(&daemon, id);
-        for (actor, address) in actors.iter_mut().zip(addresses) {
-            assert_eq!(pin(actor, "read"), address, "sealed, round {round}");
-            assert_eq!(actor.number("sum", "sum"), sum, "sealed, round {round}");
-            assert_eq!(actor.text("digest", "digest"), digest, "sealed, round {round}");
-            actor.ask("unpin");
-        }
-    }
+    let (digest, actors) = sealed_while_away(&daemon, writer, sum, || evict(&daemon, id));
     assert_eq!(daemon.books().held(), held, "charged once, to its owner");
-    let [mut writer, reader] = actors;
-    writer.ask("free");
-    [writer, reader].into_iter().for_each(Actor::leave);
-    daemon.drains();
+    freed_by_the_first(&daemon, actors);
     json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest })
 }
 
@@ -124,8 +100,49 @@ pub(super) fn unpinned_after_a_stream(_: &World) -> Value {
     })
 }
 
+/// The rest of a case whose writer has let go of `weights`, with that sum: it is sealed as it was taken away, a reader attaches
+/// it, and it is taken away and pinned again by both in each round. Its digest, writer and reader.
 #[track_caller]
-fn pin(actor: &mut Actor, access: &str) -> u64 {
+pub(super) fn sealed_while_away(
+    daemon: &Daemon,
+    mut writer: Actor,
+    sum: u64,
+    take_away: impl Fn(),
+) -> (String, [Actor; 2]) {
+    // The daemon hashes what the last kernel wrote.
+    take_away();
+    let digest = writer.text("seal", "digest");
+
+    let mut reader = Actor::ready(daemon);
+    assert_eq!(reader.text("attach weights", "digest"), digest);
+    let mut actors = [writer, reader];
+    let addresses = actors.each_mut().map(|actor| {
+        let address = pin(actor, "read");
+        actor.ask("unpin");
+        actor.ask("unhold");
+        address
+    });
+    for round in 0..ROUNDS {
+        take_away();
+        for (actor, address) in actors.iter_mut().zip(addresses) {
+            assert_eq!(pin(actor, "read"), address, "sealed, round {round}");
+            assert_eq!(actor.number("sum", "sum"), sum, "sealed, round {round}");
+            assert_eq!(actor.text("digest", "digest"), digest, "sealed, round {round}");
+            actor.ask("unpin");
+        }
+    }
+    (digest, actors)
+}
+
+#[track_caller]
+pub(super) fn freed_by_the_first(daemon: &Daemon, [mut writer, reader]: [Actor; 2]) {
+    writer.ask("free");
+    [writer, reader].into_iter().for_each(Actor::leave);
+    daemon.drains();
+}
+
+#[track_caller]
+pub(super) fn pin(actor: &mut Actor, access: &str) -> u64 {
     actor.number(&format!("pin {access}"), "address")
 }
 
