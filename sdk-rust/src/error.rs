@@ -79,6 +79,8 @@ errors! {
         /// It waited for pins whose holders all waited themselves, perhaps for its own: unpin what is held, then try again.
         PinStalled { session: String },
             "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again";
+        /// An operator ended the wait for room on the device.
+        WaitCancelled { wait: u64 }, "an operator ended the wait for room, number {wait}";
         PinsTooMany { allocation: String, limit_count: u64 },
             "a part of {allocation} has {limit_count} pins, as many as can be counted";
         /// Guards are alive. Nothing was done, and nothing is lost.

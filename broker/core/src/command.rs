@@ -22,8 +22,9 @@ pub enum Command {
     ForgetProcess { channel: ChannelId },
     /// Kills the process behind a channel.
     KillProcess { channel: ChannelId },
-    /// Makes memory: zero, not exported to anybody yet. In another tier than the device's it is the device's neighbour.
-    CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind },
+    /// Makes memory, not exported to anybody yet. In another tier than the device's it is the device's neighbour. What need
+    /// not be zeroed is written as a whole before anybody sees it.
+    CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
     /// Copies the first bytes of one extent to another; neither is released or mapped by anybody until it is answered.
     Copy { from: ExtentId, to: ExtentId, bytes: Bytes },
     /// A copy is of no use any more. It is answered all the same, as done or as failed.
@@ -74,6 +75,7 @@ pub enum Reply {
         allocation: AllocationId,
         parts: Vec<(PartIndex, PartMove)>,
     },
+    WaitCancelled,
     Drained {
         draining: bool,
         sessions: usize,

@@ -123,6 +123,12 @@ pub enum Refusal {
     PinStalled {
         session: SessionId,
     },
+    WaitCancelled {
+        wait: u64,
+    },
+    WaitNotFound {
+        wait: u64,
+    },
     NameTaken {
         name: String,
     },
@@ -195,6 +201,8 @@ impl Refusal {
             Self::GuaranteeUnbacked { .. } => Reason::GuaranteeUnbacked,
             Self::Raced { .. } => Reason::Raced,
             Self::PinStalled { .. } => Reason::PinStalled,
+            Self::WaitCancelled { .. } => Reason::WaitCancelled,
+            Self::WaitNotFound { .. } => Reason::WaitNotFound,
             Self::NameTaken { .. } => Reason::NameTaken,
             Self::Draining => Reason::Draining,
             Self::DriverFailed { .. } => Reason::DriverFailed,
@@ -282,6 +290,7 @@ impl Refusal {
                 ("capacity", bytes(capacity)),
                 ("committed", bytes(committed)),
             ],
+            Self::WaitCancelled { wait } | Self::WaitNotFound { wait } => vec![("wait", wait.to_string())],
             Self::NameTaken { name } => vec![("name", name.clone())],
             Self::DriverFailed { device, problem } => {
                 vec![("device", device.clone()), ("problem", problem.clone())]
@@ -376,6 +385,8 @@ impl fmt::Display for Refusal {
                 f,
                 "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again"
             ),
+            Self::WaitCancelled { wait } => write!(f, "an operator ended the wait for room, number {wait}"),
+            Self::WaitNotFound { wait } => write!(f, "nothing waits for room under the number {wait}"),
             Self::NameTaken { name } => write!(f, "the name `{name}` is taken"),
             Self::Draining => write!(f, "the node is being taken out of service"),
             Self::DriverFailed { device, problem } => write!(f, "the driver of {device} failed: {problem}"),

@@ -1,5 +1,7 @@
 //! What happens to the broker. The shell turns everything from outside into one of these.
 
+use std::time::Duration;
+
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
 /// One request, to be answered by one [`crate::Command::Reply`] with the same number.
@@ -68,8 +70,20 @@ pub enum Event {
     QuotasStored {
         result: Result<(), String>,
     },
+    /// What the words of sessions say of use since the last time. Parts that were neither used, nor pinned or unpinned, are not
+    /// among it.
+    Touched(Vec<TouchedPart>),
     /// Nothing but time has passed.
     Tick,
+}
+
+/// One part in the words of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TouchedPart {
+    pub session: SessionId,
+    pub part: PartRef,
+    /// Whether it was pinned at that moment.
+    pub pinned: bool,
 }
 
 /// Where a part's words are in the word table of its session.
@@ -127,11 +141,22 @@ pub struct UnmappedPart {
 
 #[derive(Clone, Debug)]
 pub enum ClientRequest {
-    AllocateBatch(Vec<AllocationSpec>),
+    /// All or none. What finds no room on its device waits so long for it, in the order of asking.
+    AllocateBatch {
+        items: Vec<AllocationSpec>,
+        wait: Duration,
+    },
     FreeBatch(Vec<AllocationId>),
     Attach(Target),
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
+}
+
+impl ClientRequest {
+    /// A batch that does not wait for others to make room.
+    pub const fn allocate(items: Vec<AllocationSpec>) -> Self {
+        Self::AllocateBatch { items, wait: Duration::ZERO }
+    }
 }
 
 /// One allocation, by its id or by `name` or `tenant/name`.
@@ -175,6 +200,9 @@ pub struct AllocationSpec {
     pub replace: bool,
     /// It may begin with whatever the tenant's own memory held before; else it begins as zeros.
     pub uninitialized: bool,
+    /// Nothing of it is mapped until it is pinned. What finds no room on its device begins in the tier below, so it may be
+    /// larger than the device.
+    pub unheld: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -210,6 +238,11 @@ pub enum OperatorRequest {
         /// None is all.
         parts: Vec<PartIndex>,
         tier: Tier,
+    },
+    /// Refuses a request that waits for room, or all pin calls that wait for one part.
+    CancelWait {
+        /// [`crate::WaitView::id`].
+        wait: u64,
     },
     Drain {
         draining: bool,

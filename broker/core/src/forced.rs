@@ -9,7 +9,7 @@ use crate::{
     command::{Command, Notice},
     event::{PartRef, Tier},
     invariants,
-    migration::Migration,
+    migration::{Cause, Migration},
     observed::Transition,
     residency::{Hold, MapEvent},
 };
@@ -50,6 +50,8 @@ impl Broker {
                 let migration = Migration {
                     to,
                     towards: Tier::Host,
+                    cause: Cause::Operator,
+                    since: self.now,
                     state: from,
                     made: true,
                     vacated: true,

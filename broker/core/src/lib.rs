@@ -52,12 +52,12 @@ pub use error::Refusal;
 pub use event::{
     AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector,
     Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey, Slot, Target, Tier,
-    UnmappedPart, WordsOutcome,
+    TouchedPart, UnmappedPart, WordsOutcome,
 };
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;
-pub use migration::{MigrationEvent, MigrationState};
+pub use migration::{Cause, MigrationEvent, MigrationState};
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;
@@ -65,6 +65,6 @@ pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, Backing, Counts, DeviceView, HostView, MapperView, NodeView, PartView, QuotaInForce,
-    QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest,
+    AllocationView, Backing, Counts, DeviceView, HostView, MapperView, MoveView, NodeView, PartView,
+    QuotaInForce, QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, WaitView, Waiting,
 };

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, Quantity, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
 use crate::{
-    event::{Kind, Lifetime, Tier},
+    event::{Kind, Lifetime, PartRef, Tier},
+    migration::{Cause, MigrationState},
     residency::{AllocationState, MapState},
     tenancy::SessionState,
     time::Time,
@@ -144,6 +145,45 @@ pub struct DeviceView {
     pub contexts: Bytes,
     pub committed: Bytes,
     pub shortfall: Bytes,
+}
+
+/// What waits for room on a device, or for its tenant to be below its limit there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitView {
+    /// In the order of asking.
+    pub id: u64,
+    /// UUID.
+    pub device: String,
+    pub tenant: String,
+    pub what: Waiting,
+    pub bytes: Bytes,
+    pub since: Time,
+    /// When a batch is refused.
+    pub until: Option<Time>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// A part that these sessions pin, or are to be sent.
+    Part { part: PartRef, sessions: Vec<SessionId> },
+    /// An `AllocateBatch` of so many items.
+    Batch { session: SessionId, items: usize },
+}
+
+/// A part on its way to another tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoveView {
+    pub part: PartRef,
+    pub tenant: String,
+    /// UUID.
+    pub device: String,
+    pub to: Tier,
+    pub bytes: Bytes,
+    pub cause: Cause,
+    pub state: MigrationState,
+    pub since: Time,
+    /// Where it is copied to, by which the driver knows how far it has come.
+    pub extent: ExtentId,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ fn memory_that_could_not_be_made_is_room_for_who_waits() {
     let client = world.open_pinning("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
     evict(&mut world, part);
-    let call = world.start(client, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    let call = world.start(client, None, ClientRequest::allocate(vec![spec(8)]));
     world.pin_call(client, 1, &[part]);
     assert_eq!((answer(&world, client, 1), held(&world)), (None, mib(8, 4)));
     let failure = || Some(CreateError::Failed("no".to_owned()));

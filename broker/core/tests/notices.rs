@@ -170,21 +170,21 @@ fn refusals() {
     };
     let by_session = Asker::Session { session: client.session, tenant: "a".into() };
 
-    world.start(client, None, ClientRequest::AllocateBatch(vec![spec(100)]));
+    world.start(client, None, ClientRequest::allocate(vec![spec(100)]));
     assert_eq!(refused(&mut world), (by_session.clone(), "AllocateBatch", Reason::QuotaLimit));
 
     // Asked twice before the driver failed: one refusal, two answers.
     world.fail_creates.push_back(Some(CreateError::OutOfMemory));
-    let again = [(); 2].map(|()| world.start(client, key(1, 1), ClientRequest::AllocateBatch(vec![spec(2)])));
+    let again = [(); 2].map(|()| world.start(client, key(1, 1), ClientRequest::allocate(vec![spec(2)])));
     assert_eq!(refused(&mut world), (by_session.clone(), "AllocateBatch", Reason::DeviceFull));
     assert!(again.iter().all(|call| world.replies[call].is_err()));
 
     world.allocate(client, named(2, "x")).expect("room");
     let used = key(2, 1);
-    world.start(client, used, ClientRequest::AllocateBatch(vec![spec(2)]));
+    world.start(client, used, ClientRequest::allocate(vec![spec(2)]));
     world.settle();
     let other = used.map(|key| RequestKey { fingerprint: [9; 16], ..key });
-    world.start(client, other, ClientRequest::AllocateBatch(vec![spec(4)]));
+    world.start(client, other, ClientRequest::allocate(vec![spec(4)]));
     assert_eq!(refused(&mut world), (by_session, "AllocateBatch", Reason::RequestIdReused));
 
     let stranger = Peer { pid: 9999, uid: UID };
@@ -210,7 +210,7 @@ fn a_batch_that_could_not_be_made_is_a_refusal_and_no_freed_allocations() {
     let mut world = World::new(64);
     let client = opened(&mut world, "a");
     world.fail_creates.extend([None, Some(CreateError::OutOfMemory)]);
-    world.call(client, ClientRequest::AllocateBatch(vec![spec(4), spec(4)])).expect_err("no room");
+    world.call(client, ClientRequest::allocate(vec![spec(4), spec(4)])).expect_err("no room");
     let told = told(&mut world);
     assert!(told.contains(&"refused AllocateBatch DEVICE_FULL".to_owned()), "{told:?}");
     assert!(!told.iter().any(|told| told.starts_with("freed") || told.starts_with("made")), "{told:?}");
@@ -226,7 +226,7 @@ fn operators_see_what_is_behind_a_part_and_how_far_each_mapping_is() {
     };
     let mapper = |client: Client, state| MapperView { session: client.session, state };
 
-    world.start(owner, None, ClientRequest::AllocateBatch(vec![named(4, "x")]));
+    world.start(owner, None, ClientRequest::allocate(vec![named(4, "x")]));
     let id = world.broker.list_allocations(None, None, 1).0[0].id;
     assert_eq!(shown(&world, id), (Backing::Creating, vec![]));
     world.work_once();

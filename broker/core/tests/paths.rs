@@ -50,7 +50,7 @@ fn allocate_seal_attach_free() {
 fn a_batch_is_all_or_nothing() {
     let mut world = World::new(20);
     let client = world.open("a");
-    let batch = ClientRequest::AllocateBatch(vec![spec(8), spec(8), spec(8)]);
+    let batch = ClientRequest::allocate(vec![spec(8), spec(8), spec(8)]);
     let refused = world.call(client, batch).expect_err("too much");
     let Refusal::QuotaLimit { limit, held, asked, .. } = refused else { panic!("{refused:?}") };
     assert_eq!((limit, held, asked), (Bytes::mib(20), Bytes::ZERO, Bytes::mib(24)));
@@ -66,8 +66,7 @@ fn one_failed_extent_undoes_the_batch() {
         (CreateError::Failed("broken".to_owned()), Reason::DriverFailed),
     ] {
         world.fail_creates = [None, None, Some(error), None].into();
-        let refused =
-            world.call(client, ClientRequest::AllocateBatch(vec![spec(8), spec(8)])).expect_err("fails");
+        let refused = world.call(client, ClientRequest::allocate(vec![spec(8), spec(8)])).expect_err("fails");
         assert_eq!(refused.reason(), reason);
         assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
     }
@@ -167,7 +166,7 @@ fn memory_that_somebody_clings_to_stays_charged() {
 fn repeated_requests_do_nothing_twice() {
     let mut world = World::new(64);
     let client = world.open("a");
-    let allocate = || ClientRequest::AllocateBatch(vec![spec(4)]);
+    let allocate = || ClientRequest::allocate(vec![spec(4)]);
     let (first, second) =
         (world.start(client, key(1, 1), allocate()), world.start(client, key(1, 1), allocate()));
     world.settle();
@@ -191,7 +190,7 @@ fn calls_come_from_the_sessions_process() {
     let client = world.open("a");
     let attempt = |world: &mut World, session: u64, pid: u32| {
         let forged = world::Client { session: SessionId::from_raw(session), pid, ..client };
-        world.call(forged, ClientRequest::AllocateBatch(vec![spec(2)])).expect_err("refused").reason()
+        world.call(forged, ClientRequest::allocate(vec![spec(2)])).expect_err("refused").reason()
     };
     let own = client.session.get();
     assert_eq!(attempt(&mut world, own, client.pid + 1), Reason::SessionForeign);
@@ -234,9 +233,9 @@ fn bad_requests_change_nothing() {
             assert!(reason.facts().contains(&fact), "{reason} does not list {fact}");
         }
     }
-    let empty = world.call(client, ClientRequest::AllocateBatch(vec![])).expect_err("empty");
+    let empty = world.call(client, ClientRequest::allocate(vec![])).expect_err("empty");
     assert_eq!(empty.reason(), Reason::RequestInvalid);
-    let twice = ClientRequest::AllocateBatch(vec![named(2, "x"), named(2, "x")]);
+    let twice = ClientRequest::allocate(vec![named(2, "x"), named(2, "x")]);
     assert_eq!(world.call(client, twice).expect_err("twice").reason(), Reason::NameTaken);
     assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
 }
@@ -248,7 +247,7 @@ fn a_tenant_that_lets_requests_hang_keeps_nobody_from_being_heard() {
     base.limits.pending_requests_max = 3;
     let mut world = World::with(base, StoredQuotas::default());
     let (a, b, c) = (world.open("a"), world.open("b"), world.open("c"));
-    let allocate = || ClientRequest::AllocateBatch(vec![spec(2)]);
+    let allocate = || ClientRequest::allocate(vec![spec(2)]);
     let calls: Vec<_> =
         [a, a, a, b, c].into_iter().map(|client| world.start(client, None, allocate())).collect();
     let full: Vec<_> = calls
@@ -270,7 +269,7 @@ fn what_was_freed_before_it_was_sent_is_never_sent() {
     let id = world.sealed(owner, persistent(4, "x"));
     world.call(owner, ClientRequest::Detach(vec![id])).expect("detached");
     world.stopped.extend([owner.channel, reader.channel]);
-    world.start(owner, None, ClientRequest::AllocateBatch(vec![spec(4)]));
+    world.start(owner, None, ClientRequest::allocate(vec![spec(4)]));
     world.settle();
     world.start(reader, None, ClientRequest::Attach(by_name("a/x")));
     let freed = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect("freed");
@@ -357,7 +356,7 @@ fn repetitions_wait_like_the_first() {
     base.limits.pending_requests_per_tenant_max = 4;
     let mut world = World::with(base, StoredQuotas::default());
     let (client, other) = (world.open("a"), world.open("b"));
-    let allocate = || ClientRequest::AllocateBatch(vec![spec(2)]);
+    let allocate = || ClientRequest::allocate(vec![spec(2)]);
     let calls: Vec<_> = (0..6).map(|_| world.start(client, key(1, 1), allocate())).collect();
     let refused = calls.iter().filter(|call| world.replies.contains_key(call)).count();
     assert_eq!(refused, 2);

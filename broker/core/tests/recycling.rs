@@ -38,7 +38,7 @@ fn cached(world: &World, tenant: &str) -> Bytes {
 
 /// Begins a request and says whether it needs the driver to make something.
 fn needs_making(world: &mut World, client: Client, spec: AllocationSpec) -> (CallId, bool) {
-    let call = world.start(client, None, ClientRequest::AllocateBatch(vec![spec]));
+    let call = world.start(client, None, ClientRequest::allocate(vec![spec]));
     (call, world.work.iter().any(|work| matches!(work, Command::CreateExtent { .. })))
 }
 
@@ -141,7 +141,7 @@ fn anybody_who_needs_room_is_given_it() {
     let mut world = world(16, 16);
     let (client, other) = (world.open("a"), world.open("b"));
     free(&mut world, client, spec(12));
-    let call = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    let call = world.start(other, None, ClientRequest::allocate(vec![spec(8)]));
     assert!(!world.replies.contains_key(&call), "it waits for the driver to let go");
     assert_eq!(cached(&world, "a"), Bytes::mib(8), "no more goes than must");
     world.settle();
@@ -164,7 +164,7 @@ fn ones_own_limit_is_not_reached_by_what_is_only_cached() {
     world.allocate(client, spec(8)).expect("8 of 12");
     assert_eq!(world.held_by("a"), Bytes::mib(12));
     // What is wanted itself is not given up for the rest of its batch.
-    let batch = ClientRequest::AllocateBatch(vec![old(4), spec(2)]);
+    let batch = ClientRequest::allocate(vec![old(4), spec(2)]);
     assert_eq!(world.call(client, batch).expect_err("14 of 12").reason(), Reason::QuotaLimit);
     assert_eq!(cached(&world, "a"), Bytes::mib(4));
     world.allocate(client, old(4)).expect("12 of 12");
@@ -195,7 +195,7 @@ fn who_waits_for_room_that_does_not_come_is_refused() {
     let call = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
     world.settle();
     assert!(world.replies.remove(&call).is_some());
-    let call = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(16)]));
+    let call = world.start(other, None, ClientRequest::allocate(vec![spec(16)]));
     let given_up: Vec<_> = world.work.iter().filter_map(released).collect();
     assert_eq!(given_up.len(), 3);
     world.clung_to.extend(given_up);
@@ -217,7 +217,7 @@ fn who_waits_for_room_and_leaves_is_told_so() {
     let mut world = world(16, 16);
     let (client, other) = (world.open("a"), world.open("b"));
     free(&mut world, client, spec(12));
-    let call = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(16)]));
+    let call = world.start(other, None, ClientRequest::allocate(vec![spec(16)]));
     world.end_process(other);
     assert_eq!(world.replies.remove(&call).expect("told").expect_err("gone").reason(), Reason::SessionLost);
     assert_eq!(world.held(), Bytes::ZERO);
@@ -229,7 +229,7 @@ fn a_batch_that_fails_gives_back_what_it_had_from_the_cache() {
     let client = world.open("a");
     free(&mut world, client, spec(4));
     world.fail_creates = [Some(CreateError::Failed("broken".to_owned()))].into();
-    let batch = ClientRequest::AllocateBatch(vec![old(4), spec(4)]);
+    let batch = ClientRequest::allocate(vec![old(4), spec(4)]);
     world.call(client, batch).expect_err("the second one fails");
     assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(4), Bytes::mib(4)));
     world.fail_creates = [Some(CreateError::OutOfMemory)].into();
@@ -309,8 +309,8 @@ fn who_comes_while_it_is_going_waits_for_it_too() {
     world.start_operator(None, OperatorRequest::Drain { draining: true });
     world.start_operator(None, OperatorRequest::Drain { draining: false });
     assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(12)));
-    let own = world.start(client, None, ClientRequest::AllocateBatch(vec![spec(8)]));
-    let others = world.start(other, None, ClientRequest::AllocateBatch(vec![spec(8)]));
+    let own = world.start(client, None, ClientRequest::allocate(vec![spec(8)]));
+    let others = world.start(other, None, ClientRequest::allocate(vec![spec(8)]));
     assert!(!world.replies.contains_key(&own) && !world.replies.contains_key(&others));
     world.settle();
     assert!([own, others].iter().all(|call| world.replies[call].is_ok()));

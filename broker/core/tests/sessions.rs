@@ -20,7 +20,7 @@ fn a_process_may_end_at_any_point() {
         let other = world.open("b");
         let kept = world.allocate(other, spec(6)).expect("room");
         let first = world.allocate(client, spec(6)).expect("room");
-        world.start(client, None, ClientRequest::AllocateBatch(vec![spec(6), named(6, "x")]));
+        world.start(client, None, ClientRequest::allocate(vec![spec(6), named(6, "x")]));
         world.start(client, None, ClientRequest::Seal(first));
         for step in 0..steps {
             match step % 2 {
@@ -47,11 +47,11 @@ fn a_silent_session_stays_charged_until_its_process_ends() {
     let (sessions, _) = world.broker.list_sessions(None, None, 10);
     assert_eq!(sessions[0].state, SessionState::Silent);
     assert_eq!(world.held(), Bytes::mib(8));
-    let lost = world.call(client, ClientRequest::AllocateBatch(vec![spec(2)])).expect_err("lost");
+    let lost = world.call(client, ClientRequest::allocate(vec![spec(2)])).expect_err("lost");
     assert_eq!(lost.reason(), Reason::SessionLost);
     world.end_process(client);
     assert_eq!(world.held(), Bytes::ZERO);
-    let lost = world.call(client, ClientRequest::AllocateBatch(vec![spec(2)])).expect_err("lost");
+    let lost = world.call(client, ClientRequest::allocate(vec![spec(2)])).expect_err("lost");
     assert_eq!(lost.reason(), Reason::SessionLost);
 }
 
@@ -138,9 +138,9 @@ fn sessions_that_are_said_to_be_over_are_sent_nothing_more() {
     let DaemonFrame::Welcome { session, .. } = answer else { panic!("no welcome: {answer:?}") };
     let second = Client { channel, session, ..first };
     world.stopped.extend([first.channel, second.channel]);
-    world.start(first, None, ClientRequest::AllocateBatch(vec![spec(4)]));
+    world.start(first, None, ClientRequest::allocate(vec![spec(4)]));
     world.settle();
-    world.start(second, None, ClientRequest::AllocateBatch(vec![spec(4)]));
+    world.start(second, None, ClientRequest::allocate(vec![spec(4)]));
     world.settle();
     world.hello_after("a", first.pid, None, vec![first.session, second.session]);
     let sent = world.inboxes.get(&second.channel).into_iter().flatten();

@@ -44,7 +44,7 @@ impl Memory {
         let about = |request: &ClientRequest| match request {
             ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
             ClientRequest::Seal(id) => vec![*id],
-            ClientRequest::AllocateBatch(_) | ClientRequest::Attach(_) => Vec::new(),
+            ClientRequest::AllocateBatch { .. } | ClientRequest::Attach(_) => Vec::new(),
         };
         decision::of_request(&self.telemetry, request, about, |request| {
             self.inbox.request(|call| Event::Client { call, session, peer, key, request })
@@ -82,7 +82,7 @@ impl MemoryService for Memory {
         tracing::debug!(items, "batch decoded");
         let (caller, message, session, key) = opened!(request);
         let specs = convert::specs(message.items).map_err(|refusal| refused(&refusal))?;
-        match self.submit(caller, session, key, ClientRequest::AllocateBatch(specs)).await? {
+        match self.submit(caller, session, key, ClientRequest::allocate(specs)).await? {
             Reply::Allocated(views) => {
                 let allocations =
                     views.into_iter().map(|view| view::allocation(view, For::Clients)).collect();

@@ -147,6 +147,8 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::SessionForeign { .. }
         | R::Raced { .. }
         | R::PinStalled { .. }
+        | R::WaitCancelled { .. }
+        | R::WaitNotFound { .. }
         | R::KindUnsupported { .. }
         | R::TierUnsupported { .. }
         | R::InvariantBroken { .. } => {}

@@ -110,7 +110,7 @@ impl Executor {
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
             Command::KillProcess { channel } => self.channels.kill(channel),
-            Command::CreateExtent { extent, device, tier, size, kind } => {
+            Command::CreateExtent { extent, device, tier, size, kind, .. } => {
                 self.create(extent, device, tier, size, kind);
             }
             Command::Copy { from, to, bytes } => {

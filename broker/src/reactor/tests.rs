@@ -179,6 +179,7 @@ fn spec(size: Bytes) -> AllocationSpec {
         part_size: None,
         replace: false,
         uninitialized: false,
+        unheld: false,
     }
 }
 
@@ -186,7 +187,7 @@ fn spec(size: Bytes) -> AllocationSpec {
 async fn an_allocation_is_answered_once_the_driver_has_made_it() {
     let (inbox, _, reactor) = start();
     let session = session(&inbox).await;
-    let request = ClientRequest::AllocateBatch(vec![spec(Bytes::mib(4))]);
+    let request = ClientRequest::allocate(vec![spec(Bytes::mib(4))]);
     let answer =
         inbox.request(|call| Event::Client { call, session, peer: PEER, key: None, request }).unwrap();
     let Ok(Reply::Allocated(views)) = answer.await.unwrap() else { panic!("an allocation") };

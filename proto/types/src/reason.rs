@@ -165,6 +165,10 @@ reasons! {
         "Something else changed the allocation or its session meanwhile.";
     PinStalled, "PIN_STALLED", Aborted, ["session"],
         "The pin waited for sessions that all waited themselves; unpin what is held and try again.";
+    WaitCancelled, "WAIT_CANCELLED", Aborted, ["wait"],
+        "An operator ended the wait for room on the device.";
+    WaitNotFound, "WAIT_NOT_FOUND", NotFound, ["wait"],
+        "Nothing waits for room under that number: it has been served, or was given up.";
     NameTaken, "NAME_TAKEN", AlreadyExists, ["name"],
         "The tenant has an allocation of that name already.";
     Draining, "DRAINING", Unavailable, [],

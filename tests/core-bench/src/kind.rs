@@ -54,7 +54,7 @@ impl Kind {
             Event::Frame { .. } => Self::Other,
             Event::ProcessEnded { .. } => Self::ProcessEnded,
             Event::Client { request, .. } => match request {
-                ClientRequest::AllocateBatch(_) => Self::AllocateBatch,
+                ClientRequest::AllocateBatch { .. } => Self::AllocateBatch,
                 ClientRequest::FreeBatch(_) => Self::FreeBatch,
                 ClientRequest::Attach(_) => Self::Attach,
                 ClientRequest::Detach(_) => Self::Detach,
@@ -72,7 +72,7 @@ impl Kind {
             },
             Event::QuotasStored { .. } => Self::QuotasStored,
             Event::Tick => Self::Tick,
-            Event::Malformed { .. } | Event::ChannelEnded { .. } => Self::Other,
+            Event::Malformed { .. } | Event::ChannelEnded { .. } | Event::Touched(_) => Self::Other,
         }
     }
 }

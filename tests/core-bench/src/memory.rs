@@ -75,6 +75,7 @@ fn allocate(shell: &mut Shell, pid: u32, session: SessionId, numbers: std::ops::
         part_size: None,
         replace: false,
         uninitialized: false,
+        unheld: false,
     };
     let id = u128::from(call).to_be_bytes();
     shell.send(Event::Client {
@@ -82,7 +83,7 @@ fn allocate(shell: &mut Shell, pid: u32, session: SessionId, numbers: std::ops::
         session,
         peer: Peer { pid, uid: 1000 },
         key: Some(RequestKey { id, fingerprint: id }),
-        request: ClientRequest::AllocateBatch(numbers.map(spec).collect()),
+        request: ClientRequest::allocate(numbers.map(spec).collect()),
     });
     shell.drain();
     shell.replies.clear();

@@ -169,10 +169,11 @@ impl Mix {
                 part_size: None,
                 replace: false,
                 uninitialized: false,
+                unheld: false,
             }
         });
         let specs = specs.collect();
-        self.ask(client, Asked::Allocate, ClientRequest::AllocateBatch(specs));
+        self.ask(client, Asked::Allocate, ClientRequest::allocate(specs));
     }
 
     fn attach(&mut self, client: usize) {
@@ -295,8 +296,9 @@ impl Mix {
                 part_size: Some(Bytes::mib(2)),
                 replace: false,
                 uninitialized: false,
+                unheld: false,
             };
-            self.ask(0, Asked::Library, ClientRequest::AllocateBatch(vec![spec]));
+            self.ask(0, Asked::Library, ClientRequest::allocate(vec![spec]));
             self.drain();
             let id = *self.library.last().expect("it was allocated");
             self.ask(0, Asked::Other, ClientRequest::Seal(id));

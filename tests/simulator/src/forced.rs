@@ -59,8 +59,9 @@ fn broker_with_one_of_each() -> Broker {
         part_size: None,
         replace: false,
         uninitialized: false,
+        unheld: false,
     };
-    let request = ClientRequest::AllocateBatch(vec![spec]);
+    let request = ClientRequest::allocate(vec![spec]);
     for session in sessions {
         let (call, request) = (CallId(1), request.clone());
         broker.handle(Time::START, Event::Client { call, session: session.id, peer, key: None, request });

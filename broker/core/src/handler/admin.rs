@@ -26,6 +26,7 @@ impl Broker {
             OperatorRequest::FreeAllocation(_) => Method::FreeAllocation,
             OperatorRequest::RevokeMappings { .. } => Method::RevokeMappings,
             OperatorRequest::MoveParts { .. } => Method::MoveParts,
+            OperatorRequest::CancelWait { .. } => Method::CancelWait,
             OperatorRequest::Drain { .. } => Method::Drain,
         };
         let requester = Requester::Operator { uid };
@@ -49,6 +50,7 @@ impl Broker {
                 self.revoke_mappings(op, &target, parts, wait)
             }
             OperatorRequest::MoveParts { target, parts, tier } => self.move_parts(op, &target, parts, tier),
+            OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
         let is_quota = matches!(start, Ok(Started::Waiting(OpKind::Quota(_))));

@@ -1,7 +1,7 @@
 //! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
 //! What may begin with old content takes the tenant's cached extents first.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex, SessionId, name};
 
@@ -43,6 +43,7 @@ impl Broker {
         session: SessionId,
         tenant: TenantId,
         items: Vec<AllocationSpec>,
+        _wait: Duration,
     ) -> Start {
         if self.draining && !planted!(self, DrainIgnored) {
             return Err(Refusal::Draining);
@@ -316,7 +317,7 @@ impl Broker {
                 Some(extent) => extent,
                 None => {
                     ordered += 1;
-                    self.order(tenant, Place::device(device), size, part, allocation.kind)?
+                    self.order(tenant, Place::device(device), size, part, allocation.kind, true)?
                 }
             };
             Ok(Part { extent, holds: Few::default() })

@@ -21,7 +21,7 @@ impl Broker {
         request: ClientRequest,
     ) {
         let method = match &request {
-            ClientRequest::AllocateBatch(_) => Method::AllocateBatch,
+            ClientRequest::AllocateBatch { .. } => Method::AllocateBatch,
             ClientRequest::FreeBatch(_) => Method::FreeBatch,
             ClientRequest::Attach(_) => Method::Attach,
             ClientRequest::Detach(_) => Method::Detach,
@@ -44,7 +44,7 @@ impl Broker {
         }
         let op = self.ops.next_id();
         let start = match request {
-            ClientRequest::AllocateBatch(items) => self.allocate(op, session, tenant, items),
+            ClientRequest::AllocateBatch { items, wait } => self.allocate(op, session, tenant, items, wait),
             ClientRequest::FreeBatch(ids) => self.free(op, session, tenant, &ids),
             ClientRequest::Attach(target) => self.attach(session, tenant, &target),
             ClientRequest::Detach(ids) => self.detach(op, session, tenant, &ids),

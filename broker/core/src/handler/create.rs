@@ -24,6 +24,7 @@ impl Broker {
         size: Bytes,
         part: PartRef,
         kind: Kind,
+        zeroed: bool,
     ) -> Result<ExtentId, Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let extent = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
@@ -45,7 +46,7 @@ impl Broker {
         let (part, sent_to) = (Some(part), Few::default());
         self.pool.insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false });
         let Place { device, tier } = place;
-        self.command(Command::CreateExtent { extent, device, tier, size, kind });
+        self.command(Command::CreateExtent { extent, device, tier, size, kind, zeroed });
         Ok(extent)
     }
 

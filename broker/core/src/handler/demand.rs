@@ -14,6 +14,7 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     ledger::{Account, Place, Shortage},
+    migration::{Cause, Waiter},
     residency::MapState,
     tenancy::TenantId,
 };
@@ -64,9 +65,10 @@ impl Broker {
 
     /// The part waits for room, or for better luck.
     pub(crate) fn stand_in_line(&mut self, part: PartRef) {
-        if !self.demands.contains(part) {
+        let waiter = Waiter::Part(part);
+        if !self.demands.contains(waiter) {
             let arrival = self.pins.arrive();
-            self.demands.add(part, arrival);
+            self.demands.add(waiter, arrival, self.now);
         }
     }
 
@@ -78,17 +80,26 @@ impl Broker {
             })
     }
 
+    /// Who waits for the part: sessions that pin it, and those that are to be sent it.
+    pub(crate) fn wanting(&self, part: PartRef) -> Vec<SessionId> {
+        let pinning = self.pins.lacking(part).map(|(_, (session, _))| session);
+        let comers = self.comers.get(&part).into_iter().flatten().copied();
+        let sessions: BTreeSet<_> = pinning.chain(comers).collect();
+        sessions.into_iter().collect()
+    }
+
     /// Begins to bring in what there is room for, in the order in which it was asked for.
     pub(crate) fn serve_demands(&mut self) {
         // Devices without room; of these, such where nobody is below its guarantee; and tenants at their limits.
         let (mut full, mut closed, mut at_limit) = (BTreeSet::new(), 0, BTreeSet::new());
         let mut last = None;
-        while let Some((arrival, part)) = self.demands.next(last)
+        while let Some((arrival, waiter)) = self.demands.next(last)
             && closed < self.config.devices.len()
         {
             last = Some(arrival);
+            let Waiter::Part(part) = waiter else { continue };
             if !self.is_wanted(part) || self.migrations.contains_key(&part) || !self.is_elsewhere(part) {
-                self.demands.remove(part);
+                self.demands.remove(waiter);
                 continue;
             }
             let Some(allocation) = self.allocations.get(part.allocation) else { continue };
@@ -98,8 +109,8 @@ impl Broker {
             if overtakes || at_limit.contains(&(tenant, device)) || self.demands.is_aside(part) {
                 continue;
             }
-            match self.begin_migration(part, Tier::Device, None) {
-                Ok(()) => self.demands.remove(part),
+            match self.begin_migration(part, Tier::Device, Cause::Demand, None) {
+                Ok(()) => self.demands.remove(waiter),
                 Err(Refusal::QuotaLimit { .. } | Refusal::DeviceFull { .. }) => {
                     let mut choice = Choice::default();
                     let room = self.choose_for_bytes(&mut choice, tenant, device, size);
@@ -157,7 +168,7 @@ impl Broker {
 
     /// The part is on its device and stays there: it is sent to those who wait for it.
     pub(crate) fn at_hand(&mut self, part: PartRef) {
-        self.demands.remove(part);
+        self.demands.remove(Waiter::Part(part));
         for comer in self.comers.remove(&part).unwrap_or_default() {
             if planted!(self, ComerForgotten) {
                 continue;

@@ -16,7 +16,7 @@ use crate::{
     event::{Kind, PartRef, Target, Tier},
     invariants,
     ledger::Place,
-    migration::{Migration, MigrationEvent, MigrationState, MigrationStep},
+    migration::{Cause, Migration, MigrationEvent, MigrationState, MigrationStep},
     observed::Transition,
     residency::AllocationState,
     tenancy::{OpId, OpKind, PerPart},
@@ -96,7 +96,7 @@ impl Broker {
         {
             return Some(outcome.into());
         }
-        if let Err(refusal) = self.begin_migration(part, towards, Some(op)) {
+        if let Err(refusal) = self.begin_migration(part, towards, Cause::Operator, Some(op)) {
             return Some(PartMove::Refused { refusal: Box::new(refusal) });
         }
         match self.revoke_part(None, part, false) {
@@ -124,7 +124,7 @@ impl Broker {
         if self.tier_of(part) == Some(Tier::Device) {
             return Some(PartMove::Moved);
         }
-        let begun = self.begin_migration(part, Tier::Device, Some(op));
+        let begun = self.begin_migration(part, Tier::Device, Cause::Operator, Some(op));
         begun.err().map(|refusal| PartMove::Refused { refusal: Box::new(refusal) })
     }
 
@@ -133,6 +133,7 @@ impl Broker {
         &mut self,
         part: PartRef,
         towards: Tier,
+        cause: Cause,
         op: Option<OpId>,
     ) -> Result<(), Refusal> {
         let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
@@ -143,7 +144,7 @@ impl Broker {
             let limit = self.config.limits.extents_max;
             return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
         }
-        let to = self.order(tenant, Place { device, tier: towards }, size, part, kind)?;
+        let to = self.order(tenant, Place { device, tier: towards }, size, part, kind, false)?;
         self.strays.entry(part.allocation).or_default().insert(to);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
             allocation.extents_left = allocation.extents_left.saturating_add(1);
@@ -151,6 +152,8 @@ impl Broker {
         let migration = Migration {
             to,
             towards,
+            cause,
+            since: self.now,
             state: MigrationState::Preparing,
             made: false,
             // Nobody maps what is not on its device.

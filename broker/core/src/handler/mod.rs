@@ -29,6 +29,8 @@ mod stall;
 mod step;
 mod survey;
 mod timer;
+mod touch;
+mod wait;
 
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use quota::{QuotaChange, QuotaQueue};

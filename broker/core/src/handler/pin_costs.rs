@@ -73,8 +73,9 @@ impl Fenced {
             part_size: None,
             replace: false,
             uninitialized: false,
+            unheld: false,
         };
-        let request = ClientRequest::AllocateBatch(vec![spec]);
+        let request = ClientRequest::allocate(vec![spec]);
         world.event(Event::Client { call: CallId(1), session, peer: PEER, key: None, request });
         let target = Target::Id(world.allocation);
         let request = OperatorRequest::RevokeMappings { target, parts: Vec::new(), wait: true };

@@ -5,7 +5,10 @@
 //! is on its way to the driver already is waited for first, whoever it was given up for.
 //! Where even all of them would not help, none is touched and the refusal comes at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
@@ -258,7 +261,7 @@ impl Broker {
     ) {
         let connected = self.sessions.get(session).is_some_and(crate::tenancy::Session::is_connected);
         let start = match connected {
-            true => self.allocate(op, session, tenant, items),
+            true => self.allocate(op, session, tenant, items, Duration::ZERO),
             false => Err(Refusal::SessionLost { session }),
         };
         match start {

@@ -13,6 +13,7 @@ use crate::{
     command::{RevokeReason, RevokedPart},
     event::PartRef,
     invariants,
+    migration::Waiter,
     residency::MapEvent,
     tenancy::{PinId, PinnedPart},
 };
@@ -58,7 +59,7 @@ impl Broker {
 
     /// Somebody may want the part on its device no more: what stands behind it in the line may have its turn.
     pub(crate) fn unsettle_demand(&mut self, part: PartRef) {
-        self.unsettled.demands |= self.demands.contains(part);
+        self.unsettled.demands |= self.demands.contains(Waiter::Part(part));
     }
 
     pub(crate) fn unsettle_revocation(&mut self, part: PartRef) {

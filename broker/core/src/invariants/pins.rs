@@ -44,7 +44,9 @@ fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: 
     let fits = match (broker.pins.lacks(id, part), state) {
         (true, Some(MapState::Queued | MapState::Offered | MapState::Evicting)) => true,
         (true, Some(MapState::Away)) => {
-            held_up || broker.migrations.contains_key(&part) || broker.demands.contains(part)
+            held_up
+                || broker.migrations.contains_key(&part)
+                || broker.demands.contains(crate::migration::Waiter::Part(part))
         }
         (true, Some(MapState::Mapped)) => held_up,
         (true, _) => false,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::ExtentId;
 
-pub(crate) use demands::Demands;
+pub(crate) use demands::{Demands, Waiter};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 
@@ -16,13 +16,27 @@ use crate::{
     command::PartMove,
     event::{PartRef, Tier},
     tenancy::OpId,
+    time::Time,
 };
+
+/// Why a part moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// Somebody wants it on its device, or wants the room that it takes there.
+    Demand,
+    /// Its tenant holds more on the device than its limit is now.
+    Rebalance,
+    /// An operator said so.
+    Operator,
+}
 
 #[derive(Debug)]
 pub(crate) struct Migration {
     /// Where it goes. Where it comes from is the part's own extent until it is there.
     pub(crate) to: ExtentId,
     pub(crate) towards: Tier,
+    pub(crate) cause: Cause,
+    pub(crate) since: Time,
     pub(crate) state: MigrationState,
     /// The destination has been made.
     pub(crate) made: bool,

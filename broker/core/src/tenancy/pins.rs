@@ -10,6 +10,16 @@ use crate::{event::PartRef, time::Time};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Arrival(u64);
 
+impl Arrival {
+    pub(crate) const fn from_raw(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
+}
+
 /// The session, and its number for the call.
 pub(crate) type PinId = (SessionId, u64);
 

@@ -26,6 +26,7 @@ pub(crate) enum Method {
     FreeAllocation,
     RevokeMappings,
     MoveParts,
+    CancelWait,
     Drain,
 }
 
@@ -44,6 +45,7 @@ impl Method {
             Self::FreeAllocation => "FreeAllocation",
             Self::RevokeMappings => "RevokeMappings",
             Self::MoveParts => "MoveParts",
+            Self::CancelWait => "CancelWait",
             Self::Drain => "Drain",
         }
     }
@@ -62,6 +64,7 @@ pub(crate) enum Outcome {
     AllocationFreed { allocation: AllocationId, still_charged: Bytes, mappers: Box<[SessionId]> },
     MappingsRevoked { allocation: AllocationId, parts: Box<[(PartIndex, PartRevocation)]> },
     PartsMoved { allocation: AllocationId, parts: Box<[(PartIndex, PartMove)]> },
+    WaitCancelled,
     Drained,
 }
 

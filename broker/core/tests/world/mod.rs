@@ -425,7 +425,7 @@ impl World {
     }
 
     pub fn allocate(&mut self, client: Client, spec: AllocationSpec) -> Result<AllocationId, Refusal> {
-        match self.call(client, ClientRequest::AllocateBatch(vec![spec]))? {
+        match self.call(client, ClientRequest::allocate(vec![spec]))? {
             Reply::Allocated(views) => Ok(views[0].id),
             other => panic!("no allocation: {other:?}"),
         }
@@ -468,6 +468,7 @@ pub fn spec(mib: u32) -> AllocationSpec {
         part_size: None,
         replace: false,
         uninitialized: false,
+        unheld: false,
     }
 }
 

@@ -43,6 +43,7 @@ fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
         part_size: (item.part_size_bytes != 0).then(|| Bytes::new(item.part_size_bytes)),
         replace: item.replace,
         uninitialized: item.uninitialized,
+        unheld: false,
     })
 }
 

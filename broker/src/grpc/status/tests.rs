@@ -48,6 +48,8 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         },
         R::Raced { allocation },
         R::PinStalled { session },
+        R::WaitCancelled { wait: u64::MAX },
+        R::WaitNotFound { wait: u64::MAX },
         R::NameTaken { name: text() },
         R::Draining,
         R::DriverFailed { device: text(), problem: text() },

@@ -15,7 +15,7 @@ impl Oracle {
         self.expect(BOUNDS, items > 0 && items <= most, || {
             format!("a batch of {items} is served, at most {most}")
         });
-        if let ClientRequest::AllocateBatch(specs) = asked {
+        if let ClientRequest::AllocateBatch { items: specs, .. } = asked {
             let (readers, most) = (most_readers(specs), self.limits.readers_max);
             self.expect(BOUNDS, readers <= most, || format!("{readers} readers are taken, at most {most}"));
         }
@@ -64,7 +64,7 @@ impl Oracle {
 
 fn items_of(asked: &ClientRequest) -> usize {
     match asked {
-        ClientRequest::AllocateBatch(specs) => specs.len(),
+        ClientRequest::AllocateBatch { items: specs, .. } => specs.len(),
         ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.len(),
         ClientRequest::Attach(_) | ClientRequest::Seal(_) => 1,
     }

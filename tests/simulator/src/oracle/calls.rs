@@ -57,7 +57,7 @@ impl Oracle {
         let tenant = self.facts.sessions.get(&by).map(|session| session.tenant);
         let name = tenant.map(|tenant| self.facts.tenants[tenant].clone()).unwrap_or_default();
         let fits = match (asked, reply) {
-            (ClientRequest::AllocateBatch(specs), Reply::Allocated(views)) => {
+            (ClientRequest::AllocateBatch { items: specs, .. }, Reply::Allocated(views)) => {
                 let fits = specs.len() == views.len()
                     && specs.iter().zip(views).all(|(spec, view)| as_asked(spec, view, &name));
                 for (spec, view) in specs.iter().zip(views) {
@@ -259,7 +259,7 @@ impl Oracle {
         let Some(tenant) = tenant.map(|tenant| self.facts.tenants[tenant].as_str()) else { return false };
         let borne = |name: &str| broker.show(&Target::Name(format!("{tenant}/{name}"))).is_ok();
         match Self::request_of(call) {
-            Some(ClientRequest::AllocateBatch(specs)) => {
+            Some(ClientRequest::AllocateBatch { items: specs, .. }) => {
                 let names: Vec<_> = specs.iter().filter_map(|spec| spec.name.as_deref()).collect();
                 let twice = |name: &str| names.iter().filter(|other| **other == name).count() > 1;
                 names.iter().any(|name| borne(name) || twice(name))

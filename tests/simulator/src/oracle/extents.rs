@@ -61,7 +61,7 @@ impl Oracle {
         self.step.created += 1;
         let session = match &self.step.call {
             Some((_, call)) => match &call.asked {
-                Asked::Client { session, request: ClientRequest::AllocateBatch(_), .. } => Some(*session),
+                Asked::Client { session, request: ClientRequest::AllocateBatch { .. }, .. } => Some(*session),
                 _ => None,
             },
             None => None,

@@ -54,7 +54,7 @@ impl Oracle {
                     self.facts.book = book;
                 }
             }
-            Event::Tick => {}
+            Event::Touched(_) | Event::Tick => {}
         }
     }
 

@@ -10,7 +10,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
     use Reason as R;
     match asked {
         Asked::Client { request, .. } => match request {
-            ClientRequest::AllocateBatch(_) => &[
+            ClientRequest::AllocateBatch { .. } => &[
                 R::SessionMissing,
                 R::SessionNotFound,
                 R::SessionLost,
@@ -123,6 +123,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::TierUnsupported,
                 R::Raced,
             ],
+            OperatorRequest::CancelWait { .. } => &[R::RequestIdReused, R::QueueFull, R::WaitNotFound],
             OperatorRequest::Drain { .. } => &[R::RequestIdReused, R::QueueFull],
         },
     }
@@ -138,5 +139,6 @@ pub(super) const OF_PINS: &[Reason] = &[
     Reason::QuotaLimit,
     Reason::SetTooLarge,
     Reason::PinStalled,
+    Reason::WaitCancelled,
     Reason::DriverFailed,
 ];

@@ -63,7 +63,7 @@ impl Oracle {
     pub(super) fn room_made(&mut self, tenant: Option<&str>) {
         let Some(tenant) = tenant.map(|tenant| self.facts.tenant(tenant)) else { return };
         let waits = self.facts.calls.values().any(|call| match &call.asked {
-            Asked::Client { session, request: ClientRequest::AllocateBatch(_), .. } => {
+            Asked::Client { session, request: ClientRequest::AllocateBatch { .. }, .. } => {
                 self.facts.sessions.get(session).is_some_and(|it| it.tenant == tenant)
             }
             _ => false,

@@ -70,7 +70,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
     let (requester, method) = match &call.asked {
         Asked::Client { session, request, .. } => {
             let method = match request {
-                ClientRequest::AllocateBatch(_) => 0,
+                ClientRequest::AllocateBatch { .. } => 0,
                 ClientRequest::FreeBatch(_) => 1,
                 ClientRequest::Attach(_) => 2,
                 ClientRequest::Detach(_) => 3,
@@ -87,6 +87,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 OperatorRequest::Drain { .. } => SET_QUOTA + 4,
                 OperatorRequest::RevokeMappings { .. } => SET_QUOTA + 5,
                 OperatorRequest::MoveParts { .. } => SET_QUOTA + 6,
+                OperatorRequest::CancelWait { .. } => SET_QUOTA + 7,
             };
             (Requester::Operator(*uid), method)
         }
@@ -101,6 +102,7 @@ fn summary(reply: &Reply) -> String {
         Reply::Attached(view) | Reply::Sealed(view) => view.id.to_string(),
         Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
         Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
+        Reply::WaitCancelled => "WaitCancelled".to_owned(),
         Reply::Drained { .. } => "Drained".to_owned(),
         Reply::Released(_)
         | Reply::SessionEnded { .. }

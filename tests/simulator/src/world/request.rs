@@ -57,7 +57,7 @@ impl World {
                 true => one_of(&any, dice),
                 false => self.guess(dice),
             })),
-            _ => ClientRequest::AllocateBatch(self.some_specs(dice)),
+            _ => ClientRequest::allocate(self.some_specs(dice)),
         };
         let key = dice.chance(700).then(|| self.new_key());
         if let (Some(key), Some(process)) = (key, self.processes.get_mut(&pid)) {
@@ -177,6 +177,7 @@ impl World {
             part_size,
             replace: named && kind != Kind::Fixed && dice.chance(400),
             uninitialized: dice.chance(500),
+            unheld: false,
         }
     }
 }
@@ -193,6 +194,7 @@ fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
         part_size: None,
         replace: false,
         uninitialized: false,
+        unheld: false,
     };
     let half = Bytes::new(1 << 63);
     let kind = if dice.chance(800) { Kind::Fixed } else { Kind::Movable };
