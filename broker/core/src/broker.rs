@@ -11,14 +11,15 @@ use crate::{
     command::{Command, Notice},
     config::Config,
     event::{Event, PartRef, Tier},
+    eviction::Residents,
     handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
-    migration::{Demands, Migrations},
+    migration::{Backings, Demands, Migrations},
     observed::Transitions,
     pool::Pool,
     residency::{AllocationTable, Revocations},
-    tenancy::{OpTable, PinTable, RequestLog, SessionTable, Tenants},
+    tenancy::{OpTable, PinTable, RequestLog, SessionTable, TenantId, Tenants},
     time::Time,
     view::StoredQuotas,
 };
@@ -40,6 +41,11 @@ pub struct Broker {
     pub(crate) migrations: Migrations,
     /// Parts that wait for room on their devices.
     pub(crate) demands: Demands,
+    /// What parts on their devices have set aside below.
+    pub(crate) backings: Backings,
+    pub(crate) residents: Residents,
+    /// Tenants that hold more on a device than their limit there.
+    pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     /// Sessions that are to be sent a part once it is on its device.
     pub(crate) comers: BTreeMap<PartRef, BTreeSet<SessionId>>,
     /// Extents of an allocation beside those that its parts are in: where some go, and what they have left.
@@ -99,6 +105,9 @@ impl Broker {
             revocations: Revocations::new(),
             migrations: Migrations::new(),
             demands: Demands::default(),
+            backings: Backings::new(),
+            residents: Residents::new(&config.eviction),
+            over_limit: BTreeSet::new(),
             comers: BTreeMap::new(),
             strays: BTreeMap::new(),
             unsettled: Unsettled::default(),

@@ -2,7 +2,7 @@
 
 use vramd_types::{Bytes, Quantity};
 
-use crate::limits::Limits;
+use crate::{eviction::EvictionPolicy, limits::Limits};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -16,6 +16,8 @@ pub struct Config {
     pub default_limit: Quantity,
     /// Room is kept for the contexts of so many clients, or of those that have one, if these are more.
     pub sessions_reserved: u32,
+    /// Who leaves a device when somebody needs the room.
+    pub eviction: EvictionPolicy,
     pub limits: Limits,
 }
 

@@ -111,6 +111,11 @@ pub struct PartRef {
     pub part: PartIndex,
 }
 
+impl PartRef {
+    /// Before all others.
+    pub(crate) const FIRST: Self = Self { allocation: AllocationId::from_raw(0), part: PartIndex(0) };
+}
+
 #[derive(Clone, Debug)]
 pub enum ClientFrame {
     /// The client has mapped its word table. Of a session with pins it is the first.

@@ -54,6 +54,7 @@ impl Broker {
                     since: self.now,
                     state: from,
                     made: true,
+                    clean: false,
                     vacated: true,
                     stopped: None,
                     ops: Few::default(),

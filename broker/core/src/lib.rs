@@ -28,6 +28,7 @@ mod command;
 mod config;
 mod error;
 mod event;
+mod eviction;
 #[cfg(feature = "observed")]
 mod forced;
 mod handler;
@@ -54,6 +55,7 @@ pub use event::{
     Event, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey, Slot, Target, Tier,
     TouchedPart, UnmappedPart, WordsOutcome,
 };
+pub use eviction::EvictionPolicy;
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;

@@ -53,6 +53,7 @@ impl Daemon {
         tokio::spawn(async move {
             let config = broker_core::Config {
                 sessions_reserved: 0,
+                eviction: broker_core::EvictionPolicy::default(),
                 boot_epoch: 1,
                 devices: vec![],
                 part_size: vramd_types::GRANULARITY,

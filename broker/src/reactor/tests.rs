@@ -104,6 +104,7 @@ fn config() -> Config {
     Config {
         boot_epoch: 1,
         sessions_reserved: 0,
+        eviction: broker_core::EvictionPolicy::default(),
         devices: vec![DeviceConfig {
             host: Bytes::ZERO,
             context_bytes: Bytes::ZERO,

@@ -157,6 +157,7 @@ fn config() -> Config {
         part_size: Bytes::mib(256),
         default_limit: Quantity::Percent(100),
         sessions_reserved: 8,
+        eviction: broker_core::EvictionPolicy::default(),
         limits,
     }
 }

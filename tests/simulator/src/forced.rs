@@ -35,6 +35,7 @@ fn broker_with_one_of_each() -> Broker {
         part_size: Bytes::mib(2),
         default_limit: Quantity::Percent(100),
         sessions_reserved: 0,
+        eviction: broker_core::EvictionPolicy::default(),
         limits: Limits::default(),
     };
     let mut broker = Broker::new(config, StoredQuotas::default(), Time::START);

@@ -108,6 +108,7 @@ impl Broker {
     fn drain(&mut self, draining: bool) -> Start {
         if self.draining != draining {
             self.draining = draining;
+            self.unsettled.demands = true;
             self.notice(Notice::Draining { draining });
             if draining {
                 self.give_up_cached(None);

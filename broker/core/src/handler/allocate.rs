@@ -1,27 +1,36 @@
 //! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
 //! What may begin with old content takes the tenant's cached extents first.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex, SessionId, name};
 
-use super::{Start, Started, room::Choice};
+use super::{
+    Start, Started,
+    batch::{Batch, Lack},
+};
 use crate::{
     broker::Broker,
     collections::Few,
     command::Notice,
     error::Refusal,
-    event::{AllocationSpec, Kind, Lifetime, PartRef},
+    event::{AllocationSpec, Kind, Lifetime, PartRef, Tier},
     invariants,
     ledger::Place,
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
     observed::Transition,
+    pool::Age,
     residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
     tenancy::{OpId, OpKind, Outcome, TenantId},
 };
 
 /// An item that was found to be good, with its sizes worked out.
-struct Plan {
+#[derive(Debug)]
+pub(crate) struct Plan {
     spec: AllocationSpec,
     device: DeviceIndex,
     part_size: Bytes,
@@ -43,11 +52,8 @@ impl Broker {
         session: SessionId,
         tenant: TenantId,
         items: Vec<AllocationSpec>,
-        _wait: Duration,
+        wait: Duration,
     ) -> Start {
-        if self.draining && !planted!(self, DrainIgnored) {
-            return Err(Refusal::Draining);
-        }
         if items.is_empty() {
             return Err(Refusal::RequestInvalid { field: "items", problem: "the batch is empty" });
         }
@@ -60,18 +66,57 @@ impl Broker {
             plans.push(self.plan(session, tenant, spec)?);
         }
         self.check_names(&plans)?;
-        let choice = self.check_room(tenant, &plans)?;
-        self.check_counts(tenant, &plans, &choice)?;
+        sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows))
+            .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
+        self.check_plans(session, tenant, &plans)?;
+        match self.check_room(tenant, &plans) {
+            Ok(()) if !self.is_behind(tenant, &plans) => {
+                Ok(Started::Waiting(self.make_all(op, session, tenant, plans)?))
+            }
+            Ok(()) => {
+                let why = self.why_behind(tenant, &plans);
+                Ok(self.line_up(op, Batch::new(plans, self.now.after(wait), why)))
+            }
+            Err(lack) => {
+                let why = self.why_lacking(tenant, &lack);
+                match self.could_ever(tenant, &lack) {
+                    true => Ok(self.line_up(op, Batch::new(plans, self.now.after(wait), why))),
+                    false => Err(why),
+                }
+            }
+        }
+    }
+
+    /// What may change while a batch waits.
+    pub(crate) fn check_plans(
+        &self,
+        session: SessionId,
+        tenant: TenantId,
+        plans: &[Plan],
+    ) -> Result<(), Refusal> {
+        if self.draining && !planted!(self, DrainIgnored) {
+            return Err(Refusal::Draining);
+        }
+        for plan in plans {
+            if let Some(name) = &plan.spec.name {
+                self.check_bearer(tenant, name, plan.spec.replace)?;
+            }
+        }
+        self.check_counts(tenant, plans)?;
         self.check_slots(
             session,
-            plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count)),
-        )?;
-        if !choice.is_nothing() {
-            self.make_room(op, choice);
-            let items = plans.into_iter().map(|plan| plan.spec).collect();
-            return Ok(Started::Waiting(OpKind::Room { items }));
-        }
+            plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count)),
+        )
+    }
 
+    /// Has all allocations of a batch made, whose bytes are there.
+    pub(crate) fn make_all(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        plans: Vec<Plan>,
+    ) -> Result<OpKind, Refusal> {
         let mut allocations = Vec::with_capacity(plans.len());
         let mut extents_left = 0usize;
         for plan in plans {
@@ -79,7 +124,7 @@ impl Broker {
             extents_left = extents_left.saturating_add(ordered);
             allocations.push(allocation);
         }
-        Ok(Started::Waiting(OpKind::Allocate { allocations, extents_left, failure: None }))
+        Ok(OpKind::Allocate { allocations, extents_left, failure: None })
     }
 
     fn plan(&self, session: SessionId, tenant: TenantId, spec: AllocationSpec) -> Result<Plan, Refusal> {
@@ -87,7 +132,8 @@ impl Broker {
         let span =
             spec.size.checked_round_up(GRANULARITY).filter(|span| !span.is_zero()).ok_or(size_invalid)?;
         let device = self.placed_on(session, spec.device.as_deref())?;
-        self.check_kind(device, &spec)?;
+        let has_pins = self.sessions.get(session).is_some_and(|session| session.words.is_some());
+        self.check_kind(device, has_pins, &spec)?;
         // A legacy handle is one block: fixed memory has one part.
         let usual = if spec.kind == Kind::Fixed { span } else { self.config.part_size };
         let part_size = spec.part_size.unwrap_or(usual);
@@ -111,12 +157,16 @@ impl Broker {
     }
 
     /// Whether the device's driver can make it, and the rest of the wish goes with it.
-    fn check_kind(&self, device: DeviceIndex, spec: &AllocationSpec) -> Result<(), Refusal> {
+    fn check_kind(&self, device: DeviceIndex, has_pins: bool, spec: &AllocationSpec) -> Result<(), Refusal> {
         let makes_fixed =
             self.config.devices.get(usize::from(device.0)).is_some_and(|device| device.makes_fixed);
         let problem = |field, problem| Err(Refusal::RequestInvalid { field, problem });
         match spec.kind {
+            Kind::Movable if spec.unheld && !has_pins => {
+                problem("unheld", "the session has no pins, so it could never map it")
+            }
             Kind::Movable => Ok(()),
+            Kind::Fixed if spec.unheld => problem("unheld", "fixed memory is mapped for life"),
             Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
             Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
             Kind::Fixed if spec.lifetime == Lifetime::Persistent => {
@@ -190,7 +240,7 @@ impl Broker {
         }
     }
 
-    fn check_counts(&self, tenant: TenantId, plans: &[Plan], choice: &Choice) -> Result<(), Refusal> {
+    fn check_counts(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
         if planted!(self, CountsIgnored) {
             return Ok(());
         }
@@ -205,8 +255,9 @@ impl Broker {
         if allocations.saturating_add(plans.len()) > limits.allocations_per_tenant_max {
             return Err(too_many(limits.allocations_per_tenant_max));
         }
-        let extents = self.pool.len().saturating_add(new_parts);
-        if extents.saturating_sub(choice.kept.len()).saturating_sub(choice.count()) > limits.extents_max {
+        // What is cached is given up, or had.
+        let extents = self.pool.len().saturating_sub(self.pool.cache().len()).saturating_add(new_parts);
+        if extents > limits.extents_max {
             return Err(too_many(limits.extents_max));
         }
         if parts.saturating_add(new_parts) > limits.parts_per_tenant_max {
@@ -226,37 +277,61 @@ impl Broker {
         }
     }
 
-    /// Whether the batch as a whole would be admitted, device by device; and of what is cached, what it will have and
-    /// what must be given up for it.
-    fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<Choice, Refusal> {
-        let mut choice = Choice::default();
-        for device in self.device_indices() {
-            let on_device = || plans.iter().filter(|plan| plan.device == device);
-            let asked = sum_of(on_device().map(|plan| plan.span), planted!(self, SumOverflows))
-                .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
-            let recycled = self.keep_for(tenant, device, on_device(), &mut choice);
+    /// Whether the batch as a whole is admitted now, device by device.
+    pub(crate) fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Lack> {
+        for (place, asked, kept) in self.asked_by_place(tenant, plans) {
+            let recycled = self.sizes_of(&kept);
             let fresh = asked.saturating_sub(recycled);
-            if !fresh.is_zero() {
-                self.choose_for_bytes(&mut choice, tenant, device, fresh)
-                    .map_err(|shortage| self.shortage(tenant, Place::device(device), shortage, asked))?;
+            if !fresh.is_zero()
+                && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
+            {
+                return Err(Lack::Bytes { place, shortage, asked, fresh });
             }
         }
+        let kept: BTreeSet<Age> =
+            self.asked_by_place(tenant, plans).into_iter().flat_map(|it| it.2).collect();
         let parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
-        let fresh = parts.saturating_sub(choice.kept.len());
-        self.choose_for_count(&mut choice, fresh);
-        Ok(choice)
+        let given_up = self.choose_for_count(&kept, parts.saturating_sub(kept.len()));
+        if given_up.is_empty() { Ok(()) } else { Err(Lack::Extents(given_up)) }
     }
 
-    /// Keeps those cached extents that the plans will have, and says how much that is.
+    /// How much a batch asks in each place, and which cached extents it will have of that.
+    pub(crate) fn asked_by_place(&self, tenant: TenantId, plans: &[Plan]) -> Vec<(Place, Bytes, Vec<Age>)> {
+        let mut asked = Vec::new();
+        for device in self.device_indices() {
+            for (unheld, place) in [(false, Place::device(device)), (true, Place::host(device))] {
+                let there =
+                    || plans.iter().filter(|plan| plan.device == device && self.is_lazy(plan) == unheld);
+                let sum = sum_of(there().map(|plan| plan.span), planted!(self, SumOverflows));
+                // No more than that is ever there.
+                let sum = sum.unwrap_or(Bytes::MAX);
+                if there().next().is_some() {
+                    asked.push((place, sum, self.keep_for(tenant, device, there())));
+                }
+            }
+        }
+        asked
+    }
+
+    /// Whether its parts may begin in the tier below.
+    fn is_lazy(&self, plan: &Plan) -> bool {
+        plan.spec.unheld && self.ledger.books(Place::host(plan.device)).is_some()
+    }
+
+    pub(crate) fn sizes_of(&self, ages: &[Age]) -> Bytes {
+        let sizes = ages.iter().filter_map(|age| self.pool.cache().get(*age)).map(|entry| entry.size);
+        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+
+    /// Those cached extents that the plans will have.
     fn keep_for<'a>(
         &self,
         tenant: TenantId,
         device: DeviceIndex,
         plans: impl Iterator<Item = &'a Plan>,
-        choice: &mut Choice,
-    ) -> Bytes {
+    ) -> Vec<Age> {
         let mut wanted: BTreeMap<Bytes, usize> = BTreeMap::new();
-        for plan in plans.filter(|plan| plan.takes_cached()) {
+        for plan in plans.filter(|plan| plan.takes_cached() && !self.is_lazy(plan)) {
             let rest = Bytes::new(plan.span.get() % plan.part_size.get());
             let whole = plan.part_count.saturating_sub(usize::from(!rest.is_zero()));
             for (size, count) in [(plan.part_size, whole), (rest, plan.part_count.saturating_sub(whole))] {
@@ -264,14 +339,8 @@ impl Broker {
                 *wanted = wanted.saturating_add(count);
             }
         }
-        let mut bytes = Bytes::ZERO;
-        for (size, count) in wanted {
-            for age in self.pool.cache().oldest(tenant, device, size).take(count) {
-                choice.kept.insert(age);
-                bytes = bytes.saturating_add(size);
-            }
-        }
-        bytes
+        let of = |(size, count)| self.pool.cache().oldest(tenant, device, size).take(count);
+        wanted.into_iter().flat_map(of).collect()
     }
 
     /// Reserves the bytes of one allocation and orders its extents, but for those that are cached. Says how many were
@@ -286,6 +355,7 @@ impl Broker {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let id = self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
         let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
+        let lazy = self.is_lazy(&plan);
         let Plan { spec, device, part_size, span, part_count } = plan;
         let mut allocation = Allocation {
             tenant,
@@ -303,6 +373,7 @@ impl Broker {
             state: AllocationState::Creating,
             digest: None,
             digesting: false,
+            unheld: spec.unheld,
             extents_left: 0,
             hold_count: 0,
             extents_unreturned: 0,
@@ -313,13 +384,21 @@ impl Broker {
         let parts = (0..).map(PartIndex).take(part_count).map(|index| {
             let part = PartRef { allocation: id, part: index };
             let size = allocation.size_of(index);
-            let extent = match takes_cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
+            let place = match lazy && self.finds_no_room(tenant, device, size) {
+                true => Place::host(device),
+                false => Place::device(device),
+            };
+            let cached = takes_cached && place.tier == Tier::Device;
+            let extent = match cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
                 Some(extent) => extent,
                 None => {
                     ordered += 1;
-                    self.order(tenant, Place::device(device), size, part, allocation.kind, true)?
+                    self.order(tenant, place, size, part, allocation.kind, true)?
                 }
             };
+            if place.tier == Tier::Device && allocation.kind == Kind::Movable {
+                self.set_aside(part, tenant, device, size);
+            }
             Ok(Part { extent, holds: Few::default() })
         });
         allocation.parts = parts.collect::<Result<_, Refusal>>()?;
@@ -334,8 +413,13 @@ impl Broker {
         Ok((id, ordered))
     }
 
+    /// Whether a part would have to wait for room on its device.
+    fn finds_no_room(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> bool {
+        self.is_waited_for(device) || self.ledger.admit(tenant, Place::device(device), size).is_err()
+    }
+
     /// A cached extent of the tenant, which backs the part from now on.
-    fn reuse(
+    pub(crate) fn reuse(
         &mut self,
         tenant: TenantId,
         device: DeviceIndex,
@@ -382,6 +466,7 @@ impl Broker {
         for id in &ids {
             self.advance(*id, AllocationEvent::Created);
             self.note_made(*id);
+            self.all_reside(*id);
         }
         self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
         if let Some(owner) = owner {

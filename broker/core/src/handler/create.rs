@@ -9,7 +9,7 @@ use crate::{
     error::Refusal,
     event::{CreateError, Kind, PartRef, Tier},
     invariants,
-    ledger::{Place, Shortage},
+    ledger::{Place, Reservation, Shortage},
     pool::{Extent, ExtentState},
     residency::AllocationState,
     tenancy::{OpKind, TenantId},
@@ -26,8 +26,6 @@ impl Broker {
         kind: Kind,
         zeroed: bool,
     ) -> Result<ExtentId, Refusal> {
-        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
-        let extent = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
         let another = match place.tier {
             Tier::Device => planted!(self, WrongTenantCharged),
             Tier::Host | Tier::Disk => planted!(self, HostChargedToAnother),
@@ -42,6 +40,24 @@ impl Broker {
         };
         let reserved = self.ledger.reserve(payer, place, charged);
         let reservation = reserved.map_err(|shortage| self.shortage(tenant, place, shortage, size))?;
+        self.order_from(reservation, place, size, part, kind, zeroed)
+    }
+
+    /// Has an extent made in bytes that are reserved.
+    pub(crate) fn order_from(
+        &mut self,
+        reservation: Reservation,
+        place: Place,
+        size: Bytes,
+        part: PartRef,
+        kind: Kind,
+        zeroed: bool,
+    ) -> Result<ExtentId, Refusal> {
+        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
+        let Some(extent) = self.ids.extents.next_raw().map(ExtentId::from_raw) else {
+            self.ledger.cancel(reservation);
+            return Err(exhausted);
+        };
         let state = ExtentState::Creating(reservation);
         let (part, sent_to) = (Some(part), Few::default());
         self.pool.insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false });

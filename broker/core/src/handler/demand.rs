@@ -3,21 +3,69 @@
 //! What finds no room waits in the order in which it was asked for. Where a device is full nothing that came later is
 //! brought there first, but for what is guaranteed to its tenant; a tenant that is at its limit keeps only itself waiting.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
 
-use super::room::Choice;
+use super::room::{Need, Piece};
 use crate::{
     broker::Broker,
     command::PartMove,
     error::Refusal,
     event::{PartRef, Tier},
     ledger::{Account, Place, Shortage},
-    migration::{Cause, Waiter},
+    migration::{Cause, InLine, Waiter},
     residency::MapState,
-    tenancy::TenantId,
+    tenancy::{Arrival, TenantId},
 };
+
+/// For how many of a device's line room is made at once: enough that copies both ways never wait for decisions.
+const LOOKAHEAD: usize = 32;
+
+/// One look along the line.
+#[derive(Debug, Default)]
+struct Pass {
+    /// Devices without room.
+    full: BTreeSet<DeviceIndex>,
+    at_limit: BTreeSet<(TenantId, DeviceIndex)>,
+    /// Those that go on waiting, the first of each device.
+    waiting: BTreeMap<DeviceIndex, Vec<(Waiter, Need)>>,
+}
+
+/// Why nothing was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacking {
+    Limit,
+    Room,
+    Extents,
+}
+
+impl Lacking {
+    const fn of(shortage: &Shortage) -> Self {
+        match shortage {
+            Shortage::Limit { .. } => Self::Limit,
+            Shortage::Room { .. } => Self::Room,
+        }
+    }
+}
+
+impl Pass {
+    /// It goes on waiting, and who comes after it with it.
+    fn note(&mut self, waiter: Waiter, needs: Vec<Need>, lacking: Option<Lacking>) {
+        for need in needs {
+            let Piece { tenant, device, .. } = need.piece;
+            match lacking {
+                Some(Lacking::Limit) => _ = self.at_limit.insert((tenant, device)),
+                Some(Lacking::Room | Lacking::Extents) => _ = self.full.insert(device),
+                None => {}
+            }
+            let waiting = self.waiting.entry(device).or_default();
+            if waiting.len() < LOOKAHEAD {
+                waiting.push((waiter, need));
+            }
+        }
+    }
+}
 
 impl Broker {
     /// Whether nobody can be sent the part now: it is in another tier, or on its way.
@@ -51,9 +99,11 @@ impl Broker {
 
     /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
     pub(crate) fn want(&mut self, part: PartRef) {
-        match self.migrations.get(&part).map(|migration| migration.towards) {
-            Some(Tier::Device) => {}
-            Some(_) => self.stop_migration(part, PartMove::Wanted),
+        match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
+            Some((Tier::Device, _)) => {}
+            Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
+            // Somebody who came before needs the room: it comes back in its turn.
+            Some(_) => {}
             None if self.is_elsewhere(part) => {
                 self.stand_in_line(part);
                 self.demands.step_up(part);
@@ -67,8 +117,9 @@ impl Broker {
     pub(crate) fn stand_in_line(&mut self, part: PartRef) {
         let waiter = Waiter::Part(part);
         if !self.demands.contains(waiter) {
-            let arrival = self.pins.arrive();
-            self.demands.add(waiter, arrival, self.now);
+            let stood = self.pins.arrive();
+            let came = self.pins.first_lacking(part).map_or(stood, |came| came.min(stood));
+            self.demands.add(waiter, InLine { came, stood }, self.now);
         }
     }
 
@@ -88,56 +139,112 @@ impl Broker {
         sessions.into_iter().collect()
     }
 
-    /// Begins to bring in what there is room for, in the order in which it was asked for.
+    /// Begins with what there is room for, in the order in which it was asked for; then has room made for the next.
     pub(crate) fn serve_demands(&mut self) {
-        // Devices without room; of these, such where nobody is below its guarantee; and tenants at their limits.
-        let (mut full, mut closed, mut at_limit) = (BTreeSet::new(), 0, BTreeSet::new());
-        let mut last = None;
-        while let Some((arrival, waiter)) = self.demands.next(last)
-            && closed < self.config.devices.len()
-        {
-            last = Some(arrival);
-            let Waiter::Part(part) = waiter else { continue };
-            if !self.is_wanted(part) || self.migrations.contains_key(&part) || !self.is_elsewhere(part) {
+        for (device, waiting) in self.serve_line() {
+            let (waiters, needs): (Vec<_>, Vec<_>) = waiting.into_iter().unzip();
+            let (choice, results) = self.plan_room(device, &needs);
+            self.clear(choice, Cause::Demand);
+            for (waiter, result) in waiters.into_iter().zip(results) {
+                if let (Waiter::Batch(op), Err(_)) = (waiter, result) {
+                    self.lacks_room(op);
+                }
+            }
+        }
+        self.trim_all();
+    }
+
+    /// Begins with what there is room for; what is first of the rest is said, by device.
+    fn serve_line(&mut self) -> BTreeMap<DeviceIndex, Vec<(Waiter, Need)>> {
+        let (mut pass, mut last) = (Pass::default(), None);
+        while let Some((place, waiter)) = self.demands.next(last) {
+            last = Some(place);
+            let enough = |device| {
+                let looked_at = pass.waiting.get(&device).is_some_and(|waiting| waiting.len() >= LOOKAHEAD);
+                looked_at && !self.has_unmet_guarantee(device)
+            };
+            if self.device_indices().all(enough) {
+                break;
+            }
+            if !self.is_in_earnest(waiter) {
                 self.demands.remove(waiter);
                 continue;
             }
-            let Some(allocation) = self.allocations.get(part.allocation) else { continue };
-            let (tenant, device, size) =
-                (allocation.tenant, allocation.device, allocation.size_of(part.part));
-            let overtakes = full.contains(&device) && !self.is_guaranteed(tenant, device, size);
-            if overtakes || at_limit.contains(&(tenant, device)) || self.demands.is_aside(part) {
-                continue;
+            let needs = self.needs(waiter, place.came);
+            let stays = needs.iter().any(|need| self.must_wait(&pass, need));
+            let begun = if stays { Err(None) } else { self.begin(waiter) };
+            match begun {
+                Ok(()) => {}
+                Err(Some(Lacking::Extents)) => break,
+                Err(shortage) => pass.note(waiter, needs, shortage),
             }
-            match self.begin_migration(part, Tier::Device, Cause::Demand, None) {
-                Ok(()) => self.demands.remove(waiter),
-                Err(Refusal::QuotaLimit { .. } | Refusal::DeviceFull { .. }) => {
-                    let mut choice = Choice::default();
-                    let room = self.choose_for_bytes(&mut choice, tenant, device, size);
-                    // What is cached makes room: it is asked again when that is back.
-                    if room.is_ok() {
-                        self.give_up(choice.given_up);
-                    }
-                    if matches!(room, Err(Shortage::Limit { .. })) {
-                        at_limit.insert((tenant, device));
-                    } else if full.insert(device) && !self.has_unmet_guarantee(device) {
-                        closed += 1;
-                    }
-                }
-                // There are too many extents on all devices together.
-                Err(_) => {
-                    let mut choice = Choice::default();
-                    self.choose_for_count(&mut choice, 1);
-                    self.give_up(choice.given_up);
-                    return;
-                }
+        }
+        pass.waiting
+    }
+
+    /// Whether somebody waits still.
+    fn is_in_earnest(&self, waiter: Waiter) -> bool {
+        match waiter {
+            Waiter::Part(part) => {
+                self.is_wanted(part) && !self.migrations.contains_key(&part) && self.is_elsewhere(part)
+            }
+            Waiter::Batch(_) => true,
+        }
+    }
+
+    fn needs(&self, waiter: Waiter, came: Arrival) -> Vec<Need> {
+        match waiter {
+            Waiter::Part(part) if self.demands.is_aside(part) => Vec::new(),
+            Waiter::Part(part) => {
+                let need = |piece| Need { piece, came, kept: Vec::new() };
+                self.piece_of(part).map(need).into_iter().collect()
+            }
+            Waiter::Batch(op) => self.needs_of(op, came),
+        }
+    }
+
+    /// Whether somebody who came before waits for the same.
+    fn must_wait(&self, pass: &Pass, need: &Need) -> bool {
+        let Piece { tenant, device, size } = need.piece;
+        let overtakes = pass.full.contains(&device) && !self.is_guaranteed(tenant, device, size);
+        overtakes || pass.at_limit.contains(&(tenant, device))
+    }
+
+    /// Begins with one of the line; `Err`: what it is short of.
+    fn begin(&mut self, waiter: Waiter) -> Result<(), Option<Lacking>> {
+        let part = match waiter {
+            Waiter::Batch(op) => {
+                return self.try_batch(op).map_err(|shortage| Some(Lacking::of(&shortage)));
+            }
+            Waiter::Part(part) if self.demands.is_aside(part) => return Ok(()),
+            Waiter::Part(part) => part,
+        };
+        match self.begin_migration(part, Tier::Device, Cause::Demand, None) {
+            Ok(()) => {
+                self.demands.remove(waiter);
+                Ok(())
+            }
+            Err(Refusal::QuotaLimit { .. }) => Err(Some(Lacking::Limit)),
+            Err(Refusal::DeviceFull { .. }) => Err(Some(Lacking::Room)),
+            // There are too many extents on all devices together.
+            Err(_) => {
+                let ages = self.choose_for_count(&BTreeSet::new(), 1);
+                self.give_up(ages);
+                Err(Some(Lacking::Extents))
             }
         }
     }
 
+    /// Whether anybody waits for room on the device.
+    pub(crate) fn is_waited_for(&self, device: DeviceIndex) -> bool {
+        let needs = self.demands.iter().flat_map(|(place, demand)| self.needs(demand.waiter, place.came));
+        let mut devices = needs.map(|need| need.piece.device);
+        devices.any(|of| of == device)
+    }
+
     /// Whether a tenant would be within its guarantee with so much more on a device: that is set aside for it, whoever
     /// else waits.
-    fn is_guaranteed(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
+    pub(crate) fn is_guaranteed(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
         let account = self.ledger.account(tenant, Place::device(device));
         account.is_some_and(|account| {
             self.in_use(tenant, device, &account).saturating_add(more) <= account.guarantee

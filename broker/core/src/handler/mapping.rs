@@ -42,6 +42,7 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
+        let unheld = allocation.unheld && allocation.owner == Some(id);
         let (mut queued, mut comes) = (0, Vec::new());
         for index in allocation.indices() {
             if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
@@ -53,6 +54,7 @@ impl Broker {
             }
             let part = PartRef { allocation: allocation_id, part: index };
             let state = match self.revocations.get_mut(&part) {
+                _ if unheld => MapState::Away,
                 Some(revocation) => {
                     revocation.comers.push(id);
                     MapState::Away
@@ -149,6 +151,10 @@ impl Broker {
         match sent {
             Some(MapStep::To(next)) => allocation.set_hold(part.part, Hold::new(id, slot, next)),
             other => self.broken(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}")),
+        }
+        if writable && slot.is_none() {
+            // Nothing will say when it writes.
+            self.was_written(part);
         }
         if let Some(extent) = self.pool.get_mut(extent)
             && !extent.sent_to.contains(&tenant)
@@ -260,7 +266,10 @@ impl Broker {
     fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
         let Some(tenant) = self.sessions.get(id).map(|session| session.tenant) else { return Ok(()) };
         let mut answered = Answered::default();
-        for UnmappedPart { part, failure, .. } in parts {
+        for UnmappedPart { part, failure, written } in parts {
+            if written {
+                self.was_written(part);
+            }
             let was_told = self.is_revoking(id, part);
             let step = self.step(id, part, MapEvent::Unmapped)?;
             if was_told && let Some(before) = answered.add(part.allocation) {

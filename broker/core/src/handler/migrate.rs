@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
-use super::{Start, Started};
+use super::{Start, Started, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
@@ -15,11 +15,12 @@ use crate::{
     error::Refusal,
     event::{Kind, PartRef, Target, Tier},
     invariants,
-    ledger::Place,
-    migration::{Cause, Migration, MigrationEvent, MigrationState, MigrationStep},
+    ledger::{Place, Reservation},
+    migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, MigrationStep},
     observed::Transition,
+    pool::ExtentState,
     residency::AllocationState,
-    tenancy::{OpId, OpKind, PerPart},
+    tenancy::{Arrival, OpId, OpKind, PerPart, TenantId},
 };
 
 impl Broker {
@@ -91,7 +92,7 @@ impl Broker {
             return Some(PartMove::Moved);
         }
         // Before anything is made for it.
-        if let Some(outcome) = self.cannot_begin(part, false)
+        if let Some(outcome) = self.cannot_begin(part, false, self.pins.now())
             && outcome != PartRevocation::Revoked
         {
             return Some(outcome.into());
@@ -99,7 +100,7 @@ impl Broker {
         if let Err(refusal) = self.begin_migration(part, towards, Cause::Operator, Some(op)) {
             return Some(PartMove::Refused { refusal: Box::new(refusal) });
         }
-        match self.revoke_part(None, part, false) {
+        match self.revoke_part(None, part, false, self.pins.now()) {
             Some(PartRevocation::Revoked) => self.emptied(part, &PartRevocation::Revoked),
             Some(other) => {
                 self.forget_op(part, op);
@@ -109,6 +110,22 @@ impl Broker {
             None => {}
         }
         None
+    }
+
+    /// Begins to take a part out of its device because somebody needs the room, and says which extent goes.
+    pub(crate) fn evict_for(&mut self, part: PartRef, came: Arrival, cause: Cause) -> Option<ExtentId> {
+        let allocation = self.allocations.get(part.allocation)?;
+        let leaves = allocation.part(part.part)?.extent;
+        if self.begin_migration(part, Tier::Host, cause, None).is_err() {
+            self.residents.is_stuck(part);
+            return None;
+        }
+        match self.revoke_part(None, part, false, came) {
+            None => {}
+            Some(PartRevocation::Revoked) => self.emptied(part, &PartRevocation::Revoked),
+            Some(other) => self.stop_migration(part, other.into()),
+        }
+        Some(leaves)
     }
 
     /// Begins to bring a part to its device for an operator.
@@ -140,14 +157,22 @@ impl Broker {
         let allocation = self.allocations.get(part.allocation).ok_or_else(not_found)?;
         let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
         let size = allocation.size_of(part.part);
-        if self.pool.len() >= self.config.limits.extents_max {
-            let limit = self.config.limits.extents_max;
-            return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
-        }
-        let to = self.order(tenant, Place { device, tier: towards }, size, part, kind, false)?;
-        self.strays.entry(part.allocation).or_default().insert(to);
-        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
-            allocation.extents_left = allocation.extents_left.saturating_add(1);
+        let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
+        let place = Place { device, tier: towards };
+        let (to, clean) = match (towards, self.backings.remove(&part)) {
+            (Tier::Device, backing) => {
+                // On its device it has none.
+                debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
+                (self.make_on_device(tenant, device, size, part, kind)?, false)
+            }
+            (_, Some(Backing::Kept { extent, clean })) => (extent, clean),
+            (_, Some(Backing::Reserved(reservation))) => {
+                (self.order_reserved(reservation, place, size, part, kind)?, false)
+            }
+            (_, None) => (self.order_bounded(tenant, place, size, part, kind)?, false),
+        };
+        if towards != Tier::Device {
+            self.awaited_room.leaves(from, Piece { tenant, device, size });
         }
         let migration = Migration {
             to,
@@ -155,14 +180,78 @@ impl Broker {
             cause,
             since: self.now,
             state: MigrationState::Preparing,
-            made: false,
+            made: self.is_live(to),
+            clean,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
         self.migrations.insert(part, migration);
+        self.copy_if_ready(part);
         Ok(())
+    }
+
+    /// What the tenant has cached of that size will do: all of it is written.
+    fn make_on_device(
+        &mut self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+        part: PartRef,
+        kind: Kind,
+    ) -> Result<ExtentId, Refusal> {
+        match self.reuse(tenant, device, size, part) {
+            Some(extent) => {
+                self.has_stray(part, extent);
+                Ok(extent)
+            }
+            None => self.order_bounded(tenant, Place::device(device), size, part, kind),
+        }
+    }
+
+    fn order_bounded(
+        &mut self,
+        tenant: TenantId,
+        place: Place,
+        size: Bytes,
+        part: PartRef,
+        kind: Kind,
+    ) -> Result<ExtentId, Refusal> {
+        let limit = self.config.limits.extents_max;
+        if self.pool.len() >= limit {
+            return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
+        }
+        let extent = self.order(tenant, place, size, part, kind, false)?;
+        self.has_stray(part, extent);
+        Ok(extent)
+    }
+
+    fn order_reserved(
+        &mut self,
+        reservation: Reservation,
+        place: Place,
+        size: Bytes,
+        part: PartRef,
+        kind: Kind,
+    ) -> Result<ExtentId, Refusal> {
+        let limit = self.config.limits.extents_max;
+        if self.pool.len() >= limit {
+            let tenant = self.tenants.name(reservation.tenant()).to_owned();
+            self.backings.insert(part, Backing::Reserved(reservation));
+            return Err(Refusal::AllocationsTooMany { tenant, limit });
+        }
+        let extent = self.order_from(reservation, place, size, part, kind, false)?;
+        self.has_stray(part, extent);
+        Ok(extent)
+    }
+
+    /// An extent of the allocation that no part is in.
+    fn has_stray(&mut self, part: PartRef, extent: ExtentId) {
+        self.strays.entry(part.allocation).or_default().insert(extent);
+        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
+            allocation.extents_left = allocation.extents_left.saturating_add(1);
+        }
     }
 
     /// A revocation is over: if a migration waited for it, it goes on, or is given up.
@@ -196,6 +285,9 @@ impl Broker {
         let Some(to) = self.migrations.get(&part).filter(ready).map(|it| it.to) else { return };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
+        if self.migrations.get(&part).is_some_and(|it| it.clean && it.state == MigrationState::Preparing) {
+            return self.migration_step(part, MigrationEvent::Clean, None);
+        }
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
@@ -246,14 +338,28 @@ impl Broker {
     }
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
-        let Some(Migration { to, towards, stopped, ops, .. }) = self.migrations.remove(&part) else { return };
+        let Some(Migration { to, towards, state, clean, stopped, ops, .. }) = self.migrations.remove(&part)
+        else {
+            return;
+        };
         let left = match arrived {
             true => self.arrive(part, to),
             false => to,
         };
-        // What has not been made yet is released once it is.
-        if !planted!(self, SourceKept) || !arrived {
-            self.release_extent(left);
+        match (towards == Tier::Device, arrived) {
+            (true, true) => self.keep(part, left, true),
+            (false, true) => self.leave(part, left),
+            // What has not been made yet is released once it is.
+            (true, false) => self.release_extent(left),
+            (false, false) => {
+                let stays = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
+                let stays = stays.map(|entry| entry.extent);
+                self.keep(part, left, clean && !state.copies());
+                if let Some(stays) = stays {
+                    self.room_returned(stays);
+                }
+                self.unsettled.demands = true;
+            }
         }
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
         self.tell_of_migration(part, towards, &outcome);
@@ -264,10 +370,28 @@ impl Broker {
             self.check_op(op);
         }
         let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
+        match &outcome {
+            PartMove::Pinned { by } => by.iter().for_each(|session| self.residents.pinned(part, *session)),
+            PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
+            _ => {}
+        }
         if towards == Tier::Device && failed {
             self.refuse_pins_of(part, &outcome);
         }
         self.after_migration(part, failed);
+    }
+
+    /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
+    fn leave(&mut self, part: PartRef, extent: ExtentId) {
+        self.residents.gone(part);
+        let wanted = self
+            .piece_of(part)
+            .is_some_and(|piece| self.demands.parts().any(|waiting| self.piece_of(waiting) == Some(piece)));
+        match wanted && self.hand_over(part, extent) {
+            true => self.room_returned(extent),
+            false if planted!(self, SourceKept) => {}
+            false => self.release_extent(extent),
+        }
     }
 
     /// The part is at its destination; what it was in is left.
@@ -326,8 +450,10 @@ impl Broker {
         if self.destination_made(part, id, failure) {
             return;
         }
-        if failure.is_none() {
-            self.release_extent(id);
+        match failure {
+            None if self.is_kept(part, id) => {}
+            None => self.release_extent(id),
+            Some(_) => self.lacks_backing(part, id),
         }
         if !self.remove_if_gone(part.allocation) {
             // Of a freed allocation it may have been the last that nothing was known of.
@@ -344,9 +470,23 @@ impl Broker {
         }
     }
 
-    fn release_extent(&mut self, id: ExtentId) {
-        if self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
-            self.command(Command::ReleaseExtent { extent: id });
+    pub(crate) fn release_extent(&mut self, id: ExtentId) {
+        if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
+            return;
+        }
+        self.command(Command::ReleaseExtent { extent: id });
+        self.note_leaving(id);
+    }
+
+    /// Memory of a device that the driver is told to let go is room for who waits.
+    pub(crate) fn note_leaving(&mut self, id: ExtentId) {
+        if self.has_tiers()
+            && let Some(extent) = self.pool.get(id)
+            && let ExtentState::Releasing(charge) = &extent.state
+            && extent.place.tier == Tier::Device
+        {
+            let piece = Piece { tenant: charge.tenant(), device: extent.place.device, size: extent.size };
+            self.awaited_room.leaves(id, piece);
         }
     }
 

@@ -3,6 +3,8 @@
 mod admin;
 mod allocate;
 mod attach;
+mod backing;
+mod batch;
 mod client;
 mod completion;
 mod create;
@@ -32,6 +34,7 @@ mod timer;
 mod touch;
 mod wait;
 
+pub(crate) use batch::Batch;
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use quota::{QuotaChange, QuotaQueue};
 pub(crate) use room::AwaitedRoom;

@@ -154,8 +154,13 @@ impl Broker {
         self.unsettled.count(1);
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
         let look = call.look;
-        let waits = self.is_held_up(part, call.arrival) || !self.pins.lacks(id, part);
-        match self.map_state(id.0, part) {
+        let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
+        // Somebody who came before took it away again.
+        if state == Some(MapState::Away) {
+            self.pins.lost(id, part);
+        }
+        let waits = held_up || !self.pins.lacks(id, part);
+        match state {
             None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
                 let why = self.why_lost(id.0, part);
                 self.refuse_pin(id, why);
@@ -217,6 +222,7 @@ impl Broker {
 
     /// Nothing is heard of the session any more: its calls are over, and nobody is to be told.
     pub(crate) fn drop_pins(&mut self, id: SessionId) {
+        self.unsettled.demands |= !self.demands.is_empty();
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
         for call in calls {
             self.end_pin(call);

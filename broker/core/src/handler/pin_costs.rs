@@ -46,6 +46,7 @@ impl Fenced {
             part_size: Bytes::mib(2),
             default_limit: Quantity::Percent(100),
             sessions_reserved: 1,
+            eviction: crate::eviction::EvictionPolicy::default(),
             limits: Limits::default(),
         };
         let broker = Broker::new(config, StoredQuotas::default(), Time::START);

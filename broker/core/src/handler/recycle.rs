@@ -37,6 +37,34 @@ impl Broker {
         true
     }
 
+    /// Keeps what a part has left for a part of its tenant that waits for as much.
+    pub(crate) fn hand_over(&mut self, part: PartRef, id: ExtentId) -> bool {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return false };
+        if !self.is_its_tenants_alone(allocation, id) {
+            return false;
+        }
+        self.pool.recycle(id, self.now);
+        self.forget_stray(part.allocation, id);
+        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
+            allocation.extents_left = allocation.extents_left.saturating_sub(1);
+        }
+        self.unsettled.demands = true;
+        true
+    }
+
+    /// Whether it was sent to nobody else, and whoever was sent it has let go.
+    fn is_its_tenants_alone(&self, allocation: &Allocation, id: ExtentId) -> bool {
+        let Some(extent) = self.pool.get(id) else { return false };
+        let ExtentState::Live(charge) = &extent.state else { return false };
+        let tenant = charge.tenant();
+        let own = *extent.sent_to == [tenant] || extent.sent_to.is_empty();
+        extent.place.tier == Tier::Device
+            && allocation.kind == Kind::Movable
+            && own
+            && !extent.unacknowledged
+            && self.has_room_to_keep(tenant, extent.place)
+    }
+
     fn may_be_cached(&self, allocation: &Allocation, id: ExtentId) -> bool {
         let max = self.config.limits.cached_bytes_per_tenant_max;
         if max.is_zero() || self.draining || allocation.kind != Kind::Movable {

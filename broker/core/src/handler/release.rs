@@ -244,6 +244,9 @@ impl Broker {
         }
         self.forget_unmapped(id);
         self.forget_demands(id);
+        if self.has_tiers() {
+            self.forget_backings(id);
+        }
         for part in self.migrations_of(id) {
             self.stop_migration(part, PartMove::Freed);
         }
@@ -277,6 +280,7 @@ impl Broker {
         }
         if self.pool.get_mut(id).is_some_and(Extent::start_release) {
             self.command(Command::ReleaseExtent { extent: id });
+            self.note_leaving(id);
             if planted!(self, DoubleFree) {
                 self.command(Command::ReleaseExtent { extent: id });
             }

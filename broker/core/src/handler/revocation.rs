@@ -30,7 +30,8 @@ impl Broker {
             return Err(Refusal::KindUnsupported { kind: "revocable fixed" });
         }
         for (part, outcome) in &mut outcomes {
-            *outcome = self.revoke_part(Some(op), PartRef { allocation: id, part: *part }, wait);
+            let part = PartRef { allocation: id, part: *part };
+            *outcome = self.revoke_part(Some(op), part, wait, self.pins.now());
         }
         Ok(Started::Waiting(OpKind::Revoke(PerPart::new(id, outcomes))))
     }
@@ -41,6 +42,7 @@ impl Broker {
         op: Option<OpId>,
         part: PartRef,
         wait: bool,
+        came: Arrival,
     ) -> Option<PartRevocation> {
         let until = self.now.after(self.config.limits.revoke_answer_timeout);
         if let Some(under_way) = self.revocations.get_mut(&part) {
@@ -57,7 +59,7 @@ impl Broker {
             }
             return None;
         }
-        if let Some(outcome) = self.cannot_begin(part, wait) {
+        if let Some(outcome) = self.cannot_begin(part, wait, came) {
             return Some(outcome);
         }
         let stage = match wait {
@@ -74,8 +76,9 @@ impl Broker {
         None
     }
 
-    /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it.
-    pub(crate) fn cannot_begin(&self, part: PartRef, wait: bool) -> Option<PartRevocation> {
+    /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it: by a pin
+    /// call that came before then, or that has been answered.
+    pub(crate) fn cannot_begin(&self, part: PartRef, wait: bool, came: Arrival) -> Option<PartRevocation> {
         let standing = self.standing(part);
         if !standing.is_empty() {
             return Some(PartRevocation::Standing { by: standing });
@@ -91,9 +94,8 @@ impl Broker {
             return None;
         }
         // Who was sent the part and has not answered counts as using it.
-        let now = self.pins.now();
         let uses = |hold: &Hold| {
-            let calls = self.pins.protects(part, hold.session, now) && !planted!(self, EvictedThoughPinned);
+            let calls = self.pins.protects(part, hold.session, came) && !planted!(self, EvictedThoughPinned);
             hold.state != MapState::Mapped || calls
         };
         let by = self.mapping(part, uses);

@@ -1,30 +1,26 @@
-//! Making room: cached extents are the first to go, the oldest first, whoever needs it.
+//! Making room on a device: cached extents are the first to go, the oldest first; then parts that nobody uses leave for the
+//! tier below, in the order of the policy.
 //!
-//! Who is short of room, of its own limit or of what is not guaranteed gets no refusal while giving up cached extents
-//! could help: they are released, the request waits until each was given back or was not, and is looked at again. What
-//! is on its way to the driver already is waited for first, whoever it was given up for.
-//! Where even all of them would not help, none is touched and the refusal comes at once.
+//! Who is short of room, of its own limit or of what is not guaranteed gets no refusal while that could help. What is on its
+//! way out already is waited for first, whoever it was given up for. Where even all of it would not help, none is touched.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
-use super::Started;
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, Notice},
-    error::Refusal,
-    event::{AllocationSpec, Tier},
-    ledger::{Account, Place, Shortage, Spared},
+    command::{Command, Notice, PartRevocation},
+    event::{PartRef, Tier},
+    ledger::{Place, Shortage, Spared},
+    migration::Cause,
     pool::{Age, Cached},
-    tenancy::{OpId, OpKind, Requester, TenantId},
+    residency::AllocationState,
+    tenancy::{Arrival, OpId, TenantId},
 };
 
-/// Extents that were given up and are not back, and the requests that wait for them.
+/// Extents that are on their way out of their devices, and the operations that wait for them.
 #[derive(Debug, Default)]
 pub(crate) struct AwaitedRoom {
     going: BTreeMap<ExtentId, Going>,
@@ -33,35 +29,60 @@ pub(crate) struct AwaitedRoom {
 
 #[derive(Debug)]
 struct Going {
-    was: Cached,
+    was: Piece,
     waiting: Few<OpId>,
 }
 
-/// What makes room for a request, and what is not to: cached extents that it will have itself.
-#[derive(Debug, Default)]
+/// Bytes of a tenant on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) tenant: TenantId,
+    pub(crate) device: DeviceIndex,
+    pub(crate) size: Bytes,
+}
+
+/// What somebody who waits needs on a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Need {
+    pub(crate) piece: Piece,
+    /// Parts of pin calls that came before are left alone.
+    pub(crate) came: Arrival,
+    /// Cached extents that it will have itself.
+    pub(crate) kept: Vec<Age>,
+}
+
+/// What makes room, and what is not to: cached extents that somebody who waits will have.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// On their way to the driver already.
+    /// On their way out already.
     pub(crate) awaited: BTreeSet<ExtentId>,
     pub(crate) given_up: BTreeSet<Age>,
     pub(crate) kept: BTreeSet<Age>,
+    /// Parts that leave for the tier below, each with when who needs its room came.
+    pub(crate) victims: BTreeMap<PartRef, Arrival>,
 }
 
 impl Choice {
     /// Whether there is nothing to wait for.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.awaited.is_empty() && self.given_up.is_empty()
-    }
-
-    /// How many extents will be gone.
-    pub(crate) fn count(&self) -> usize {
-        self.awaited.len().saturating_add(self.given_up.len())
+        self.awaited.is_empty() && self.given_up.is_empty() && self.victims.is_empty()
     }
 }
 
 impl AwaitedRoom {
-    /// How many extents an operation waits for.
-    pub(crate) fn left(&self, op: OpId) -> usize {
-        self.going.values().filter(|going| going.waiting.contains(&op)).count()
+    /// Something leaves its device.
+    pub(crate) fn leaves(&mut self, extent: ExtentId, was: Piece) {
+        self.going.entry(extent).or_insert(Going { was, waiting: Few::default() });
+    }
+
+    /// Whether something is on its way out of the device.
+    pub(crate) fn is_made_on(&self, device: DeviceIndex) -> bool {
+        self.going.values().any(|going| going.was.device == device)
+    }
+
+    /// What is on its way out.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, Piece)> {
+        self.going.iter().map(|(extent, going)| (*extent, going.was))
     }
 
     fn expect(&mut self, extent: ExtentId, op: OpId) {
@@ -88,29 +109,54 @@ impl AwaitedRoom {
 }
 
 impl Broker {
-    /// Chooses what has to go so that a tenant is admitted to so many bytes more on a device.
-    pub(crate) fn choose_for_bytes(
+    /// Chooses what leaves a device so that those who wait find room, in their order; and says for whom there will be.
+    /// Nobody overtakes who finds none, but for what is guaranteed to its tenant.
+    pub(crate) fn plan_room(
         &self,
-        choice: &mut Choice,
-        tenant: TenantId,
         device: DeviceIndex,
-        asked: Bytes,
-    ) -> Result<(), Shortage> {
+        needs: &[Need],
+    ) -> (Choice, Vec<Result<(), Shortage>>) {
+        let (mut choice, mut spared) = (Choice::default(), Spared::default());
+        choice.kept.extend(needs.iter().flat_map(|need| &need.kept).copied());
+        let (mut results, mut full) = (Vec::with_capacity(needs.len()), None);
+        for need in needs {
+            let Piece { tenant, size, .. } = need.piece;
+            if let Some(shortage) = full.filter(|_| !self.is_guaranteed(tenant, device, size)) {
+                results.push(Err(shortage));
+                continue;
+            }
+            let (mut more, mut without) = (choice.clone(), spared.clone());
+            let result = self.choose_for_need(&mut more, &mut without, need);
+            match result {
+                Ok(()) => {
+                    (choice, spared) = (more, without);
+                    spared.promise(tenant, size);
+                }
+                Err(shortage @ Shortage::Room { .. }) => full = Some(shortage),
+                Err(Shortage::Limit { .. }) => {}
+            }
+            results.push(result);
+        }
+        (choice, results)
+    }
+
+    /// Chooses what has to go so that a tenant is admitted to so many bytes more.
+    fn choose_for_need(&self, choice: &mut Choice, spared: &mut Spared, need: &Need) -> Result<(), Shortage> {
+        let Piece { tenant, device, size } = need.piece;
         let place = Place::device(device);
-        let mut spared = Spared::default();
-        let admit = |spared: &Spared| self.ledger.admit_without(tenant, place, asked, spared);
+        let admit = |spared: &Spared| self.ledger.admit_without(tenant, place, size, spared);
         if planted!(self, FullThoughCached) {
-            return admit(&spared);
+            return admit(spared);
         }
         let within_limit = |spared: &Spared| !matches!(admit(spared), Err(Shortage::Limit { .. }));
-        let own = |entry: &Cached, _: &Spared| entry.tenant == tenant;
-        self.choose(choice, device, &mut spared, within_limit, own);
-        let weighs = |entry: &Cached, spared: &Spared| {
-            let more = if entry.tenant == tenant { asked } else { Bytes::ZERO };
-            self.weighs(entry.tenant, place, more, spared)
+        let own = |of: TenantId, _: &Spared| of == tenant;
+        self.choose(choice, device, spared, need.came, within_limit, own);
+        let weighs = |of: TenantId, spared: &Spared| {
+            let more = if of == tenant { size } else { Bytes::ZERO };
+            self.weighs(of, place, more, spared)
         };
-        self.choose(choice, device, &mut spared, |spared| admit(spared).is_ok(), weighs);
-        admit(&spared)
+        self.choose(choice, device, spared, need.came, |spared| admit(spared).is_ok(), weighs);
+        admit(spared)
     }
 
     /// Chooses what has to go so that a guarantee is backed; nothing if nothing helps.
@@ -123,67 +169,76 @@ impl Broker {
         let (mut choice, mut spared) = (Choice::default(), Spared::default());
         let backed =
             |spared: &Spared| self.ledger.unbacked_without(tenant, place, guarantee, spared).is_none();
-        let weighs = |entry: &Cached, spared: &Spared| {
-            let account = self.ledger.account(entry.tenant, place).unwrap_or_default();
-            let floor = if entry.tenant == tenant { guarantee } else { account.guarantee };
-            account.without(spared.of(entry.tenant)).held() > floor
+        let weighs = |of: TenantId, spared: &Spared| {
+            let account = self.ledger.account(of, place).unwrap_or_default();
+            let floor = if of == tenant { guarantee } else { account.guarantee };
+            spared.applied(of, account).held() > floor
         };
         if place.tier == Tier::Device {
-            self.choose(&mut choice, place.device, &mut spared, backed, weighs);
+            self.choose(&mut choice, place.device, &mut spared, self.pins.now(), backed, weighs);
         }
         backed(&spared).then_some(choice)
     }
 
-    /// Chooses extents of any device, so that so many more can be made.
-    pub(crate) fn choose_for_count(&self, choice: &mut Choice, more: usize) {
-        let left =
-            |choice: &Choice| self.pool.len().saturating_sub(choice.given_up.len()).saturating_add(more);
-        for (age, _) in self.pool.cache().iter() {
-            if left(choice) <= self.config.limits.extents_max {
-                return;
-            }
-            if !choice.kept.contains(&age) {
-                choice.given_up.insert(age);
-            }
-        }
+    /// Chooses cached extents of any device, so that so many more can be made.
+    pub(crate) fn choose_for_count(&self, kept: &BTreeSet<Age>, more: usize) -> Vec<Age> {
+        let over = self.pool.len().saturating_add(more).saturating_sub(self.config.limits.extents_max);
+        let ages = self.pool.cache().iter().map(|(age, _)| age).filter(|age| !kept.contains(age));
+        ages.take(over).collect()
     }
 
-    /// A limit was lowered: what is cached above it goes.
+    /// A limit was lowered: what is above it goes, as far as it can.
     pub(crate) fn trim_to_limit(&mut self, tenant: TenantId) {
         for device in self.device_indices() {
             let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
+            if account.held() <= account.limit {
+                self.over_limit.remove(&(tenant, device));
+                continue;
+            }
+            // What can't go yet is looked at again whenever something may have changed.
+            if self.has_tiers() {
+                self.over_limit.insert((tenant, device));
+            }
             let (mut choice, mut spared) = (Choice::default(), Spared::default());
-            let within = |spared: &Spared| account.without(spared.of(tenant)).held() <= account.limit;
-            self.choose(&mut choice, device, &mut spared, within, |entry, _| entry.tenant == tenant);
-            self.give_up(choice.given_up);
+            let within = |spared: &Spared| spared.applied(tenant, account).held() <= account.limit;
+            let own = |of: TenantId, _: &Spared| of == tenant;
+            self.choose(&mut choice, device, &mut spared, self.pins.now(), within, own);
+            self.clear(choice, Cause::Rebalance);
         }
     }
 
-    /// Others took memory of the device: what is cached makes up for it.
+    pub(crate) fn trim_all(&mut self) {
+        for (tenant, _) in self.over_limit.clone() {
+            self.trim_to_limit(tenant);
+        }
+    }
+
+    /// Others took memory of the device: what can go makes up for it.
     pub(crate) fn cover_shortfall(&mut self, device: DeviceIndex) {
         let place = Place::device(device);
         let Some(books) = self.ledger.books(place) else { return };
         let (mut choice, mut spared) = (Choice::default(), Spared::default());
-        let weighs = |entry: &Cached, spared: &Spared| self.weighs(entry.tenant, place, Bytes::ZERO, spared);
+        let weighs = |of: TenantId, spared: &Spared| self.weighs(of, place, Bytes::ZERO, spared);
         let covered = |spared: &Spared| books.shortfall_without(spared).is_zero();
-        self.choose(&mut choice, device, &mut spared, covered, weighs);
-        self.give_up(choice.given_up);
+        self.choose(&mut choice, device, &mut spared, self.pins.now(), covered, weighs);
+        self.clear(choice, Cause::Rebalance);
     }
 
-    /// Adds extents of the device that help, until it is enough: those that are going anyhow, then the oldest.
+    /// Adds what helps, until it is enough: what is going anyhow, then the oldest cached extents, then parts by policy.
     fn choose(
         &self,
         choice: &mut Choice,
         device: DeviceIndex,
         spared: &mut Spared,
+        came: Arrival,
         enough: impl Fn(&Spared) -> bool,
-        helps: impl Fn(&Cached, &Spared) -> bool,
+        helps: impl Fn(TenantId, &Spared) -> bool,
     ) {
         for (extent, Going { was, .. }) in &self.awaited_room.going {
             if enough(spared) {
                 return;
             }
-            if was.device == device && !choice.awaited.contains(extent) && helps(was, spared) {
+            if was.device == device && !choice.awaited.contains(extent) && helps(was.tenant, spared) {
                 spared.add(was.tenant, was.size);
                 choice.awaited.insert(*extent);
             }
@@ -193,26 +248,63 @@ impl Broker {
                 return;
             }
             let taken = choice.kept.contains(&age) || choice.given_up.contains(&age);
-            if entry.device == device && !taken && helps(entry, spared) {
+            if entry.device == device && !taken && helps(entry.tenant, spared) {
                 spared.add(entry.tenant, entry.size);
                 choice.given_up.insert(age);
             }
         }
+        for part in self.residents.order(device) {
+            if enough(spared) {
+                return;
+            }
+            let Some(piece) = self.piece_of(part).filter(|_| !choice.victims.contains_key(&part)) else {
+                continue;
+            };
+            if helps(piece.tenant, spared) && self.may_leave(part, came) {
+                spared.add(piece.tenant, piece.size);
+                choice.victims.insert(part, came);
+            }
+        }
+    }
+
+    /// Whether a part that could leave is used by nobody, as far as is known, that came before.
+    fn may_leave(&self, part: PartRef, came: Arrival) -> bool {
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
+            && !self.migrations.contains_key(&part)
+            && !self.revocations.contains_key(&part)
+            && self.backings.contains_key(&part)
+            && matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
+    }
+
+    pub(crate) fn piece_of(&self, part: PartRef) -> Option<Piece> {
+        let allocation = self.allocations.get(part.allocation)?;
+        let (tenant, device) = (allocation.tenant, allocation.device);
+        Some(Piece { tenant, device, size: allocation.size_of(part.part) })
     }
 
     /// Whether less would be committed with less of what the tenant has there: what is guaranteed stays committed.
     fn weighs(&self, tenant: TenantId, place: Place, more: Bytes, spared: &Spared) -> bool {
-        let account: Account = self.ledger.account(tenant, place).unwrap_or_default();
-        account.without(spared.of(tenant)).held().saturating_add(more) > account.guarantee
+        let account = self.ledger.account(tenant, place).unwrap_or_default();
+        let floor = if planted!(self, EvictedBelowGuarantee) { Bytes::ZERO } else { account.guarantee };
+        spared.applied(tenant, account).held().saturating_add(more) > floor
+    }
+
+    /// Does what was chosen, and says which extents will go.
+    pub(crate) fn clear(&mut self, choice: Choice, cause: Cause) -> Vec<ExtentId> {
+        let mut going = self.give_up(choice.given_up);
+        for (part, came) in choice.victims {
+            going.extend(self.evict_for(part, came, cause));
+        }
+        going
     }
 
     /// Gives cached extents back to the driver.
     pub(crate) fn give_up(&mut self, ages: impl IntoIterator<Item = Age>) -> Vec<ExtentId> {
         let mut given_up = Vec::new();
         for age in ages {
-            let Some(was) = self.pool.give_up(age) else { continue };
-            let Cached { extent, size, .. } = was;
-            self.awaited_room.going.insert(extent, Going { was, waiting: Few::default() });
+            let Some(Cached { extent, tenant, device, size, .. }) = self.pool.give_up(age) else { continue };
+            self.awaited_room.leaves(extent, Piece { tenant, device, size });
             self.command(Command::ReleaseExtent { extent });
             self.notice(Notice::GivenUp { extent, bytes: size });
             given_up.push(extent);
@@ -222,57 +314,17 @@ impl Broker {
 
     /// Does what was chosen; the operation waits for it.
     pub(crate) fn make_room(&mut self, op: OpId, choice: Choice) {
-        let given_up = self.give_up(choice.given_up);
-        for extent in choice.awaited.into_iter().chain(given_up) {
+        let awaited = choice.awaited.clone();
+        let going = self.clear(choice, Cause::Rebalance);
+        for extent in awaited.into_iter().chain(going) {
             self.awaited_room.expect(extent, op);
         }
     }
 
-    /// An extent that was let go was given back, or was not: who waited for it may be looked at again.
+    /// An extent is out of its device, or stays there: who waited for it may be looked at again.
     pub(crate) fn room_returned(&mut self, extent: ExtentId) {
         for op in self.awaited_room.returned(extent) {
-            self.room_made(op);
-        }
-    }
-
-    fn room_made(&mut self, op: OpId) {
-        let Some(waiting) = self.ops.get_mut(op) else { return };
-        let requester = waiting.requester;
-        let items = match &mut waiting.kind {
-            OpKind::Room { items } => Some(std::mem::take(items)),
-            _ => None,
-        };
-        let tenant = requester.tenant().map(|tenant| self.tenants.name(tenant).to_owned());
-        self.notice(Notice::RoomMade { tenant });
-        match (items, requester) {
-            (Some(items), Requester::Session { session, tenant }) => {
-                self.allocate_again(op, session, tenant, items);
-            }
-            _ => self.resume_quota(op),
-        }
-    }
-
-    fn allocate_again(
-        &mut self,
-        op: OpId,
-        session: vramd_types::SessionId,
-        tenant: TenantId,
-        items: Vec<AllocationSpec>,
-    ) {
-        let connected = self.sessions.get(session).is_some_and(crate::tenancy::Session::is_connected);
-        let start = match connected {
-            true => self.allocate(op, session, tenant, items, Duration::ZERO),
-            false => Err(Refusal::SessionLost { session }),
-        };
-        match start {
-            Ok(Started::Waiting(kind)) => {
-                if let Some(op) = self.ops.get_mut(op) {
-                    op.kind = kind;
-                }
-                self.check_op(op);
-            }
-            Ok(Started::Done(outcome)) => self.finish(op, Ok(outcome)),
-            Err(refusal) => self.finish(op, Err(refusal)),
+            self.resume_quota(op);
         }
     }
 }

@@ -7,14 +7,15 @@
 //! A call is looked at when it may have stalled, not whenever something happens: at most twice in that time, however much
 //! waits and whatever comes meanwhile.
 
-use vramd_types::SessionId;
+use vramd_types::{DeviceIndex, SessionId};
 
-use super::Timer;
+use super::{Timer, room::Piece};
 use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
     event::PartRef,
+    migration::Waiter,
     residency::{MapState, Stage},
     tenancy::{PinCall, PinId},
     time::Time,
@@ -57,11 +58,11 @@ impl Broker {
 
     /// Since when a call waits for sessions that wait themselves, if it does.
     ///
-    /// In its way are those that map a part which was fenced before it came, and its own session where that was told to
-    /// unmap while it pinned.
+    /// In its way are those that map a part which was fenced before it came, those that pin something on a device where it
+    /// waits for room, and its own session where that was told to unmap while it pinned.
     fn stalls_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
         // Where nothing is fenced, and nothing that was is pinned still, nobody is in anybody's way.
-        if self.evicting == 0 && self.revocations.is_empty() {
+        if self.evicting == 0 && self.revocations.is_empty() && self.demands.is_empty() {
             return None;
         }
         let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref())?;
@@ -77,6 +78,13 @@ impl Broker {
                     is_held_up = true;
                 }
             }
+            if self.demands.contains(Waiter::Part(*part))
+                && let Some(Piece { device, .. }) = self.piece_of(*part)
+            {
+                let (last, own) = self.waits_of_pinning(device, id.0)?;
+                since = since.max(last);
+                is_held_up |= own;
+            }
             let pinned = !words.prompt.contains(part);
             if pinned && self.map_state(id.0, *part) == Some(MapState::Evicting) {
                 since = since.max(self.pins.waits_since(id.0)?);
@@ -84,6 +92,20 @@ impl Broker {
             }
         }
         is_held_up.then_some(since)
+    }
+
+    /// Since when all wait who pin something on a device where room is short, and whether the session is one of them. It can
+    /// only help others by letting go of what it pins itself.
+    fn waits_of_pinning(&self, device: DeviceIndex, session: SessionId) -> Option<(Time, bool)> {
+        if self.awaited_room.is_made_on(device) {
+            return None;
+        }
+        let (mut since, mut own) = (Time::START, false);
+        for pinning in self.residents.pinning(device) {
+            since = since.max(self.pins.waits_since(pinning)?);
+            own |= pinning == session;
+        }
+        Some((since, own))
     }
 
     /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.

@@ -86,9 +86,21 @@ impl Broker {
         }
         if old.maps() && !new.is_some_and(MapState::maps) {
             self.ease(id, part);
+            self.unsettled.demands |= self.residents.unpinned(part, id) && self.is_room_wanted();
+        }
+        if old == MapState::Evicting && new == Some(MapState::Away) {
+            self.collect_word(id, hold.slot());
         }
         self.unsettle(id, part);
         Ok(step)
+    }
+
+    /// What the word says of writes has been told with the answer: from now on it says what happens after.
+    fn collect_word(&mut self, id: SessionId, slot: Option<Slot>) {
+        if let (Some(session), Some(slot)) = (self.sessions.get(id).filter(|it| it.channel_open), slot) {
+            let channel = session.channel;
+            self.command(Command::ForgetWord { channel, slot });
+        }
     }
 
     /// The slot is free, and its word is no part's.

@@ -85,6 +85,7 @@ impl Broker {
         }
         self.cover_shortfall(device);
         self.demands.all_step_up();
+        self.residents.loosen();
         self.unsettled.demands = true;
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);

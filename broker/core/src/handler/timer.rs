@@ -7,7 +7,7 @@ use crate::{
     command::Notice,
     error::Refusal,
     event::PartRef,
-    tenancy::{OpKind, Outcome, SessionEvent, SilentReason},
+    tenancy::{OpId, OpKind, Outcome, SessionEvent, SilentReason},
     time::Time,
 };
 
@@ -19,6 +19,8 @@ pub(crate) enum Timer {
     Cached,
     /// A fence has lasted long enough.
     Fence(PartRef),
+    /// A batch has waited for room long enough.
+    Wait(OpId),
     /// A pin call may have stalled.
     Stall(SessionId, u64),
 }
@@ -52,6 +54,7 @@ impl Broker {
                 Timer::Session(id) => self.check_deadlines(id),
                 Timer::Cached => self.expire_cached(),
                 Timer::Fence(part) => self.fence_lasted(part),
+                Timer::Wait(op) => self.lacks_room(op),
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();

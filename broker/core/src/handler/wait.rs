@@ -1,12 +1,14 @@
 //! Who waits for room, as operators see it: in the order of asking, and told to wait no more.
 
-use super::{Start, Started};
+use vramd_types::Bytes;
+
+use super::{Start, Started, room::Piece};
 use crate::{
     broker::Broker,
     error::Refusal,
     event::PartRef,
-    migration::{Migration, Waiter},
-    tenancy::{Arrival, Outcome},
+    migration::{InLine, Migration, Waiter},
+    tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
     time::Time,
     view::{MoveView, WaitView, Waiting},
 };
@@ -14,24 +16,35 @@ use crate::{
 impl Broker {
     /// What waits, in the order of asking.
     pub fn waits(&self) -> Vec<WaitView> {
-        self.demands
-            .iter()
-            .filter_map(|(id, demand)| self.wait_view(id, demand.waiter, demand.since))
-            .collect()
+        let line = self.demands.iter();
+        line.filter_map(|(place, demand)| self.wait_view(place, demand.waiter, demand.since)).collect()
     }
 
-    fn wait_view(&self, id: Arrival, waiter: Waiter, since: Time) -> Option<WaitView> {
-        let Waiter::Part(part) = waiter else { return None };
-        let allocation = self.allocations.get(part.allocation)?;
-        Some(WaitView {
-            id: id.get(),
-            device: self.uuid(allocation.device).to_owned(),
-            tenant: self.tenants.name(allocation.tenant).to_owned(),
-            what: Waiting::Part { part, sessions: self.wanting(part) },
-            bytes: allocation.size_of(part.part),
-            since,
-            until: None,
-        })
+    fn wait_view(&self, place: InLine, waiter: Waiter, since: Time) -> Option<WaitView> {
+        let needs: Vec<Piece> = match waiter {
+            Waiter::Batch(op) => self.needs_of(op, place.came).into_iter().map(|need| need.piece).collect(),
+            Waiter::Part(part) => self.piece_of(part).into_iter().collect(),
+        };
+        // A batch is shown with the first device that it needs.
+        let Piece { tenant, device, .. } = *needs.first()?;
+        let on_device = needs.iter().filter(|piece| piece.device == device);
+        let bytes = on_device.map(|piece| piece.size).fold(Bytes::ZERO, Bytes::saturating_add);
+        let (what, until) = match waiter {
+            Waiter::Part(part) => (Waiting::Part { part, sessions: self.wanting(part) }, None),
+            Waiter::Batch(op) => self.waiting_batch(op)?,
+        };
+        let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
+        Some(WaitView { id: place.stood.get(), device, tenant, what, bytes, since, until })
+    }
+
+    fn waiting_batch(&self, op: OpId) -> Option<(Waiting, Option<Time>)> {
+        let op = self.ops.get(op)?;
+        match (op.requester, &op.kind) {
+            (Requester::Session { session, .. }, OpKind::Room(batch)) => {
+                Some((Waiting::Batch { session, items: batch.plans.len() }, Some(batch.until)))
+            }
+            _ => None,
+        }
     }
 
     /// What is on its way between tiers.
@@ -65,7 +78,7 @@ impl Broker {
                     self.refuse_pin(call, why.clone());
                 }
             }
-            Waiter::Batch(op) => self.finish(op, Err(why)),
+            Waiter::Batch(op) => self.refuse_batch(op, why),
         }
         self.demands.remove(waiter);
         self.unsettled.demands = true;

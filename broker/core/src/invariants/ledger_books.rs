@@ -8,6 +8,7 @@ use super::{LEDGER_BOOKS, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
     ledger::{Account, Place},
+    migration::Backing,
     pool::ExtentState,
     tenancy::TenantId,
 };
@@ -53,6 +54,11 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
                     add((it.tenant(), it.place()), it.bytes(), |a| &mut a.unreturned);
                 }
             }
+        }
+    }
+    for backing in broker.backings.values() {
+        if let Backing::Reserved(it) = backing {
+            add((it.tenant(), it.place()), it.bytes(), |a| &mut a.reserved);
         }
     }
     accounts

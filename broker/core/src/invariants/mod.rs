@@ -4,6 +4,7 @@
 //! `check_touched` does so for what the last event touched. In production each violation that a handler meets is
 //! counted, logged and survived.
 
+mod backings;
 mod cached;
 mod descriptors;
 mod extent_backing;
@@ -37,11 +38,12 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 15] = [
+const CHECKS: [Check; 16] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
     extent_released::check,
+    backings::check,
     cached::check,
     mapper_sets::check,
     migrations::check,

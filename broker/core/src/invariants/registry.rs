@@ -119,6 +119,10 @@ registry! {
         "a copy begins in the part's extent while nobody maps either end, and neither is released before it has ended";
     DEMANDS = "INV-MOVE-4", Oracle "demands.rs",
         "who wants a part that is elsewhere waits only while there is no room for it, and it comes for whoever asked first";
+    BACKED = "INV-MOVE-5", Recomputed "backings.rs",
+        "what a part has below its device is its own, and what is awaited back from a device leaves it";
+    EVICTED = "INV-MOVE-6", Oracle "evictions.rs",
+        "what leaves a device because somebody else needs the room is pinned by nobody, and was above its tenant's guarantee";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs",

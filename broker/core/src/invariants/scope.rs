@@ -149,7 +149,7 @@ impl Touched {
                 OpKind::EndSession { session: id, .. } => session(id),
                 OpKind::Revoke(revoked) => allocation(&revoked.allocation),
                 OpKind::Move(moved) => allocation(&moved.allocation),
-                OpKind::Allocate { .. } | OpKind::Room { .. } | OpKind::Quota(_) => false,
+                OpKind::Allocate { .. } | OpKind::Room(_) | OpKind::Quota(_) => false,
             }
     }
 }

@@ -6,6 +6,7 @@ use super::{OPS, Violation, expect, scope::Scope};
 use crate::{
     broker::Broker,
     event::PartRef,
+    migration::Waiter,
     residency::Stage,
     tenancy::{OpId, OpKind, Session},
 };
@@ -31,7 +32,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 broker.sessions.get(*session).is_some() && (*kill || has_deadline(broker, *session))
             }
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,
-            OpKind::Room { .. } => broker.awaited_room.left(id) > 0,
+            OpKind::Room(_) => broker.demands.contains(Waiter::Batch(id)),
             OpKind::Revoke(revoked) => {
                 let of = revoked.allocation;
                 revoked.open().all(|part| is_revoked(broker, PartRef { allocation: of, part }, id))

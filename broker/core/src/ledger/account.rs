@@ -30,6 +30,11 @@ impl Account {
         Self { settled: self.settled.saturating_sub(bytes), ..self }
     }
 
+    /// The account with so many bytes more that are to be made there.
+    pub(crate) fn with(self, bytes: Bytes) -> Self {
+        Self { reserved: self.reserved.saturating_add(bytes), ..self }
+    }
+
     /// What it takes out of the capacity. All held bytes are unmovable.
     pub(crate) fn commitment(&self) -> Bytes {
         self.guarantee.max(self.held())

@@ -111,10 +111,12 @@ impl Books {
 
     /// The committed sum without what is spared.
     fn committed_without(&self, spared: &Spared) -> Bytes {
-        spared.iter().fold(self.committed, |sum, (tenant, bytes)| {
-            let Some(account) = self.account(tenant) else { return sum };
-            let lower = account.commitment().saturating_sub(account.without(bytes).commitment());
-            sum.saturating_sub(lower)
+        spared.tenants().fold(self.committed, |sum, tenant| {
+            // An account that is not open yet has no guarantee: whoever was given one has an account.
+            let old = self.account(tenant).copied();
+            let before = old.as_ref().map_or(Bytes::ZERO, Account::commitment);
+            let after = spared.applied(tenant, old.unwrap_or_default()).commitment();
+            sum.saturating_sub(before).saturating_add(after)
         })
     }
 
@@ -195,7 +197,7 @@ impl Ledger {
             return Err(Shortage::Room { free: Bytes::ZERO });
         };
         let limit = Shortage::Limit { limit: old.limit, held: old.held() };
-        let old = old.without(spared.of(tenant));
+        let old = spared.applied(tenant, old);
         let held = old.held().checked_add(asked).ok_or(limit)?;
         if held > old.limit
             && !(planted!(self, LimitOffByOnePart) && held <= old.limit.saturating_add(GRANULARITY))
@@ -314,7 +316,7 @@ impl Ledger {
         spared: &Spared,
     ) -> Option<Bytes> {
         let books = self.books.get(&place)?;
-        let old = self.account(tenant, place)?.without(spared.of(tenant));
+        let old = spared.applied(tenant, self.account(tenant, place)?);
         let new = Account { guarantee, ..old };
         let before = books.committed_without(spared);
         let without = if books.account(tenant).is_some() { old.commitment() } else { Bytes::ZERO };

@@ -22,10 +22,17 @@ pub(crate) struct Demand {
     pub(crate) since: Time,
 }
 
+/// Where somebody stands: by when it came, since all parts of a set came at once, and by when it went to the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) came: Arrival,
+    pub(crate) stood: Arrival,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Demands {
-    line: BTreeMap<Arrival, Demand>,
-    places: BTreeMap<Waiter, Arrival>,
+    line: BTreeMap<Place, Demand>,
+    places: BTreeMap<Waiter, Place>,
     /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
     /// can say so.
     aside: BTreeSet<PartRef>,
@@ -40,11 +47,11 @@ impl Demands {
         self.line.is_empty()
     }
 
-    /// At the end of the line, unless it stands in it.
-    pub(crate) fn add(&mut self, waiter: Waiter, arrival: Arrival, since: Time) {
-        if let std::collections::btree_map::Entry::Vacant(place) = self.places.entry(waiter) {
-            place.insert(arrival);
-            self.line.insert(arrival, Demand { waiter, since });
+    /// Behind all that came before, unless it stands in the line.
+    pub(crate) fn add(&mut self, waiter: Waiter, place: Place, since: Time) {
+        if let std::collections::btree_map::Entry::Vacant(entry) = self.places.entry(waiter) {
+            entry.insert(place);
+            self.line.insert(place, Demand { waiter, since });
         }
     }
 
@@ -70,24 +77,25 @@ impl Demands {
         if let Waiter::Part(part) = waiter {
             self.aside.remove(&part);
         }
-        if let Some(arrival) = self.places.remove(&waiter) {
-            self.line.remove(&arrival);
+        if let Some(place) = self.places.remove(&waiter) {
+            self.line.remove(&place);
         }
     }
 
     /// The first one after that.
-    pub(crate) fn next(&self, after: Option<Arrival>) -> Option<(Arrival, Waiter)> {
+    pub(crate) fn next(&self, after: Option<Place>) -> Option<(Place, Waiter)> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
-        self.line.range((from, Unbounded)).next().map(|(arrival, demand)| (*arrival, demand.waiter))
+        self.line.range((from, Unbounded)).next().map(|(place, demand)| (*place, demand.waiter))
     }
 
-    pub(crate) fn find(&self, arrival: Arrival) -> Option<Waiter> {
-        self.line.get(&arrival).map(|demand| demand.waiter)
+    /// Who went to the line then.
+    pub(crate) fn find(&self, stood: Arrival) -> Option<Waiter> {
+        self.line.iter().find(|(place, _)| place.stood == stood).map(|(_, demand)| demand.waiter)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Arrival, Demand)> {
-        self.line.iter().map(|(arrival, demand)| (*arrival, *demand))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Place, Demand)> {
+        self.line.iter().map(|(place, demand)| (*place, *demand))
     }
 
     pub(crate) fn parts(&self) -> impl Iterator<Item = PartRef> {

@@ -1,5 +1,6 @@
 //! Parts on their way between tiers. See [`MigrationState`] for how one goes.
 
+mod backing;
 mod demands;
 mod state;
 
@@ -7,7 +8,8 @@ use std::collections::BTreeMap;
 
 use vramd_types::ExtentId;
 
-pub(crate) use demands::{Demands, Waiter};
+pub(crate) use backing::{Backing, Backings};
+pub(crate) use demands::{Demands, Place as InLine, Waiter};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 
@@ -40,6 +42,8 @@ pub(crate) struct Migration {
     pub(crate) state: MigrationState,
     /// The destination has been made.
     pub(crate) made: bool,
+    /// The destination holds what the part holds: it need not be copied.
+    pub(crate) clean: bool,
     /// Nobody maps the part, and nobody will until this is over.
     pub(crate) vacated: bool,
     /// Why it was given up, once it was.

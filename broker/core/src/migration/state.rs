@@ -1,8 +1,9 @@
 //! The way of one part to another tier, as a table.
 //!
 //! ```text
-//!                destination made,
-//!                nobody maps the part           copied
+//!      ╭──────────── nobody maps the part, destination holds it already ───────╮
+//!      │         destination made,                                             │
+//!      │         nobody maps the part           copied                         ▼
 //!  Preparing ──────────────────────► Copying ─────────► (there: the source is released)
 //!      │ stop                         │    │ failed
 //!      │                         stop │    │
@@ -28,6 +29,8 @@ pub enum MigrationState {
 pub enum MigrationEvent {
     /// The destination is there, and nobody maps the part.
     Ready,
+    /// Nobody maps the part, and the destination holds already what it holds.
+    Clean,
     Copied,
     Failed,
     Stop,
@@ -51,7 +54,7 @@ impl MigrationState {
         use MigrationEvent as E;
         Some(match (self, event) {
             (Self::Preparing, E::Ready) => MigrationStep::To(Self::Copying),
-            (Self::Copying, E::Copied) => MigrationStep::There,
+            (Self::Preparing, E::Clean) | (Self::Copying, E::Copied) => MigrationStep::There,
             (Self::Copying | Self::Stopping, E::Stop) => MigrationStep::To(Self::Stopping),
             (Self::Preparing, E::Stop | E::Failed)
             | (Self::Copying, E::Failed)
@@ -73,7 +76,7 @@ impl MigrationState {
 }
 
 impl MigrationEvent {
-    pub const ALL: [Self; 4] = [Self::Ready, Self::Copied, Self::Failed, Self::Stop];
+    pub const ALL: [Self; 5] = [Self::Ready, Self::Clean, Self::Copied, Self::Failed, Self::Stop];
 }
 
 #[cfg(test)]
@@ -94,6 +97,7 @@ mod tests {
         assert_eq!(
             legal,
             "Preparing + Ready = To(Copying)\n\
+             Preparing + Clean = There\n\
              Preparing + Failed = Back\n\
              Preparing + Stop = Back\n\
              Copying + Copied = There\n\

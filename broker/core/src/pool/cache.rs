@@ -73,6 +73,14 @@ impl Cache {
         on_device.fold(Bytes::ZERO, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
+    pub(crate) fn get(&self, age: Age) -> Option<&Cached> {
+        self.entries.get(&age)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// All of them, oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Age, &Cached)> {
         self.entries.iter().map(|(age, entry)| (*age, entry))

@@ -104,6 +104,8 @@ pub(crate) struct Allocation {
     pub(crate) digest: Option<Box<[u8; 32]>>,
     /// The driver is reading its extents: they must not be released.
     pub(crate) digesting: bool,
+    /// Its owner maps what it pins, and nothing before.
+    pub(crate) unheld: bool,
     /// Extents that are not gone from the pool yet.
     pub(crate) extents_left: usize,
     /// How many holds there are on its parts.

@@ -8,8 +8,8 @@ use super::{ByTenant, Method, PerPart, Releases, TenantId};
 use crate::{
     command::{PartMove, PartRevocation},
     error::Refusal,
-    event::{AllocationSpec, CallId, RequestKey},
-    handler::QuotaChange,
+    event::{CallId, RequestKey},
+    handler::{Batch, QuotaChange},
     observed::Touched,
 };
 
@@ -30,10 +30,8 @@ pub(crate) enum OpKind {
         extents_left: usize,
         failure: Option<Refusal>,
     },
-    /// Cached extents are being given up, so that these can be made.
-    Room {
-        items: Vec<AllocationSpec>,
-    },
+    /// There was no room for these: they stand in the line.
+    Room(Box<Batch>),
     Release {
         items: Releases,
         session: SessionId,

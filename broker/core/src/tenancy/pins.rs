@@ -127,6 +127,21 @@ impl PinTable {
         calls.filter(|(_, lacks)| **lacks).map(|(entry, _)| *entry)
     }
 
+    /// When the first of the calls came that lack the part.
+    pub(crate) fn first_lacking(&self, part: PartRef) -> Option<Arrival> {
+        self.lacking(part).filter_map(|(_, id)| self.calls.get(&id)).map(|call| call.arrival).min()
+    }
+
+    /// A part of a waiting call that was mapped is so no more: it lacks it again.
+    pub(crate) fn lost(&mut self, id: PinId, part: PartRef) {
+        let Some((call, lacks)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
+            return;
+        };
+        if call.is_waiting() && !std::mem::replace(lacks, true) {
+            call.missing = call.missing.saturating_add(1);
+        }
+    }
+
     /// Calls of a session on the part that are not answered, which they may lack or have.
     pub(crate) fn waiting_of(&self, part: PartRef, session: SessionId) -> impl Iterator<Item = PinnedPart> {
         let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
@@ -134,11 +149,11 @@ impl PinTable {
         calls.filter(move |((_, id), _)| waits(id)).map(|(entry, _)| *entry)
     }
 
-    /// Whether a call of the session on the part came before then.
+    /// Whether a call of the session on the part came before then, or has been answered.
     pub(crate) fn protects(&self, part: PartRef, session: SessionId, then: Arrival) -> bool {
         let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
         let mut arrivals = calls.filter_map(|((_, id), _)| self.calls.get(id));
-        arrivals.any(|call| call.arrival < then)
+        arrivals.any(|call| call.arrival < then || !call.is_waiting())
     }
 
     pub(crate) fn of_session(&self, session: SessionId) -> impl Iterator<Item = (PinId, &PinCall)> {

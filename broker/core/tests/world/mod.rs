@@ -94,6 +94,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         part_size: Bytes::mib(4),
         default_limit: Quantity::Percent(100),
         sessions_reserved: 8,
+        eviction: broker_core::EvictionPolicy::default(),
         limits: Limits::default(),
     }
 }

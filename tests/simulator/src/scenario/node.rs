@@ -43,6 +43,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
             Quantity::Bytes(Bytes::mib(24)),
         ]),
         sessions_reserved: dice.small(3),
+        eviction: broker_core::EvictionPolicy::default(),
         limits: limits(dice),
     }
 }

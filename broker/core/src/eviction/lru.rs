@@ -1,0 +1,56 @@
+//! Least recently used.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::DeviceIndex;
+
+use super::Policy;
+use crate::{event::PartRef, time::Time};
+
+#[derive(Debug, Default)]
+pub(super) struct Lru {
+    last: BTreeMap<PartRef, (DeviceIndex, Time)>,
+    order: BTreeSet<(DeviceIndex, Time, PartRef)>,
+}
+
+impl Policy for Lru {
+    fn used(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
+        self.gone(part);
+        self.last.insert(part, (device, now));
+        self.order.insert((device, now, part));
+    }
+
+    fn gone(&mut self, part: PartRef) {
+        if let Some((device, when)) = self.last.remove(&part) {
+            self.order.remove(&(device, when, part));
+        }
+    }
+
+    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        let from = (device, Time::START, PartRef::FIRST);
+        let of = self.order.range(from..).take_while(move |(of, ..)| *of == device);
+        Box::new(of.map(|(.., part)| *part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramd_types::{AllocationId, PartIndex};
+
+    use super::*;
+
+    #[test]
+    fn what_was_used_last_leaves_last() {
+        let part = |index| PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(index) };
+        let (one, other) = (DeviceIndex(0), DeviceIndex(1));
+        let mut lru = Lru::default();
+        for index in 0..3 {
+            lru.used(one, part(index), Time::from_micros(u64::from(index)));
+        }
+        lru.used(other, part(9), Time::from_micros(1));
+        lru.used(one, part(0), Time::from_micros(5));
+        lru.gone(part(2));
+        let order = |device| lru.order(device).collect::<Vec<_>>();
+        assert_eq!((order(one), order(other)), (vec![part(1), part(0)], vec![part(9)]));
+    }
+}

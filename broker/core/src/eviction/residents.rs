@@ -1,0 +1,110 @@
+//! Parts that could leave their devices: in the order of the policy, with what is known of who pins them.
+//!
+//! What is known is a hint. The words decide, and are asked before anything is unmapped; but who was found pinning is not
+//! asked again until it has been seen to unpin.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::{DeviceIndex, SessionId};
+
+use super::{EvictionPolicy, Policy};
+use crate::{event::PartRef, time::Time};
+
+#[derive(Debug)]
+pub(crate) struct Residents {
+    policy: Box<dyn Policy>,
+    devices: BTreeMap<PartRef, DeviceIndex>,
+    pinned: BTreeMap<PartRef, BTreeSet<SessionId>>,
+    /// How many parts of a device each session pins.
+    pinning: BTreeMap<(DeviceIndex, SessionId), usize>,
+    /// Those that could not leave for another reason: not tried until devices are looked at.
+    stuck: BTreeSet<PartRef>,
+}
+
+impl Residents {
+    pub(crate) fn new(policy: &EvictionPolicy) -> Self {
+        Self {
+            policy: policy.make(),
+            devices: BTreeMap::new(),
+            pinned: BTreeMap::new(),
+            pinning: BTreeMap::new(),
+            stuck: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn used(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
+        self.devices.insert(part, device);
+        self.policy.used(device, part, now);
+    }
+
+    /// It was used where it is, if it is there.
+    pub(crate) fn touched(&mut self, part: PartRef, now: Time) {
+        if let Some(device) = self.devices.get(&part) {
+            self.policy.used(*device, part, now);
+        }
+    }
+
+    pub(crate) fn gone(&mut self, part: PartRef) {
+        for session in self.pinned.get(&part).cloned().unwrap_or_default() {
+            self.unpinned(part, session);
+        }
+        self.stuck.remove(&part);
+        if self.devices.remove(&part).is_some() {
+            self.policy.gone(part);
+        }
+    }
+
+    pub(crate) fn contains(&self, part: PartRef) -> bool {
+        self.devices.contains_key(&part)
+    }
+
+    pub(crate) fn pinned(&mut self, part: PartRef, session: SessionId) {
+        if let Some(device) = self.devices.get(&part)
+            && self.pinned.entry(part).or_default().insert(session)
+        {
+            let count = self.pinning.entry((*device, session)).or_default();
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Whether it was known to pin the part.
+    pub(crate) fn unpinned(&mut self, part: PartRef, session: SessionId) -> bool {
+        let Some(sessions) = self.pinned.get_mut(&part) else { return false };
+        if !sessions.remove(&session) {
+            return false;
+        }
+        if sessions.is_empty() {
+            self.pinned.remove(&part);
+        }
+        if let Some(device) = self.devices.get(&part)
+            && let Some(count) = self.pinning.get_mut(&(*device, session))
+        {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.pinning.remove(&(*device, session));
+            }
+        }
+        true
+    }
+
+    /// Sessions that are known to pin something on a device.
+    pub(crate) fn pinning(&self, device: DeviceIndex) -> impl Iterator<Item = SessionId> {
+        let all = (device, SessionId::from_raw(0))..=(device, SessionId::from_raw(u64::MAX));
+        self.pinning.range(all).map(|((_, session), _)| *session)
+    }
+
+    pub(crate) fn is_stuck(&mut self, part: PartRef) {
+        self.stuck.insert(part);
+    }
+
+    /// All are to be tried.
+    pub(crate) fn loosen(&mut self) {
+        self.stuck.clear();
+    }
+
+    /// Those that nobody is known to pin, first those that should leave first.
+    pub(crate) fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
+        let free = |part: &PartRef| !self.pinned.contains_key(part) && !self.stuck.contains(part);
+        self.policy.order(device).filter(free)
+    }
+}

@@ -1,0 +1,45 @@
+//! In an order that was given.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::DeviceIndex;
+
+use super::Policy;
+use crate::{event::PartRef, time::Time};
+
+#[derive(Debug)]
+pub(super) struct Scripted {
+    ranks: BTreeMap<PartRef, usize>,
+    devices: BTreeMap<PartRef, DeviceIndex>,
+    order: BTreeSet<(DeviceIndex, usize, PartRef)>,
+}
+
+impl Scripted {
+    pub(super) fn new(script: &[PartRef]) -> Self {
+        let ranks = script.iter().enumerate().map(|(rank, part)| (*part, rank)).collect();
+        Self { ranks, devices: BTreeMap::new(), order: BTreeSet::new() }
+    }
+
+    fn rank(&self, part: PartRef) -> usize {
+        self.ranks.get(&part).copied().unwrap_or(usize::MAX)
+    }
+}
+
+impl Policy for Scripted {
+    fn used(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
+        self.gone(part);
+        self.devices.insert(part, device);
+        self.order.insert((device, self.rank(part), part));
+    }
+
+    fn gone(&mut self, part: PartRef) {
+        if let Some(device) = self.devices.remove(&part) {
+            self.order.remove(&(device, self.rank(part), part));
+        }
+    }
+
+    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        let of = self.order.range((device, 0, PartRef::FIRST)..).take_while(move |(of, ..)| *of == device);
+        Box::new(of.map(|(.., part)| *part))
+    }
+}

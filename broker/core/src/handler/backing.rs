@@ -1,0 +1,124 @@
+//! Backing: bytes below its device that a part has for life, from when it is admitted.
+//!
+//! They are reserved first; once memory has been made there it is kept, so a part that comes and goes is charged the same
+//! below wherever it is. While nobody has written the part since it came, that memory is its shadow.
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
+
+use super::room::Piece;
+use crate::{
+    broker::Broker,
+    event::{PartRef, Tier},
+    ledger::Place,
+    migration::Backing,
+    pool::ExtentState,
+    residency::{Allocation, AllocationState},
+    tenancy::TenantId,
+};
+
+impl Broker {
+    /// Sets bytes aside below for a part on its device, if there are any for its tenant: only then can it leave.
+    pub(crate) fn set_aside(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex, size: Bytes) {
+        let place = Place::host(device);
+        if self.ledger.books(place).is_none() || self.backings.contains_key(&part) {
+            return;
+        }
+        if let Ok(reservation) = self.ledger.reserve(tenant, place, size) {
+            self.backings.insert(part, Backing::Reserved(reservation));
+        }
+    }
+
+    /// A part that is freed needs nothing below.
+    pub(crate) fn forget_backing(&mut self, part: PartRef) {
+        self.residents.gone(part);
+        match self.backings.remove(&part) {
+            Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
+            // What has not been made yet is released once it is.
+            Some(Backing::Kept { extent, .. }) => self.release_extent(extent),
+            None => {}
+        }
+    }
+
+    pub(crate) fn forget_backings(&mut self, id: AllocationId) {
+        let indices = self.allocations.get(id).map(Allocation::indices);
+        for part in indices.into_iter().flatten() {
+            self.forget_backing(PartRef { allocation: id, part });
+        }
+    }
+
+    /// Memory below that is the part's, and that it is not in, stays with it.
+    pub(crate) fn keep(&mut self, part: PartRef, extent: ExtentId, clean: bool) {
+        let stays = self
+            .allocations
+            .get(part.allocation)
+            .is_some_and(|allocation| allocation.state != AllocationState::Freeing);
+        if !stays {
+            return self.release_extent(extent);
+        }
+        match self.pool.get(extent).is_some() {
+            true => _ = self.backings.insert(part, Backing::Kept { extent, clean }),
+            // It could not be made.
+            false => {
+                if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
+                    self.set_aside(part, tenant, device, size);
+                }
+            }
+        }
+        self.resides(part);
+    }
+
+    /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew.
+    pub(crate) fn lacks_backing(&mut self, part: PartRef, id: ExtentId) {
+        if self.is_kept(part, id) {
+            self.backings.remove(&part);
+            if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
+                self.set_aside(part, tenant, device, size);
+            }
+        }
+    }
+
+    /// The part may leave its device, if somebody needs the room.
+    pub(crate) fn resides(&mut self, part: PartRef) {
+        let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
+        if let Some(device) = device
+            && self.backings.contains_key(&part)
+            && self.tier_of(part) == Some(Tier::Device)
+        {
+            self.residents.used(device, part, self.now);
+        }
+    }
+
+    pub(crate) fn all_reside(&mut self, id: AllocationId) {
+        if self.has_tiers() {
+            let indices = self.allocations.get(id).map(Allocation::indices);
+            for part in indices.into_iter().flatten() {
+                self.resides(PartRef { allocation: id, part });
+            }
+        }
+    }
+
+    /// Whether the memory is what a part has below.
+    pub(crate) fn is_kept(&self, part: PartRef, id: ExtentId) -> bool {
+        matches!(self.backings.get(&part), Some(Backing::Kept { extent, .. }) if *extent == id)
+    }
+
+    /// Somebody has written the part, or may have: what was copied of it is old.
+    pub(crate) fn was_written(&mut self, part: PartRef) {
+        // Sealed memory is never written: who says so is mistaken.
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        if state == Some(AllocationState::Sealed) || planted!(self, ShadowOlderThanPart) {
+            return;
+        }
+        if let Some(Backing::Kept { clean, .. }) = self.backings.get_mut(&part) {
+            *clean = false;
+        }
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            migration.clean = false;
+        }
+    }
+
+    /// Whether it has been made, and is not being released.
+    pub(crate) fn is_live(&self, id: ExtentId) -> bool {
+        self.pool.get(id).is_some_and(|extent| matches!(extent.state, ExtentState::Live(_)))
+    }
+}

@@ -1,0 +1,195 @@
+//! Batches of allocations that find no room at once: they stand in the line of those who wait for room.
+//!
+//! One that is not to wait stays there only while room is being made for it; any other is refused when its time is over.
+
+use vramd_types::{Bytes, DeviceIndex, SessionId};
+
+use super::{
+    Started, Timer,
+    allocate::Plan,
+    room::{Need, Piece},
+};
+use crate::{
+    broker::Broker,
+    command::Notice,
+    error::Refusal,
+    event::Tier,
+    ledger::{Place, Shortage},
+    migration::{InLine, Waiter},
+    pool::Age,
+    tenancy::{Arrival, OpId, OpKind, Requester, Session, TenantId},
+    time::Time,
+};
+
+/// A batch that waits.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) plans: Vec<Plan>,
+    pub(crate) until: Time,
+    /// What it was short of when it was looked at last.
+    why: Refusal,
+}
+
+/// What a batch is short of.
+#[derive(Debug)]
+pub(crate) enum Lack {
+    Bytes {
+        place: Place,
+        shortage: Shortage,
+        asked: Bytes,
+        /// Without what is cached for it.
+        fresh: Bytes,
+    },
+    /// There are too many; these are to be given up.
+    Extents(Vec<Age>),
+}
+
+impl Batch {
+    pub(crate) const fn new(plans: Vec<Plan>, until: Time, why: Refusal) -> Self {
+        Self { plans, until, why }
+    }
+}
+
+impl Broker {
+    /// The batch goes to the end of the line.
+    pub(crate) fn line_up(&mut self, op: OpId, batch: Batch) -> Started {
+        let arrival = self.pins.arrive();
+        let place = InLine { came: arrival, stood: arrival };
+        self.demands.add(Waiter::Batch(op), place, self.now);
+        if batch.until > self.now {
+            self.arm(batch.until, Timer::Wait(op));
+        }
+        self.unsettled.demands = true;
+        Started::Waiting(OpKind::Room(Box::new(batch)))
+    }
+
+    /// Whether there can ever be as much as the batch asks.
+    pub(crate) fn could_ever(&self, tenant: TenantId, lack: &Lack) -> bool {
+        let Lack::Bytes { place, fresh, .. } = lack else { return true };
+        let limit = self.ledger.account(tenant, *place).is_some_and(|account| *fresh <= account.limit);
+        let fits = self.ledger.books(*place).is_some_and(|books| *fresh <= books.capacity());
+        // Below devices nothing makes room.
+        limit && fits && place.tier == Tier::Device
+    }
+
+    pub(crate) fn why_lacking(&self, tenant: TenantId, lack: &Lack) -> Refusal {
+        match lack {
+            Lack::Bytes { place, shortage, asked, .. } => self.shortage(tenant, *place, *shortage, *asked),
+            Lack::Extents(_) => {
+                let tenant = self.tenants.name(tenant).to_owned();
+                Refusal::AllocationsTooMany { tenant, limit: self.config.limits.extents_max }
+            }
+        }
+    }
+
+    /// Whether others wait for room that the batch would take.
+    pub(crate) fn is_behind(&self, tenant: TenantId, plans: &[Plan]) -> bool {
+        let overtakes = |(place, asked, _): &(Place, Bytes, Vec<Age>)| {
+            place.tier == Tier::Device
+                && self.is_waited_for(place.device)
+                && !self.is_guaranteed(tenant, place.device, *asked)
+        };
+        !self.demands.is_empty()
+            && !planted!(self, BatchOvertakes)
+            && self.asked_by_place(tenant, plans).iter().any(overtakes)
+    }
+
+    /// There would be room, but for those who came before.
+    pub(crate) fn why_behind(&self, tenant: TenantId, plans: &[Plan]) -> Refusal {
+        let first = self.asked_by_place(tenant, plans).into_iter().next();
+        let (place, asked) = first.map_or((Place::device(DeviceIndex(0)), Bytes::ZERO), |it| (it.0, it.1));
+        self.shortage(tenant, place, Shortage::Room { free: Bytes::ZERO }, asked)
+    }
+
+    /// Tries a batch of the line. `Err`: where it is short, and of what.
+    pub(crate) fn try_batch(&mut self, op: OpId) -> Result<(), Shortage> {
+        let Some((session, tenant, batch)) = self.batch_of(op) else {
+            self.demands.remove(Waiter::Batch(op));
+            return Ok(());
+        };
+        let plans = std::mem::take(&mut batch.plans);
+        let connected = self.sessions.get(session).is_some_and(Session::is_connected);
+        let checked = match connected {
+            true => self.check_plans(session, tenant, &plans),
+            false => Err(Refusal::SessionLost { session }),
+        };
+        if let Err(refusal) = checked {
+            self.refuse_batch(op, refusal);
+            return Ok(());
+        }
+        if let Err(lack) = self.check_room(tenant, &plans) {
+            let why = self.why_lacking(tenant, &lack);
+            if let Some((_, _, batch)) = self.batch_of(op) {
+                (batch.plans, batch.why) = (plans, why);
+            }
+            return Err(match lack {
+                // Below devices nothing makes room.
+                Lack::Bytes { place, .. } if place.tier != Tier::Device => {
+                    self.give_up_batch(op);
+                    return Ok(());
+                }
+                Lack::Bytes { shortage, .. } => shortage,
+                Lack::Extents(ages) => {
+                    self.give_up(ages);
+                    Shortage::Room { free: Bytes::ZERO }
+                }
+            });
+        }
+        self.demands.remove(Waiter::Batch(op));
+        self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
+        match self.make_all(op, session, tenant, plans) {
+            Ok(kind) => {
+                if let Some(op) = self.ops.get_mut(op) {
+                    op.kind = kind;
+                }
+                self.check_op(op);
+            }
+            Err(refusal) => self.finish(op, Err(refusal)),
+        }
+        Ok(())
+    }
+
+    /// What a batch of the line needs on each device.
+    pub(crate) fn needs_of(&self, op: OpId, came: Arrival) -> Vec<Need> {
+        let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else {
+            return Vec::new();
+        };
+        let Some(OpKind::Room(batch)) = self.ops.get(op).map(|op| &op.kind) else { return Vec::new() };
+        let asked = self.asked_by_place(tenant, &batch.plans).into_iter();
+        let on_device = asked.filter(|(place, ..)| place.tier == Tier::Device);
+        let need = |(place, asked, kept): (Place, Bytes, Vec<Age>)| {
+            let size = asked.saturating_sub(self.sizes_of(&kept));
+            Need { piece: Piece { tenant, device: place.device, size }, came, kept }
+        };
+        on_device.map(need).collect()
+    }
+
+    /// There is no room for it, and none is being made; or its time is over.
+    pub(crate) fn lacks_room(&mut self, op: OpId) {
+        let now = self.now;
+        if self.batch_of(op).is_some_and(|(_, _, batch)| batch.until <= now) {
+            self.give_up_batch(op);
+        }
+    }
+
+    fn give_up_batch(&mut self, op: OpId) {
+        if let Some((_, _, batch)) = self.batch_of(op) {
+            let why = batch.why.clone();
+            self.refuse_batch(op, why);
+        }
+    }
+
+    pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {
+        self.demands.remove(Waiter::Batch(op));
+        self.finish(op, Err(why));
+        self.unsettled.demands = true;
+    }
+
+    pub(crate) fn batch_of(&mut self, op: OpId) -> Option<(SessionId, TenantId, &mut Batch)> {
+        let waiting = self.ops.get_mut(op)?;
+        match (waiting.requester, &mut waiting.kind) {
+            (Requester::Session { session, tenant }, OpKind::Room(batch)) => Some((session, tenant, batch)),
+            _ => None,
+        }
+    }
+}
