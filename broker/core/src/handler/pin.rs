@@ -155,10 +155,6 @@ impl Broker {
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
         let look = call.look;
         let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
-        // Somebody who came before took it away again.
-        if state == Some(MapState::Away) {
-            self.pins.lost(id, part);
-        }
         let waits = held_up || !self.pins.lacks(id, part);
         match state {
             None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
@@ -211,6 +207,7 @@ impl Broker {
         if call.is_waiting() {
             self.forget_look(id, call.look);
         }
+        self.unsettled.demands |= self.is_room_wanted();
         for part in call.parts {
             self.unsettle_demand(part);
             // Who came after it was not held up by this call.

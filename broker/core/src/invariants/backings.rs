@@ -10,7 +10,8 @@ use crate::{
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, backing) in broker.backings.iter().filter(|(part, _)| scope.has_allocation(part.allocation)) {
-        let there = broker.tier_of(*part) == Some(Tier::Device) && !broker.migrations.contains_key(part);
+        let on_device = broker.tier_of(*part).is_none_or(|tier| tier == Tier::Device);
+        let there = on_device && !broker.migrations.contains_key(part);
         // Until the driver has made its memory a new allocation is nowhere.
         expect(found, BACKED, there, || format!("{part:?} is backed and not on its device"));
         let piece = broker.piece_of(*part);
