@@ -4,6 +4,7 @@
 
 mod aio;
 mod bad_input;
+mod benchmarks;
 mod channel;
 mod daemon;
 mod descriptors;
