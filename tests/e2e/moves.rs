@@ -18,6 +18,7 @@ use vramd_tests::{
     session::spec,
     wait::until,
 };
+use vramd_words::{Access, Unpinned};
 
 /// One device, and memory of the host beside it.
 fn tiers(device: &str, host: &str) -> Config {
@@ -85,6 +86,19 @@ fn bring_in_by_pin(session: &mut RawSession, allocation: u64, parts: u32) {
     let call = session.pin((0..parts).map(|index| part(allocation, index)).collect());
     session.pin_answer(call).expect("there is room for it");
     session.pin_ended(call);
+}
+
+/// Uses so many parts, so that they stay.
+fn pin_words(session: &RawSession, allocation: u64, parts: u32) {
+    for index in 0..parts {
+        session.word_table().client(session.slot(allocation, index)).pin(Access::Write).unwrap();
+    }
+}
+
+fn unpin_words(session: &RawSession, allocation: u64, parts: u32) {
+    for index in 0..parts {
+        assert_eq!(session.word_table().client(session.slot(allocation, index)).unpin(), Ok(Unpinned::Done));
+    }
 }
 
 fn part(allocation_id: u64, part_index: u32) -> PartRef {

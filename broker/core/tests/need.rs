@@ -88,6 +88,23 @@ fn what_came_back_and_was_not_written_leaves_without_a_copy() {
 }
 
 #[test]
+fn what_nobody_maps_and_need_not_be_copied_leaves_at_once() {
+    let mut world = tiers(8, 64);
+    let a = world.open_pinning("a");
+    let part = one(&mut world, a, 4, 7);
+    evict(&mut world, part);
+    for _ in 0..2 {
+        for towards in [Tier::Device, Tier::Host] {
+            let answer = world.operate(to(part.allocation, towards));
+            assert!(matches!(world::moving::moved(answer), PartMove::Moved));
+        }
+    }
+    world.pin_call(a, 1, &[part]);
+    world.settle();
+    assert_eq!(world.read(a, part), 7);
+}
+
+#[test]
 fn what_is_pinned_guaranteed_or_without_room_below_stays() {
     let mut world = tiers(8, 4);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));

@@ -101,7 +101,13 @@ impl Broker {
             return Some(PartMove::Refused { refusal: Box::new(refusal) });
         }
         match self.revoke_part(None, part, false, self.pins.now()) {
-            Some(PartRevocation::Revoked) => self.emptied(part, &PartRevocation::Revoked),
+            Some(PartRevocation::Revoked) => {
+                self.emptied(part, &PartRevocation::Revoked);
+                // What need not be copied is there already.
+                if !self.migrations.contains_key(&part) {
+                    return Some(PartMove::Moved);
+                }
+            }
             Some(other) => {
                 self.forget_op(part, op);
                 self.stop_migration(part, other.clone().into());
