@@ -278,7 +278,7 @@ impl Inlet {
                 let asked = self.lanes.table().ask(copy, size);
                 self.lanes.send(asked, copier::find(&self.state, from, to, size));
             }
-            Submission::CancelCopy { copy } => self.lanes.table().cancel(copy),
+            Submission::CancelCopy { copy } => self.lanes.cancel(copy),
         }
     }
 }

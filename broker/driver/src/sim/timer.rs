@@ -86,7 +86,7 @@ impl Order {
                 Self::Copy(Copy { asked, from, to, failure, flaw })
             }
             Submission::CancelCopy { copy } => {
-                routes.lanes.table().cancel(copy);
+                routes.lanes.cancel(copy);
                 return None;
             }
         })
