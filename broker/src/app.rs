@@ -9,8 +9,9 @@ use std::{
 };
 
 use broker_core::{Broker, StoredQuotas};
-use broker_driver::{Driver, DriverError, ExtentKind};
+use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use tokio::sync::watch;
+use vramd_types::DeviceIndex;
 
 use crate::{
     channel::{self, Channels},
@@ -140,6 +141,10 @@ impl App {
         });
         let channels = Arc::new(Channels::default());
         let core_config = self.core_config();
+        // Descriptors have been counted by now.
+        for submission in self.kept_host() {
+            self.driver.submit(submission);
+        }
         let (telemetry, telling) = self.telemetry.start(
             self.inbox.clone(),
             Node {
@@ -232,6 +237,8 @@ impl App {
     /// What is in force where the limit of open files has a say, is told once.
     fn core_limits(&self) -> broker_core::Limits {
         let descriptors = Descriptors::of_process();
+        let kept = if self.kept_host().is_empty() { 0 } else { descriptors.pieces_max() };
+        let descriptors = descriptors.beside(kept);
         let limits = self.config.limits.core(descriptors);
         tracing::info!(
             open_files_max = descriptors.limit,
@@ -244,6 +251,13 @@ impl App {
             tracing::warn!("limits.extents_max leaves connections too few of the open files");
         }
         limits
+    }
+
+    /// What the driver is to pin ahead of need.
+    fn kept_host(&self) -> Vec<Submission> {
+        let near =
+            (0..).map(DeviceIndex).zip(self.driver.devices()).map(|(index, _)| self.driver.host_node(index));
+        config::keep_host(&self.config.memory, near, Descriptors::of_process().pieces_max())
     }
 
     fn core_config(&self) -> broker_core::Config {

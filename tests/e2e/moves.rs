@@ -14,7 +14,7 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Pending, RawSession, content,
-    proc::{memory_fd_count, memory_of},
+    proc::{host_memory_of, memory_fd_count, memory_of},
     session::spec,
     wait::until,
 };
@@ -130,13 +130,14 @@ fn until_held(daemon: &Daemon, device: u64, host: u64) {
     until("the books say where it is", || held(daemon) == (device, host));
 }
 
-/// No byte, no descriptor and no mapping, whoever looks.
+/// No byte, no descriptor and no mapping, whoever looks; memory of the host is the daemon's alone, which keeps it.
 #[track_caller]
 fn nothing_is_left(daemon: &Daemon) {
     daemon.drains();
     let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
     until("nobody has any memory of it", || memory_of(&uuid).is_empty());
     assert_eq!(memory_fd_count(daemon.pid()), 0);
+    assert!(host_memory_of(&uuid).values().all(|who| who.iter().eq([&daemon.pid()])));
     let device = &daemon.books().devices[0];
     assert_eq!((device.moving_in_bytes, device.moving_out_bytes, device.awaited_part_count), (0, 0, 0));
 }

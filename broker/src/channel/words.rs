@@ -3,12 +3,11 @@
 use std::{
     io,
     num::NonZeroUsize,
-    os::fd::OwnedFd,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use broker_core::Slot;
-use broker_driver::Handle;
+use broker_driver::{Handle, SharedFd};
 use vramd_proto::channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, bytes_for};
 
@@ -19,7 +18,7 @@ pub(super) struct Words {
     table: Daemon<SharedMemory>,
     slots: u32,
     /// Until the client has mapped it.
-    fd: Mutex<Option<Arc<OwnedFd>>>,
+    fd: Mutex<Option<Arc<SharedFd>>>,
 }
 
 /// What came of asking for one word.
@@ -38,7 +37,7 @@ impl Words {
         let (memory, fd) = SharedMemory::create("vramd-words", words.ok_or(io::ErrorKind::OutOfMemory)?)?;
         let header = Header { major: PROTOCOL_MAJOR, minor: PROTOCOL_MINOR, features: FEATURES, slots };
         let table = Daemon::create(memory, header).map_err(io::Error::other)?;
-        Ok(Self { table, slots, fd: Mutex::new(Some(Arc::new(fd))) })
+        Ok(Self { table, slots, fd: Mutex::new(Some(Arc::new(fd.into()))) })
     }
 
     /// What the client maps it by, while it has not.

@@ -10,7 +10,7 @@ use broker_core::{
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
-use vramd_types::{AllocationId, Bytes, CopyId, DeviceIndex, ExtentId, SessionId};
+use vramd_types::{AllocationId, Bytes, CopyId, DeviceIndex, ExtentId, HostNode, SessionId};
 
 use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices, revoker::Revoker};
 use crate::{
@@ -110,8 +110,8 @@ impl Executor {
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
             Command::KillProcess { channel } => self.channels.kill(channel),
-            Command::CreateExtent { extent, device, tier, size, kind, .. } => {
-                self.create(extent, device, tier, size, kind);
+            Command::CreateExtent { extent, device, tier, size, kind, zeroed } => {
+                self.create(extent, device, tier, size, kind, zeroed);
             }
             Command::Copy { from, to, bytes } => {
                 self.driver.submit(Submission::Copy { copy: copy_into(to), from, to, size: bytes });
@@ -143,13 +143,14 @@ impl Executor {
         }
     }
 
-    /// What the driver reports, as the core knows it: the handle stays here. An error is the driver's end.
+    /// What the driver reports, as the core knows it: the handle stays here, and what concerns no extent is told to
+    /// operators alone. An error is the driver's end.
     pub(super) fn completed(
         &mut self,
         completion: broker_driver::Completion,
-    ) -> Result<Completion, DriverLost> {
+    ) -> Result<Option<Completion>, DriverLost> {
         use broker_driver::Completion as Driver;
-        Ok(match completion {
+        Ok(Some(match completion {
             Driver::Created { extent, result } => Completion::Created {
                 extent,
                 result: match result {
@@ -177,11 +178,23 @@ impl Executor {
                 to: ExtentId::from_raw(copy.get()),
                 result: result.map_err(|error| error.to_string()),
             },
+            Driver::HostKept { node, kept, problem } => {
+                tell_kept(node, kept, problem.as_ref());
+                return Ok(None);
+            }
             Driver::Lost { problem } => return Err(DriverLost { problem }),
-        })
+        }))
     }
 
-    fn create(&self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind) {
+    fn create(
+        &self,
+        extent: ExtentId,
+        device: DeviceIndex,
+        tier: Tier,
+        size: Bytes,
+        kind: Kind,
+        zeroed: bool,
+    ) {
         let submission = match tier {
             Tier::Device => {
                 let kind = match kind {
@@ -190,7 +203,9 @@ impl Executor {
                 };
                 Submission::Create { extent, device, size, kind }
             }
-            Tier::Host => Submission::CreateHost { extent, node: self.driver.host_node(device), size },
+            Tier::Host => {
+                Submission::CreateHost { extent, node: self.driver.host_node(device), size, zeroed }
+            }
             Tier::Disk => {
                 let result = Err(CreateError::Failed("no driver has memory on disk".to_owned()));
                 return self.inbox.event(Event::Completion(Completion::Created { extent, result }));
@@ -261,6 +276,17 @@ impl Executor {
             let result = write(&quotas);
             inbox.event(Event::QuotasStored { result });
         });
+    }
+}
+
+/// What of the host is pinned ahead of need, and that nothing more will be, is told once.
+fn tell_kept(node: HostNode, kept: Bytes, problem: Option<&DriverError>) {
+    let pinned_bytes = kept.get();
+    match problem {
+        None => tracing::info!(%node, pinned_bytes, "memory of the host is pinned ahead of need"),
+        Some(problem) => tracing::warn!(
+            %node, pinned_bytes, %problem, "no more memory of the host is pinned ahead of need: parts wait for it as they move"
+        ),
     }
 }
 

@@ -128,7 +128,8 @@ impl Turn<'_> {
                 self.broker.handle(now, event);
             }
             Message::Driver(completion) => match self.executor.completed(completion) {
-                Ok(completion) => self.broker.handle(now, Event::Completion(completion)),
+                Ok(Some(completion)) => self.broker.handle(now, Event::Completion(completion)),
+                Ok(None) => {}
                 Err(lost) => return ControlFlow::Break(Err(lost)),
             },
             Message::Request { call, event, caller } => {

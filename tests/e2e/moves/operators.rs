@@ -5,8 +5,11 @@ use vramd_proto::v1::{
     WatchRequest, move_event::Change, move_parts_request::Target, watch_response::Event,
 };
 use vramd_tests::{
-    Config, Daemon, Home, MIB, MIB_2, RawSession, Watching, content, daemon::quota, digest, http,
-    wait::eventually,
+    Config, Daemon, Home, MIB, MIB_2, RawSession, Watching, content,
+    daemon::quota,
+    digest, http,
+    proc::host_memory_of,
+    wait::{eventually, until},
 };
 use vramd_types::Reason;
 use vramd_words::{Access, Unpinned};
@@ -305,6 +308,32 @@ fn a_part_on_its_way_shows_where_it_goes() {
     assert_eq!(outcomes(&evicting.ok()), [Outcome::Moved]);
     until_held(&daemon, 0, 2);
     session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn memory_of_the_host_is_pinned_ahead_and_kept_for_the_parts_to_come() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").memory("part_size = \"2MiB\""));
+    let said = "memory of the host is pinned ahead of need node=0 pinned_bytes=8388608";
+    until("it is pinned", || daemon.log().contains(said));
+    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    let ahead = host_memory_of(&uuid);
+    assert_eq!(ahead.len(), 4);
+    for round in 0..3 {
+        let (mut session, id) = written(&daemon, 4);
+        evict(&daemon, &mut session, id);
+        until_held(&daemon, 0, 8);
+        assert_eq!(
+            host_memory_of(&uuid),
+            ahead,
+            "the parts lie in what was pinned, and that is all: {round}"
+        );
+        bring_in_by_pin(&mut session, id, 4);
+        until_held(&daemon, 8, 0);
+        assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
+        session.free(id);
+    }
+    assert_eq!(host_memory_of(&uuid), ahead);
     nothing_is_left(&daemon);
 }
 
