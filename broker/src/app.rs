@@ -19,6 +19,7 @@ use crate::{
     events::{EventLimits, Events},
     exit::Failure,
     grpc,
+    moves::Moves,
     platform::{
         descriptors, descriptors::Descriptors, host::Host, identity::Rules, paths, paths::Surroundings,
         sockets::Sockets,
@@ -151,6 +152,7 @@ impl App {
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, event_limits(&self.config));
+        let moves = Moves::new(Arc::clone(&self.driver), self.clock);
         let executor = Executor::new(
             self.inbox.clone(),
             Arc::clone(&self.driver),
@@ -159,6 +161,7 @@ impl App {
             events.clone(),
         )
         .telling(telemetry.clone())
+        .recording(moves.clone())
         .revoking(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
@@ -181,6 +184,7 @@ impl App {
                 call_timeout: self.config.limits.request_timeout,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
                 telemetry: telemetry.clone(),
+                moves,
                 facts: grpc::NodeFacts {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     driver: self.driver.name().to_owned(),

@@ -3,7 +3,7 @@
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Reason};
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::{
     error::{Error, Result},
@@ -40,19 +40,21 @@ pub(crate) async fn claim_new(
     requests: Vec<AllocationRequest>,
 ) -> Result<Vec<Handle>> {
     check_home(session)?;
-    let deadline = session.deadline();
+    let wait = requests.iter().map(|request| request.wait).max().unwrap_or_default();
+    let deadline = deadline_after(session, wait);
     face.flush(session, deadline).await?;
     let request_id = requests.first().and_then(|request| request.request_id);
     let request = v1::AllocateBatchRequest {
         session_id: session.id().get(),
         request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
         items: requests.into_iter().map(|request| request.spec).collect(),
+        wait_ms: whole_millis(wait),
     };
     let _expecting = session.table().expect();
     let _seat = face.sit(session);
     let abandoned = Unless((face == Face::Async).then(|| {
         let (session, request) = (session.clone(), request.clone());
-        move || undo_allocate(session, request)
+        move || undo_allocate(session, request, wait)
     }));
     let made = allocate(face, session, request, deadline).await;
     abandoned.done();
@@ -71,10 +73,21 @@ async fn allocate(
     Ok(answer.await?.allocations.into_iter().map(AllocationInfo::from).collect())
 }
 
+/// When a call has taken too long that may wait so long for room. What no clock can count the daemon refuses at once.
+fn deadline_after(session: &Session, wait: Duration) -> Instant {
+    let deadline = session.deadline();
+    deadline.checked_add(wait).unwrap_or(deadline)
+}
+
+/// No shorter than it is.
+fn whole_millis(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 /// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back.
-fn undo_allocate(session: ProcessBound<Session>, request: v1::AllocateBatchRequest) {
+fn undo_allocate(session: ProcessBound<Session>, request: v1::AllocateBatchRequest, wait: Duration) {
     session.clone().releases().work(move || {
-        let made = now(allocate(Face::Blocking, &session, request, session.deadline()));
+        let made = now(allocate(Face::Blocking, &session, request, deadline_after(&session, wait)));
         made.into_iter().flatten().for_each(|info| forgo(&session, info, Parting::Free));
     });
 }

@@ -10,13 +10,14 @@ use broker_core::{
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
-use vramd_types::{AllocationId, Bytes, CopyId, DeviceIndex, ExtentId, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, SessionId};
 
 use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices, revoker::Revoker};
 use crate::{
     channel::{Asked, Channels, frame},
     config::SimRevocation,
     events::Events,
+    moves::{Moves, copy_into},
     telemetry::Telemetry,
 };
 
@@ -41,6 +42,9 @@ pub struct Executor {
     notices: Notices,
     events: Events,
     telemetry: Telemetry,
+    moves: Option<Moves>,
+    /// Since the last look at what moves.
+    moves_began: bool,
     /// For tests alone.
     revoker: Option<Revoker>,
 }
@@ -71,6 +75,8 @@ impl Executor {
             notices: Notices::default(),
             events,
             telemetry: Telemetry::default(),
+            moves: None,
+            moves_began: false,
             revoker: None,
         }
     }
@@ -79,6 +85,13 @@ impl Executor {
     #[must_use]
     pub fn telling(mut self, telemetry: Telemetry) -> Self {
         self.telemetry = telemetry;
+        self
+    }
+
+    /// What ends its way between tiers is told there.
+    #[must_use]
+    pub fn recording(mut self, moves: Moves) -> Self {
+        self.moves = Some(moves);
         self
     }
 
@@ -97,6 +110,11 @@ impl Executor {
         }
     }
 
+    /// Who is to see what moves, if more does than at the last look.
+    pub(super) fn looks_at_moves(&mut self) -> Option<Moves> {
+        self.moves.clone().filter(|_| std::mem::take(&mut self.moves_began))
+    }
+
     pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
         if let Some(revoker) = &mut self.revoker {
             revoker.begins(&command);
@@ -110,7 +128,9 @@ impl Executor {
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
             Command::KillProcess { channel } => self.channels.kill(channel),
-            Command::CreateExtent { extent, device, tier, size, kind, .. } => {
+            Command::CreateExtent { extent, device, tier, size, kind, zeroed } => {
+                // What is written as a whole is where something moves to.
+                self.moves_began |= !zeroed;
                 self.create(extent, device, tier, size, kind);
             }
             Command::Copy { from, to, bytes } => {
@@ -138,6 +158,9 @@ impl Executor {
             Command::Notice(notice) => {
                 self.notices.log(&notice);
                 self.telemetry.noticed(&notice);
+                if let Some(moves) = &self.moves {
+                    moves.told(&notice);
+                }
                 self.events.publish(&notice);
             }
         }
@@ -262,11 +285,6 @@ impl Executor {
             inbox.event(Event::QuotasStored { result });
         });
     }
-}
-
-/// An extent is copied into once in its life, so its id serves for the copy's too.
-fn copy_into(extent: ExtentId) -> CopyId {
-    CopyId::from_raw(extent.get())
 }
 
 impl fmt::Debug for Executor {

@@ -104,6 +104,10 @@ impl Reactor {
         while let Some(command) = self.next_command() {
             self.executor.start(command, &mut self.calls);
         }
+        if let Some(moves) = self.executor.looks_at_moves() {
+            let moving = self.book.lock().moves();
+            moves.seen(&moving);
+        }
     }
 
     fn next_command(&self) -> Option<Command> {
