@@ -19,6 +19,7 @@ use crate::{
     events::{EventLimits, Events},
     exit::Failure,
     grpc,
+    harvest::Harvest,
     moves::Moves,
     platform::{
         descriptors, descriptors::Descriptors, host::Host, identity::Rules, paths, paths::Surroundings,
@@ -140,6 +141,7 @@ impl App {
             on_signal.send_replace(true);
         });
         let channels = Arc::new(Channels::default());
+        let harvest = self.harvest(&channels)?;
         let core_config = self.core_config();
         let (telemetry, telling) = self.telemetry.start(
             self.inbox.clone(),
@@ -162,6 +164,7 @@ impl App {
         )
         .telling(telemetry.clone())
         .recording(moves.clone())
+        .harvesting(harvest)
         .revoking(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
@@ -231,6 +234,17 @@ impl App {
         drop(self.sockets);
         tracing::info!("vramd stopped");
         Ok(())
+    }
+
+    /// Nobody asks what is used where nothing moves.
+    fn harvest(&self, channels: &Arc<Channels>) -> Result<Option<Harvest>, Failure> {
+        let memory = &self.config.memory;
+        if memory.host_size.is_zero() {
+            return Ok(None);
+        }
+        Harvest::start(Arc::clone(channels), self.inbox.clone(), memory.harvest)
+            .map(Some)
+            .map_err(|source| Failure::Io { what: "start a thread", source })
     }
 
     /// What is in force where the limit of open files has a say, is told once.

@@ -94,6 +94,7 @@ fn what_is_said_is_read() {
         devices = ["0"]
         device_share = "90%"
         part_size = "2MiB"
+        harvest_ms = 60000
         [quota.default]
         limit = "1.5GiB"
         [[tenants]]
@@ -119,6 +120,7 @@ fn what_is_said_is_read() {
     assert_eq!(config.driver.sim.revocations, [revocation]);
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
+    assert_eq!(config.memory.harvest, Duration::from_secs(60));
     assert_eq!(config.quota.default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
     assert_eq!(config.tenants[0].0.tenant, "pods");
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
@@ -146,6 +148,8 @@ fn every_complaint_names_line_column_and_field() {
         ("[memory]\ndevices = []\n", 2, 11, "memory.devices", "expected \"all\""),
         ("[memory]\ndevices = 0\n", 2, 11, "memory.devices", "expected \"all\""),
         ("[driver]\nkind = \"rocm\"\n", 2, 8, "driver.kind", "unknown variant `rocm`"),
+        ("[memory]\nharvest_ms = 0\n", 2, 14, "memory.harvest_ms", "at most 60000 ms"),
+        ("[memory]\nharvest_ms = 60001\n", 2, 14, "memory.harvest_ms", "not above 0"),
         ("[limits]\nhello_timeout_ms = 0\n", 2, 20, "limits.hello_timeout_ms", "at once"),
         ("[limits]\nsessions_max = 0\n", 2, 16, "limits.sessions_max", "nothing through"),
         ("[limits]\nsessions_max = -1\n", 2, 16, "limits.sessions_max", "invalid value"),

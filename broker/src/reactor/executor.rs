@@ -17,6 +17,7 @@ use crate::{
     channel::{Asked, Channels, frame},
     config::SimRevocation,
     events::Events,
+    harvest::Harvest,
     moves::{Moves, copy_into},
     telemetry::Telemetry,
 };
@@ -42,6 +43,8 @@ pub struct Executor {
     notices: Notices,
     events: Events,
     telemetry: Telemetry,
+    /// Where something may leave a device.
+    harvest: Option<Harvest>,
     moves: Option<Moves>,
     /// Since the last look at what moves.
     moves_began: bool,
@@ -75,6 +78,7 @@ impl Executor {
             notices: Notices::default(),
             events,
             telemetry: Telemetry::default(),
+            harvest: None,
             moves: None,
             moves_began: false,
             revoker: None,
@@ -92,6 +96,13 @@ impl Executor {
     #[must_use]
     pub fn recording(mut self, moves: Moves) -> Self {
         self.moves = Some(moves);
+        self
+    }
+
+    /// Whose words are where is told there.
+    #[must_use]
+    pub fn harvesting(mut self, harvest: Option<Harvest>) -> Self {
+        self.harvest = harvest;
         self
     }
 
@@ -150,6 +161,9 @@ impl Executor {
             Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
             Command::RevokeWords { part, words } => self.revoke_words(part, &words),
             Command::ForgetWord { channel, slot } => {
+                if let Some(harvest) = &self.harvest {
+                    harvest.forgets(channel, slot);
+                }
                 if let Err(problem) = self.channels.forget_word(channel, slot) {
                     self.inbox.event(Event::Malformed { channel, problem });
                 }
@@ -248,6 +262,9 @@ impl Executor {
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
         self.telemetry.frame_sent(channel, frame);
+        if let Some(harvest) = &self.harvest {
+            harvest.sends(channel, frame);
+        }
         if let DaemonFrame::Revoke { parts, .. } = frame {
             self.fence(channel, parts);
         }
