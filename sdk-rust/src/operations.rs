@@ -16,6 +16,27 @@ use crate::{
     session::{Parting, Released, Session, check_home, free, missing},
 };
 
+/// What a new handle has of its allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beginning {
+    /// It holds all of it.
+    Held,
+    /// All of it comes, and may go again.
+    LetGo,
+    /// Nothing of it comes before it is pinned.
+    Unheld,
+}
+
+impl Beginning {
+    fn of(request: &AllocationRequest, pins: bool) -> Self {
+        match (request.spec.unheld, pins) {
+            (false, _) => Self::Held,
+            (true, false) => Self::LetGo,
+            (true, true) => Self::Unheld,
+        }
+    }
+}
+
 /// Something to be done unless what follows comes to its end: its future may be dropped at any time.
 struct Unless<F: FnOnce()>(Option<F>);
 
@@ -43,11 +64,17 @@ pub(crate) async fn claim_new(
     let wait = requests.iter().map(|request| request.wait).max().unwrap_or_default();
     let deadline = deadline_after(session, wait);
     face.flush(session, deadline).await?;
+    // Who can't pin is sent everything.
+    let pins = session.table().is_asked_for_pins();
+    let beginnings: Vec<_> = requests.iter().map(|request| Beginning::of(request, pins)).collect();
     let request_id = requests.first().and_then(|request| request.request_id);
     let request = v1::AllocateBatchRequest {
         session_id: session.id().get(),
         request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
-        items: requests.into_iter().map(|request| request.spec).collect(),
+        items: requests
+            .into_iter()
+            .map(|AllocationRequest { spec, .. }| v1::AllocationSpec { unheld: spec.unheld && pins, ..spec })
+            .collect(),
         wait_ms: whole_millis(wait),
     };
     let _expecting = session.table().expect();
@@ -58,7 +85,7 @@ pub(crate) async fn claim_new(
     }));
     let made = allocate(face, session, request, deadline).await;
     abandoned.done();
-    claim(face, session, made?, Parting::Free, deadline).await
+    claim(face, session, made?, &beginnings, Parting::Free, deadline).await
 }
 
 async fn allocate(
@@ -138,7 +165,7 @@ pub(crate) async fn claim_attached(
         drop(Handle::claim(session, info, Parting::Detach));
         return Err(refusal);
     }
-    let mut handles = claim(face, session, vec![info], Parting::Detach, deadline).await?;
+    let mut handles = claim(face, session, vec![info], &[Beginning::Held], Parting::Detach, deadline).await?;
     handles.pop().ok_or_else(|| missing("allocation"))
 }
 
@@ -173,14 +200,27 @@ async fn claim(
     face: Face,
     session: &ProcessBound<Session>,
     allocations: Vec<AllocationInfo>,
+    beginnings: &[Beginning],
     parting: Parting,
     deadline: Instant,
 ) -> Result<Vec<Handle>> {
     let handles = allocations.into_iter().map(|info| Handle::claim(session, info, parting));
     let claimed = async {
         let mut handles = handles.collect::<Result<Vec<_>>>()?;
-        for handle in &mut handles {
-            handle.wait_held(face, deadline).await?;
+        // Before anything is waited for.
+        let unheld = |(handle, beginning): (&Handle, &Beginning)| {
+            if *beginning == Beginning::Unheld {
+                handle.begin_unheld();
+            }
+        };
+        handles.iter().zip(beginnings).for_each(unheld);
+        for (handle, beginning) in handles.iter_mut().zip(beginnings) {
+            if *beginning != Beginning::Unheld {
+                handle.wait_held(face, deadline).await?;
+            }
+            if *beginning == Beginning::LetGo {
+                handle.unhold()?;
+            }
         }
         Ok(handles)
     };

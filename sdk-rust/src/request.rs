@@ -85,6 +85,15 @@ impl AllocationRequest {
         self
     }
 
+    /// Nothing of it is mapped until it is pinned, so the call returns as soon as the daemon has answered; its handle begins as
+    /// one that has let go ([`crate::Allocation::unhold`]). What finds no room on its device begins in the tier below: it may
+    /// be larger than the device. Where the program itself maps, all of it comes at once.
+    #[must_use]
+    pub fn unheld(mut self) -> Self {
+        self.spec.unheld = true;
+        self
+    }
+
     /// Where there is no room for it, waits so long for some, in the order of asking; then it is refused as it would have been
     /// at once. The call may take that much longer than the client's request timeout. In a batch the longest counts for the
     /// whole. The daemon refuses what is not shorter than it lets any call take.
