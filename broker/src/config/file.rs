@@ -84,6 +84,12 @@ pub enum DriverKind {
 pub struct Sim {
     #[serde(deserialize_with = "some_devices")]
     pub devices: Vec<SimDevice>,
+    /// Bytes a second from the host to each device; 0 is as many as the machine can.
+    #[serde(deserialize_with = "quantity::bytes")]
+    pub link_to_device: Bytes,
+    /// And from each device to the host.
+    #[serde(deserialize_with = "quantity::bytes")]
+    pub link_to_host: Bytes,
     pub faults: Vec<SimFault>,
     pub revocations: Vec<SimRevocation>,
 }
@@ -91,7 +97,13 @@ pub struct Sim {
 impl Default for Sim {
     fn default() -> Self {
         let device = SimDevice { memory: Bytes::gib(16), name: None, uuid: None };
-        Self { devices: vec![device], faults: vec![], revocations: vec![] }
+        Self {
+            devices: vec![device],
+            link_to_device: Bytes::ZERO,
+            link_to_host: Bytes::ZERO,
+            faults: vec![],
+            revocations: vec![],
+        }
     }
 }
 

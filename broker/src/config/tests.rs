@@ -79,6 +79,8 @@ fn what_is_said_is_read() {
         log_format = "json"
         [driver]
         kind = "sim"
+        [driver.sim]
+        link_to_host = "64MiB"
         [[driver.sim.devices]]
         memory = 1073741824
         [[driver.sim.faults]]
@@ -113,6 +115,8 @@ fn what_is_said_is_read() {
     .unwrap();
     assert_eq!(config.daemon.operators, Some(vec![1000]));
     assert_eq!(config.driver.sim.devices[0].memory, Bytes::gib(1));
+    let sim = &config.driver.sim;
+    assert_eq!((sim.link_to_device, sim.link_to_host), (Bytes::ZERO, Bytes::mib(64)));
     let fault = &config.driver.sim.faults[0];
     assert_eq!((fault.nth, fault.count, &fault.effect), (3, 1, &SimEffect::Delay(Duration::from_millis(50))));
     let nth = 2.try_into().unwrap();
