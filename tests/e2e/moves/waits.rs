@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use vramd_client::{Access, AllocationRequest, Bytes, Error};
 use vramd_proto::v1::{
-    AllocateBatchRequest, AllocationKind, AllocationSpec, CancelWaitRequest, ListWaitsRequest, PartWait,
-    Wait, wait::What,
+    AllocateBatchRequest, CancelWaitRequest, ListWaitsRequest, PartWait, Wait, wait::What,
 };
 use vramd_tests::{Daemon, MIB_2, RawSession, content, digest, session::spec, wait::until};
 use vramd_types::Reason;
 
-use super::{evict, nothing_is_left, part, pins::connect, said, tiers, until_held, vramctl, written};
+use super::{evict, nothing_is_left, part, parts, pins::connect, said, tiers, until_held, vramctl, written};
 
 fn waits(daemon: &Daemon, request: ListWaitsRequest) -> Vec<Wait> {
     daemon.admin.list_waits(request).ok().waits
@@ -25,7 +24,9 @@ fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
     let (mut session, id) = written(daemon, 4);
     evict(daemon, &mut session, id);
     until_held(daemon, 0, 8);
-    let (other, theirs) = written(daemon, 3);
+    // It knows nothing of pins, so nothing takes it away.
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(3)).allocation_id;
     let call = session.pin((0..4).map(|index| part(id, index)).collect());
     until("three wait for room", || all_waits(daemon).len() == 3);
     (session, id, call, other, theirs)
@@ -115,7 +116,8 @@ fn a_program_is_told_that_its_wait_has_ended() {
     let id = memory.id().to_string();
     until("it leaves", || said(&daemon, &["alloc", "evict", &id])["parts"][0]["outcome"] == "moved");
     until_held(&daemon, 0, 4);
-    let (mut other, theirs) = written(&daemon, 2);
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(2)).allocation_id;
     std::thread::scope(|scope| {
         let pinner = scope.spawn(|| memory.pin(Access::Read));
         until("it waits", || all_waits(&daemon).len() == 1);
@@ -143,8 +145,6 @@ fn no_batch_waits_longer_than_a_call_may_take() {
         let refused = session.memory.allocate_batch(batch).refused();
         assert_eq!(refused.is(Reason::RequestInvalid).fact("field"), "wait_ms");
     }
-    let fixed = AllocationSpec { unheld: true, kind: AllocationKind::Fixed.into(), ..spec(1) };
-    assert_eq!(session.refused(fixed).is(Reason::RequestInvalid).fact("field"), "unheld");
     let client = connect(&daemon);
     let request = AllocationRequest::new(Bytes::mib(2));
     for wait in [Duration::from_secs(20), Duration::MAX] {

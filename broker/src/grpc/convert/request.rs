@@ -35,17 +35,10 @@ pub(in crate::grpc) fn specs(items: Vec<v1::AllocationSpec>) -> Result<Vec<Alloc
 }
 
 fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
-    let kind = kind(item.kind)?;
-    if item.unheld && kind != Kind::Movable {
-        return Err(Refusal::RequestInvalid {
-            field: "unheld",
-            problem: "only movable memory can be pinned",
-        });
-    }
     Ok(AllocationSpec {
         size: Bytes::new(item.size_bytes),
         device: non_empty(item.device),
-        kind,
+        kind: kind(item.kind)?,
         lifetime: lifetime(item.lifetime)?,
         name: non_empty(item.name),
         readers: item.readers,
@@ -208,13 +201,6 @@ mod tests {
         for long in [300_000, u64::MAX] {
             assert_eq!(invalid(wait(long, call)), "wait_ms");
         }
-    }
-
-    #[test]
-    fn memory_that_never_moves_cannot_be_unheld() {
-        let item = |kind| v1::AllocationSpec { kind, unheld: true, ..Default::default() };
-        assert!(spec(item(0)).unwrap().unheld);
-        assert_eq!(invalid(spec(item(v1::AllocationKind::Fixed.into()))), "unheld");
     }
 
     #[test]
