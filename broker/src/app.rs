@@ -20,11 +20,13 @@ use crate::{
     events::{EventLimits, Events},
     exit::Failure,
     grpc,
+    harvest::Harvest,
+    moves::Moves,
     platform::{
         descriptors, descriptors::Descriptors, host::Host, identity::Rules, paths, paths::Surroundings,
         sockets::Sockets,
     },
-    reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
+    reactor::{Clock, Copies, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
     telemetry::{Node, Opening},
 };
@@ -140,6 +142,7 @@ impl App {
             on_signal.send_replace(true);
         });
         let channels = Arc::new(Channels::default());
+        let harvest = self.harvest(&channels)?;
         let core_config = self.core_config();
         // Descriptors have been counted by now.
         for submission in self.kept_host() {
@@ -156,6 +159,8 @@ impl App {
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, event_limits(&self.config));
+        let copies = Copies::default();
+        let moves = Moves::new(Arc::clone(&self.driver), self.clock, copies.clone());
         let executor = Executor::new(
             self.inbox.clone(),
             Arc::clone(&self.driver),
@@ -164,6 +169,8 @@ impl App {
             events.clone(),
         )
         .telling(telemetry.clone())
+        .recording(moves.clone(), copies)
+        .harvesting(harvest)
         .revoking(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
@@ -186,6 +193,7 @@ impl App {
                 call_timeout: self.config.limits.request_timeout,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
                 telemetry: telemetry.clone(),
+                moves,
                 facts: grpc::NodeFacts {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     driver: self.driver.name().to_owned(),
@@ -232,6 +240,17 @@ impl App {
         drop(self.sockets);
         tracing::info!("vramd stopped");
         Ok(())
+    }
+
+    /// Nobody asks what is used where nothing moves.
+    fn harvest(&self, channels: &Arc<Channels>) -> Result<Option<Harvest>, Failure> {
+        let memory = &self.config.memory;
+        if memory.host_size.is_zero() {
+            return Ok(None);
+        }
+        Harvest::start(Arc::clone(channels), self.inbox.clone(), memory.harvest)
+            .map(Some)
+            .map_err(|source| Failure::Io { what: "start a thread", source })
     }
 
     /// What is in force where the limit of open files has a say, is told once.

@@ -29,6 +29,7 @@ mod small;
 mod stuck;
 mod telemetry;
 mod tenants;
+mod unheld;
 mod vramctl;
 mod watch;
 mod words;

@@ -1,9 +1,12 @@
-//! Memory that goes to the host and comes back: by operators, by pins, and where something is in the way.
+//! Memory that goes to the host and comes back: by operators, by pins, and where something is in the way; and who waits for
+//! it.
 
 mod clients;
 mod faults;
 mod operators;
 mod pins;
+mod under_way;
+mod waits;
 
 use std::{process::Output, time::Duration};
 

@@ -25,6 +25,7 @@ use crate::{
     reactor::{InboxLimits, Message, inbox},
 };
 
+mod harvest;
 mod words;
 
 /// Longest that a test waits for what must come.

@@ -15,6 +15,7 @@
 
 mod calls;
 mod clock;
+mod copies;
 mod executor;
 mod extents;
 mod inbox;
@@ -28,6 +29,7 @@ use broker_core::{Broker, Command, Event, Time};
 
 use calls::Calls;
 pub use clock::Clock;
+pub use copies::Copies;
 pub use executor::{DriverLost, Executor, QuotaWriter};
 pub(crate) use inbox::Message;
 pub use inbox::{Inbox, InboxLimits, Outcome, Queue, inbox};
