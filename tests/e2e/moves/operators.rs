@@ -329,7 +329,7 @@ fn memory_of_the_host_is_pinned_ahead_and_kept_for_the_parts_to_come() {
             "the parts lie in what was pinned, and that is all: {round}"
         );
         bring_in_by_pin(&mut session, id, 4);
-        until_held(&daemon, 8, 0);
+        until_held(&daemon, 8, 8);
         assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
         session.free(id);
     }

@@ -91,7 +91,7 @@ fn what_failed_and_what_was_given_up_is_told_too() {
     until("it is being copied", || under_way(&daemon).is_some_and(|it| it.state() == MoveState::Copying));
     bring_in_by_pin(&mut session, id, 1);
     assert_eq!(first(&leaving.ok()).0, Outcome::Wanted);
-    until_held(&daemon, 2, 0);
+    until_held(&daemon, 2, 2);
 
     let request = |tenant: &str| ListMovesRequest { tenant: tenant.to_owned(), ..Default::default() };
     let ended = daemon.admin.list_moves(request(session.tenant())).ok().ended;

@@ -262,7 +262,7 @@ impl Broker {
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         let mut in_host = Bytes::ZERO;
-        for extent in self.extents_of(id, allocation) {
+        for extent in self.extents_of(id, allocation).filter(|extent| !self.is_below(extent)) {
             charged = charged.saturating_add(extent.size);
             match extent.state {
                 ExtentState::Live(_) if extent.place.tier == Tier::Host => {
@@ -308,9 +308,14 @@ impl Broker {
         }
     }
 
-    /// What an allocation is charged for: the extents that are not gone.
+    /// Whether it is what a part on its device has below.
+    fn is_below(&self, extent: &Extent) -> bool {
+        extent.place.tier != Tier::Device && extent.part.is_some_and(|part| self.backings.contains_key(&part))
+    }
+
+    /// What an allocation is charged for, what its parts have set aside below left out: the extents that are not gone.
     pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
-        let extents = self.extents_of(id, allocation);
+        let extents = self.extents_of(id, allocation).filter(|extent| !self.is_below(extent));
         Bytes::checked_sum(extents.map(|extent| extent.size)).unwrap_or(Bytes::MAX)
     }
 

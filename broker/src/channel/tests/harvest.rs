@@ -1,7 +1,7 @@
 //! What is read from the words of a session that stands, and of one that has ended.
 
 use broker_core::{DaemonFrame, MapPart, PartRef, Slot, TouchedPart};
-use broker_driver::Handle;
+use broker_driver::{Handle, SharedFd};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
 use super::{words::hello_with_pins, *};
@@ -36,7 +36,7 @@ async fn next(queue: &mut Queue) -> Event {
 }
 
 /// A client's end of its table.
-struct Table(Arc<OwnedFd>);
+struct Table(Arc<SharedFd>);
 
 impl Table {
     fn write(&self, slot: u64, words: [u64; 2]) {
