@@ -282,7 +282,7 @@ fn what_moves_is_told_to_who_watches_and_counted() {
     nothing_is_left(&daemon);
 }
 
-fn metrics(daemon: &Daemon) -> String {
+pub(super) fn metrics(daemon: &Daemon) -> String {
     let address = eventually("the daemon says where its metrics are", || {
         let log = daemon.log();
         let line = log.lines().rfind(|line| line.contains("metrics are served"))?;

@@ -6,6 +6,7 @@
 mod fork;
 mod sdk;
 mod small;
+mod turns;
 
 use std::{
     collections::BTreeMap,

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error, Pinnable, Pinned, Sealed};
 
-use crate::{fork, small};
+use crate::{fork, small, turns};
 
 /// What this process has by way of the SDK, the latest of each.
 #[derive(Default)]
@@ -104,6 +104,7 @@ impl Sdk {
                 }
                 json!({ "pins": pins })
             }
+            "turn-over" => turns::over(client, words)?,
             "pinned-digest" => {
                 let pinned = self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?;
                 json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
