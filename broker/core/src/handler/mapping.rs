@@ -338,6 +338,7 @@ impl Broker {
             let tenant = self.tenants.shared(session.tenant);
             self.session_event(id, SessionEvent::Answered, None);
             self.notice(Notice::SessionAnswered { session: id, tenant });
+            self.unsettled.demands |= self.is_room_wanted();
         }
     }
 

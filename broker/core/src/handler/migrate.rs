@@ -101,7 +101,11 @@ impl Broker {
             return Some(PartMove::Refused { refusal: Box::new(refusal) });
         }
         match self.revoke_part(None, part, false, self.pins.now()) {
-            Some(PartRevocation::Revoked) => self.emptied(part, &PartRevocation::Revoked),
+            Some(PartRevocation::Revoked) => {
+                self.emptied(part, &PartRevocation::Revoked);
+                // What need not be copied is there at once.
+                return (!self.migrations.contains_key(&part)).then_some(PartMove::Moved);
+            }
             Some(other) => {
                 self.forget_op(part, op);
                 self.stop_migration(part, other.clone().into());
@@ -347,17 +351,15 @@ impl Broker {
             false => to,
         };
         match (towards == Tier::Device, arrived) {
-            (true, true) => self.keep(part, left, true),
+            (true, true) => {
+                self.keep(part, left, true);
+                self.unsettled.demands |= self.is_room_wanted();
+            }
             (false, true) => self.leave(part, left),
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
-                let stays = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
-                let stays = stays.map(|entry| entry.extent);
                 self.keep(part, left, clean && !state.copies());
-                if let Some(stays) = stays {
-                    self.room_returned(stays);
-                }
                 self.unsettled.demands = true;
             }
         }
@@ -378,7 +380,13 @@ impl Broker {
         if towards == Tier::Device && failed {
             self.refuse_pins_of(part, &outcome);
         }
+        let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
+        let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && towards != Tier::Device);
         self.after_migration(part, failed);
+        // Whoever waited for it may have it leave again.
+        if let Some(stays) = stays {
+            self.room_returned(stays);
+        }
     }
 
     /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.

@@ -156,7 +156,7 @@ impl Broker {
         let look = call.look;
         let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
         // Somebody who came before took it away again.
-        if state == Some(MapState::Away) {
+        if matches!(state, Some(MapState::Away | MapState::Evicting)) {
             self.pins.lost(id, part);
         }
         let waits = held_up || !self.pins.lacks(id, part);
@@ -211,8 +211,9 @@ impl Broker {
         if call.is_waiting() {
             self.forget_look(id, call.look);
         }
+        // What it kept from leaving may leave, and what it waited for is wanted no more.
+        self.unsettled.demands |= self.is_room_wanted();
         for part in call.parts {
-            self.unsettle_demand(part);
             // Who came after it was not held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
                 self.unsettled.revocations.insert(part);

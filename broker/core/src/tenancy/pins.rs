@@ -149,11 +149,12 @@ impl PinTable {
         calls.filter(move |((_, id), _)| waits(id)).map(|(entry, _)| *entry)
     }
 
-    /// Whether a call of the session on the part came before then, or has been answered.
+    /// Whether a call of the session on the part came by then, or has been answered. One that waits for room takes none from
+    /// its own parts.
     pub(crate) fn protects(&self, part: PartRef, session: SessionId, then: Arrival) -> bool {
         let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
         let mut arrivals = calls.filter_map(|((_, id), _)| self.calls.get(id));
-        arrivals.any(|call| call.arrival < then || !call.is_waiting())
+        arrivals.any(|call| call.arrival <= then || !call.is_waiting())
     }
 
     pub(crate) fn of_session(&self, session: SessionId) -> impl Iterator<Item = (PinId, &PinCall)> {
