@@ -4,12 +4,13 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "vramd/v1/types.proto",
     "vramd/v1/memory.proto",
     "vramd/v1/admin.proto",
     "vramd/v1/channel.proto",
     "vramd/v1/watch.proto",
+    "vramd/v1/moves.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

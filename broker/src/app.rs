@@ -9,8 +9,9 @@ use std::{
 };
 
 use broker_core::{Broker, StoredQuotas};
-use broker_driver::{Driver, DriverError, ExtentKind};
+use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use tokio::sync::watch;
+use vramd_types::DeviceIndex;
 
 use crate::{
     channel::{self, Channels},
@@ -19,11 +20,13 @@ use crate::{
     events::{EventLimits, Events},
     exit::Failure,
     grpc,
+    harvest::Harvest,
+    moves::Moves,
     platform::{
         descriptors, descriptors::Descriptors, host::Host, identity::Rules, paths, paths::Surroundings,
         sockets::Sockets,
     },
-    reactor::{Clock, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
+    reactor::{Clock, Copies, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
     telemetry::{Node, Opening},
 };
@@ -139,7 +142,12 @@ impl App {
             on_signal.send_replace(true);
         });
         let channels = Arc::new(Channels::default());
+        let harvest = self.harvest(&channels)?;
         let core_config = self.core_config();
+        // Descriptors have been counted by now.
+        for submission in self.kept_host() {
+            self.driver.submit(submission);
+        }
         let (telemetry, telling) = self.telemetry.start(
             self.inbox.clone(),
             Node {
@@ -151,6 +159,8 @@ impl App {
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, event_limits(&self.config));
+        let copies = Copies::default();
+        let moves = Moves::new(Arc::clone(&self.driver), self.clock, copies.clone());
         let executor = Executor::new(
             self.inbox.clone(),
             Arc::clone(&self.driver),
@@ -159,6 +169,8 @@ impl App {
             events.clone(),
         )
         .telling(telemetry.clone())
+        .recording(moves.clone(), copies)
+        .harvesting(harvest)
         .revoking(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let surveyed = surveyed(&self.inbox);
@@ -181,6 +193,7 @@ impl App {
                 call_timeout: self.config.limits.request_timeout,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
                 telemetry: telemetry.clone(),
+                moves,
                 facts: grpc::NodeFacts {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     driver: self.driver.name().to_owned(),
@@ -229,9 +242,22 @@ impl App {
         Ok(())
     }
 
+    /// Nobody asks what is used where nothing moves.
+    fn harvest(&self, channels: &Arc<Channels>) -> Result<Option<Harvest>, Failure> {
+        let memory = &self.config.memory;
+        if memory.host_size.is_zero() {
+            return Ok(None);
+        }
+        Harvest::start(Arc::clone(channels), self.inbox.clone(), memory.harvest)
+            .map(Some)
+            .map_err(|source| Failure::Io { what: "start a thread", source })
+    }
+
     /// What is in force where the limit of open files has a say, is told once.
     fn core_limits(&self) -> broker_core::Limits {
         let descriptors = Descriptors::of_process();
+        let kept = if self.kept_host().is_empty() { 0 } else { descriptors.pieces_max() };
+        let descriptors = descriptors.beside(kept);
         let limits = self.config.limits.core(descriptors);
         tracing::info!(
             open_files_max = descriptors.limit,
@@ -244,6 +270,13 @@ impl App {
             tracing::warn!("limits.extents_max leaves connections too few of the open files");
         }
         limits
+    }
+
+    /// What the driver is to pin ahead of need.
+    fn kept_host(&self) -> Vec<Submission> {
+        let near =
+            (0..).map(DeviceIndex).zip(self.driver.devices()).map(|(index, _)| self.driver.host_node(index));
+        config::keep_host(&self.config.memory, near, Descriptors::of_process().pieces_max())
     }
 
     fn core_config(&self) -> broker_core::Config {

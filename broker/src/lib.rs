@@ -9,7 +9,8 @@
 //! ```
 //!
 //! [`platform`] asks the kernel who a peer is and where the sockets lie; [`config`] is what the operator says;
-//! [`state`] is what outlives the daemon; [`events`] is what operators watch; [`app`] puts the pieces together.
+//! [`state`] is what outlives the daemon; [`events`] is what operators watch, [`moves`] what is on its
+//! way; [`harvest`] reads what clients use; [`app`] puts the pieces together.
 
 pub mod app;
 pub mod channel;
@@ -18,6 +19,8 @@ pub mod driver;
 pub mod events;
 pub mod exit;
 pub mod grpc;
+pub mod harvest;
+pub mod moves;
 pub mod platform;
 pub mod reactor;
 pub mod state;

@@ -9,11 +9,21 @@ use std::{
 };
 
 use fake_cuda::Fake;
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use tonic::transport::Endpoint;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
-use vramd_tests::{RawSession, content, rpc::is_serving, session::persistent, spec, wait::until};
+use vramd_proto::v1::{
+    MoveOutcome, MovePartsRequest, MovePartsResponse, PartRef, Tier, move_parts_request::Target,
+};
+use vramd_tests::{
+    Pending, RawSession, content,
+    rpc::{Admin, is_serving},
+    session::persistent,
+    spec,
+    wait::until,
+};
 
 /// Two parts.
 const SIZE: u64 = 6 << 20;
@@ -26,18 +36,14 @@ struct Daemon {
 impl Daemon {
     /// Starts it and waits until it serves.
     fn start(fake: &Fake) -> Self {
+        Self::start_with_host(fake, "0")
+    }
+
+    /// With so much memory of the host beside its device.
+    fn start_with_host(fake: &Fake, host_size: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
-        let (file, library) = (place.path().join("vramd.toml"), fake.library());
-        let text = format!(
-            "[daemon]\nsocket_dir = {:?}\nstate_dir = {:?}\n[memory]\npart_size = \"4MiB\"\nmargin = \"0\"\n\
-             sessions_reserved = 0\n[driver]\nkind = \"cuda\"\n[driver.cuda]\nlibrary = {library:?}\n\
-             nvml_library = {library:?}\n[limits]\nsurvey_interval_ms = 50\n",
-            place.path().join("run"),
-            place.path().join("state"),
-        );
-        fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_vramd"));
-        command.env_remove("VRAMD_SOCKET_DIR").arg("--config").arg(file);
+        command.env_remove("VRAMD_SOCKET_DIR").arg("--config").arg(configured(&place, fake, host_size));
         command.stdin(Stdio::null()).stdout(fs::File::create(place.path().join("log")).unwrap());
         command.stderr(fs::File::options().append(true).open(place.path().join("log")).unwrap());
         let child = command.spawn().unwrap();
@@ -62,6 +68,19 @@ impl Daemon {
         });
         status.unwrap()
     }
+}
+
+fn configured(place: &tempfile::TempDir, fake: &Fake, host_size: &str) -> PathBuf {
+    let (file, library) = (place.path().join("vramd.toml"), fake.library());
+    let text = format!(
+        "[daemon]\nsocket_dir = {:?}\nstate_dir = {:?}\n[memory]\npart_size = \"4MiB\"\nmargin = \"0\"\n\
+         host_size = {host_size:?}\nsessions_reserved = 0\n[driver]\nkind = \"cuda\"\n[driver.cuda]\n\
+         library = {library:?}\nnvml_library = {library:?}\n[limits]\nsurvey_interval_ms = 50\n",
+        place.path().join("run"),
+        place.path().join("state"),
+    );
+    fs::write(&file, text).unwrap();
+    file
 }
 
 impl Drop for Daemon {
@@ -142,4 +161,82 @@ fn a_part_is_exported_once_and_sent_to_many() {
         assert_eq!(reader.digest(attached, SIZE), vramd_tests::digest(&bytes));
     }
     assert_eq!(exports(), before + 2, "they were sent, to its owner again and to three readers");
+}
+
+fn evicting(daemon: &Daemon, allocation: u64, part: u32) -> Pending<MovePartsResponse> {
+    Admin::new(&daemon.sockets()).move_parts(MovePartsRequest {
+        target: Some(Target::AllocationId(allocation)),
+        part_indexes: vec![part],
+        tier: Tier::Host.into(),
+        ..Default::default()
+    })
+}
+
+/// What cannot be pinned ahead is told in the log, and who needs it gets an exact answer and loses nothing.
+fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
+    let daemon = Daemon::start_with_host(fake, "16MiB");
+    let said = format!("pinned_bytes={pinned} problem=out of host memory: {why}");
+    until("it is told", || daemon.log().contains(&said));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let allocation = session.allocate(spec(8 << 20)).allocation_id;
+    let bytes = content(8 << 20, 4);
+    session.write(allocation, &bytes);
+    let parts_pinned = u32::try_from(pinned / (4 << 20)).unwrap();
+    for part in 0..=parts_pinned {
+        let answer = evicting(&daemon, allocation, part);
+        while !answer.is_answered() {
+            if session.channel.waits(Duration::from_millis(5)) {
+                let revoke = session.receive_revoke();
+                session.unmap_parts(revoke.parts);
+            }
+        }
+        let answer = answer.ok();
+        if part < parts_pinned {
+            assert_eq!(answer.parts[0].outcome(), MoveOutcome::Moved, "{answer:?}");
+            continue;
+        }
+        let error = answer.parts[0].error.clone().expect("a refusal");
+        assert_eq!((error.reason.as_str(), error.metadata["tier"].as_str()), ("DEVICE_FULL", "host"));
+    }
+    let wanted = (0..2).map(|part_index| PartRef { allocation_id: allocation, part_index });
+    let call = session.pin(wanted.collect());
+    session.pin_answer(call).expect("there is room on the device");
+    session.pin_ended(call);
+    assert_eq!(session.digest(allocation, 8 << 20), vramd_tests::digest(&bytes));
+    assert!(daemon.log().contains(&format!("out of host memory: {why}")), "{}", daemon.log());
+}
+
+#[test]
+fn host_memory_that_cannot_be_had() {
+    has_less_than_was_configured(&Fake::new().says("host_mib = 4"), 4 << 20, "no more can be pinned");
+}
+
+#[test]
+fn host_memory_that_cannot_be_registered() {
+    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@1");
+    has_less_than_was_configured(&fake, 0, "");
+}
+
+/// Where the driver pins in the daemon's name, and it may not lock that much.
+#[test]
+fn a_limit_on_locked_memory_below_the_host_tier_is_told_at_the_start() {
+    let fake = Fake::new().says("attribute.141 = 0");
+    let place = tempfile::tempdir().unwrap();
+    let file = configured(&place, &fake, "16MiB");
+    // What a thread takes from its own bounding set its children cannot have.
+    let started = std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
+        }
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -l 8192 && exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_vramd")]);
+        command.env_remove("VRAMD_SOCKET_DIR").arg(file).output().unwrap()
+    });
+    let output = started.join().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("memory.host_size: 16 MiB for 1 devices, and this process may lock 8 MiB of memory"),
+        "{said}"
+    );
 }

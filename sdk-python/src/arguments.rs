@@ -64,6 +64,18 @@ pub(crate) fn timeout(seconds: f64) -> PyResult<Duration> {
     }
 }
 
+/// None is a wait as well.
+pub(crate) fn wait(seconds: f64) -> PyResult<Duration> {
+    if seconds == 0.0 {
+        return Ok(Duration::ZERO);
+    }
+    timeout(seconds).map_err(|_| {
+        let message =
+            format!("a wait is at least 0 and at most {TIMEOUT_SECONDS_MAX} seconds, not {seconds}");
+        PyValueError::new_err(message)
+    })
+}
+
 /// Whether it stays with its tenant once sealed.
 pub(crate) fn is_persistent(lifetime: &str) -> PyResult<bool> {
     match lifetime {

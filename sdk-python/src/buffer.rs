@@ -27,7 +27,7 @@ pub(crate) unsafe fn fill(
 ) -> PyResult<()> {
     let view = look(&owner, shared)?;
     let facts = view.facts();
-    let address = ptr::with_exposed_provenance_mut::<c_void>(facts.address);
+    let address = ptr::with_exposed_provenance_mut::<c_void>(facts.address());
     let (len, read_only) = (length(facts.size)?, c_int::from(!facts.writable));
     // SAFETY: needed to fill a C structure, which the caller says is one. The memory is mapped for as long as the view
     // lives that is put into it below.
@@ -73,7 +73,7 @@ pub(crate) unsafe fn fill_shaped(
     }
     let constant = |numbers: &[isize]| numbers.as_ptr().cast_mut();
     let buffer = ffi::Py_buffer {
-        buf: ptr::with_exposed_provenance_mut(facts.address + layout.offset),
+        buf: ptr::with_exposed_provenance_mut(facts.address() + layout.offset),
         len: length(layout.len)?,
         itemsize: length(layout.item_size)?,
         readonly: c_int::from(!facts.writable),
@@ -101,11 +101,13 @@ pub(crate) unsafe fn release(out: *mut ffi::Py_buffer) {
 }
 
 fn look(owner: &Bound<'_, PyAny>, shared: &Arc<Shared>) -> PyResult<View> {
-    if shared.facts.is_device {
-        let allocation = shared.id().to_string();
-        return Err(Fault::from(Error::DeviceMemory { allocation }).into());
+    let refused = || Fault::from(Error::DeviceMemory { allocation: shared.id().to_string() });
+    if shared.facts.is_device() {
+        return Err(refused().into());
     }
-    Ok(shared.view(owner.py())?)
+    let view = shared.view(owner.py())?;
+    // What had never come may lie there too.
+    if shared.facts.is_device() { Err(refused().into()) } else { Ok(view) }
 }
 
 fn length(bytes: usize) -> PyResult<isize> {

@@ -94,10 +94,10 @@ impl Client {
     #[pyo3(
         signature = (
             size, *, name = None, device = None, lifetime = "session", readers = Vec::new(), part_size = None,
-            replace = false, uninitialized = false
+            replace = false, uninitialized = false, unheld = false, wait = 0.0
         ),
         text_signature = "($self, size, *, name=None, device=None, lifetime='session', readers=(), part_size=None, \
-                          replace=False, uninitialized=False)"
+                          replace=False, uninitialized=False, unheld=False, wait=0.0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
     fn allocate(
@@ -111,8 +111,10 @@ impl Client {
         part_size: Option<Size>,
         replace: bool,
         uninitialized: bool,
+        unheld: bool,
+        wait: f64,
     ) -> PyResult<Py<Allocation>> {
-        let mut request = AllocationRequest::new(size.0).replace(replace);
+        let mut request = AllocationRequest::new(size.0).replace(replace).wait(arguments::wait(wait)?);
         if let Some(name) = name {
             request = request.name(name);
         }
@@ -130,6 +132,9 @@ impl Client {
         }
         if uninitialized {
             request = request.uninitialized();
+        }
+        if unheld {
+            request = request.unheld();
         }
         let shared = self.claim(py, |sdk| sdk.allocate(request).map(Handle::Open))?;
         Allocation::create(py, shared)

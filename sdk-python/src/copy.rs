@@ -93,8 +93,8 @@ impl Contiguous {
     fn check_apart(&self, shared: &Shared) -> PyResult<()> {
         let facts = &shared.facts;
         let start = self.start().as_ptr().addr();
-        let (theirs, ours) = (start..start + self.len(), facts.address..facts.address + facts.size);
-        if facts.is_device || !overlap(&theirs, &ours) {
+        let (theirs, ours) = (start..start + self.len(), facts.address()..facts.address() + facts.size);
+        if facts.is_device() || !overlap(&theirs, &ours) {
             return Ok(());
         }
         Err(PyBufferError::new_err(

@@ -56,12 +56,12 @@ impl Memory {
 
     #[getter]
     fn device_ptr(&self) -> usize {
-        self.shared.facts.address
+        self.shared.facts.address()
     }
 
     #[getter]
     fn is_device_memory(&self) -> bool {
-        self.shared.facts.is_device
+        self.shared.facts.is_device()
     }
 
     #[getter]
@@ -130,7 +130,11 @@ impl Memory {
         Tensor::new(self.shared.view(py)?, None, DType::U8, 0)?.export(py, &wish)
     }
 
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        if !self.shared.facts.is_placed() {
+            // It is known once it has come.
+            drop(self.shared.view(py)?);
+        }
         dlpack::device(&self.shared.facts)
     }
 

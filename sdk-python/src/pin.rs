@@ -41,7 +41,7 @@ impl Pin {
 
     #[getter]
     fn device_ptr(&self) -> PyResult<usize> {
-        Ok(self.look(|view| view.facts().address)?)
+        Ok(self.look(|view| view.facts().address())?)
     }
 
     #[getter]

@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     process,
     sync::{
-        Arc, PoisonError, RwLock, RwLockWriteGuard,
+        Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -34,9 +34,16 @@ pub(crate) struct Shared {
 pub(crate) struct Facts {
     pub(crate) info: AllocationInfo,
     pub(crate) size: usize,
-    pub(crate) address: usize,
-    pub(crate) is_device: bool,
     pub(crate) writable: bool,
+    /// Known once any of it has come.
+    place: OnceLock<Place>,
+}
+
+/// Where it lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    address: usize,
+    is_device: bool,
 }
 
 #[derive(Debug)]
@@ -70,7 +77,10 @@ impl Shared {
         self.check_home()?;
         py.detach(|| {
             let handle = self.handle.read().unwrap_or_else(PoisonError::into_inner);
-            work(handle.as_ref().ok_or_else(|| self.closed())?).map_err(Fault::from)
+            let handle = handle.as_ref().ok_or_else(|| self.closed())?;
+            let outcome = work(handle).map_err(Fault::from);
+            self.facts.learn(handle)?;
+            outcome
         })
     }
 
@@ -81,7 +91,13 @@ impl Shared {
         work: impl FnOnce(&mut Handle) -> Result<T, Error> + Send,
     ) -> Result<T, Fault> {
         self.check_home()?;
-        py.detach(|| work(self.lock().as_mut().ok_or_else(|| self.closed())?).map_err(Fault::from))
+        py.detach(|| {
+            let mut handle = self.lock();
+            let handle = handle.as_mut().ok_or_else(|| self.closed())?;
+            let outcome = work(handle).map_err(Fault::from);
+            self.facts.learn(handle)?;
+            outcome
+        })
     }
 
     /// Something to look at the memory through, which keeps it.
@@ -200,23 +216,48 @@ impl Shared {
 
 impl Facts {
     fn of(handle: &Handle) -> Result<Self, Fault> {
-        let (info, address, is_device, writable) = match handle {
-            Handle::Open(open) => (open.info(), open.as_device_ptr(), open.is_device_memory(), true),
-            Handle::Sealed(sealed) => {
-                (sealed.info(), sealed.as_device_ptr(), sealed.is_device_memory(), false)
-            }
-        };
-        let number = |number: u64| {
-            usize::try_from(number).map_err(|_| Fault::own("Error", "an address beyond this process's"))
-        };
-        Ok(Self {
-            info: info.clone(),
-            size: number(info.size.get())?,
-            address: number(address)?,
-            is_device,
-            writable,
-        })
+        let info = handle.info().clone();
+        let (size, writable) = (number(info.size.get())?, matches!(handle, Handle::Open(_)));
+        let facts = Self { info, size, writable, place: OnceLock::new() };
+        facts.learn(handle)?;
+        Ok(facts)
     }
+
+    /// Finds out where it lies, if that is known by now.
+    fn learn(&self, handle: &Handle) -> Result<(), Fault> {
+        if self.is_placed() {
+            return Ok(());
+        }
+        let (address, is_device) = match handle {
+            Handle::Open(open) => (open.as_device_ptr(), open.is_device_memory()),
+            Handle::Sealed(sealed) => (sealed.as_device_ptr(), sealed.is_device_memory()),
+        };
+        if address != 0 {
+            let place = Place { address: number(address)?, is_device };
+            // It is the same for all who find it out.
+            let _ = self.place.set(place);
+        }
+        Ok(())
+    }
+
+    /// Whether it is known where it lies: not before anything of it has come.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.place.get().is_some()
+    }
+
+    /// 0 while it is not known.
+    pub(crate) fn address(&self) -> usize {
+        self.place.get().map_or(0, |place| place.address)
+    }
+
+    /// False while it is not known.
+    pub(crate) fn is_device(&self) -> bool {
+        self.place.get().is_some_and(|place| place.is_device)
+    }
+}
+
+fn number(number: u64) -> Result<usize, Fault> {
+    usize::try_from(number).map_err(|_| Fault::own("Error", "an address beyond this process's"))
 }
 
 impl Handle {

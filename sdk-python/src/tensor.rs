@@ -118,7 +118,7 @@ impl Tensor {
 
     #[getter]
     fn device_ptr(&self) -> usize {
-        self.view.facts().address + self.offset
+        self.view.facts().address() + self.offset
     }
 
     #[getter]
@@ -128,7 +128,7 @@ impl Tensor {
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if !self.view.facts().is_device {
+        if !self.view.facts().is_device() {
             return Err(PyAttributeError::new_err("the memory is not CUDA's"));
         }
         let typestr = self.dtype.typestr.ok_or_else(|| {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -168,3 +169,74 @@ def test_pins_of_many_threads(client: vramd.Client) -> None:
         thread.join(60)
     assert not failures
     memory.free()
+
+
+def test_what_is_unheld_comes_when_it_is_used(client: vramd.Client) -> None:
+    memory = client.allocate(3 * MIB, part_size="2MiB", unheld=True)
+    assert not memory.is_held
+    memory.copy_from(b"kept", 2 * MIB)
+    assert memory.copy_to(2 * MIB, 4) == b"kept"
+    with memory.pin(write=True) as pin:
+        assert pin.device_ptr == memory.device_ptr != 0
+    assert memory.__dlpack_device__() == (1, 0)
+    numbers = np.frombuffer(memory, dtype=np.uint8)
+    assert bytes(numbers[2 * MIB : 2 * MIB + 4]) == b"kept"
+    del numbers
+    memory.hold()
+    assert memory.is_held and memory.is_mapped
+    memory.free()
+    # Whoever asks where it lies has it brought, whatever was done before.
+    other = client.allocate(MIB, unheld=True)
+    assert other.__dlpack_device__() == (1, 0)
+    assert np.from_dlpack(other.tensor()).sum() == 0
+    sealed = client.allocate(MIB, unheld=True).seal()
+    assert sealed.copy_to(0, 1) == b"\0"
+    sealed.free()
+
+
+def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
+    daemon = start(memory="4MiB", more='[memory]\nhost_size = "8MiB"\n')
+    with daemon.connect("test") as client:
+        memory = client.allocate("4MiB")
+        memory.copy_from(b"kept")
+        memory.unhold()
+        told = json.loads(vramctl(daemon, "alloc", "evict", f"a-{memory.id}", "--json"))
+        assert told["parts"][0]["outcome"] == "moved"
+
+        def room() -> bool:
+            told = json.loads(vramctl(daemon, "device", "list", "--json"))
+            return bool(told["devices"][0]["held_bytes"] == 0)
+
+        eventually("the device is empty", room)
+        other = client.allocate("4MiB")
+        refused: list[vramd.WaitCancelled] = []
+
+        def pin() -> None:
+            with pytest.raises(vramd.WaitCancelled) as error:
+                memory.pin()
+            refused.append(error.value)
+
+        pinner = threading.Thread(target=pin)
+        pinner.start()
+
+        def waits() -> list[dict[str, object]]:
+            listed: list[dict[str, object]] = json.loads(vramctl(daemon, "wait", "list", "--json"))["waits"]
+            return listed
+
+        eventually("it waits", lambda: len(waits()) == 1)
+        number = waits()[0]["wait_id"]
+        vramctl(daemon, "wait", "cancel", str(number))
+        pinner.join(timeout=60)
+        assert [error.wait for error in refused] == [number]
+        other.free()
+        assert memory.copy_to(0, 4) == b"kept"
+        memory.free()
+
+
+@pytest.mark.parametrize("wait", [-1.0, float("nan"), float("inf")])
+def test_a_wait_is_a_number_of_seconds(client: vramd.Client, wait: float) -> None:
+    with pytest.raises(ValueError):
+        client.allocate(MIB, wait=wait)
+    with pytest.raises(vramd.InvalidArgument):
+        client.allocate(MIB, wait=1e6)
+    client.allocate(MIB, wait=0.5).free()

@@ -134,6 +134,37 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.move_parts(request).await })
     }
 
+    /// Who waits for room on a device, in the order of asking: of one tenant, or of all if it is empty.
+    pub fn waits(&self, tenant: &str) -> Result<Vec<v1::Wait>> {
+        pages(|page_token| {
+            let request =
+                v1::ListWaitsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let page =
+                self.call(request, |mut client, request| async move { client.list_waits(request).await })?;
+            Ok((page.waits, page.next_page_token))
+        })
+    }
+
+    /// Ends one wait: who asked is refused.
+    pub fn cancel_wait(&self, mut request: v1::CancelWaitRequest) -> Result<()> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.cancel_wait(request).await }).map(drop)
+    }
+
+    /// What moves between tiers, and the last that ended: of one tenant, or of all if it is empty.
+    pub fn moves(&self, tenant: &str) -> Result<Moves> {
+        let mut ended = Vec::new();
+        let moving = pages(|page_token| {
+            let request =
+                v1::ListMovesRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let page =
+                self.call(request, |mut client, request| async move { client.list_moves(request).await })?;
+            ended.extend(page.ended);
+            Ok((page.moves, page.next_page_token))
+        })?;
+        Ok(Moves { moving, ended })
+    }
+
     pub fn node(&self) -> Result<v1::GetNodeResponse> {
         self.call(v1::GetNodeRequest {}, |mut client, request| async move { client.get_node(request).await })
     }
@@ -180,6 +211,15 @@ impl AdminClient {
     fn is_closed_to_us(&self) -> bool {
         UnixStream::connect(&self.socket).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
     }
+}
+
+/// What moves between tiers.
+#[derive(Clone, Debug)]
+pub struct Moves {
+    /// By allocation and part.
+    pub moving: Vec<v1::Move>,
+    /// The latest first.
+    pub ended: Vec<v1::EndedMove>,
 }
 
 /// What happens on the node: an iterator that waits for the next event. It ends after the daemon has said that it ends,

@@ -87,12 +87,13 @@ impl Allocation {
     }
 
     /// Where it lies: a device pointer if it [is device memory](Self::is_device_memory), valid in the primary context of
-    /// its device; otherwise an address of this process. It stays the same, mapped or not.
+    /// its device; otherwise an address of this process. It stays the same, mapped or not. 0 while it is `unheld` and nothing
+    /// of it has been pinned.
     pub fn as_device_ptr(&self) -> u64 {
         self.handle.as_device_ptr()
     }
 
-    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    /// Whether it lies on a GPU, where the CPU cannot follow its address. Known as the address is.
     pub fn is_device_memory(&self) -> bool {
         self.handle.is_device_memory()
     }
@@ -125,7 +126,7 @@ impl Allocation {
     }
 
     /// Ends writing for ever: the session unmaps, the daemon hashes the bytes, and they are mapped again read-only at
-    /// the same address.
+    /// the same address. What the handle does not hold may come back later, with its next pin.
     pub fn seal(mut self) -> Result<Sealed, SealFailed> {
         match now(self.handle.seal(Face::Blocking)) {
             Ok(()) => Ok(Sealed { handle: self.handle }),

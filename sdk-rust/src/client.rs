@@ -59,7 +59,7 @@ impl Client {
         ClientBuilder { socket_dir: None, name: None, devices: None, request_timeout: REQUEST_TIMEOUT }
     }
 
-    /// Allocates, and waits until the memory is mapped: zero, writable.
+    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unheld`] is not waited for.
     pub fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request])?;
         allocations.pop().ok_or_else(|| missing("allocation"))

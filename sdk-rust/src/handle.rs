@@ -67,12 +67,16 @@ impl Handle {
         Ok(())
     }
 
+    /// The handle holds nothing, and nothing is sent before it is asked for.
+    pub(crate) fn begin_unheld(&self) {
+        self.session.table().begin_unheld(self.info.id);
+        self.place_anchor();
+    }
+
     fn place_anchor(&self) {
-        let table = self.session.table();
-        if let Some(base) = table.base(self.info.id) {
-            let ends = self.info.parts.iter().map(|part| part.offset.get() + part.size.get()).collect();
-            self.anchor.place(Placed { base, slots: table.slots(self.info.id), ends, size: self.info.size });
-        }
+        let ends = self.info.parts.iter().map(|part| part.offset.get() + part.size.get()).collect();
+        self.anchor.place(Placed::new(ends, self.info.size));
+        self.anchor.learn(self.anchor.all_parts());
     }
 
     /// Nobody tells a session of an allocation that was freed before its first part was sent: now and then it asks.
@@ -103,11 +107,18 @@ impl Handle {
         check_home(&self.session)?;
         let deadline = self.session.deadline();
         self.wait_unpinned(face, deadline).await?;
-        // What comes back is to stay until this has seen it, and then only if it was held before.
-        let held = self.session.table().is_holding(self.info.id);
-        self.session.table().set_holding(self.info.id);
-        let outcome = self.seal_unpinned(face, deadline).await;
+        let table = self.session.table();
+        let held = table.is_holding(self.info.id);
+        // What is not held comes back when it is pinned. Who can't ask for it waits for it, and lets go again.
+        let waits = held || !table.is_asked_for_pins();
+        if waits {
+            table.set_holding(self.info.id);
+        }
+        let outcome = self.seal_unpinned(face, waits, deadline).await;
         // What has come back has its words elsewhere. No guard knew where they were: there is none.
+        if !waits {
+            self.session.table().forget_slots(self.info.id, outcome.is_ok());
+        }
         self.anchor = ProcessBound::new(Anchor::new(&self.session, self.info.id));
         self.place_anchor();
         if !held {
@@ -116,7 +127,7 @@ impl Handle {
         outcome
     }
 
-    async fn seal_unpinned(&mut self, face: Face, deadline: Instant) -> Result<()> {
+    async fn seal_unpinned(&mut self, face: Face, waits: bool, deadline: Instant) -> Result<()> {
         let request = v1::SealRequest {
             session_id: self.session.id().get(),
             request_id: self.seal_request.to_vec(),
@@ -132,7 +143,9 @@ impl Handle {
                 self.wait_sealed(face, deadline).await?
             }
             Err(error) => {
-                self.wait_reopened(face, &error).await;
+                if waits {
+                    self.wait_reopened(face, &error).await;
+                }
                 if matches!(error.reason(), Some(Reason::Deadline | Reason::BrokerGone | Reason::StillMapped))
                 {
                     // It may be sealed, or be sealed yet: what is to stay must not be freed by a drop.
@@ -143,7 +156,7 @@ impl Handle {
         };
         self.parting = Some(parting_of(info.lifetime));
         self.info = info;
-        self.wait_for(face, Access::ReadOnly, deadline).await
+        if waits { self.wait_for(face, Access::ReadOnly, deadline).await } else { Ok(()) }
     }
 
     async fn wait_sealed(&self, face: Face, deadline: Instant) -> Result<AllocationInfo> {
@@ -236,7 +249,7 @@ impl Handle {
 
     /// As first mapped, where it stays.
     fn base(&self) -> Option<Base> {
-        self.anchor.placed().map(|placed| placed.base)
+        self.anchor.base()
     }
 
     /// The caller has what it writes to for itself.

@@ -3,7 +3,7 @@
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Reason};
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::{
     error::{Error, Result},
@@ -15,6 +15,27 @@ use crate::{
     request_id::RequestId,
     session::{Parting, Released, Session, check_home, free, missing},
 };
+
+/// What a new handle has of its allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beginning {
+    /// It holds all of it.
+    Held,
+    /// All of it comes, and may go again.
+    LetGo,
+    /// Nothing of it comes before it is pinned.
+    Unheld,
+}
+
+impl Beginning {
+    fn of(request: &AllocationRequest, pins: bool) -> Self {
+        match (request.spec.unheld, pins) {
+            (false, _) => Self::Held,
+            (true, false) => Self::LetGo,
+            (true, true) => Self::Unheld,
+        }
+    }
+}
 
 /// Something to be done unless what follows comes to its end: its future may be dropped at any time.
 struct Unless<F: FnOnce()>(Option<F>);
@@ -40,23 +61,31 @@ pub(crate) async fn claim_new(
     requests: Vec<AllocationRequest>,
 ) -> Result<Vec<Handle>> {
     check_home(session)?;
-    let deadline = session.deadline();
+    let wait = requests.iter().map(|request| request.wait).max().unwrap_or_default();
+    let deadline = deadline_after(session, wait);
     face.flush(session, deadline).await?;
+    // Who can't pin is sent everything.
+    let pins = session.table().is_asked_for_pins();
+    let beginnings: Vec<_> = requests.iter().map(|request| Beginning::of(request, pins)).collect();
     let request_id = requests.first().and_then(|request| request.request_id);
     let request = v1::AllocateBatchRequest {
         session_id: session.id().get(),
         request_id: request_id.unwrap_or_else(RequestId::random).to_vec(),
-        items: requests.into_iter().map(|request| request.spec).collect(),
+        items: requests
+            .into_iter()
+            .map(|AllocationRequest { spec, .. }| v1::AllocationSpec { unheld: spec.unheld && pins, ..spec })
+            .collect(),
+        wait_ms: whole_millis(wait),
     };
     let _expecting = session.table().expect();
     let _seat = face.sit(session);
     let abandoned = Unless((face == Face::Async).then(|| {
         let (session, request) = (session.clone(), request.clone());
-        move || undo_allocate(session, request)
+        move || undo_allocate(session, request, wait)
     }));
     let made = allocate(face, session, request, deadline).await;
     abandoned.done();
-    claim(face, session, made?, Parting::Free, deadline).await
+    claim(face, session, made?, &beginnings, Parting::Free, deadline).await
 }
 
 async fn allocate(
@@ -71,10 +100,21 @@ async fn allocate(
     Ok(answer.await?.allocations.into_iter().map(AllocationInfo::from).collect())
 }
 
+/// When a call has taken too long that may wait so long for room. What no clock can count the daemon refuses at once.
+fn deadline_after(session: &Session, wait: Duration) -> Instant {
+    let deadline = session.deadline();
+    deadline.checked_add(wait).unwrap_or(deadline)
+}
+
+/// No shorter than it is.
+fn whole_millis(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 /// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back.
-fn undo_allocate(session: ProcessBound<Session>, request: v1::AllocateBatchRequest) {
+fn undo_allocate(session: ProcessBound<Session>, request: v1::AllocateBatchRequest, wait: Duration) {
     session.clone().releases().work(move || {
-        let made = now(allocate(Face::Blocking, &session, request, session.deadline()));
+        let made = now(allocate(Face::Blocking, &session, request, deadline_after(&session, wait)));
         made.into_iter().flatten().for_each(|info| forgo(&session, info, Parting::Free));
     });
 }
@@ -125,7 +165,7 @@ pub(crate) async fn claim_attached(
         drop(Handle::claim(session, info, Parting::Detach));
         return Err(refusal);
     }
-    let mut handles = claim(face, session, vec![info], Parting::Detach, deadline).await?;
+    let mut handles = claim(face, session, vec![info], &[Beginning::Held], Parting::Detach, deadline).await?;
     handles.pop().ok_or_else(|| missing("allocation"))
 }
 
@@ -160,14 +200,27 @@ async fn claim(
     face: Face,
     session: &ProcessBound<Session>,
     allocations: Vec<AllocationInfo>,
+    beginnings: &[Beginning],
     parting: Parting,
     deadline: Instant,
 ) -> Result<Vec<Handle>> {
     let handles = allocations.into_iter().map(|info| Handle::claim(session, info, parting));
     let claimed = async {
         let mut handles = handles.collect::<Result<Vec<_>>>()?;
-        for handle in &mut handles {
-            handle.wait_held(face, deadline).await?;
+        // Before anything is waited for.
+        let unheld = |(handle, beginning): (&Handle, &Beginning)| {
+            if *beginning == Beginning::Unheld {
+                handle.begin_unheld();
+            }
+        };
+        handles.iter().zip(beginnings).for_each(unheld);
+        for (handle, beginning) in handles.iter_mut().zip(beginnings) {
+            if *beginning != Beginning::Unheld {
+                handle.wait_held(face, deadline).await?;
+            }
+            if *beginning == Beginning::LetGo {
+                handle.unhold()?;
+            }
         }
         Ok(handles)
     };

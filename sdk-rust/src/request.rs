@@ -1,5 +1,7 @@
 //! What a program asks for.
 
+use std::time::Duration;
+
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes};
 
@@ -11,6 +13,7 @@ use crate::request_id::RequestId;
 pub struct AllocationRequest {
     pub(crate) spec: v1::AllocationSpec,
     pub(crate) request_id: Option<RequestId>,
+    pub(crate) wait: Duration,
 }
 
 impl AllocationRequest {
@@ -21,7 +24,7 @@ impl AllocationRequest {
             lifetime: v1::Lifetime::Session.into(),
             ..Default::default()
         };
-        Self { spec, request_id: None }
+        Self { spec, request_id: None, wait: Duration::ZERO }
     }
 
     /// Without the tenant: it is the session's.
@@ -79,6 +82,24 @@ impl AllocationRequest {
     #[must_use]
     pub fn uninitialized(mut self) -> Self {
         self.spec.uninitialized = true;
+        self
+    }
+
+    /// Nothing of it is mapped until it is pinned, so the call returns as soon as the daemon has answered; its handle begins as
+    /// one that has let go ([`crate::Allocation::unhold`]). What finds no room on its device begins in the tier below: it may
+    /// be larger than the device. Where the program itself maps, all of it comes at once.
+    #[must_use]
+    pub fn unheld(mut self) -> Self {
+        self.spec.unheld = true;
+        self
+    }
+
+    /// Where there is no room for it, waits so long for some, in the order of asking; then it is refused as it would have been
+    /// at once. The call may take that much longer than the client's request timeout. In a batch the longest counts for the
+    /// whole. The daemon refuses what is not shorter than it lets any call take.
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
         self
     }
 

@@ -4,6 +4,7 @@
 
 mod aio;
 mod bad_input;
+mod benchmarks;
 mod channel;
 mod daemon;
 mod descriptors;
@@ -28,6 +29,7 @@ mod small;
 mod stuck;
 mod telemetry;
 mod tenants;
+mod unheld;
 mod vramctl;
 mod watch;
 mod words;

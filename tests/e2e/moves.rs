@@ -1,9 +1,12 @@
-//! Memory that goes to the host and comes back: by operators, by pins, and where something is in the way.
+//! Memory that goes to the host and comes back: by operators, by pins, and where something is in the way; and who waits for
+//! it.
 
 mod clients;
 mod faults;
 mod operators;
 mod pins;
+mod under_way;
+mod waits;
 
 use std::{process::Output, time::Duration};
 
@@ -14,10 +17,11 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Pending, RawSession, content,
-    proc::{memory_fd_count, memory_of},
+    proc::{host_memory_of, memory_fd_count, memory_of},
     session::spec,
     wait::until,
 };
+use vramd_words::{Access, Unpinned};
 
 /// One device, and memory of the host beside it.
 fn tiers(device: &str, host: &str) -> Config {
@@ -87,6 +91,19 @@ fn bring_in_by_pin(session: &mut RawSession, allocation: u64, parts: u32) {
     session.pin_ended(call);
 }
 
+/// Uses so many parts, so that they stay.
+fn pin_words(session: &RawSession, allocation: u64, parts: u32) {
+    for index in 0..parts {
+        session.word_table().client(session.slot(allocation, index)).pin(Access::Write).unwrap();
+    }
+}
+
+fn unpin_words(session: &RawSession, allocation: u64, parts: u32) {
+    for index in 0..parts {
+        assert_eq!(session.word_table().client(session.slot(allocation, index)).unpin(), Ok(Unpinned::Done));
+    }
+}
+
 fn part(allocation_id: u64, part_index: u32) -> PartRef {
     PartRef { allocation_id, part_index }
 }
@@ -116,13 +133,14 @@ fn until_held(daemon: &Daemon, device: u64, host: u64) {
     until("the books say where it is", || held(daemon) == (device, host));
 }
 
-/// No byte, no descriptor and no mapping, whoever looks.
+/// No byte, no descriptor and no mapping, whoever looks; memory of the host is the daemon's alone, which keeps it.
 #[track_caller]
 fn nothing_is_left(daemon: &Daemon) {
     daemon.drains();
     let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
     until("nobody has any memory of it", || memory_of(&uuid).is_empty());
     assert_eq!(memory_fd_count(daemon.pid()), 0);
+    assert!(host_memory_of(&uuid).values().all(|who| who.iter().eq([&daemon.pid()])));
     let device = &daemon.books().devices[0];
     assert_eq!((device.moving_in_bytes, device.moving_out_bytes, device.awaited_part_count), (0, 0, 0));
 }

@@ -29,12 +29,17 @@ PROGRAMS = {
 }
 # What of it is no program, and what uses it there.
 LIBRARY = "libtorch_share.so"
+# A peer that is measured beside ours where there is PyTorch: what of its wheel is needed for that.
+PEER = "torch_memory_saver==0.0.10"
+PEER_SHA256 = "786e18755a9af255ae692b0e19a62ff06861dbf55a19fa8545e62a100ab5a28f"
+PEER_FILES = re.compile(r"torch_memory_saver(/|-.*/(METADATA|LICENSE)$|_hook_mode_torch_cu1[23]\.)")
 MATURIN = ROOT / ".tools" / "python-venv" / "bin" / "maturin"
 
 
 def main():
     programs = build()
     wheel = build_package()
+    peer = fetch_peer()
     shutil.rmtree(BUNDLE, ignore_errors=True)
     for folder in ("bin", "kernels", "demo", "torch"):
         (BUNDLE / folder).mkdir(parents=True)
@@ -45,13 +50,16 @@ def main():
         shutil.copy(kernel, BUNDLE / "kernels")
     for module in ROOT.glob("tests/demo/*.py"):
         shutil.copy(module, BUNDLE / "demo")
-    for program in ("torch_share.py", "torch_model.py"):
+    for program in ("torch_share.py", "torch_model.py", "torch_saver.py"):
         shutil.copy(ROOT / "tests/gpu" / program, BUNDLE / "torch")
     with zipfile.ZipFile(wheel) as package:
         # A folder for PYTHONPATH: there may be no pip where it goes.
         package.extractall(BUNDLE / "python")
-    for module in (BUNDLE / "python").rglob("*.so"):
-        check_glibc(module)
+    with zipfile.ZipFile(peer) as package:
+        package.extractall(BUNDLE / "peers", filter(PEER_FILES.match, package.namelist()))
+    for folder in ("python", "peers"):
+        for module in (BUNDLE / folder).rglob("*.so"):
+            check_glibc(module)
     shutil.copy(ROOT / "tests/gpu/run.py", BUNDLE / "run")
     (BUNDLE / "build.json").write_text(json.dumps(origin(), indent=2) + "\n")
     size = sum(file.stat().st_size for file in BUNDLE.rglob("*") if file.is_file())
@@ -81,6 +89,20 @@ def build_package():
     command = [
         MATURIN, "build", "--release", "--strip", "--auditwheel", "skip", "--out", out,
         "--manifest-path", ROOT / "sdk-python" / "Cargo.toml",
+    ]
+    print("$", *command, flush=True)
+    subprocess.run(command, cwd=ROOT, check=True)
+    [wheel] = out.glob("*.whl")
+    return wheel
+
+
+def fetch_peer():
+    out = pathlib.Path(tempfile.mkdtemp(prefix="peer-", dir=ROOT / "target"))
+    wanted = out / "wanted.txt"
+    wanted.write_text(f"{PEER} --hash=sha256:{PEER_SHA256}\n")
+    command = [
+        MATURIN.with_name("python"), "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
+        "--dest", out, "--requirement", wanted,
     ]
     print("$", *command, flush=True)
     subprocess.run(command, cwd=ROOT, check=True)

@@ -1,12 +1,13 @@
 //! What is tried and measured on real GPUs, as one program that needs no toolchain where it runs.
 //!
-//! `e2e`, `hand-off`, `pins`, `copies` and `leak` are stages: each prints a line a case or measure, writes what it has seen as JSON, and
-//! ends with status 1 if something is not as it should be. A benchmark that misses its target says so and is none of
-//! these. The other commands are the processes that stages start.
+//! `e2e`, `hand-off`, `pins`, `copies`, `residency` and `leak` are stages: each prints a line a case or measure, writes what
+//! it has seen as JSON, and ends with status 1 if something is not as it should be. A benchmark that misses its target says
+//! so and is none of these. The other commands are the processes that stages start.
 //!
 //! The daemon and the tools are those that lie beside this program: `make gpu-bundle` puts them there.
 
 mod bench;
+mod bundle;
 mod client;
 mod content;
 mod cuda;
@@ -48,6 +49,14 @@ enum What {
     Pins(Stage),
     /// What the driver's copies cost over plain ones.
     Copies(Stage),
+    /// What it costs to move what clients hold, to the host and back.
+    Residency {
+        #[command(flatten)]
+        stage: Stage,
+        /// `sim` asks the same of a few MiB on any machine.
+        #[arg(long, value_enum, default_value = "cuda")]
+        driver: bench::Driver,
+    },
     /// Whether killed sessions leave anything behind.
     Leak(Stage),
     /// A client of the cases.
@@ -59,6 +68,12 @@ enum What {
     /// A client of the benchmark of pins.
     #[command(hide = true)]
     Pinner,
+    /// A client of the benchmark of residency.
+    #[command(hide = true)]
+    Holder { driver: bench::Driver, bytes: u64, part: u64 },
+    /// A process beside it that computes.
+    #[command(hide = true)]
+    Neighbour { driver: bench::Driver },
     /// A client that is to be killed.
     #[command(hide = true)]
     Victim {
@@ -108,6 +123,11 @@ fn run(what: What) -> Result<bool> {
         }
         What::Copies(stage) => bench::copies(stage.quick, |report| stage.save(report)),
         What::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
+        What::Residency { stage, driver } => {
+            bench::residency(driver, stage.quick, |report| stage.save(report))
+        }
+        What::Holder { driver, bytes, part } => bench::holder(driver, bytes, part).map(|()| true),
+        What::Neighbour { driver } => bench::neighbour(driver).map(|()| true),
         What::Pinner => bench::pinner().map(|()| true),
         What::Client => client::run().map(|()| true),
         What::BareOwner { uuid } => bench::bare_owner(&uuid).map(|()| true),

@@ -3,7 +3,8 @@
 
 Needs an NVIDIA driver and Python's standard library. Stages run one after the other, each within its time; one that
 fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, pins.json, copies.json, leak.json, log.txt, and
-core.json and rpc.json, for which no GPU is needed but a machine that is quiet.
+core.json and rpc.json, for which no GPU is needed but a machine that is quiet. `--only residency` writes residency.json, and
+residency.md, its tables: it takes minutes, and runs only when it is named.
 The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
 """
 
@@ -22,6 +23,8 @@ BUNDLE = pathlib.Path(__file__).resolve().parent
 BIN = BUNDLE / "bin"
 # All stages together: what is left of it bounds each one.
 SECONDS_MAX = 560
+# Stages that run only when they are named: there is no time for them beside the others.
+APART = ("residency",)
 # What a stage that is ended may take to end what it started.
 GRACE_SECONDS = 10
 # Of each stage's output: a daemon's whole log can be in it.
@@ -77,7 +80,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vramd-gpu-", dir="/tmp") as scratch:
         stages = plan(folder, pathlib.Path(scratch), ["--quick"] if given.quick else [])
-        names = given.only.split(",") if given.only else [stage.name for stage in stages]
+        names = given.only.split(",") if given.only else [stage.name for stage in stages if stage.name not in APART]
         unknown = set(names) - {stage.name for stage in stages}
         if unknown:
             arguments.error(f"no stage {', '.join(sorted(unknown))}: {', '.join(stage.name for stage in stages)}")
@@ -90,6 +93,7 @@ def main():
     log(folder / "log.txt", chosen)
     report(folder, given)
     sign(folder, given)
+    page(folder)
     table(folder, chosen)
     sys.exit(1 if any(stage.failed for stage in chosen) else 0)
 
@@ -104,6 +108,7 @@ def plan(folder, scratch, quick):
         Stage("hand_off", 150, suite, "hand-off", "--json", folder / "hand_off.json", *quick),
         Stage("pins", 240, suite, "pins", "--json", folder / "pins.json", *quick),
         Stage("copies", 150, suite, "copies", "--json", folder / "copies.json", *quick),
+        Stage("residency", 500, suite, "residency", "--json", folder / "residency.json", *quick),
         Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
         Stage("core", 120, BIN / "core-bench", *quick, folder / "core.json"),
         Stage("batch", 60, BIN / "bench-rpc", "batch", "--json", folder / "core.json", *quick),
@@ -166,7 +171,7 @@ def sign(folder, given):
             for run in [whole, *(part["run"] for part in whole.values() if isinstance(part, dict) and "run" in part)]:
                 run.update({key: build[key] for key in ("commit", "changed_since", "rustc") if key in run and key in build})
             (folder / name).write_text(json.dumps(whole, indent=2) + "\n")
-    for stage in ("pins", "copies"):
+    for stage in ("pins", "copies", "residency"):
         if found := load(folder / f"{stage}.json"):
             run = {
                 "build": load(BUNDLE / "build.json"),
@@ -176,17 +181,50 @@ def sign(folder, given):
             (folder / f"{stage}.json").write_text(json.dumps({**found, **run}, indent=2) + "\n")
 
 
+def page(folder):
+    """Writes what residency.json says as the tables of docs/benchmarks/residency/README.md."""
+    whole = load(folder / "residency.json")
+    if whole is None:
+        return
+
+    def row(name, sample):
+        if "median_ratio" not in sample:
+            return f"| `{name}` | {sample.get('problem') or sample.get('absent')} | | | |"
+        speeds = [sample.get(f"median_{side}_gb_per_s") for side in ("ours", "bare")]
+        return (
+            f"| `{name}` | {sample['median_ratio']:.3f} ({sample['least_ratio']:.3f} to {sample['most_ratio']:.3f}) "
+            f"| {sample['median_ours_ms']:.2f} | {sample['median_bare_ms']:.2f} "
+            f"| {' / '.join(f'{speed:.1f}' for speed in speeds if speed)} |"
+        )
+
+    def rows(name, sample):
+        """Of a question, or of the several that it has."""
+        parts = {key: part for key, part in sample.items() if isinstance(part, dict) and "median_ratio" in part}
+        return [row(f"{name}.{key}", part) for key, part in parts.items()] or [row(name, sample)]
+
+    head = ["| | times bare, median and range | ms | bare, ms | GB/s, ours / bare |", "|---|---|---|---|---|"]
+    samples = {name: sample for name, sample in whole["samples"].items() if name != "evict_clean"}
+    ours = [line for name, sample in samples.items() for line in rows(name, sample)]
+    # Where there is no GPU they are one line, which says so.
+    peers = {name: peer for name, peer in whole.get("peers", {}).items() if isinstance(peer, dict)}
+    theirs = [line for name, peer in peers.items() for line in rows(name, peer)]
+    figures = [f"| `{key}` | {value:.3f} |" for key, value in sorted(whole.items()) if isinstance(value, float)]
+    lines = ["| Key | |", "|---|---|", *figures, "", *head, *ours, "", *head, *theirs]
+    (folder / "residency.md").write_text("\n".join(lines) + "\n")
+
+
 def table(folder, stages):
-    machine = next(filter(None, (load(folder / f"{name}.json") for name in ("hand_off", "pins", "copies", "e2e"))), {}).get("machine")
+    machine = next(filter(None, (load(folder / f"{name}.json") for name in ("hand_off", "pins", "copies", "residency", "e2e"))), {}).get("machine")
     if machine:
         print(f"\n{', '.join(machine['gpus'])}; driver {machine['driver']}; kernel {machine['kernel']}")
     for stage in stages:
         if stage.name in ("core", "batch", "rpc"):
             print(f"-- {stage.name}: {stage.verdict}\n{stage.output}")
-        elif stage.name in ("e2e", "hand_off", "pins", "copies", "leak"):
+        elif stage.name in ("e2e", "hand_off", "pins", "copies", "residency", "leak"):
             print(f"-- {stage.name}: {stage.verdict}")
             told = ("ok ", "absent", "FAILED", "allocate ", "create ", "attach ", "revoke ", "revocations ", "pin_unpin ",
-                    "out ", "in ", "both ", "exchange ", "one_part ", "leak ")
+                    "out ", "in ", "both ", "exchange ", "one_part ", "one_way_", "pin ", "pin_", "duplex", "neighbour_", "evict_clean_", "peer ",
+                    "leak ")
             print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")
         else:
             print(f"-- {stage.name}: {stage.verdict}")

@@ -77,6 +77,12 @@ fn pins() -> Result<()> {
     drop(both);
     cache.hold()?; // as it was at first
     ensure!(cache.as_slice()?[0] == 1, "what was written is there");
+
+    let request = AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2)).unheld();
+    let mut archive = client.allocate(request.wait(Duration::from_secs(10)))?;
+    archive.copy_from_host(0, b"kept")?; // brings what it needs, and lets go of it
+    let pages = archive.pin_parts(2..4, Access::Read)?; // these, at an address that stays
+    drop(pages);
     Ok(())
 }
 

@@ -10,6 +10,8 @@ pub struct Config {
     pub driver: &'static str,
     /// Memory of each simulated device.
     pub devices: Vec<String>,
+    /// Lines of `[driver.sim]`.
+    pub sim: Vec<String>,
     pub faults: Vec<Fault>,
     pub revocations: Vec<Revocation>,
     /// Tenants by uid. Without any, everybody is `uid-N`.
@@ -59,6 +61,7 @@ impl Default for Config {
         Self {
             driver: "sim",
             devices: vec!["1GiB".to_owned()],
+            sim: Vec::new(),
             faults: Vec::new(),
             revocations: Vec::new(),
             tenants: Vec::new(),
@@ -105,6 +108,15 @@ impl Config {
         self
     }
 
+    /// How fast copies between simulated devices and the host are, in bytes a second.
+    #[must_use]
+    pub fn link(mut self, bytes_per_second: &str) -> Self {
+        for key in ["link_to_device", "link_to_host"] {
+            self.sim.push(format!("{key} = \"{bytes_per_second}\""));
+        }
+        self
+    }
+
     #[must_use]
     pub fn memory(mut self, line: &str) -> Self {
         self.memory.push(line.to_owned());
@@ -141,6 +153,7 @@ impl Config {
         line(&mut text, &format!("state_dir = \"{}\"", home.join("state").display()));
         line(&mut text, "log_level = \"debug\"");
         section(&mut text, "[driver]", &[format!("kind = \"{}\"", self.driver)]);
+        section(&mut text, "[driver.sim]", &self.sim);
         for memory in &self.devices {
             section(&mut text, "[[driver.sim.devices]]", &[format!("memory = \"{memory}\"")]);
         }

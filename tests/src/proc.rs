@@ -43,15 +43,38 @@ pub fn memory_mapping_count(pid: u32) -> usize {
     maps.lines().filter(|line| line.contains("/memfd:vramd-sim:")).count()
 }
 
-/// The memory of a simulated device that any process of this node has open or maps: names, each with its inode.
+/// The memory of a simulated device that any process of this node has open or maps: names, each with its inode. Not that
+/// of the host beside it, which its daemon keeps.
 pub fn memory_of(uuid: &str) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
+    each_memory(uuid, |_, name, inode| {
+        if !is_of_host(name) {
+            seen.insert(format!("{} {inode}", name.trim_end_matches(" (deleted)")));
+        }
+    });
+    seen
+}
+
+/// Memory of the host that goes by this device: names, each with its inode, and who has it.
+pub fn host_memory_of(uuid: &str) -> BTreeMap<String, BTreeSet<u32>> {
+    let mut seen: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+    each_memory(uuid, |pid, name, inode| {
+        if is_of_host(name) {
+            seen.entry(format!("{} {inode}", name.trim_end_matches(" (deleted)"))).or_default().insert(pid);
+        }
+    });
+    seen
+}
+
+/// What goes by that device's name, as each process has it open or maps it: the name and the inode.
+fn each_memory(uuid: &str, mut note: impl FnMut(u32, &str, &str)) {
     let wanted = format!("/memfd:vramd-sim:{uuid}:");
     for process in fs::read_dir("/proc").expect("/proc can be listed").flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         // Processes end while they are looked at, and then hold nothing.
         let mut note = |name: &str, inode: &str| {
             if name.starts_with(&wanted) {
-                seen.insert(format!("{} {inode}", name.trim_end_matches(" (deleted)")));
+                note(pid, name, inode);
             }
         };
         for entry in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
@@ -65,7 +88,6 @@ pub fn memory_of(uuid: &str) -> BTreeSet<String> {
             }
         }
     }
-    seen
 }
 
 /// Resident memory of a process that no file or memfd backs, in bytes.
@@ -124,5 +146,10 @@ fn fds(pid: u32) -> impl Iterator<Item = PathBuf> {
 }
 
 fn is_memory(link: &Path) -> bool {
-    link.to_string_lossy().starts_with("/memfd:vramd-sim:")
+    let link = link.to_string_lossy();
+    link.starts_with("/memfd:vramd-sim:") && !is_of_host(&link)
+}
+
+fn is_of_host(name: &str) -> bool {
+    name.contains(":host-")
 }

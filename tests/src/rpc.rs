@@ -156,6 +156,9 @@ calls! { Admin:
     free_allocation(FreeAllocationRequest) -> FreeAllocationResponse;
     move_parts(MovePartsRequest) -> MovePartsResponse;
     revoke_mappings(RevokeMappingsRequest) -> RevokeMappingsResponse;
+    list_waits(ListWaitsRequest) -> ListWaitsResponse;
+    cancel_wait(CancelWaitRequest) -> CancelWaitResponse;
+    list_moves(ListMovesRequest) -> ListMovesResponse;
     get_node(GetNodeRequest) -> GetNodeResponse;
     list_devices(ListDevicesRequest) -> ListDevicesResponse;
     drain(DrainRequest) -> DrainResponse;

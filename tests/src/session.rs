@@ -139,7 +139,7 @@ impl RawSession {
 
     /// A request for these, which the caller may change before it is sent.
     pub fn request(&self, items: Vec<AllocationSpec>) -> AllocateBatchRequest {
-        AllocateBatchRequest { session_id: self.id(), request_id: Vec::new(), items }
+        AllocateBatchRequest { session_id: self.id(), items, ..Default::default() }
     }
 
     /// Allocates, maps and says so.

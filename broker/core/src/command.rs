@@ -7,6 +7,8 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantit
 use crate::{
     error::Refusal,
     event::{CallId, ChannelId, Kind, PartRef, Slot, Tier},
+    migration::Cause,
+    time::Time,
     view::{AllocationView, QuotaView, StoredQuotas},
 };
 
@@ -334,6 +336,8 @@ pub enum Notice {
         device: DeviceIndex,
         tier: Tier,
         bytes: Bytes,
+        cause: Cause,
+        began: Time,
     },
     /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
     MoveFailed {
@@ -342,6 +346,8 @@ pub enum Notice {
         device: DeviceIndex,
         tier: Tier,
         bytes: Bytes,
+        cause: Cause,
+        began: Time,
         problem: String,
     },
     /// The same, and nothing is wrong: somebody wants it where it is, or uses it, or it was freed.
@@ -351,6 +357,8 @@ pub enum Notice {
         device: DeviceIndex,
         tier: Tier,
         bytes: Bytes,
+        cause: Cause,
+        began: Time,
     },
     CreateFailed {
         extent: ExtentId,

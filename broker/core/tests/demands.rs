@@ -10,7 +10,7 @@ use broker_core::{
 use vramd_types::{AllocationId, Bytes};
 use world::{
     Client, World, config,
-    moving::{evict, held, mib, tiers},
+    moving::{empty, evict, fill, held, mib, tiers},
     persistent,
     revoking::{answer, part},
     spec,
@@ -22,7 +22,7 @@ fn away_and_filled(mut world: World) -> (World, Client, PartRef, AllocationId) {
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
     world.write(client, part, 7);
     evict(&mut world, part);
-    let filler = world.allocate(client, spec(8)).expect("room");
+    let filler = fill(&mut world, client, spec(8));
     world.pin_call(client, 1, &[part]);
     world.settle();
     assert_eq!(answer(&world, client, 1), None, "there is no room");
@@ -35,8 +35,7 @@ fn what_is_kept_for_its_tenant_is_given_up_for_who_waits() {
     config.devices[0].host = Bytes::mib(8);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(64);
     let (mut world, client, part, filler) = away_and_filled(World::with(config, StoredQuotas::default()));
-    world.call(client, ClientRequest::FreeBatch(vec![filler])).expect("freed");
-    world.settle();
+    empty(&mut world, client, filler);
     assert_eq!((answer(&world, client, 1), world.read(client, part)), (Some(&None), 7));
 }
 
@@ -48,12 +47,12 @@ fn memory_that_could_not_be_made_is_room_for_who_waits() {
     evict(&mut world, part);
     let call = world.start(client, None, ClientRequest::allocate(vec![spec(8)]));
     world.pin_call(client, 1, &[part]);
-    assert_eq!((answer(&world, client, 1), held(&world)), (None, mib(8, 4)));
+    assert_eq!((answer(&world, client, 1), held(&world)), (None, mib(8, 8)));
     let failure = || Some(CreateError::Failed("no".to_owned()));
     world.fail_creates.extend([failure(), failure()]);
     world.settle();
     assert!(matches!(world.replies[&call], Err(Refusal::DriverFailed { .. })));
-    assert_eq!((answer(&world, client, 1), held(&world)), (Some(&None), mib(4, 0)));
+    assert_eq!((answer(&world, client, 1), held(&world)), (Some(&None), mib(4, 4)));
 }
 
 #[test]
@@ -66,7 +65,7 @@ fn who_stands_behind_one_that_gives_up_is_next() {
     let small = part(world.allocate(client, spec(4)).expect("room"), 0);
     evict(&mut world, small);
     let other = world.open_pinning("b");
-    world.allocate(other, spec(4)).expect("room");
+    fill(&mut world, other, spec(4));
     world.pin_call(client, 1, &[large]);
     world.pin_call(client, 2, &[small]);
     world.settle();
@@ -134,7 +133,7 @@ fn what_is_guaranteed_does_not_wait_behind_who_has_no_guarantee() {
         part
     };
     let (theirs, own) = (away(&mut world, lender), away(&mut world, owner));
-    world.allocate(lender, spec(4)).expect("what is guaranteed to nobody");
+    fill(&mut world, lender, spec(4));
     world.pin_call(lender, 1, &[theirs]);
     world.pin_call(owner, 1, &[own]);
     world.settle();
@@ -151,7 +150,7 @@ fn a_tenant_at_its_limit_does_not_overtake_itself() {
         part
     };
     let (large, small) = (away(4), away(2));
-    world.allocate(client, spec(6)).expect("room");
+    fill(&mut world, client, spec(6));
     world.operate(world::set_quota("a", 0, 8)).expect("it is within");
     world.pin_call(client, 1, &[large]);
     world.pin_call(client, 2, &[small]);
@@ -164,7 +163,6 @@ fn who_has_ended_is_waited_for_by_nothing() {
     let (mut world, client, part, filler) = away_and_filled(tiers(8, 16));
     world.frame(client, ClientFrame::PinEnded { call: 1 });
     world.call(client, ClientRequest::Detach(vec![part.allocation])).expect("detached");
-    world.call(client, ClientRequest::FreeBatch(vec![filler])).expect("freed");
-    world.settle();
+    empty(&mut world, client, filler);
     assert_eq!(held(&world), mib(0, 4), "nobody asks for it");
 }

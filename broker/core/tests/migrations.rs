@@ -11,7 +11,7 @@ use broker_core::{
 use vramd_types::Bytes;
 use world::{
     Client, World, config,
-    moving::{evict, held, mib, moved, tier, tiers, to},
+    moving::{empty, evict, fill, held, mib, moved, tier, tiers, to},
     persistent,
     revoking::{answer, part},
     spec,
@@ -29,7 +29,7 @@ fn one_part() -> (World, Client, PartRef) {
 #[test]
 fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
     let (mut world, client, part) = one_part();
-    assert_eq!((held(&world), tier(&world, part)), (mib(4, 0), Tier::Device));
+    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     assert!(matches!(evict(&mut world, part), PartMove::Moved));
     assert!(!world.maps(client, part));
     assert_eq!((held(&world), tier(&world, part)), (mib(0, 4), Tier::Host));
@@ -39,7 +39,7 @@ fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
     assert_eq!(answer(&world, client, 1), None);
     world.settle();
     assert_eq!(answer(&world, client, 1), Some(&None));
-    assert_eq!((world.read(client, part), held(&world), tier(&world, part)), (7, mib(4, 0), Tier::Device));
+    assert_eq!((world.read(client, part), held(&world), tier(&world, part)), (7, mib(4, 4), Tier::Device));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn an_operator_brings_in_what_nobody_asks_for() {
     let (mut world, client, part) = one_part();
     evict(&mut world, part);
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
-    assert_eq!((held(&world), tier(&world, part)), (mib(4, 0), Tier::Device));
+    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     assert!(!world.maps(client, part), "nobody pinned it");
     world.pin_call(client, 1, &[part]);
     world.settle();
@@ -59,13 +59,13 @@ fn what_is_pinned_stays_and_nothing_is_made_for_it() {
     let (mut world, client, part) = one_part();
     world.pin(client, part);
     assert!(matches!(evict(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
-    assert_eq!((held(&world), world.read(client, part)), (mib(4, 0), 7));
+    assert_eq!((held(&world), world.read(client, part)), (mib(4, 4), 7));
     world.unpin(client, part);
     let silent = world.open_pinning("b");
     let theirs = world::revoking::part(world.allocate(silent, spec(4)).expect("room"), 0);
     world.event(Event::ChannelEnded { channel: silent.channel });
     assert!(matches!(evict(&mut world, theirs), PartMove::Silent { .. }));
-    assert_eq!(held(&world), mib(8, 0));
+    assert_eq!(held(&world), mib(8, 8));
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn who_pins_while_it_leaves_has_it_back_at_once() {
         world.pin_call(client, 1, &[part]);
         world.settle();
         assert_eq!(answer(&world, client, 1), Some(&None), "after {steps} steps");
-        assert_eq!((world.read(client, part), held(&world)), (7, mib(4, 0)), "after {steps} steps");
+        assert_eq!((world.read(client, part), held(&world)), (7, mib(4, 4)), "after {steps} steps");
         assert!(world.replies.contains_key(&call), "after {steps} steps");
     }
 }
@@ -94,7 +94,7 @@ fn a_copy_that_fails_leaves_the_source() {
     assert!(
         matches!(evict(&mut world, part), PartMove::Failed { problem } if problem == "a cable was pulled")
     );
-    assert_eq!((held(&world), tier(&world, part)), (mib(4, 0), Tier::Device));
+    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     evict(&mut world, part);
     world.fail_copies.push_back(Some("again".to_owned()));
     world.pin_call(client, 1, &[part]);
@@ -191,7 +191,7 @@ fn who_wants_what_finds_no_room_waits_in_the_order_of_asking() {
         evict(&mut world, part);
         parts.push(part);
     }
-    let filler: Vec<_> = (0..2).map(|_| world.allocate(clients[0], spec(4)).expect("room")).collect();
+    let filler: Vec<_> = (0..2).map(|_| fill(&mut world, clients[0], spec(4))).collect();
     for (at, client) in clients.iter().enumerate() {
         world.pin_call(*client, 1, &[parts[at]]);
     }
@@ -199,15 +199,13 @@ fn who_wants_what_finds_no_room_waits_in_the_order_of_asking() {
     let answered =
         |world: &World| clients.iter().map(|client| answer(world, *client, 1).is_some()).collect::<Vec<_>>();
     assert_eq!(answered(&world), [false, false, false]);
-    world.call(clients[0], ClientRequest::FreeBatch(vec![filler[0]])).expect("freed");
-    world.settle();
+    empty(&mut world, clients[0], filler[0]);
     assert_eq!(answered(&world), [true, false, false]);
     // Who gives up loses its place.
     world.frame(clients[1], ClientFrame::PinEnded { call: 1 });
-    world.call(clients[0], ClientRequest::FreeBatch(vec![filler[1]])).expect("freed");
-    world.settle();
+    empty(&mut world, clients[0], filler[1]);
     assert_eq!(answered(&world), [true, false, true]);
-    assert_eq!((world.read(clients[2], parts[2]), held(&world)), (3, mib(8, 4)));
+    assert_eq!((world.read(clients[2], parts[2]), held(&world)), (3, mib(8, 12)));
 }
 
 #[test]

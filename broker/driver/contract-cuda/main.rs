@@ -4,12 +4,15 @@
 //! contract-cuda [--library PATH] [--nvml PATH] [--params PATH] [--device UUID]... [--json FILE] [PART OF A NAME]...
 //! ```
 //!
+//! Without a part of a name, or with `pinning`, it also measures what pinning memory of the host ahead of need takes.
+//!
 //! Ends with 0 where no case failed, with 1 where one did, with 2 where the suite could not run.
 #![allow(clippy::print_stdout, reason = "it reports to people")]
 
 mod arguments;
 mod harness;
 mod importer;
+mod pinning;
 mod report;
 #[path = "../tests/importer/wire.rs"]
 mod wire;
@@ -32,7 +35,18 @@ fn main() -> ExitCode {
         Err(problem) => return cannot(&problem),
     };
     println!("{}", harness.facts_text());
-    match report::run(&harness, &harness.facts_json(), &arguments.only, arguments.json.as_deref()) {
+    let mut facts = harness.facts_json();
+    // Unless only some cases are wanted.
+    if arguments.only.is_empty() || arguments.only.iter().any(|part| part == "pinning") {
+        match pinning::measure(&harness) {
+            Ok((figures, text)) => {
+                println!("{text}");
+                facts["pinning"] = figures;
+            }
+            Err(problem) => return cannot(&problem),
+        }
+    }
+    match report::run(&harness, &facts, &arguments.only, arguments.json.as_deref()) {
         Ok(failed) => ExitCode::from(u8::from(failed > 0)),
         Err(problem) => cannot(&problem),
     }

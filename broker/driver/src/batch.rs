@@ -3,7 +3,10 @@
 //! A completion wakes whoever waits for it, and a wake costs about as much as making an extent. So what a thread finds
 //! in its queue it does first, up to a bound, and tells afterwards.
 
-use std::{iter, sync::mpsc::Receiver};
+use std::{
+    iter,
+    sync::mpsc::{Receiver, TryRecvError},
+};
 
 use crate::Completion;
 
@@ -14,14 +17,37 @@ const TOLD_TOGETHER_MAX: usize = 16;
 /// Until nobody can send any more. What `work` has no completion for is told by somebody else.
 pub(crate) fn run<T>(
     queue: &Receiver<T>,
-    mut work: impl FnMut(T) -> Option<Completion>,
+    work: impl FnMut(T) -> Option<Completion>,
     tell: impl Fn(Completion),
 ) {
-    while let Ok(first) = queue.recv() {
+    run_filling(queue, work, tell, || false);
+}
+
+/// The same, and when nothing is in the queue it fills.
+pub(crate) fn run_filling<T>(
+    queue: &Receiver<T>,
+    mut work: impl FnMut(T) -> Option<Completion>,
+    tell: impl Fn(Completion),
+    mut fill: impl FnMut() -> bool,
+) {
+    while let Some(first) = next(queue, &mut fill) {
         let mut done = Vec::with_capacity(TOLD_TOGETHER_MAX);
         let ready = iter::once(first).chain(queue.try_iter());
         done.extend(ready.take(TOLD_TOGETHER_MAX).filter_map(&mut work));
         done.into_iter().for_each(&tell);
+    }
+}
+
+/// What comes next, or nothing once nobody can send any more. As long as nothing is there `fill` does a piece of what
+/// can wait, and says whether it did: so nobody waits for more than one of them, an end neither.
+pub(crate) fn next<T>(queue: &Receiver<T>, mut fill: impl FnMut() -> bool) -> Option<T> {
+    loop {
+        match queue.try_recv() {
+            Ok(first) => return Some(first),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if fill() => {}
+            Err(TryRecvError::Empty) => return queue.recv().ok(),
+        }
     }
 }
 
@@ -32,6 +58,25 @@ mod tests {
     use vramd_types::ExtentId;
 
     use super::*;
+
+    #[test]
+    fn filling_yields_to_orders_and_to_the_end() {
+        let (sender, queue) = channel();
+        sender.send(1).unwrap();
+        let mut filled = 0;
+        assert_eq!(next(&queue, || panic!("an order is there")), Some(1));
+        let fill = || {
+            filled += 1;
+            if filled == 3 {
+                sender.send(2).unwrap();
+            }
+            true
+        };
+        assert_eq!(next(&queue, fill), Some(2));
+        assert_eq!(filled, 3);
+        drop(sender);
+        assert_eq!(next(&queue, || panic!("nobody waits for more")), None);
+    }
 
     #[test]
     fn what_waits_is_told_together_and_in_order_and_nothing_waits_for_more() {

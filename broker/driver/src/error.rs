@@ -20,11 +20,13 @@ pub enum DriverError {
 /// What stood in the way of memory of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostLimit {
-    /// All that a simulated host was configured to have.
+    /// All that was configured.
     Capacity(Bytes),
     /// So much the kernel could give without swapping.
     Free(Bytes),
-    /// What the process may lock, `RLIMIT_MEMLOCK`, which is less than was asked.
+    /// So much its cgroup leaves.
+    Cgroup(Bytes),
+    /// What the process may lock, `RLIMIT_MEMLOCK`, which is less than it would have then.
     Locked(Bytes),
     /// The kernel or the driver has no more to pin.
     Pinned,
@@ -35,6 +37,7 @@ impl fmt::Display for HostLimit {
         match self {
             Self::Capacity(bytes) => write!(f, "its capacity is {} bytes", bytes.get()),
             Self::Free(bytes) => write!(f, "{} bytes of it are free", bytes.get()),
+            Self::Cgroup(bytes) => write!(f, "its cgroup's limit leaves {} bytes", bytes.get()),
             Self::Locked(bytes) => write!(f, "RLIMIT_MEMLOCK is {} bytes", bytes.get()),
             Self::Pinned => f.write_str("no more can be pinned"),
         }

@@ -21,6 +21,7 @@ mod digest;
 mod error;
 mod handle;
 mod place;
+mod pool;
 pub mod sim;
 mod threads;
 
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
 pub use error::{CopyError, DriverError, HostLimit};
-pub use handle::Handle;
+pub use handle::{Handle, SharedFd};
 
 /// One GPU, MIG instance or simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,15 +54,22 @@ pub enum ExtentKind {
 }
 
 /// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy), is answered by exactly one
-/// [`Completion`] that names the same extent, copy, ticket or device; completions come in any order.
+/// [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any order.
 #[derive(Debug)]
 pub enum Submission {
     /// Makes an extent of zeroed memory. The id is new; the size is a multiple of 2 MiB.
     Create { extent: ExtentId, device: DeviceIndex, size: Bytes, kind: ExtentKind },
-    /// Makes an extent of zeroed and pinned memory of the host. Answered like [`Create`](Self::Create); the id is new,
-    /// the size is a multiple of 2 MiB. Pinning takes its time (about a second for 5 GiB), and holds up nothing that
-    /// concerns devices.
-    CreateHost { extent: ExtentId, node: HostNode, size: Bytes },
+    /// Makes an extent of pinned memory of the host. Answered like [`Create`](Self::Create); the id is new, the size
+    /// is a multiple of 2 MiB. Unless it is to be zeroed it may hold old bytes of anybody: the caller writes all of it
+    /// before it lets anybody read it or have its handle. Pinning takes its time (about a second for 5 GiB), and holds
+    /// up nothing that concerns devices.
+    CreateHost { extent: ExtentId, node: HostNode, size: Bytes, zeroed: bool },
+    /// From now on there is at most so much memory of that node, what is kept and what extents have. What is released
+    /// is kept for extents of the same size to come, unless anybody has asked for its descriptor. What finds no room
+    /// beside it has kept memory given up; what is missing is pinned ahead of need, in the background, in pieces of
+    /// this size. So many pieces are kept at most, each of which has a descriptor. Answered once there is no room for
+    /// another piece, or no memory for it; asked for once for each node, before anything is made there.
+    KeepHost { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
     /// Copies the first bytes of one extent onto the first of another. Those from the host to a device, from a device
     /// to the host, and from a device to any device are done in the order of their submission, each of these apart from
     /// the others and for each device. The caller sees to it that nobody else uses the bytes meanwhile. The id is new.
@@ -114,6 +122,12 @@ pub enum Completion {
         unbrokered: Bytes,
         contexts: u32,
     },
+    /// So much is kept now; or that nothing more can be, nor will be tried, and why.
+    HostKept {
+        node: HostNode,
+        kept: Bytes,
+        problem: Option<DriverError>,
+    },
     /// The driver cannot go on: a context of its own is poisoned, say. Nothing more is answered; memory that other
     /// processes map stays theirs. Answers nothing.
     Lost {
@@ -124,7 +138,8 @@ pub enum Completion {
 /// Where completions go. Called from the driver's threads; must not block.
 pub type Sink = Arc<dyn Fn(Completion) + Send + Sync>;
 
-/// A driver. Dropping it ends its threads after what was submitted is done; memory that other processes map lives on.
+/// A driver. Dropping it ends its threads after what was submitted is done, but for memory that is pinned ahead of need:
+/// of that no more is; memory that other processes map lives on.
 pub trait Driver: Send + Sync + std::fmt::Debug {
     /// `sim` or `cuda`.
     fn name(&self) -> &'static str;

@@ -30,6 +30,7 @@ fn passes(fake: &Fake, only: &[&str]) -> String {
 fn with_one_device() {
     let text = passes(&Fake::new(), &[]);
     assert!(text.contains("scrub certain, context listed by NVML"), "{text}");
+    assert!(text.contains("pinned ahead: 1024 MiB in "), "{text}");
     let apart = text.lines().filter(|line| line.contains("not applicable")).count();
     assert_eq!(apart, 12, "exact capacity, several devices and faults are not to be had here:\n{text}");
 }
@@ -55,7 +56,7 @@ fn where_memory_is_not_zero_and_processes_are_not_listed() {
 fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
     let text = passes(
         &Fake::new().says("attribute.141 = 0"),
-        &["host::", "every_direction", "both_directions", "dropped"],
+        &["host::", "kept::", "every_direction", "both_directions", "dropped"],
     );
     assert!(text.contains("memory of the host: registered memfds"), "{text}");
 }

@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_map_carries_its_handles_in_order() {
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let handle = Handle::Memfd(Arc::new(memfd));
+        let handle = Handle::Memfd(Arc::new(memfd.into()));
         let known = |extent: ExtentId| (extent.get() < 10).then(|| handle.clone());
         let context = Context { devices: &[], features: 0, word_table: None, handle: &known };
         let part = |extent| MapPart {
@@ -319,7 +319,7 @@ mod tests {
         let device = v1::Device { uuid: "GPU-1".into(), index: 1, name: "sim".into() };
         let devices = [v1::Device::default(), device.clone()];
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let table = Handle::Memfd(Arc::new(memfd));
+        let table = Handle::Memfd(Arc::new(memfd.into()));
         let context = Context { devices: &devices, features: 2, word_table: Some(&table), handle: &none };
         let welcome = DaemonFrame::Welcome {
             session: SessionId::from_raw(5),

@@ -36,10 +36,10 @@ use tokio::sync::Notify;
 
 pub use listener::{Settings, serve};
 pub use words::Asked;
+pub(crate) use words::{Use, Words};
 
 use outbox::Outbox;
 use socket::Socket;
-use words::Words;
 
 /// A frame on its way to a client, with the handles whose descriptors travel in the same packet.
 #[derive(Debug)]
@@ -139,6 +139,13 @@ impl Channels {
     /// The slot will serve another part.
     pub fn forget_word(&self, channel: ChannelId, slot: Slot) -> Result<(), String> {
         self.with_words(channel, |words| words.forget(slot)).unwrap_or(Ok(()))
+    }
+
+    /// Looks at the words of a channel. `None` once it has ended, or where it has none.
+    pub(crate) fn look<T>(&self, channel: ChannelId, look: impl FnOnce(&Words) -> T) -> Option<T> {
+        let entry = self.entry(channel)?;
+        let words = entry.words.as_ref().filter(|_| !entry.channel_over.load(Ordering::SeqCst))?;
+        Some(look(words))
     }
 
     fn with_words<T>(&self, channel: ChannelId, act: impl FnOnce(&Words) -> T) -> Option<T> {

@@ -162,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn the_most_descriptors_arrive_in_one_packet() {
         let (ours, theirs) = pair();
-        let memfd = Arc::new(memfd_create("socket-test", MemfdFlags::CLOEXEC).unwrap());
+        let memfd = Arc::new(memfd_create("socket-test", MemfdFlags::CLOEXEC).unwrap().into());
         let handles = vec![Handle::Memfd(memfd); FDS_PER_PACKET_MAX];
         ours.send(&OutFrame { bytes: b"map".to_vec(), handles: handles.clone() }).await.unwrap();
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];

@@ -25,6 +25,7 @@ use crate::{
     reactor::{InboxLimits, Message, inbox},
 };
 
+mod harvest;
 mod words;
 
 /// Longest that a test waits for what must come.
@@ -282,7 +283,8 @@ async fn a_client_that_does_not_read_loses_its_channel_alone() {
     let lively = daemon.connect();
     lively.send(&hello_packet());
     let (other, _) = daemon.hello().await;
-    let memfd = Arc::new(rustix::fs::memfd_create("stalled", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let memfd = rustix::fs::memfd_create("stalled", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let memfd: Arc<broker_driver::SharedFd> = Arc::new(memfd.into());
     let frame =
         || OutFrame { bytes: vec![1; 60_000], handles: vec![broker_driver::Handle::Memfd(memfd.clone())] };
     for _ in 0..200 {
@@ -388,7 +390,8 @@ async fn what_a_child_can_still_receive_keeps_its_process_from_being_over() {
     let mut daemon = Daemon::start();
     let mut process = Process::start(&daemon);
     let (channel, _) = daemon.hello().await;
-    let memfd = Arc::new(rustix::fs::memfd_create("inherited", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let memfd =
+        Arc::new(rustix::fs::memfd_create("inherited", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into());
     let handles = vec![broker_driver::Handle::Memfd(memfd)];
     daemon.channels.send(channel, OutFrame { bytes: b"take it".to_vec(), handles });
     let entry = daemon.channels.entry(channel).unwrap();

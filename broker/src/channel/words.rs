@@ -3,23 +3,22 @@
 use std::{
     io,
     num::NonZeroUsize,
-    os::fd::OwnedFd,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use broker_core::Slot;
-use broker_driver::Handle;
+use broker_driver::{Handle, SharedFd};
 use vramd_proto::channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, bytes_for};
 
 use crate::platform::shared_memory::{SharedMemory, close_to_writers};
 
 #[derive(Debug)]
-pub(super) struct Words {
+pub(crate) struct Words {
     table: Daemon<SharedMemory>,
     slots: u32,
     /// Until the client has mapped it.
-    fd: Mutex<Option<Arc<OwnedFd>>>,
+    fd: Mutex<Option<Arc<SharedFd>>>,
 }
 
 /// What came of asking for one word.
@@ -32,17 +31,25 @@ pub enum Asked {
     Leaving,
 }
 
+/// What a word says of its part's use: how often it was used, and whether it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    /// Counted by the client, and wraps.
+    pub(crate) uses: u32,
+    pub(crate) pinned: bool,
+}
+
 impl Words {
-    pub(super) fn create(slots: u32) -> io::Result<Self> {
+    pub(crate) fn create(slots: u32) -> io::Result<Self> {
         let words = usize::try_from(bytes_for(slots) / 8).ok().and_then(NonZeroUsize::new);
         let (memory, fd) = SharedMemory::create("vramd-words", words.ok_or(io::ErrorKind::OutOfMemory)?)?;
         let header = Header { major: PROTOCOL_MAJOR, minor: PROTOCOL_MINOR, features: FEATURES, slots };
         let table = Daemon::create(memory, header).map_err(io::Error::other)?;
-        Ok(Self { table, slots, fd: Mutex::new(Some(Arc::new(fd))) })
+        Ok(Self { table, slots, fd: Mutex::new(Some(Arc::new(fd.into()))) })
     }
 
     /// What the client maps it by, while it has not.
-    pub(super) fn handle(&self) -> Option<Handle> {
+    pub(crate) fn handle(&self) -> Option<Handle> {
         self.fd.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Handle::Memfd)
     }
 
@@ -83,6 +90,20 @@ impl Words {
     /// The slot will serve another part.
     pub(super) fn forget(&self, slot: Slot) -> Result<(), String> {
         self.slot(slot)?.collect_written().map(drop).map_err(impossible)
+    }
+
+    /// By plain loads. The error says what no honest client writes.
+    pub(crate) fn in_use(&self, slot: Slot) -> Result<Use, String> {
+        let slot = self.slot(slot)?;
+        let (State::Resident { pins } | State::Revoking { pins }) = slot.state().map_err(impossible)? else {
+            return Ok(Use { uses: slot.touched().uses, pinned: false });
+        };
+        Ok(Use { uses: slot.touched().uses, pinned: pins > 0 })
+    }
+
+    /// How often the parts were used whose words were there so far.
+    pub(crate) fn uses(&self, slot: Slot) -> Option<u32> {
+        Some(self.table.slot(slot.0)?.touched().uses)
     }
 
     fn slot(&self, slot: Slot) -> Result<DaemonSlot<'_>, String> {

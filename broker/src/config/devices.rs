@@ -5,7 +5,7 @@ use std::path::Path;
 use broker_core::DeviceConfig;
 use broker_driver::{
     DeviceInfo,
-    sim::{Effect, Fault, Operation, SimConfig},
+    sim::{Effect, Fault, LinkSpeed, Operation, SimConfig},
 };
 use thiserror::Error;
 use vramd_types::Bytes;
@@ -54,6 +54,10 @@ impl SimDevices<'_> {
         };
         SimConfig {
             devices: self.sim.devices.iter().enumerate().map(device).collect(),
+            link: LinkSpeed {
+                to_device: self.sim.link_to_device.get(),
+                to_host: self.sim.link_to_host.get(),
+            },
             faults: self.sim.faults.iter().map(fault).collect(),
             ..SimConfig::default()
         }

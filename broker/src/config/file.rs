@@ -84,6 +84,12 @@ pub enum DriverKind {
 pub struct Sim {
     #[serde(deserialize_with = "some_devices")]
     pub devices: Vec<SimDevice>,
+    /// Bytes a second from the host to each device; 0 is as many as the machine can.
+    #[serde(deserialize_with = "quantity::bytes")]
+    pub link_to_device: Bytes,
+    /// And from each device to the host.
+    #[serde(deserialize_with = "quantity::bytes")]
+    pub link_to_host: Bytes,
     pub faults: Vec<SimFault>,
     pub revocations: Vec<SimRevocation>,
 }
@@ -91,7 +97,13 @@ pub struct Sim {
 impl Default for Sim {
     fn default() -> Self {
         let device = SimDevice { memory: Bytes::gib(16), name: None, uuid: None };
-        Self { devices: vec![device], faults: vec![], revocations: vec![] }
+        Self {
+            devices: vec![device],
+            link_to_device: Bytes::ZERO,
+            link_to_host: Bytes::ZERO,
+            faults: vec![],
+            revocations: vec![],
+        }
     }
 }
 
@@ -235,6 +247,9 @@ pub struct Memory {
     /// For each device, what of the host's memory its parts may move to.
     #[serde(deserialize_with = "quantity::bytes")]
     pub host_size: Bytes,
+    /// How often it is looked at what clients use, where there is a host tier.
+    #[serde(rename = "harvest_ms", deserialize_with = "harvest")]
+    pub harvest: Duration,
 }
 
 impl Default for Memory {
@@ -246,6 +261,7 @@ impl Default for Memory {
             sessions_reserved: 8,
             part_size: Bytes::mib(256),
             host_size: Bytes::ZERO,
+            harvest: Duration::from_millis(100),
         }
     }
 }
@@ -299,6 +315,18 @@ impl Default for DefaultQuota {
 
 fn quantity_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quantity, D::Error> {
     QuantityText::deserialize(deserializer).map(|text| text.0)
+}
+
+/// Whoever chooses what leaves a device is to know what was used in this minute.
+const HARVEST_MS_MAX: u64 = 60_000;
+
+fn harvest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    match u64::deserialize(deserializer)? {
+        millis @ 1..=HARVEST_MS_MAX => Ok(Duration::from_millis(millis)),
+        millis => {
+            Err(de::Error::custom(format!("{millis} ms is not above 0 and at most {HARVEST_MS_MAX} ms")))
+        }
+    }
 }
 
 fn some_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SimDevice>, D::Error> {

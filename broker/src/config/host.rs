@@ -1,7 +1,10 @@
 //! What the configuration takes of the host's memory, and whether the machine has it.
 
+use std::collections::BTreeMap;
+
+use broker_driver::Submission;
 use thiserror::Error;
-use vramd_types::Bytes;
+use vramd_types::{Bytes, HostNode};
 
 use super::Memory;
 use crate::platform::host::Host;
@@ -22,6 +25,27 @@ pub fn host_total(memory: &Memory, devices: usize) -> Bytes {
     Bytes::checked_sum(std::iter::repeat_n(memory.host_size, devices)).unwrap_or(Bytes::MAX)
 }
 
+/// Has the driver keep that much of each node, for the devices near it, in parts of the usual size. All together keep so
+/// many pieces at most.
+pub fn keep_host(
+    memory: &Memory,
+    near: impl Iterator<Item = HostNode>,
+    pieces_max: usize,
+) -> Vec<Submission> {
+    let mut nodes: BTreeMap<HostNode, usize> = BTreeMap::new();
+    for node in near.filter(|_| !memory.host_size.is_zero()) {
+        *nodes.entry(node).or_default() += 1;
+    }
+    let pieces_max = pieces_max / nodes.len().max(1);
+    let keep = |(node, devices): (&HostNode, &usize)| Submission::KeepHost {
+        node: *node,
+        size: host_total(memory, *devices),
+        piece: memory.part_size,
+        pieces_max,
+    };
+    nodes.iter().map(keep).collect()
+}
+
 /// What can be said before any of it is taken. What is free at the time is not looked at: it may be more or less later.
 pub fn check_host(memory: &Memory, devices: usize, host: Host) -> Result<(), HostTooSmall> {
     let asked = host_total(memory, devices);
@@ -37,6 +61,22 @@ pub fn check_host(memory: &Memory, devices: usize, host: Host) -> Result<(), Hos
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_node_keeps_for_the_devices_near_it() {
+        let memory = Memory { host_size: Bytes::gib(4), part_size: Bytes::mib(64), ..Memory::default() };
+        let near = || [HostNode(1), HostNode(0), HostNode(1)].into_iter();
+        let kept: Vec<_> = keep_host(&memory, near(), 100)
+            .into_iter()
+            .map(|it| match it {
+                Submission::KeepHost { node, size, piece, pieces_max } => (node.0, size, piece, pieces_max),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let piece = Bytes::mib(64);
+        assert_eq!(kept, [(0, Bytes::gib(4), piece, 50), (1, Bytes::gib(8), piece, 50)]);
+        assert!(keep_host(&Memory::default(), near(), 100).is_empty(), "there is no host tier");
+    }
 
     #[test]
     fn what_the_machine_has_not_is_refused_with_its_figures() {

@@ -20,7 +20,7 @@ pub use file::{
     Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
     SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
 };
-pub use host::{HostTooSmall, check_host, host_total};
+pub use host::{HostTooSmall, check_host, host_total, keep_host};
 pub use limits::Limits;
 pub use quantity::QuantityText;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};

@@ -79,6 +79,8 @@ fn what_is_said_is_read() {
         log_format = "json"
         [driver]
         kind = "sim"
+        [driver.sim]
+        link_to_host = "64MiB"
         [[driver.sim.devices]]
         memory = 1073741824
         [[driver.sim.faults]]
@@ -94,6 +96,7 @@ fn what_is_said_is_read() {
         devices = ["0"]
         device_share = "90%"
         part_size = "2MiB"
+        harvest_ms = 60000
         [quota.default]
         limit = "1.5GiB"
         [[tenants]]
@@ -112,6 +115,8 @@ fn what_is_said_is_read() {
     .unwrap();
     assert_eq!(config.daemon.operators, Some(vec![1000]));
     assert_eq!(config.driver.sim.devices[0].memory, Bytes::gib(1));
+    let sim = &config.driver.sim;
+    assert_eq!((sim.link_to_device, sim.link_to_host), (Bytes::ZERO, Bytes::mib(64)));
     let fault = &config.driver.sim.faults[0];
     assert_eq!((fault.nth, fault.count, &fault.effect), (3, 1, &SimEffect::Delay(Duration::from_millis(50))));
     let nth = 2.try_into().unwrap();
@@ -119,6 +124,7 @@ fn what_is_said_is_read() {
     assert_eq!(config.driver.sim.revocations, [revocation]);
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
+    assert_eq!(config.memory.harvest, Duration::from_secs(60));
     assert_eq!(config.quota.default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
     assert_eq!(config.tenants[0].0.tenant, "pods");
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
@@ -146,6 +152,8 @@ fn every_complaint_names_line_column_and_field() {
         ("[memory]\ndevices = []\n", 2, 11, "memory.devices", "expected \"all\""),
         ("[memory]\ndevices = 0\n", 2, 11, "memory.devices", "expected \"all\""),
         ("[driver]\nkind = \"rocm\"\n", 2, 8, "driver.kind", "unknown variant `rocm`"),
+        ("[memory]\nharvest_ms = 0\n", 2, 14, "memory.harvest_ms", "at most 60000 ms"),
+        ("[memory]\nharvest_ms = 60001\n", 2, 14, "memory.harvest_ms", "not above 0"),
         ("[limits]\nhello_timeout_ms = 0\n", 2, 20, "limits.hello_timeout_ms", "at once"),
         ("[limits]\nsessions_max = 0\n", 2, 16, "limits.sessions_max", "nothing through"),
         ("[limits]\nsessions_max = -1\n", 2, 16, "limits.sessions_max", "invalid value"),

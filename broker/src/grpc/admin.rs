@@ -1,5 +1,7 @@
 //! `AdminService`: what operators ask for. Each method first asks whether the caller is one.
 
+mod moves;
+
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
 use broker_core::{Broker, Event, OperatorRequest, Refusal, Reply, RequestKey, SessionState, Target};
@@ -20,6 +22,7 @@ use super::{
 };
 use crate::{
     events::{Events, NoWatch, Watch},
+    moves::Moves,
     reactor::Inbox,
     telemetry::Telemetry,
 };
@@ -39,6 +42,7 @@ pub struct NodeFacts {
 pub(super) struct Admin {
     inbox: Inbox,
     events: Events,
+    moves: Moves,
     operators: Arc<BTreeSet<u32>>,
     facts: Arc<NodeFacts>,
     telemetry: Telemetry,
@@ -48,11 +52,12 @@ impl Admin {
     pub(super) fn new(
         inbox: Inbox,
         events: Events,
+        moves: Moves,
         operators: BTreeSet<u32>,
         facts: NodeFacts,
         telemetry: Telemetry,
     ) -> Self {
-        Self { inbox, events, operators: Arc::new(operators), facts: Arc::new(facts), telemetry }
+        Self { inbox, events, moves, operators: Arc::new(operators), facts: Arc::new(facts), telemetry }
     }
 
     fn operator<T>(&self, request: &Request<T>) -> Result<Operator, Status> {
@@ -292,6 +297,30 @@ impl AdminService for Admin {
             })),
             other => Err(status::wrong_reply("MoveParts", &other)),
         }
+    }
+
+    async fn list_waits(
+        &self,
+        request: Request<v1::ListWaitsRequest>,
+    ) -> Result<Response<v1::ListWaitsResponse>, Status> {
+        self.operator(&request)?;
+        self.waits(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn cancel_wait(
+        &self,
+        request: Request<v1::CancelWaitRequest>,
+    ) -> Result<Response<v1::CancelWaitResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.cancel(operator, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_moves(
+        &self,
+        request: Request<v1::ListMovesRequest>,
+    ) -> Result<Response<v1::ListMovesResponse>, Status> {
+        self.operator(&request)?;
+        self.moving(request.into_inner()).await.map(Response::new)
     }
 
     async fn get_node(

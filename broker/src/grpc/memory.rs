@@ -3,7 +3,7 @@
 //! A method here reads the caller from the socket, turns its request into the core's words, and waits for the
 //! answer. Whether the session is the caller's, and everything else, the core decides.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use broker_core::{Broker, ClientRequest, Event, Refusal, Reply, RequestKey};
 use tonic::{Request, Response, Status, async_trait};
@@ -25,12 +25,14 @@ use crate::{reactor::Inbox, telemetry::Telemetry};
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     inbox: Inbox,
+    /// No call takes longer.
+    call_timeout: Duration,
     telemetry: Telemetry,
 }
 
 impl Memory {
-    pub(super) fn new(inbox: Inbox, telemetry: Telemetry) -> Self {
-        Self { inbox, telemetry }
+    pub(super) fn new(inbox: Inbox, call_timeout: Duration, telemetry: Telemetry) -> Self {
+        Self { inbox, call_timeout, telemetry }
     }
 
     async fn submit(
@@ -82,7 +84,9 @@ impl MemoryService for Memory {
         tracing::debug!(items, "batch decoded");
         let (caller, message, session, key) = opened!(request);
         let specs = convert::specs(message.items).map_err(|refusal| refused(&refusal))?;
-        match self.submit(caller, session, key, ClientRequest::allocate(specs)).await? {
+        let wait = convert::wait(message.wait_ms, self.call_timeout).map_err(|refusal| refused(&refusal))?;
+        let batch = ClientRequest::AllocateBatch { items: specs, wait };
+        match self.submit(caller, session, key, batch).await? {
             Reply::Allocated(views) => {
                 let allocations =
                     views.into_iter().map(|view| view::allocation(view, For::Clients)).collect();

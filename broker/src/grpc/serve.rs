@@ -22,7 +22,7 @@ use super::{
     observe::ObserveLayer,
     open_calls::OpenCalls,
 };
-use crate::{events::Events, reactor::Inbox, telemetry::Telemetry};
+use crate::{events::Events, moves::Moves, reactor::Inbox, telemetry::Telemetry};
 
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
@@ -55,6 +55,7 @@ pub struct Settings {
     pub connections_per_uid_max: usize,
     /// Each call is told to it.
     pub telemetry: Telemetry,
+    pub moves: Moves,
     pub facts: NodeFacts,
 }
 
@@ -79,11 +80,12 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let health = HealthReporter::new();
     report(&health, ServingStatus::Serving).await;
-    let memory = Memory::new(inbox.clone(), settings.telemetry.clone());
+    let memory = Memory::new(inbox.clone(), settings.call_timeout, settings.telemetry.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
     let admin = Admin::new(
         inbox,
         events.clone(),
+        settings.moves.clone(),
         settings.operators.clone(),
         settings.facts.clone(),
         settings.telemetry.clone(),

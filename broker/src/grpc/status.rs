@@ -113,6 +113,9 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
             let name = format!("{tenant}/{device}");
             details.set_resource_info("vramd.v1.Quota", cut(&name, FACT_BYTES_MAX), "", message);
         }
+        R::WaitNotFound { wait } => {
+            details.set_resource_info("vramd.v1.Wait", wait.to_string(), "", message);
+        }
         R::NameTaken { name } => {
             details.set_resource_info("vramd.v1.Allocation", cut(name, FACT_BYTES_MAX), "", message);
         }
@@ -148,7 +151,6 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::Raced { .. }
         | R::PinStalled { .. }
         | R::WaitCancelled { .. }
-        | R::WaitNotFound { .. }
         | R::KindUnsupported { .. }
         | R::TierUnsupported { .. }
         | R::InvariantBroken { .. } => {}

@@ -45,6 +45,7 @@ fn served(operators: &[u32]) -> Served {
         call_timeout: Duration::from_secs(300),
         connections_per_uid_max: 4,
         telemetry: crate::telemetry::Telemetry::default(),
+        moves: crate::moves::tests::moves(),
         facts: NodeFacts {
             version: "1.2.3".to_owned(),
             driver: "sim".to_owned(),
@@ -235,6 +236,46 @@ async fn an_operator_is_known_by_uid() {
     let Event::Operator { uid, request: OperatorRequest::Drain { draining }, .. } = event else { panic!() };
     assert_eq!((uid, draining), (own_uid(), false));
     assert_eq!(call.await.unwrap().unwrap().into_inner().session_count, 3);
+}
+
+#[tokio::test]
+async fn a_batch_waits_as_long_as_it_says() {
+    let mut served = served(&[]);
+    let mut memory = served.memory().await;
+    let batch = v1::AllocateBatchRequest {
+        session_id: 5,
+        items: vec![v1::AllocationSpec { size_bytes: 1, unheld: true, ..Default::default() }],
+        wait_ms: 1500,
+        ..Default::default()
+    };
+    let too_long = v1::AllocateBatchRequest { wait_ms: 300_000, ..batch.clone() };
+    let refused = memory.allocate_batch(too_long).await.unwrap_err();
+    assert_eq!(refused.get_error_details().error_info().unwrap().metadata["field"], "wait_ms");
+
+    let call = tokio::spawn(async move { memory.allocate_batch(batch).await });
+    let event = served.answer(Err(Refusal::WaitCancelled { wait: 9 })).await;
+    let Event::Client { request: ClientRequest::AllocateBatch { items, wait }, .. } = event else { panic!() };
+    assert_eq!((wait, items[0].unheld), (Duration::from_millis(1500), true));
+    let status = call.await.unwrap().unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Aborted, "WAIT_CANCELLED"));
+}
+
+#[tokio::test]
+async fn an_operator_ends_a_wait() {
+    let mut served = served(&[own_uid()]);
+    let mut admin = served.admin().await;
+    let cancel = v1::CancelWaitRequest { request_id: vec![3; 16], wait_id: 9 };
+    let call = tokio::spawn(async move { admin.cancel_wait(cancel).await });
+    let event = served.answer(Ok(Reply::WaitCancelled)).await;
+    let Event::Operator { request: OperatorRequest::CancelWait { wait: 9 }, key: Some(_), .. } = event else {
+        panic!("{event:?}")
+    };
+    call.await.unwrap().unwrap();
+    let mut admin = served.admin().await;
+    let page = v1::ListMovesRequest { page_token: "x".to_owned(), ..Default::default() };
+    assert_eq!(reason(&admin.list_moves(page).await.unwrap_err()), "REQUEST_INVALID");
+    let page = v1::ListWaitsRequest { page_size: 1001, ..Default::default() };
+    assert_eq!(reason(&admin.list_waits(page).await.unwrap_err()), "REQUEST_INVALID");
 }
 
 /// A process that connects and hands its connection on.

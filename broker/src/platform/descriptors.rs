@@ -45,6 +45,17 @@ impl Descriptors {
         usize::try_from(share.min(room).max(1)).unwrap_or(usize::MAX)
     }
 
+    /// How many pieces of the host's memory may be kept that no extent has, a descriptor each.
+    pub fn pieces_max(&self) -> usize {
+        usize::try_from(self.limit / 8).unwrap_or(usize::MAX)
+    }
+
+    /// As if so many more were open.
+    #[must_use]
+    pub fn beside(self, more: usize) -> Self {
+        Self { open: self.open.saturating_add(more as u64), ..self }
+    }
+
     /// How many descriptors can be in flight: the kernel takes as many of one user as it may have open, and fails
     /// every send after that.
     pub fn in_flight_max(&self) -> usize {
@@ -84,6 +95,8 @@ mod tests {
         assert_eq!(extents_max(1_048_576, 30), 786_432);
         assert_eq!(extents_max(256, 30), 162);
         assert_eq!(extents_max(64, 30), 1);
+        let with_host = Descriptors { limit: 256, open: 30 };
+        assert_eq!((with_host.pieces_max(), with_host.beside(32).extents_max()), (32, 130));
         assert_eq!(Descriptors { limit: 1024, open: 30 }.in_flight_max(), 512);
     }
 

@@ -10,13 +10,17 @@ use broker_core::{
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
-use vramd_types::{AllocationId, Bytes, CopyId, DeviceIndex, ExtentId, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, HostNode, SessionId};
 
-use super::{calls::Calls, extents::Extents, inbox::Inbox, notice::Notices, revoker::Revoker};
+use super::{
+    calls::Calls, copies::Copies, extents::Extents, inbox::Inbox, notice::Notices, revoker::Revoker,
+};
 use crate::{
     channel::{Asked, Channels, frame},
     config::SimRevocation,
     events::Events,
+    harvest::Harvest,
+    moves::Moves,
     telemetry::Telemetry,
 };
 
@@ -41,6 +45,10 @@ pub struct Executor {
     notices: Notices,
     events: Events,
     telemetry: Telemetry,
+    /// Where something may leave a device.
+    harvest: Option<Harvest>,
+    moves: Option<Moves>,
+    copies: Copies,
     /// For tests alone.
     revoker: Option<Revoker>,
 }
@@ -71,6 +79,9 @@ impl Executor {
             notices: Notices::default(),
             events,
             telemetry: Telemetry::default(),
+            harvest: None,
+            moves: None,
+            copies: Copies::default(),
             revoker: None,
         }
     }
@@ -79,6 +90,20 @@ impl Executor {
     #[must_use]
     pub fn telling(mut self, telemetry: Telemetry) -> Self {
         self.telemetry = telemetry;
+        self
+    }
+
+    /// What ends its way between tiers is told there.
+    #[must_use]
+    pub fn recording(mut self, moves: Moves, copies: Copies) -> Self {
+        (self.moves, self.copies) = (Some(moves), copies);
+        self
+    }
+
+    /// Whose words are where is told there.
+    #[must_use]
+    pub fn harvesting(mut self, harvest: Option<Harvest>) -> Self {
+        self.harvest = harvest;
         self
     }
 
@@ -110,14 +135,17 @@ impl Executor {
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
             Command::KillProcess { channel } => self.channels.kill(channel),
-            Command::CreateExtent { extent, device, tier, size, kind, .. } => {
-                self.create(extent, device, tier, size, kind);
+            Command::CreateExtent { extent, device, tier, size, kind, zeroed } => {
+                self.create(extent, device, tier, size, kind, zeroed);
             }
             Command::Copy { from, to, bytes } => {
-                self.driver.submit(Submission::Copy { copy: copy_into(to), from, to, size: bytes });
+                let copy = self.copies.begin(to);
+                self.driver.submit(Submission::Copy { copy, from, to, size: bytes });
             }
             Command::CancelCopy { to } => {
-                self.driver.submit(Submission::CancelCopy { copy: copy_into(to) });
+                if let Some(copy) = self.copies.towards(to) {
+                    self.driver.submit(Submission::CancelCopy { copy });
+                }
             }
             Command::ReleaseExtent { extent } => {
                 self.extents.remove(extent);
@@ -130,6 +158,9 @@ impl Executor {
             Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
             Command::RevokeWords { part, words } => self.revoke_words(part, &words),
             Command::ForgetWord { channel, slot } => {
+                if let Some(harvest) = &self.harvest {
+                    harvest.forgets(channel, slot);
+                }
                 if let Err(problem) = self.channels.forget_word(channel, slot) {
                     self.inbox.event(Event::Malformed { channel, problem });
                 }
@@ -138,18 +169,22 @@ impl Executor {
             Command::Notice(notice) => {
                 self.notices.log(&notice);
                 self.telemetry.noticed(&notice);
+                if let Some(moves) = &self.moves {
+                    moves.told(&notice);
+                }
                 self.events.publish(&notice);
             }
         }
     }
 
-    /// What the driver reports, as the core knows it: the handle stays here. An error is the driver's end.
+    /// What the driver reports, as the core knows it: the handle stays here, and what concerns no extent is told to
+    /// operators alone. An error is the driver's end.
     pub(super) fn completed(
         &mut self,
         completion: broker_driver::Completion,
-    ) -> Result<Completion, DriverLost> {
+    ) -> Result<Option<Completion>, DriverLost> {
         use broker_driver::Completion as Driver;
-        Ok(match completion {
+        Ok(Some(match completion {
             Driver::Created { extent, result } => Completion::Created {
                 extent,
                 result: match result {
@@ -173,15 +208,28 @@ impl Executor {
             Driver::Surveyed { device, unbrokered, contexts } => {
                 Completion::Surveyed { device, unbrokered, contexts }
             }
-            Driver::Copied { copy, result } => Completion::Copied {
-                to: ExtentId::from_raw(copy.get()),
-                result: result.map_err(|error| error.to_string()),
-            },
+            Driver::Copied { copy, result } => {
+                // Each is told of once.
+                let Some(to) = self.copies.ended(copy) else { return Ok(None) };
+                Completion::Copied { to, result: result.map_err(|error| error.to_string()) }
+            }
+            Driver::HostKept { node, kept, problem } => {
+                tell_kept(node, kept, problem.as_ref());
+                return Ok(None);
+            }
             Driver::Lost { problem } => return Err(DriverLost { problem }),
-        })
+        }))
     }
 
-    fn create(&self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind) {
+    fn create(
+        &self,
+        extent: ExtentId,
+        device: DeviceIndex,
+        tier: Tier,
+        size: Bytes,
+        kind: Kind,
+        zeroed: bool,
+    ) {
         let submission = match tier {
             Tier::Device => {
                 let kind = match kind {
@@ -190,7 +238,9 @@ impl Executor {
                 };
                 Submission::Create { extent, device, size, kind }
             }
-            Tier::Host => Submission::CreateHost { extent, node: self.driver.host_node(device), size },
+            Tier::Host => {
+                Submission::CreateHost { extent, node: self.driver.host_node(device), size, zeroed }
+            }
             Tier::Disk => {
                 let result = Err(CreateError::Failed("no driver has memory on disk".to_owned()));
                 return self.inbox.event(Event::Completion(Completion::Created { extent, result }));
@@ -225,6 +275,9 @@ impl Executor {
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
         self.telemetry.frame_sent(channel, frame);
+        if let Some(harvest) = &self.harvest {
+            harvest.sends(channel, frame);
+        }
         if let DaemonFrame::Revoke { parts, .. } = frame {
             self.fence(channel, parts);
         }
@@ -264,9 +317,15 @@ impl Executor {
     }
 }
 
-/// An extent is copied into once in its life, so its id serves for the copy's too.
-fn copy_into(extent: ExtentId) -> CopyId {
-    CopyId::from_raw(extent.get())
+/// What of the host is pinned ahead of need, and that nothing more will be, is told once.
+fn tell_kept(node: HostNode, kept: Bytes, problem: Option<&DriverError>) {
+    let pinned_bytes = kept.get();
+    match problem {
+        None => tracing::info!(%node, pinned_bytes, "memory of the host is pinned ahead of need"),
+        Some(problem) => tracing::warn!(
+            %node, pinned_bytes, %problem, "no more memory of the host is pinned ahead of need: parts wait for it as they move"
+        ),
+    }
 }
 
 impl fmt::Debug for Executor {

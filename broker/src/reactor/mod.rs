@@ -15,6 +15,7 @@
 
 mod calls;
 mod clock;
+mod copies;
 mod executor;
 mod extents;
 mod inbox;
@@ -28,6 +29,7 @@ use broker_core::{Broker, Command, Event, Time};
 
 use calls::Calls;
 pub use clock::Clock;
+pub use copies::Copies;
 pub use executor::{DriverLost, Executor, QuotaWriter};
 pub(crate) use inbox::Message;
 pub use inbox::{Inbox, InboxLimits, Outcome, Queue, inbox};
@@ -128,7 +130,8 @@ impl Turn<'_> {
                 self.broker.handle(now, event);
             }
             Message::Driver(completion) => match self.executor.completed(completion) {
-                Ok(completion) => self.broker.handle(now, Event::Completion(completion)),
+                Ok(Some(completion)) => self.broker.handle(now, Event::Completion(completion)),
+                Ok(None) => {}
                 Err(lost) => return ControlFlow::Break(Err(lost)),
             },
             Message::Request { call, event, caller } => {

@@ -106,7 +106,7 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::CreateFailed { extent, problem } => {
             warn!(%extent, problem, left_out, "driver could not make memory")
         }
-        Notice::Moved { part, tenant, device, tier, bytes } => {
+        Notice::Moved { part, tenant, device, tier, bytes, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part moved");
         }
         Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {

@@ -52,14 +52,17 @@ impl Driver for Prompt {
             Submission::Create { extent, .. } => {
                 let memfd =
                     rustix::fs::memfd_create("reactor-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-                Completion::Created { extent, result: Ok(Handle::Memfd(Arc::new(memfd))) }
+                Completion::Created { extent, result: Ok(Handle::Memfd(Arc::new(memfd.into()))) }
             }
             Submission::Release { extent } => Completion::Released { extent, returned: true },
             Submission::Digest { ticket, .. } => Completion::Digested { ticket, result: Ok([7; 32]) },
             Submission::Survey { device, .. } => {
                 Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 }
             }
-            Submission::CreateHost { .. } | Submission::Copy { .. } | Submission::CancelCopy { .. } => {
+            Submission::CreateHost { .. }
+            | Submission::KeepHost { .. }
+            | Submission::Copy { .. }
+            | Submission::CancelCopy { .. } => {
                 panic!("nobody asks for {submission:?}")
             }
         });

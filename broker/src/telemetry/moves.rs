@@ -83,7 +83,7 @@ impl Moves {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::PartRef;
+    use broker_core::{Cause, PartRef, Time};
     use vramd_types::{AllocationId, PartIndex};
 
     use super::*;
@@ -92,7 +92,8 @@ pub(super) mod tests {
     pub(in crate::telemetry) fn moved(tenant: &str) -> Notice {
         let part = PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(0) };
         let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
-        Notice::Moved { part, tenant: tenant.into(), device, tier, bytes }
+        let (cause, began) = (Cause::Operator, Time::START);
+        Notice::Moved { part, tenant: tenant.into(), device, tier, bytes, cause, began }
     }
 
     #[test]
@@ -100,10 +101,20 @@ pub(super) mod tests {
         let moves = Moves::new(4000, 2);
         moves.told(&moved("a"));
         moves.told(&moved("a"));
-        if let Notice::Moved { part, tenant, device, bytes, .. } = moved("a") {
+        if let Notice::Moved { part, tenant, device, bytes, cause, began, .. } = moved("a") {
             let (tier, problem) = (Tier::Device, "a cable".to_owned());
-            moves.told(&Notice::MoveFailed { part, tenant: tenant.clone(), device, tier, bytes, problem });
-            moves.told(&Notice::MoveStopped { part, tenant, device, tier, bytes });
+            let failed = tenant.clone();
+            moves.told(&Notice::MoveFailed {
+                part,
+                tenant: failed,
+                device,
+                tier,
+                bytes,
+                cause,
+                began,
+                problem,
+            });
+            moves.told(&Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
         }
         moves.told(&Notice::Draining { draining: true });
         let counted: Vec<_> = moves.all()["a"]

@@ -62,6 +62,7 @@ from vramd.errors import (
     Unauthenticated,
     Unavailable,
     Unsupported,
+    WaitCancelled,
 )
 
 __all__ = [
@@ -110,6 +111,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
+    "WaitCancelled",
     "__version__",
     "connect",
     "socket_dir",

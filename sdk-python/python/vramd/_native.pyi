@@ -63,13 +63,17 @@ class Client:
         part_size: int | str | None = None,
         replace: bool = False,
         uninitialized: bool = False,
+        unheld: bool = False,
+        wait: float = 0.0,
     ) -> Allocation:
         """Allocates, and waits until the memory is mapped: zero, writable.
 
         `size` is bytes, or a text like `"24GiB"`. `device` is a UUID or an index. What is persistent stays with its
         tenant once it is sealed, and needs a name. `readers` are tenants that may attach it then; `*` is everybody.
         `replace` takes the name from the sealed allocation that bears it, at the moment this one is sealed.
-        `uninitialized` memory may begin with what the tenant's own freed memory held, and can be had sooner.
+        `uninitialized` memory may begin with what the tenant's own freed memory held, and can be had sooner. Of `unheld`
+        memory nothing is mapped before somebody looks, copies or pins, so the call does not wait for it, and it may be
+        larger than the device. Where there is no room, `wait` is for how many seconds it waits for some.
         """
     def attach(self, name_or_id: str | int) -> Sealed:
         """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id."""
@@ -101,7 +105,10 @@ class Memory(Buffer):
         """UUID."""
     @property
     def device_ptr(self) -> int:
-        """Where it lies: on a GPU, or where devices are simulated in this process. It never changes."""
+        """Where it lies: on a GPU, or where devices are simulated in this process. It never changes.
+
+        0 while it is `unheld` and nothing of it has been mapped.
+        """
     @property
     def is_device_memory(self) -> bool:
         """Whether it lies on a GPU, where the CPU cannot follow its address."""

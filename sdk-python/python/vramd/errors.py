@@ -157,6 +157,13 @@ class Aborted(Error):
     """ABORTED: something else came in between; it may be tried again."""
 
 
+class WaitCancelled(Aborted):
+    """An operator ended the wait for room on the device."""
+
+    wait: int | None
+    """Its number."""
+
+
 class AlreadyExists(Error):
     """ALREADY_EXISTS: it is there already."""
 
@@ -250,6 +257,7 @@ BY_REASON: Mapping[str, type[Error]] = {
     "PINNED": Pinned,
     "STREAM_CAPTURING": StreamCapturing,
     "MAP_FAILED": MapFailed,
+    "WAIT_CANCELLED": WaitCancelled,
     "NAME_TAKEN": NameTaken,
     "BROKER_GONE": BrokerGone,
     "DRAINING": Draining,

@@ -60,7 +60,7 @@ fn describe(content: &Content) -> PyResult<Tensor> {
     let (kind, number) = device(facts)?;
     let dims = |numbers: &[i64]| numbers.as_ptr().cast_mut();
     Ok(Tensor {
-        data: ptr::with_exposed_provenance_mut(facts.address + content.offset),
+        data: ptr::with_exposed_provenance_mut(facts.address() + content.offset),
         device: Device { kind, number },
         ndim: i32::try_from(content.shape.len()).unwrap_or(i32::MAX),
         dtype: DataType { code: content.dtype.code, bits: content.dtype.bits, lanes: 1 },

@@ -33,10 +33,10 @@ impl Wish {
         if self.copy == Some(true) {
             return Err(PyBufferError::new_err("no copies are made here: use copy_to or copy_into"));
         }
-        if !facts.is_device && self.stream.is_some_and(|stream| stream != -1) {
+        if !facts.is_device() && self.stream.is_some_and(|stream| stream != -1) {
             return Err(PyBufferError::new_err("memory of the CPU has no stream"));
         }
-        if facts.is_device && self.stream == Some(0) {
+        if facts.is_device() && self.stream == Some(0) {
             return Err(PyBufferError::new_err(
                 "stream 0 is ambiguous: 1 is the legacy default, 2 the per-thread one",
             ));
@@ -57,7 +57,7 @@ impl Wish {
 
 /// Kind and number of a device, as `__dlpack_device__` answers.
 pub(crate) fn device(facts: &Facts) -> PyResult<(i32, i32)> {
-    if !facts.is_device {
+    if !facts.is_device() {
         return Ok((abi::CPU, 0));
     }
     let uuid = &facts.info.device;

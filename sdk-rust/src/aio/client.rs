@@ -37,7 +37,7 @@ impl Client {
         blocking(move || client.reconnect()).await.map(Self::from)
     }
 
-    /// Allocates, and waits until the memory is mapped: zero, writable.
+    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unheld`] is not waited for.
     pub async fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request]).await?;
         allocations.pop().ok_or_else(|| missing("allocation"))

@@ -84,7 +84,9 @@ impl Handle {
     pub(crate) async fn hold(&self, face: Face) -> Result<()> {
         check_home(&self.session)?;
         self.anchor.views().handle_is_alone();
-        self.hold_until(face, self.session.deadline()).await
+        let outcome = self.hold_until(face, self.session.deadline()).await;
+        self.anchor.learn(self.anchor.all_parts());
+        outcome
     }
 
     pub(crate) fn unhold(&mut self) -> Result<()> {
@@ -146,7 +148,7 @@ fn hold_until(
 ) -> Result<()> {
     let table = session.table();
     let held = table.is_holding(id);
-    let outcome = table.hold(id).and_then(|missing| {
+    let outcome = table.hold(id, parts).and_then(|missing| {
         missing.chunks(PARTS_PER_FRAME_MAX).try_for_each(|some| {
             session.pin_waiting(some, deadline)?;
             table.adopt(id, some);

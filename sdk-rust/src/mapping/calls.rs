@@ -19,8 +19,20 @@ use crate::{
 pub(crate) struct Wanted {
     pub(crate) id: AllocationId,
     pub(crate) index: u32,
-    pub(crate) slot: u32,
+    /// Where its words are, if it has ever come.
+    pub(crate) slot: Option<u32>,
     pub(crate) access: Access,
+}
+
+impl Wanted {
+    pub(super) fn pin(&self, words: &Words) -> Result<(), PinRefused> {
+        words.pin(self.slot.ok_or(PinRefused::NeedsFrame)?, one(self.access))
+    }
+
+    /// True if the worker has waited for that.
+    pub(super) fn unpin(&self, words: &Words) -> bool {
+        self.slot.is_some_and(|slot| words.unpin(slot))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -75,10 +87,11 @@ impl Calls {
         all
     }
 
-    /// They have their pins.
-    pub(super) fn grant(&mut self, id: AllocationId, index: u32) {
+    /// They have their pins, in the words where the part has come.
+    pub(super) fn grant(&mut self, id: AllocationId, index: u32, slot: Option<u32>) {
         for call in self.waiting.values_mut() {
-            if let Some((_, pinned)) = call.missing(id, index) {
+            if let Some((part, pinned)) = call.missing(id, index) {
+                part.slot = slot;
                 *pinned = true;
                 call.missing -= 1;
             }
@@ -129,7 +142,7 @@ impl Call {
 
     fn pin_the_rest(&mut self, words: &Words) -> Result<(), Error> {
         for (part, pinned) in self.parts.iter_mut().filter(|(_, pinned)| !pinned) {
-            words.pin(part.slot, one(part.access)).map_err(|refused| refusal(refused, part.id))?;
+            part.pin(words).map_err(|refused| refusal(refused, part.id))?;
             *pinned = true;
             self.missing -= 1;
         }
@@ -140,7 +153,7 @@ impl Call {
     fn give_back(&mut self, words: &Words) -> bool {
         let mut wake = false;
         for (part, pinned) in self.parts.iter_mut().filter(|(_, pinned)| *pinned) {
-            wake |= words.unpin(part.slot);
+            wake |= part.unpin(words);
             *pinned = false;
             self.missing += 1;
         }

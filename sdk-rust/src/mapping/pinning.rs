@@ -1,6 +1,7 @@
 //! Pins that take more than an instruction: of calls that wait, of handles, and of copies.
 
 use std::{
+    ops::Range,
     os::fd::{AsFd as _, BorrowedFd},
     pin::pin,
     sync::{Arc, PoisonError, atomic::AtomicBool},
@@ -98,22 +99,23 @@ impl Table {
     /// nothing goes: what is mapped is pinned here and now.
     pub(crate) fn ask(&self, parts: &[Wanted]) -> Result<Asked> {
         let mut state = self.lock();
+        let parts: Vec<_> = parts.iter().map(|part| state.with_slot(*part)).collect();
         if state.ending.is_none() && state.words.is_shared() {
             let write = parts.iter().any(|part| part.access == vramd_words::Access::Write);
-            let call = state.calls.open(parts.to_vec());
+            let refs = part_refs(&parts);
+            let call = state.calls.open(parts);
             return Ok(Asked::Call {
                 call,
-                frame: v1::Pin { call_id: call, parts: part_refs(parts), write, trace: trace_of_caller() },
+                frame: v1::Pin { call_id: call, parts: refs, write, trace: trace_of_caller() },
             });
         }
         if state.ending.is_some() {
             // The daemon may not have known that it has ended when it revoked this.
-            parts.iter().for_each(|part| state.words.forget_revoke(part.slot));
+            parts.iter().filter_map(|part| part.slot).for_each(|slot| state.words.forget_revoke(slot));
         }
         for (taken, part) in parts.iter().enumerate() {
-            if let Err(why) = state.words.pin(part.slot, one(part.access)) {
-                let wake =
-                    parts[..taken].iter().fold(false, |wake, part| state.words.unpin(part.slot) | wake);
+            if let Err(why) = part.pin(&state.words) {
+                let wake = parts[..taken].iter().fold(false, |wake, part| part.unpin(&state.words) | wake);
                 self.wake_if(wake);
                 return Err(match (&state.ending, why) {
                     (Some(ending), vramd_words::PinRefused::NeedsFrame) => ending.error(),
@@ -151,12 +153,12 @@ impl Table {
     }
 
     /// Holds an allocation as far as that can be done at once: the parts that are left.
-    pub(crate) fn hold(&self, id: AllocationId) -> Result<Vec<Wanted>> {
+    pub(crate) fn hold(&self, id: AllocationId, parts: usize) -> Result<Vec<Wanted>> {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
         let region = regions.get_mut(&id).ok_or_else(|| not_mapped(id))?;
         match region.take_standing(words) {
-            Ok(()) | Err(vramd_words::PinRefused::NeedsFrame) => Ok(region.without_standing(id)),
+            Ok(()) | Err(vramd_words::PinRefused::NeedsFrame) => Ok(region.without_standing(id, parts)),
             Err(why) => Err(refusal(why, id)),
         }
     }
@@ -205,17 +207,37 @@ impl Table {
                 region.slots.len() == parts
                     && region.failure.is_none()
                     && region.revoked.is_none()
-                    && !region.without_standing(id).is_empty()
+                    && !region.without_standing(id, parts).is_empty()
             })
     }
 
-    /// Where the words of all parts are, in their order, once all have come.
-    pub(crate) fn slots(&self, id: AllocationId) -> Box<[u32]> {
-        self.lock()
-            .regions
-            .get(&id)
-            .map(|region| region.slots.values().copied().collect())
-            .unwrap_or_default()
+    /// Where the words of those parts are that have come, now or before.
+    pub(crate) fn slots(&self, id: AllocationId, parts: Range<u32>) -> Vec<(u32, u32)> {
+        let slots = |region: &Region| region.slots.range(parts).map(|(part, slot)| (*part, *slot)).collect();
+        self.lock().regions.get(&id).map(slots).unwrap_or_default()
+    }
+
+    /// It was to be sealed, and nobody waits until it is back: what is not here has no words any more.
+    pub(crate) fn forget_slots(&self, id: AllocationId, sealed: bool) {
+        let mut state = self.lock();
+        let State { regions, words, .. } = &mut *state;
+        if let Some(region) = regions.get_mut(&id) {
+            region.writes = !sealed;
+            region.forget_slots(id, words);
+        }
+    }
+
+    /// Nothing of it has to be here, and what comes is to be written.
+    pub(crate) fn begin_unheld(&self, id: AllocationId) {
+        if let Some(region) = self.lock().regions.get_mut(&id) {
+            region.writes = true;
+        }
+        self.unhold(id);
+    }
+
+    /// Whether the daemon sends what is pinned and not here.
+    pub(crate) fn is_asked_for_pins(&self) -> bool {
+        self.lock().words.is_shared()
     }
 
     /// Set once what `slots` has said is not so any more.
@@ -324,13 +346,21 @@ impl State {
     }
 }
 
+impl State {
+    /// Knows where the words of the part are, if anybody does.
+    fn with_slot(&self, part: Wanted) -> Wanted {
+        let known = || self.regions.get(&part.id)?.slots.get(&part.index).copied();
+        Wanted { slot: part.slot.or_else(known), ..part }
+    }
+}
+
 impl Region {
-    /// The parts that ever came, and that the handle has no pin of.
-    fn without_standing(&self, id: AllocationId) -> Vec<Wanted> {
+    /// Of so many parts those that the handle has no pin of.
+    fn without_standing(&self, id: AllocationId, parts: usize) -> Vec<Wanted> {
         let access = if self.writes { vramd_words::Access::Write } else { vramd_words::Access::Read };
-        let missing =
-            self.slots.iter().filter(|(index, _)| self.parts.get(index).is_none_or(|part| !part.standing));
-        missing.map(|(index, slot)| Wanted { id, index: *index, slot: *slot, access }).collect()
+        let count = u32::try_from(parts).unwrap_or(u32::MAX);
+        let missing = (0..count).filter(|index| self.parts.get(index).is_none_or(|part| !part.standing));
+        missing.map(|index| Wanted { id, index, slot: self.slots.get(&index).copied(), access }).collect()
     }
 
     /// The words of all of so many parts, if they are here with that access and the daemon does not want them for good.

@@ -59,7 +59,7 @@ pub(super) struct Region {
     pub(super) slots_lost: Arc<AtomicBool>,
     /// Each part is to have a pin of the handle's own: what it maps stays, whoever else pins.
     pub(super) holds: bool,
-    /// As the parts last came: whoever pins a part that is not here may be pinning it for writing.
+    /// As the parts last came, or are to come: whoever pins a part that is not here may be pinning it for writing.
     pub(super) writes: bool,
     /// Why a part could not be mapped.
     pub(super) failure: Option<String>,
@@ -229,6 +229,19 @@ impl Region {
         let slot = words.slot(part, told, before)?;
         self.slots.insert(index, slot);
         Ok(slot)
+    }
+
+    /// Of parts that are not here. Who has asked where they were knows it no more.
+    pub(super) fn forget_slots(&mut self, id: AllocationId, words: &mut Words) {
+        let away = |(index, slot): (&u32, &u32)| (!self.parts.contains_key(index)).then_some((*index, *slot));
+        let away: Vec<_> = self.slots.iter().filter_map(away).collect();
+        if !away.is_empty() {
+            std::mem::take(&mut self.slots_lost).store(true, Ordering::Release);
+        }
+        for (index, slot) in away {
+            self.slots.remove(&index);
+            words.disown(slot, (id, index));
+        }
     }
 
     fn space(&mut self, part: &MapPart, span: usize, gpus: &Gpus) -> Result<&mut Space, String> {

@@ -381,7 +381,8 @@ impl State {
                     Ok(()) => {
                         let waiting = self.calls.waiting_for(id, part.part_index);
                         region.set_mapped(part.part_index, &self.words, waiting)?;
-                        self.calls.grant(id, part.part_index);
+                        let slot = region.slots.get(&part.part_index).copied();
+                        self.calls.grant(id, part.part_index, slot);
                     }
                 }
             }

@@ -42,7 +42,7 @@ fn who_parts_from_what_is_pinned_halfway_leaves_it_to_the_daemon() {
     let parts = [0, 1].map(|index| part(COPIED, index, 2, Access::ReadWrite)).to_vec();
     fake.map(parts, &[memory("halfway", 1), memory("halfway", 2)]);
     fake.next().unwrap();
-    let slot = fake.table.slots(id(COPIED))[1];
+    let slot = fake.table.slots(id(COPIED), 1..2)[0].1;
     let view = fake.table.view();
     view.slot(slot).unwrap().pin(vramd_words::Access::Read).unwrap();
     let let_go = || {

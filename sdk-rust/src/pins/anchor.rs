@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
 
@@ -28,7 +28,7 @@ pub(crate) struct Anchor {
     words: WordsView,
     /// The words are not there any more: those that are there are another's.
     lost: Arc<AtomicBool>,
-    /// Once all parts have come.
+    /// Once it is known which parts there are.
     placed: OnceLock<Placed>,
     pub(super) views: Views,
     /// Guards that wait for streams to come past them.
@@ -37,17 +37,20 @@ pub(crate) struct Anchor {
     parting: Mutex<Option<Parting>>,
 }
 
-/// Where an allocation lies, and its words.
+/// Where an allocation lies, and its words: as far as that is known, which it is once parts have come for the first time.
 #[derive(Debug)]
 pub(crate) struct Placed {
-    pub(crate) base: Base,
-    /// Of each part in their order; none where the program itself maps.
-    pub(crate) slots: Box<[u32]>,
+    base: OnceLock<Base>,
+    /// Of each part in their order.
+    slots: Box<[AtomicU32]>,
     /// Where each part ends.
-    pub(crate) ends: Box<[u64]>,
+    ends: Box<[u64]>,
     /// What was asked for.
-    pub(crate) size: Bytes,
+    size: Bytes,
 }
+
+/// No table has so many slots: what is not known can't be pinned, as what is not mapped.
+const UNKNOWN: u32 = u32::MAX;
 
 impl Anchor {
     pub(crate) fn new(session: &ProcessBound<Session>, id: AllocationId) -> Self {
@@ -80,6 +83,28 @@ impl Anchor {
         let _ = self.placed.set(placed);
     }
 
+    /// Finds out where the words of these parts are, those that have come meanwhile.
+    pub(crate) fn learn(&self, parts: Range<u32>) {
+        if parts.clone().all(|part| self.slot(part).is_some()) {
+            return;
+        }
+        let Some(placed) = self.placed() else { return };
+        for (part, slot) in self.session.table().slots(self.id, parts) {
+            if let Some(known) = placed.slots.get(part as usize) {
+                known.store(slot, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Where it lies, once any of it has come.
+    pub(crate) fn base(&self) -> Option<Base> {
+        let known = &self.placed()?.base;
+        match known.get() {
+            Some(base) => Some(*base),
+            None => self.session.table().base(self.id).map(|base| *known.get_or_init(|| base)),
+        }
+    }
+
     pub(crate) fn placed(&self) -> Option<&Placed> {
         self.placed.get()
     }
@@ -100,8 +125,8 @@ impl Anchor {
 
     /// As frames and calls name parts.
     pub(crate) fn wanted(&self, parts: &Range<u32>, access: Access) -> Vec<Wanted> {
-        let wanted = |index| self.slot(index).map(|slot| Wanted { id: self.id, index, slot, access });
-        parts.clone().filter_map(wanted).collect()
+        let wanted = |index| Wanted { id: self.id, index, slot: self.slot(index), access };
+        parts.clone().map(wanted).collect()
     }
 
     /// Looked at after a pin: it came after whoever has the word now had it mapped, and that after this was set.
@@ -156,7 +181,8 @@ impl Anchor {
 
     /// Where the bytes of these parts begin.
     pub(super) fn address_of(&self, parts: &Range<u32>) -> u64 {
-        self.placed().map_or(0, |placed| placed.base.address + placed.bytes(parts).start)
+        let base = self.base().map_or(0, |base| base.address);
+        base + self.placed().map_or(0, |placed| placed.bytes(parts).start)
     }
 
     /// How many they are, of those that were asked for.
@@ -168,13 +194,18 @@ impl Anchor {
     /// All of them, or a range that there is.
     #[inline]
     pub(crate) fn parts(&self, range: Option<Range<u32>>) -> Result<Range<u32>> {
-        let count = self.placed.get().map_or(0, |placed| placed.slots.len());
-        let all = 0..u32::try_from(count).unwrap_or(u32::MAX);
+        let all = self.all_parts();
         let range = range.unwrap_or_else(|| all.clone());
         if range.start < range.end && range.end <= all.end {
             return Ok(range);
         }
-        Err(self.none_of(&range, count))
+        Err(self.none_of(&range, all.len()))
+    }
+
+    #[inline]
+    pub(crate) fn all_parts(&self) -> Range<u32> {
+        let count = self.placed.get().map_or(0, |placed| placed.slots.len());
+        0..u32::try_from(count).unwrap_or(u32::MAX)
     }
 
     #[cold]
@@ -185,11 +216,18 @@ impl Anchor {
 
     #[inline]
     fn slot(&self, part: u32) -> Option<u32> {
-        self.placed.get()?.slots.get(part as usize).copied()
+        // What it is says where to look, and nothing of what is there: the word does.
+        let slot = self.placed.get()?.slots.get(part as usize)?.load(Ordering::Relaxed);
+        (slot != UNKNOWN).then_some(slot)
     }
 }
 
 impl Placed {
+    pub(crate) fn new(ends: Box<[u64]>, size: Bytes) -> Self {
+        let slots = ends.iter().map(|_| AtomicU32::new(UNKNOWN)).collect();
+        Self { base: OnceLock::new(), slots, ends, size }
+    }
+
     /// The parts that bytes lie in.
     pub(crate) fn parts(&self, bytes: &Range<u64>) -> Range<u32> {
         let number = |part: usize| u32::try_from(part).unwrap_or(u32::MAX);

@@ -87,7 +87,7 @@ impl Pinned {
 
     /// Whether it lies on a GPU, where the CPU cannot follow its address.
     pub fn is_device_memory(&self) -> bool {
-        self.anchor.placed().is_some_and(|placed| placed.base.is_device)
+        self.anchor.base().is_some_and(|base| base.is_device)
     }
 
     /// The pinned bytes in place. Refused for device memory, in a forked child, and while somebody else has a slice to

@@ -65,7 +65,7 @@ impl<'a> PinnedRef<'a> {
 
     /// Whether it lies on a GPU, where the CPU cannot follow its address.
     pub fn is_device_memory(&self) -> bool {
-        self.anchor.placed().is_some_and(|placed| placed.base.is_device)
+        self.anchor.base().is_some_and(|base| base.is_device)
     }
 
     /// The same pins, with a guard that may outlive its handle.
@@ -90,7 +90,11 @@ fn take_waiting(
         PinRefused::NeedsFrame if anchor.is_lost() => {
             Err(Error::NotMapped { allocation: anchor.id().to_string() })
         }
-        PinRefused::NeedsFrame => anchor.session().pin_waiting(&anchor.wanted(parts, access), deadline()),
+        PinRefused::NeedsFrame => {
+            anchor.session().pin_waiting(&anchor.wanted(parts, access), deadline())?;
+            anchor.learn(parts.clone());
+            Ok(())
+        }
         refused => Err(refusal(refused, anchor.id())),
     }
 }

@@ -81,6 +81,7 @@ pub(crate) fn pin_set(
         let wanted: Vec<_> =
             members.iter().flat_map(|member| member.anchor.wanted(&member.parts, member.access)).collect();
         session.pin_waiting(&wanted, deadline())?;
+        members.iter().for_each(|member| member.anchor.learn(member.parts.clone()));
     }
     let guards = members.into_iter().map(|member| Pinned::taken(member.anchor, member.parts, member.access));
     Ok(PinnedSet(guards.collect()))

@@ -57,6 +57,13 @@ pub(super) fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Alloc
     Allocation::new(handle)
 }
 
+/// One of which nothing is sent before it is pinned.
+fn unheld(daemon: &Pinning, id: u64, parts: u32) -> Allocation {
+    let handle = Handle::claim(&daemon.session, info(id, parts), Parting::Free).unwrap();
+    handle.begin_unheld();
+    Allocation::new(handle)
+}
+
 fn bring(daemon: &Pinning, id: u64, which: std::ops::Range<u32>, of: u32, fill: u8) {
     let fds: Vec<_> = which.clone().map(|_| memory("pinned", fill)).collect();
     let parts = which.map(|index| part(id, index, of.into(), MapAccess::ReadWrite)).collect();
@@ -121,6 +128,122 @@ fn a_handle_holds_what_it_allocates_until_it_lets_go() {
         holder.join().unwrap().unwrap();
     });
     assert_eq!((state(&daemon, the), allocation.as_slice().unwrap()[0]), (State::Resident { pins: 1 }, 6));
+}
+
+#[test]
+fn what_is_unheld_comes_with_its_pin() {
+    let daemon = start();
+    let allocation = unheld(&daemon, ID, 3);
+    assert!(daemon.is_silent());
+    assert_eq!((allocation.is_held(), allocation.is_mapped(), allocation.as_device_ptr()), (false, false, 0));
+    assert!(matches!(allocation.as_slice(), Err(Error::NotPinned { .. })));
+    let (first, last) = (part_ref(ID, 0), part_ref(ID, 2));
+    let pinned = thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin_parts(2..3, Access::Write));
+        assert_eq!(daemon.next(), asked(1, &[last], true));
+        bring(&daemon, ID, 2..3, 3, 6);
+        assert_eq!((daemon.next(), daemon.next()), (mapped(last), ended(1)));
+        pinner.join().unwrap().unwrap()
+    });
+    assert_eq!(state(&daemon, last), State::Resident { pins: 1 });
+    assert_eq!(pinned.as_device_ptr(), allocation.as_device_ptr() + 2 * PART);
+    assert!(allocation.as_device_ptr() != 0 && !allocation.is_mapped());
+    assert_eq!((pinned.as_slice().unwrap()[0], pinned.len_bytes()), (6, PART));
+    drop(pinned);
+    assert_eq!(state(&daemon, last), State::Resident { pins: 0 });
+    drop(allocation.pin_parts(2..3, Access::Read).unwrap());
+    assert!(daemon.is_silent(), "it is here, and it is known where its words are");
+    // The daemon may evict it, as anything that nobody pins.
+    evict(&daemon, last);
+    // A set of it and of what never came.
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        let all = [first, part_ref(ID, 1), last];
+        assert_eq!(daemon.next(), asked(2, &all, false));
+        bring(&daemon, ID, 0..3, 3, 7);
+        assert_eq!(daemon.next(), Some(Said::Mapped(Mapped { parts: all.to_vec() })));
+        assert_eq!(daemon.next(), ended(2));
+        let pinned = pinner.join().unwrap().unwrap();
+        assert!(all.iter().all(|part| state(&daemon, *part) == State::Resident { pins: 1 }));
+        assert_eq!(pinned.as_slice().unwrap().last(), Some(&7));
+    });
+    assert_eq!(state(&daemon, first), State::Resident { pins: 0 });
+}
+
+#[test]
+fn what_is_unheld_is_held_once_it_is_told_so() {
+    let daemon = start();
+    let mut allocation = unheld(&daemon, ID, 2);
+    let all = [part_ref(ID, 0), part_ref(ID, 1)];
+    thread::scope(|scope| {
+        let holder = scope.spawn(|| allocation.hold());
+        assert_eq!(daemon.next(), asked(1, &all, true));
+        bring(&daemon, ID, 0..2, 2, 6);
+        assert_eq!(daemon.next(), Some(Said::Mapped(Mapped { parts: all.to_vec() })));
+        assert_eq!(daemon.next(), ended(1));
+        holder.join().unwrap().unwrap();
+    });
+    assert!(all.iter().all(|part| state(&daemon, *part) == State::Resident { pins: 1 }));
+    assert!(daemon.word(all[0]).is_written().unwrap(), "who holds it may write at any time");
+    allocation.as_mut_slice().unwrap()[0] = 1;
+    drop(allocation.pin_ref(0..2, Access::Write).unwrap());
+    assert!(daemon.is_silent());
+}
+
+#[test]
+fn what_comes_unasked_to_an_unheld_handle_may_go_again() {
+    let daemon = start();
+    let mut allocation = unheld(&daemon, ID, 1);
+    let the = part_ref(ID, 0);
+    bring(&daemon, ID, 0..1, 1, 5);
+    assert_eq!(daemon.next(), mapped(the));
+    assert_eq!(state(&daemon, the), State::Resident { pins: 0 });
+    // The handle has not heard where its words are, and the daemon has nothing to send.
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(1, &[the], false));
+        daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: None }));
+        assert_eq!(daemon.next(), ended(1));
+        drop(pinner.join().unwrap().unwrap());
+    });
+    assert_eq!(state(&daemon, the), State::Resident { pins: 0 });
+    allocation.copy_from_host(3, &[9]).unwrap();
+    let mut read = [0; 2];
+    allocation.copy_to_host(2, &mut read).unwrap();
+    assert_eq!(read, [5, 9]);
+    assert!(daemon.is_silent());
+    evict(&daemon, the);
+}
+
+#[test]
+fn who_gave_up_on_what_never_came_has_no_pin_of_it() {
+    let daemon = Pinning::start(Gpus::new(&[]), Duration::from_millis(50));
+    let allocation = unheld(&daemon, ID, 1);
+    let the = part_ref(ID, 0);
+    assert!(matches!(allocation.pin(Access::Read), Err(Error::Deadline)));
+    assert_eq!((daemon.next(), daemon.next()), (asked(1, &[the], false), ended(1)));
+    bring(&daemon, ID, 0..1, 1, 5);
+    assert_eq!(daemon.next(), mapped(the));
+    assert_eq!(state(&daemon, the), State::Resident { pins: 0 });
+}
+
+#[test]
+fn a_wait_that_an_operator_ended_is_told_as_such() {
+    let daemon = start();
+    let allocation = unheld(&daemon, ID, 1);
+    let the = part_ref(ID, 0);
+    let refused = v1::Refused {
+        code: 10,
+        reason: "WAIT_CANCELLED".to_owned(),
+        metadata: [("wait".to_owned(), "9".to_owned())].into(),
+        ..Default::default()
+    };
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(1, &[the], false));
+        daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: Some(refused) }));
+        assert!(matches!(pinner.join().unwrap(), Err(Error::WaitCancelled { wait: 9 })));
+    });
 }
 
 #[test]

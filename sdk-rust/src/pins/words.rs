@@ -109,14 +109,19 @@ impl Words {
         before: Option<u32>,
     ) -> Result<u32, String> {
         let slot = self.assign(told)?;
-        if let Some(before) = before
-            && self.owners.get(&before) == Some(&part)
-        {
-            self.owners.remove(&before);
+        if let Some(before) = before {
+            self.disown(before, part);
         }
         let (id, _) = part;
         self.lost.extend(self.owners.insert(slot, part).map(|(owner, _)| owner).filter(|owner| *owner != id));
         Ok(slot)
+    }
+
+    /// The part has its words there no more.
+    pub(crate) fn disown(&mut self, slot: u32, part: (AllocationId, u32)) {
+        if self.owners.get(&slot) == Some(&part) {
+            self.owners.remove(&slot);
+        }
     }
 
     /// Whether the slot was nobody else's since it was this part's.

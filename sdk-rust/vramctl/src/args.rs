@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::{alloc, completions, device, node, put, quota, session, verify, watch};
+use crate::{alloc, completions, device, moves, node, put, quota, session, verify, wait, watch};
 
 /// Asks the GPU memory daemon of this node, and puts files into memory that it owns.
 ///
@@ -40,6 +40,12 @@ pub(crate) enum Noun {
     Alloc(alloc::Verb),
     /// Short for `alloc list`.
     Ls(alloc::List),
+    /// Who waits for room on a device.
+    #[command(subcommand)]
+    Wait(wait::Verb),
+    /// What moves between tiers.
+    #[command(subcommand)]
+    Move(moves::Verb),
     /// The node's devices.
     #[command(subcommand)]
     Device(device::Verb),
@@ -81,6 +87,10 @@ mod tests {
             "vramctl alloc bring-in a-1099511627777 --json",
             "vramctl quota set team-a --tier host --limit 64GiB",
             "vramctl watch --kind move",
+            "vramctl wait list team-a --json",
+            "vramctl wait cancel 17",
+            "vramctl move list",
+            "vramctl move list team-a --json",
             "vramctl --socket-dir /x --json status",
             "vramctl put model.safetensors llama --reader team-b --reader team-c --replace",
             "vramctl verify team-a/llama model.safetensors --hold",
@@ -106,6 +116,9 @@ mod tests {
             "vramctl watch --kind weather",
             "vramctl watch --count 0",
             "vramctl device show",
+            "vramctl wait",
+            "vramctl wait cancel a-7",
+            "vramctl move",
             "vramctl completions tcsh",
         ] {
             assert!(Args::try_parse_from(line.split(' ')).is_err(), "{line}");

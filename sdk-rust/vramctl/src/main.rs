@@ -9,6 +9,7 @@ mod event;
 mod failure;
 mod free;
 mod hold;
+mod moves;
 mod node;
 mod output;
 mod progress;
@@ -20,6 +21,7 @@ mod session;
 mod status;
 mod table;
 mod verify;
+mod wait;
 mod watch;
 
 use std::process::ExitCode;
@@ -54,6 +56,8 @@ fn run(args: Args, output: &Output) -> Result<(), Failure> {
         Noun::Session(verb) => session::run(verb, &admin()?, output),
         Noun::Alloc(verb) => alloc::run(verb, &admin()?, output),
         Noun::Ls(list) => alloc::run(alloc::Verb::List(list), &admin()?, output),
+        Noun::Wait(verb) => wait::run(verb, &admin()?, output),
+        Noun::Move(verb) => moves::run(&verb, &admin()?, output),
         Noun::Device(verb) => device::run(verb, &admin()?, output),
         Noun::Node(verb) => node::run(verb, &admin()?, output),
         Noun::Watch(watch) => watch::run(watch, &admin()?, output),

@@ -1,7 +1,5 @@
 //! `vramctl session …`
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use vramd_client::{Reason, SessionId, admin::AdminClient};
@@ -11,7 +9,7 @@ use crate::{
     alloc,
     failure::Failure,
     output::Output,
-    table::{facts, size, size_or_dash, table, text_or_dash},
+    table::{age, facts, size, size_or_dash, table, text_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
@@ -146,16 +144,5 @@ fn state_name(state: v1::SessionState) -> &'static str {
         v1::SessionState::Live => "live",
         v1::SessionState::Silent => "silent",
         v1::SessionState::Gone => "gone",
-    }
-}
-
-fn age(since: &prost_types::Timestamp) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let seconds = now.saturating_sub(u64::try_from(since.seconds).unwrap_or(0));
-    match seconds {
-        0..=119 => format!("{seconds} s"),
-        120..=7199 => format!("{} min", seconds / 60),
-        7200..=172_799 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
     }
 }

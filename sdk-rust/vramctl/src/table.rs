@@ -1,5 +1,7 @@
 //! Tables as people read them: no borders, numbers to the right.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use vramd_client::Bytes;
 
@@ -57,6 +59,18 @@ pub(crate) fn size_or_dash(bytes: u64) -> String {
 
 pub(crate) fn text_or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+/// How long ago that was.
+pub(crate) fn age(since: &prost_types::Timestamp) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let seconds = now.saturating_sub(u64::try_from(since.seconds).unwrap_or(0));
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        7200..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
 }
 
 #[cfg(test)]

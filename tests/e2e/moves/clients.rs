@@ -156,7 +156,7 @@ fn a_stopped_client_keeps_its_part_and_is_named() {
     probe.freeze();
     let answer = moving(&daemon, id, Tier::Host).ok();
     assert_eq!(first(&answer), (Outcome::Silent, &[session][..]));
-    until_held(&daemon, 4, 0);
+    until_held(&daemon, 4, 4);
     assert_eq!(daemon.books().sessions[0].state(), SessionState::Silent);
     // Again, and at once: it is known by now.
     assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Silent);
@@ -164,7 +164,7 @@ fn a_stopped_client_keeps_its_part_and_is_named() {
     let (other, theirs) = client(&daemon);
     assert_eq!(first(&moving(&daemon, theirs, Tier::Host).ok()).0, Outcome::Moved);
     other.leave();
-    until_held(&daemon, 4, 0);
+    until_held(&daemon, 4, 4);
     probe.signal(Signal::CONT);
     until("it lives again", || daemon.books().sessions[0].state() == SessionState::Live);
     assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);

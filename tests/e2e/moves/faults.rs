@@ -21,7 +21,7 @@ fn memory_of_the_host_that_cannot_be_had_is_told() {
         let error = answer.parts[0].error.clone().expect("a refusal");
         assert_eq!((first(&answer).0, error.reason.as_str()), (Outcome::Refused, reason.name()));
         assert_eq!(error.metadata[fact], is);
-        until_held(&daemon, 2, 0);
+        until_held(&daemon, 2, 2);
         // It was told to unmap, or was not: the next pin finds it where it was.
         if session.channel.waits(std::time::Duration::from_secs(1)) {
             unmap_as_told(&mut session, id);
@@ -45,7 +45,7 @@ fn a_copy_that_fails_leaves_the_part_where_it_was() {
     unmap_as_told(&mut session, id);
     let answer = evicting.ok();
     assert_eq!((first(&answer).0, answer.parts[0].problem.as_str()), (Outcome::Failed, "a cable was pulled"));
-    until_held(&daemon, 2, 0);
+    until_held(&daemon, 2, 2);
     bring_in_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
 

@@ -5,15 +5,18 @@ use vramd_proto::v1::{
     WatchRequest, move_event::Change, move_parts_request::Target, watch_response::Event,
 };
 use vramd_tests::{
-    Config, Daemon, Home, MIB, MIB_2, RawSession, Watching, content, daemon::quota, digest, http,
-    wait::eventually,
+    Config, Daemon, Home, MIB, MIB_2, RawSession, Watching, content,
+    daemon::quota,
+    digest, http,
+    proc::host_memory_of,
+    wait::{eventually, until},
 };
 use vramd_types::Reason;
 use vramd_words::{Access, Unpinned};
 
 use super::{
-    bring_in_by_pin, evict, first, held, moving, nothing_is_left, outcomes, part, parts, request, said,
-    tiers, unmap_as_told, until_held, vramctl, written,
+    bring_in_by_pin, evict, first, held, moving, nothing_is_left, outcomes, part, parts, pin_words, request,
+    said, tiers, unmap_as_told, unpin_words, until_held, vramctl, written,
 };
 use crate::has_other_users;
 
@@ -23,6 +26,7 @@ const CONFIGURATION_WRONG: i32 = 3;
 fn what_an_operator_evicts_makes_room_for_others_and_its_pins_bring_it_back() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 4);
+    pin_words(&session, id, 4);
     let mut other = match has_other_users("what_an_operator_evicts_makes_room_for_others") {
         true => daemon.probe_as(20_002),
         false => daemon.probe(),
@@ -33,6 +37,7 @@ fn what_an_operator_evicts_makes_room_for_others_and_its_pins_bring_it_back() {
     } else {
         Reason::QuotaLimit
     });
+    unpin_words(&session, id, 4);
     let target = format!("a-{id}");
     let told = std::thread::scope(|scope| {
         let command =
@@ -49,7 +54,7 @@ fn what_an_operator_evicts_makes_room_for_others_and_its_pins_bring_it_back() {
         (&told["parts"][0]["outcome"], &told["parts"][1]["outcome"]),
         (&"moved".into(), &"moved".into())
     );
-    until_held(&daemon, 4, 4);
+    until_held(&daemon, 4, 8);
     let shown = said(&daemon, &["alloc", "show", &target]);
     let lies: Vec<_> = (0..4).map(|at| shown["allocation"]["parts"][at]["tier"].as_str().unwrap()).collect();
     assert_eq!(lies, ["device", "host", "device", "host"]);
@@ -57,17 +62,17 @@ fn what_an_operator_evicts_makes_room_for_others_and_its_pins_bring_it_back() {
     let device = &said(&daemon, &["device", "list"])["devices"][0];
     assert_eq!(
         (&device["host_capacity_bytes"], &device["host_held_bytes"]),
-        (&(8 * MIB).into(), &(4 * MIB).into())
+        (&(8 * MIB).into(), &(8 * MIB).into())
     );
     let listed = String::from_utf8(vramctl(&daemon, &["alloc", "list"]).stdout).unwrap();
     assert!(listed.contains("device+host"), "{listed}");
 
     let theirs = other.ask("allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
-    assert_eq!(held(&daemon), (8, 4));
+    assert_eq!(held(&daemon), (8, 8));
     other.ask(&format!("free {theirs}"));
-    until_held(&daemon, 4, 4);
+    until_held(&daemon, 4, 8);
     bring_in_by_pin(&mut session, id, 4);
-    until_held(&daemon, 8, 0);
+    until_held(&daemon, 8, 8);
     assert_eq!(session.digest(id, 8 * MIB), digest(&content(8 * MIB, id)));
     session.free(id);
     other.leave();
@@ -85,7 +90,7 @@ fn an_operator_brings_in_what_nobody_asks_for() {
         (&told["parts"][0]["outcome"], &told["parts"][1]["outcome"]),
         (&"moved".into(), &"moved".into())
     );
-    until_held(&daemon, 4, 0);
+    until_held(&daemon, 4, 4);
     assert!(session.parts(id).next().is_none(), "nobody pinned it");
     let again = moving(&daemon, id, Tier::Device).ok();
     assert_eq!(outcomes(&again), [Outcome::Moved; 2], "it is there");
@@ -110,7 +115,7 @@ fn who_uses_a_part_is_named_and_keeps_it() {
     let standing = plain.allocate(parts(1)).allocation_id;
     let answer = moving(&daemon, standing, Tier::Host).ok();
     assert_eq!(first(&answer), (Outcome::Standing, &[plain.id()][..]));
-    until_held(&daemon, 4, 0);
+    until_held(&daemon, 4, 4);
     let text = vramctl(&daemon, &["alloc", "evict", &format!("a-{standing}")]);
     assert_eq!(text.status.code(), Some(0), "what came of it is the answer");
     let text = String::from_utf8(text.stdout).unwrap();
@@ -148,7 +153,7 @@ fn what_cannot_be_asked_is_refused_and_changes_nothing() {
     let answer = evicting.ok();
     bring_in_by_pin(&mut session, id, 1);
     assert_eq!(daemon.admin.move_parts(once.clone()).ok(), answer);
-    until_held(&daemon, 2, 0);
+    until_held(&daemon, 2, 2);
     ask(MovePartsRequest { tier: Tier::Device.into(), ..once }).is(Reason::RequestIdReused);
     session.free(id);
     nothing_is_left(&daemon);
@@ -307,6 +312,32 @@ fn a_part_on_its_way_shows_where_it_goes() {
 }
 
 #[test]
+fn memory_of_the_host_is_pinned_ahead_and_kept_for_the_parts_to_come() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").memory("part_size = \"2MiB\""));
+    let said = "memory of the host is pinned ahead of need node=0 pinned_bytes=8388608";
+    until("it is pinned", || daemon.log().contains(said));
+    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    let ahead = host_memory_of(&uuid);
+    assert_eq!(ahead.len(), 4);
+    for round in 0..3 {
+        let (mut session, id) = written(&daemon, 4);
+        evict(&daemon, &mut session, id);
+        until_held(&daemon, 0, 8);
+        assert_eq!(
+            host_memory_of(&uuid),
+            ahead,
+            "the parts lie in what was pinned, and that is all: {round}"
+        );
+        bring_in_by_pin(&mut session, id, 4);
+        until_held(&daemon, 8, 0);
+        assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
+        session.free(id);
+    }
+    assert_eq!(host_memory_of(&uuid), ahead);
+    nothing_is_left(&daemon);
+}
+
+#[test]
 fn a_host_tier_that_the_machine_has_not_is_told_at_the_start() {
     let home = Home::new();
     Config::devices(&["1GiB", "1GiB"]).memory("host_size = \"1048576TiB\"").write(home.path());
@@ -338,7 +369,7 @@ fn named_memory_waits_in_the_host_for_who_attaches_it() {
     let mut reader = RawSession::open_with_pins(&daemon.sockets());
     assert_eq!(reader.attach("weights").digest, digest(&content(2 * MIB_2, 9)));
     assert_eq!(reader.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, 9)));
-    until_held(&daemon, 4, 0);
+    until_held(&daemon, 4, 4);
     reader.free(id);
     nothing_is_left(&daemon);
 }

@@ -13,13 +13,13 @@ use vramd_tests::{
 };
 
 use super::{
-    bring_in_by_pin, evict, evict_from, first, held, moving, nothing_is_left, part, said, tiers,
-    unmap_as_told, until_held, written,
+    bring_in_by_pin, evict, evict_from, first, held, moving, nothing_is_left, part, pin_words, said, tiers,
+    unmap_as_told, unpin_words, until_held, written,
 };
 
 const SIZE: u64 = 3 * MIB_2;
 
-fn connect(daemon: &Daemon) -> Client {
+pub(super) fn connect(daemon: &Daemon) -> Client {
     let patience = Duration::from_secs(60);
     Client::builder().socket_dir(daemon.sockets()).name("test").request_timeout(patience).connect().unwrap()
 }
@@ -47,7 +47,7 @@ fn memory_of_the_sdk_is_at_the_same_address_with_every_byte() {
         // One part alone, and then the rest.
         let middle = weights.pin_parts(1..2, Access::Read).unwrap();
         assert_eq!(middle.as_slice().unwrap()[1..], content(SIZE, 3)[(2 << 20) + 1..4 << 20]);
-        until_held(&daemon, 2, 4);
+        until_held(&daemon, 2, 6);
         drop(middle);
         let mut pinned = weights.pin(Access::Write).unwrap();
         assert_eq!((pinned.as_device_ptr(), pinned.len_bytes()), (address, SIZE));
@@ -58,7 +58,7 @@ fn memory_of_the_sdk_is_at_the_same_address_with_every_byte() {
         assert_eq!(digest(pinned.as_slice().unwrap()), digest(&expected));
         // What is written here leaves with it, and comes back.
         pinned.as_mut_slice().unwrap()[2 << 20] = round;
-        until_held(&daemon, 6, 0);
+        until_held(&daemon, 6, 6);
     }
     drop(weights);
     client.flush().unwrap();
@@ -75,7 +75,7 @@ fn a_pin_while_it_leaves_keeps_it() {
     bring_in_by_pin(&mut session, id, 1);
     assert_eq!(first(&evicting.ok()), (Outcome::Wanted, &[][..]));
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
-    until_held(&daemon, 2, 0);
+    until_held(&daemon, 2, 2);
     session.free(id);
     nothing_is_left(&daemon);
 }
@@ -87,15 +87,17 @@ fn who_finds_no_room_waits_until_there_is_some() {
     evict(&daemon, &mut session, id);
     until_held(&daemon, 0, 8);
     let (mut other, theirs) = written(&daemon, 3);
+    pin_words(&other, theirs, 3);
     let call = session.pin((0..4).map(|index| part(id, index)).collect());
     // One of them finds room, and comes at once.
     let awaited = || daemon.books().devices[0].awaited_part_count;
-    until("the others wait for room", || awaited() == 3 && held(&daemon) == (8, 6));
+    until("the others wait for room", || awaited() == 3 && held(&daemon) == (8, 14));
     always("they wait", Duration::from_millis(100), || awaited() == 3);
+    unpin_words(&other, theirs, 3);
     other.free(theirs);
     session.pin_answer(call).unwrap();
     assert_eq!(session.digest(id, 8 * MIB), digest(&content(8 * MIB, id)));
-    until_held(&daemon, 8, 0);
+    until_held(&daemon, 8, 8);
     assert_eq!(awaited(), 0);
     session.pin_ended(call);
     session.free(id);
@@ -147,7 +149,7 @@ fn what_is_evicted_is_sealed_where_it_lies_and_attached() {
     assert_eq!(sealed.digest, digest(&bytes));
     owner.map_all(id);
     assert_eq!(owner.digest(id, SIZE - 5), digest(&bytes));
-    until_held(&daemon, 6, 0);
+    until_held(&daemon, 6, 6);
 
     evict(&daemon, &mut owner, id);
     let mut reader = RawSession::open_with_pins(&daemon.sockets());

@@ -7,12 +7,12 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 /// Untimed rounds before the first pair: first imports, first pages, first frames.
-const WARM_UP: usize = 2;
+pub(crate) const WARM_UP: usize = 2;
 
 /// Timed pairs of one question.
 #[derive(Debug)]
 pub(crate) struct Measure {
-    pub(crate) target: f64,
+    target: Option<f64>,
     ours: Vec<Duration>,
     bare: Vec<Duration>,
     /// What else each round has told, by name.
@@ -23,14 +23,16 @@ pub(crate) struct Measure {
 pub(crate) type Beside = Vec<(&'static str, Duration)>;
 
 impl Measure {
-    /// Takes `pairs` of them; who goes first changes from pair to pair. Each side leaves the device as it found it.
+    /// Takes `pairs` of them; who goes first changes from pair to pair. Each side leaves the device as it found it. A peer
+    /// has no target.
     pub(crate) fn take(
-        target: f64,
+        target: impl Into<Option<f64>>,
         pairs: usize,
         mut ours: impl FnMut() -> Result<(Duration, Beside)>,
         mut bare: impl FnMut() -> Result<Duration>,
     ) -> Result<Self> {
-        let mut measure = Self { target, ours: Vec::new(), bare: Vec::new(), beside: Map::new() };
+        let mut measure =
+            Self { target: target.into(), ours: Vec::new(), bare: Vec::new(), beside: Map::new() };
         for round in 0..WARM_UP + pairs {
             let (our, plain) = if round % 2 == 0 {
                 let our = ours()?;
@@ -64,18 +66,28 @@ impl Measure {
         median(&self.ratios())
     }
 
+    /// By how many milliseconds ours is slower: the median of the pairs.
+    pub(crate) fn median_difference_ms(&self) -> f64 {
+        let pairs = self.ours.iter().zip(&self.bare);
+        let mut differences: Vec<f64> =
+            pairs.map(|(ours, bare)| (ours.as_secs_f64() - bare.as_secs_f64()) * 1e3).collect();
+        differences.sort_by(f64::total_cmp);
+        median(&differences)
+    }
+
     pub(crate) fn line(&self, name: &str) -> String {
         let ratios = self.ratios();
         let (least, most) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
-        let verdict = if self.median() <= self.target { "within" } else { "MISSED" };
+        let verdict = self.target.map_or_else(String::new, |target| {
+            let verdict = if self.median() <= target { "within" } else { "MISSED" };
+            format!("; target {target:.2}: {verdict}")
+        });
         format!(
-            "{name:9} {:.2} times bare ({least:.2} to {most:.2}, {} pairs); ours {:.2} ms, bare {:.2} ms; \
-             target {:.2}: {verdict}",
+            "{name:9} {:.2} times bare ({least:.2} to {most:.2}, {} pairs); ours {:.2} ms, bare {:.2} ms{verdict}",
             self.median(),
             ratios.len(),
             median_ms(&self.ours),
             median_ms(&self.bare),
-            self.target,
         )
     }
 
@@ -90,13 +102,23 @@ impl Measure {
             "beside_ms": self.beside,
         })
     }
+
+    /// The same where each round has moved so many bytes, with the speed of both sides.
+    pub(crate) fn json_of(&self, bytes: usize) -> Value {
+        let speed = |times: &[Duration]| json!(bytes as f64 / 1e6 / median_ms(times));
+        let mut json = self.json();
+        json["bytes"] = json!(bytes);
+        json["median_ours_gb_per_s"] = speed(&self.ours);
+        json["median_bare_gb_per_s"] = speed(&self.bare);
+        json
+    }
 }
 
 fn milliseconds(time: &Duration) -> Value {
     json!(time.as_secs_f64() * 1e3)
 }
 
-fn median_ms(times: &[Duration]) -> f64 {
+pub(crate) fn median_ms(times: &[Duration]) -> f64 {
     let mut times: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
     times.sort_by(f64::total_cmp);
     median(&times)
@@ -129,5 +151,7 @@ mod tests {
         let json = measure.json();
         assert_eq!(json["beside_ms"]["step"], json!([10.0, 20.0, 30.0]));
         assert!(measure.line("x").contains("MISSED"));
+        assert!((measure.median_difference_ms() - 10.0).abs() < 1e-9);
+        assert_eq!(measure.json_of(40_000_000)["median_ours_gb_per_s"], json!(2.0));
     }
 }

@@ -8,6 +8,8 @@ mod log;
 mod measure;
 mod owner;
 mod pins;
+mod plain;
+mod residency;
 mod victim;
 
 pub(crate) use copies::run as copies;
@@ -15,4 +17,5 @@ pub(crate) use hand_off::run as hand_off;
 pub(crate) use leak::run as leak;
 pub(crate) use owner::run as bare_owner;
 pub(crate) use pins::{pinner, run as pins};
+pub(crate) use residency::{Driver, holder, neighbour, run as residency};
 pub(crate) use victim::run as victim;

@@ -68,6 +68,15 @@ impl Gpu {
         Ok(u64::from_le_bytes(sum))
     }
 
+    /// Writes and then reads the memory by kernels, so many times, and copies nothing.
+    pub(crate) fn compute(&self, address: u64, bytes: u64, times: u64) -> Result<(), Failed> {
+        for seed in 0..times {
+            self.launch(self.kernels.fill, self.work, BLOCKS, [address, bytes / 8, seed])?;
+            self.launch(self.kernels.sum, self.work, BLOCKS, [address, bytes / 8, self.kernels.cell])?;
+        }
+        self.table.stream_synchronize(self.work)
+    }
+
     /// Stores one word by a kernel. Where it may not be written, this process's context is dead afterwards.
     pub(crate) fn poke(&self, address: u64, value: u64) -> Result<(), Failed> {
         self.launch(self.kernels.poke, self.work, 1, [address, value])?;

@@ -5,6 +5,7 @@
 
 mod capture;
 mod kernels;
+mod managed;
 mod pinned;
 mod table;
 mod vmm;
@@ -13,6 +14,7 @@ use anyhow::{Context as _, Result};
 
 pub(crate) use capture::Mode;
 use kernels::Kernels;
+pub(crate) use managed::Managed;
 pub(crate) use pinned::Pinned;
 pub(crate) use table::Failed;
 use table::{Opaque, Table};

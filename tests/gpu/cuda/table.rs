@@ -137,6 +137,8 @@ table! {
         memory_info = "cuMemGetInfo_v2"(free: &mut usize, total: &mut usize);
         alloc = "cuMemAlloc_v2"(address: &mut u64, size: usize);
         free = "cuMemFree_v2"(address: u64);
+        alloc_managed = "cuMemAllocManaged"(address: &mut u64, size: usize, flags: u32);
+        prefetch = "cuMemPrefetchAsync"(address: u64, size: usize, device: i32, stream: Opaque);
         // The address of what is pinned, as a number.
         host_alloc = "cuMemHostAlloc"(address: &mut usize, size: usize, flags: u32);
         host_free = "cuMemFreeHost"(address: usize);

@@ -1,15 +1,15 @@
 //! Programs in Python that PyTorch is used by, stage by stage: each says what it has seen, and waits to be let on.
 
 use std::{
-    env,
     ffi::OsStr,
     io::{BufRead as _, BufReader, Lines, Write as _},
-    path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
 use serde_json::Value;
 use vramd_tests::Daemon;
+
+use crate::bundle::beside;
 
 pub(super) struct Program {
     child: Child,
@@ -65,13 +65,4 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Where `make gpu-bundle` puts it.
-pub(super) fn beside(name: &str) -> PathBuf {
-    let own = env::current_exe().expect("a process knows its program");
-    let bundle = own.parent().and_then(|bin| bin.parent()).expect("a program lies in a folder of the bundle");
-    let path = bundle.join(name);
-    assert!(path.exists(), "{} is missing: this runs in a bundle", path.display());
-    path
 }

@@ -5,10 +5,8 @@ use std::ffi::OsStr;
 use serde_json::{Value, json};
 use vramd_tests::{Config, Daemon, MIB};
 
-use super::{
-    World,
-    python::{Program, beside},
-};
+use super::{World, python::Program};
+use crate::bundle::beside;
 
 const SIZE: u64 = 64 * MIB;
 /// A whole number of parts, so that it is charged as it is asked for.

@@ -54,10 +54,6 @@ impl Residents {
         }
     }
 
-    pub(crate) fn contains(&self, part: PartRef) -> bool {
-        self.devices.contains_key(&part)
-    }
-
     pub(crate) fn pinned(&mut self, part: PartRef, session: SessionId) {
         if let Some(device) = self.devices.get(&part)
             && self.pinned.entry(part).or_default().insert(session)

@@ -68,23 +68,19 @@ impl Broker {
         self.check_names(&plans)?;
         sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows))
             .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
-        self.check_plans(session, tenant, &plans)?;
-        match self.check_room(tenant, &plans) {
-            Ok(()) if !self.is_behind(tenant, &plans) => {
-                Ok(Started::Waiting(self.make_all(op, session, tenant, plans)?))
-            }
-            Ok(()) => {
-                let why = self.why_behind(tenant, &plans);
-                Ok(self.line_up(op, Batch::new(plans, self.now.after(wait), why)))
-            }
-            Err(lack) => {
-                let why = self.why_lacking(tenant, &lack);
-                match self.could_ever(tenant, &lack) {
-                    true => Ok(self.line_up(op, Batch::new(plans, self.now.after(wait), why))),
-                    false => Err(why),
-                }
-            }
+        let lack = self.check_room(tenant, &plans).err();
+        if let Some(lack) = lack.as_ref().filter(|lack| !self.could_ever(tenant, lack)) {
+            return Err(self.why_lacking(tenant, lack));
         }
+        self.check_plans(session, tenant, &plans)?;
+        let why = match lack {
+            None if !self.is_behind(tenant, &plans) => {
+                return Ok(Started::Waiting(self.make_all(op, session, tenant, plans)?));
+            }
+            None => self.why_behind(tenant, &plans),
+            Some(lack) => self.why_lacking(tenant, &lack),
+        };
+        Ok(self.line_up(op, Batch::new(plans, self.now.after(wait), why)))
     }
 
     /// What may change while a batch waits.
@@ -288,11 +284,10 @@ impl Broker {
                 return Err(Lack::Bytes { place, shortage, asked, fresh });
             }
         }
-        let kept: BTreeSet<Age> =
-            self.asked_by_place(tenant, plans).into_iter().flat_map(|it| it.2).collect();
+        let asked = self.asked_by_place(tenant, plans);
+        let kept: BTreeSet<Age> = asked.into_iter().flat_map(|(.., kept)| kept).collect();
         let parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
-        let given_up = self.choose_for_count(&kept, parts.saturating_sub(kept.len()));
-        if given_up.is_empty() { Ok(()) } else { Err(Lack::Extents(given_up)) }
+        self.check_count(&kept, parts.saturating_sub(kept.len())).map_err(Lack::Extents)
     }
 
     /// How much a batch asks in each place, and which cached extents it will have of that.
@@ -482,6 +477,7 @@ impl Broker {
         match next {
             Some(next) => {
                 allocation.state = next;
+                self.unsettled.demands |= !self.demands.is_empty();
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
                 self.allocations.moved(from, next);
                 if from.promises_slots() != next.promises_slots()

@@ -239,7 +239,7 @@ impl Broker {
             Err(Refusal::DeviceFull { .. }) => Err(Some(Lacking::Room)),
             // There are too many extents on all devices together.
             Err(_) => {
-                let ages = self.choose_for_count(&BTreeSet::new(), 1);
+                let ages = self.check_count(&BTreeSet::new(), 1).err().unwrap_or_default();
                 self.give_up(ages);
                 Err(Some(Lacking::Extents))
             }

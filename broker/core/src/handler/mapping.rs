@@ -252,6 +252,8 @@ impl Broker {
     }
 
     fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
+        // What is mapped may leave.
+        self.unsettled.demands |= self.is_room_wanted();
         for part in parts {
             if self.step(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
                 let reason = self.revoke_reason(id, part.allocation);
@@ -337,6 +339,7 @@ impl Broker {
         if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
             let tenant = self.tenants.shared(session.tenant);
             self.session_event(id, SessionEvent::Answered, None);
+            self.unsettled.demands |= self.is_room_wanted();
             self.notice(Notice::SessionAnswered { session: id, tenant });
             self.unsettled.demands |= self.is_room_wanted();
         }

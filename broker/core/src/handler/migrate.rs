@@ -21,6 +21,7 @@ use crate::{
     pool::ExtentState,
     residency::AllocationState,
     tenancy::{Arrival, OpId, OpKind, PerPart, TenantId},
+    time::Time,
 };
 
 impl Broker {
@@ -103,8 +104,10 @@ impl Broker {
         match self.revoke_part(None, part, false, self.pins.now()) {
             Some(PartRevocation::Revoked) => {
                 self.emptied(part, &PartRevocation::Revoked);
-                // What need not be copied is there at once.
-                return (!self.migrations.contains_key(&part)).then_some(PartMove::Moved);
+                // What need not be copied is there already.
+                if !self.migrations.contains_key(&part) {
+                    return Some(PartMove::Moved);
+                }
             }
             Some(other) => {
                 self.forget_op(part, op);
@@ -342,7 +345,8 @@ impl Broker {
     }
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
-        let Some(Migration { to, towards, state, clean, stopped, ops, .. }) = self.migrations.remove(&part)
+        let Some(Migration { to, towards, cause, since, state, clean, stopped, ops, .. }) =
+            self.migrations.remove(&part)
         else {
             return;
         };
@@ -364,7 +368,7 @@ impl Broker {
             }
         }
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
-        self.tell_of_migration(part, towards, &outcome);
+        self.tell_of_migration(part, towards, (cause, since), &outcome);
         for op in ops.iter().copied() {
             if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
                 moved.resolve(part.part, outcome.clone());
@@ -412,12 +416,20 @@ impl Broker {
         from
     }
 
-    fn tell_of_migration(&mut self, part: PartRef, tier: Tier, outcome: &PartMove) {
+    fn tell_of_migration(
+        &mut self,
+        part: PartRef,
+        tier: Tier,
+        (cause, began): (Cause, Time),
+        outcome: &PartMove,
+    ) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
         let problem = match outcome {
-            PartMove::Moved => return self.notice(Notice::Moved { part, tenant, device, tier, bytes }),
+            PartMove::Moved => {
+                return self.notice(Notice::Moved { part, tenant, device, tier, bytes, cause, began });
+            }
             PartMove::Failed { problem } => problem.clone(),
             PartMove::Refused { refusal } => refusal.to_string(),
             PartMove::Pinned { .. }
@@ -425,10 +437,10 @@ impl Broker {
             | PartMove::Standing { .. }
             | PartMove::Wanted
             | PartMove::Freed => {
-                return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes });
+                return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
             }
         };
-        self.notice(Notice::MoveFailed { part, tenant, device, tier, bytes, problem });
+        self.notice(Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
     }
 
     /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when

@@ -155,10 +155,6 @@ impl Broker {
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
         let look = call.look;
         let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
-        // Somebody who came before took it away again.
-        if matches!(state, Some(MapState::Away | MapState::Evicting)) {
-            self.pins.lost(id, part);
-        }
         let waits = held_up || !self.pins.lacks(id, part);
         match state {
             None | Some(MapState::OfferedRevoked | MapState::Revoking) => {

@@ -192,6 +192,7 @@ impl Broker {
     fn revocation_over(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(over) = self.revocations.remove(&part) else { return };
         self.emptied(part, outcome);
+        self.unsettled.demands |= self.is_room_wanted();
         let elsewhere = self.is_elsewhere(part);
         for comer in over.comers {
             match self.map_state(comer, part) {
@@ -212,6 +213,10 @@ impl Broker {
     fn evict(&mut self, id: SessionId, part: PartRef, prompt: bool) {
         if let Err(problem) = self.step(id, part, MapEvent::Evict) {
             return self.broken(invariants::TRANSITIONS, problem);
+        }
+        // Who came before needs its room: a call that waits for others has it no more.
+        for (_, call) in self.pins.waiting_of(part, id).collect::<Vec<_>>() {
+            self.pins.lost(call, part);
         }
         let told = self.revoked_part(id, part);
         self.unsettled.evicted.entry(id).or_default().push(told);

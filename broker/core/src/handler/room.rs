@@ -15,7 +15,7 @@ use crate::{
     event::{PartRef, Tier},
     ledger::{Place, Shortage, Spared},
     migration::Cause,
-    pool::{Age, Cached},
+    pool::{Age, Cached, ExtentState},
     residency::AllocationState,
     tenancy::{Arrival, OpId, TenantId},
 };
@@ -74,7 +74,7 @@ impl Choice {
 impl AwaitedRoom {
     /// Something leaves its device.
     pub(crate) fn leaves(&mut self, extent: ExtentId, was: Piece) {
-        self.going.entry(extent).or_insert(Going { was, waiting: Few::default() });
+        self.going.entry(extent).or_insert_with(|| Going { was, waiting: Few::default() });
     }
 
     /// Whether something is on its way out of the device.
@@ -201,11 +201,18 @@ impl Broker {
         backed(&spared).then_some(choice)
     }
 
-    /// Chooses cached extents of any device, so that so many more can be made.
-    pub(crate) fn choose_for_count(&self, kept: &BTreeSet<Age>, more: usize) -> Vec<Age> {
+    /// Whether so many more extents can be made; else which cached ones, of any device, are to be given up for that.
+    pub(crate) fn check_count(&self, kept: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
         let over = self.pool.len().saturating_add(more).saturating_sub(self.config.limits.extents_max);
+        if over == 0 || planted!(self, CountsIgnored) {
+            return Ok(());
+        }
+        let released = |(extent, _): &(ExtentId, Piece)| {
+            self.pool.get(*extent).is_some_and(|it| matches!(it.state, ExtentState::Releasing(_)))
+        };
+        let going = self.awaited_room.iter().filter(released).count();
         let ages = self.pool.cache().iter().map(|(age, _)| age).filter(|age| !kept.contains(age));
-        ages.take(over).collect()
+        Err(ages.take(over.saturating_sub(going)).collect())
     }
 
     /// A limit was lowered: what is above it goes, as far as it can.

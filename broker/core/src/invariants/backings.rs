@@ -6,15 +6,13 @@ use crate::{
     event::Tier,
     migration::Backing,
     pool::{Extent, ExtentState},
-    residency::AllocationState,
 };
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, backing) in broker.backings.iter().filter(|(part, _)| scope.has_allocation(part.allocation)) {
-        let state = broker.allocations.get(part.allocation).map(|allocation| allocation.state);
-        // Where one part of a batch could not be made, the rest is made before all of it is undone.
-        let there = (broker.tier_of(*part) == Some(Tier::Device) || state == Some(AllocationState::Creating))
-            && !broker.migrations.contains_key(part);
+        let on_device = broker.tier_of(*part).is_none_or(|tier| tier == Tier::Device);
+        let there = on_device && !broker.migrations.contains_key(part);
+        // Until the driver has made its memory a new allocation is nowhere.
         expect(found, BACKED, there, || format!("{part:?} is backed and not on its device"));
         let piece = broker.piece_of(*part);
         let is_own = match backing {

@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, Notice, OperatorRequest,
-    PartRef, Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Time, UnmappedPart, WordsOutcome,
+    PartRef, Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Time, TouchedPart, UnmappedPart,
+    WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -67,6 +68,8 @@ pub struct World {
     pub fail_copies: VecDeque<Option<String>>,
     /// What lies in each extent that was written or copied to: else zeros.
     pub contents: BTreeMap<ExtentId, u64>,
+    /// What each client has written since that was collected last.
+    pub written: BTreeSet<(ChannelId, PartRef)>,
     /// Which extent each part was in when it was sent last.
     pub extents: BTreeMap<PartRef, ExtentId>,
     /// What operators were told.
@@ -125,6 +128,7 @@ impl World {
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
             contents: BTreeMap::new(),
+            written: BTreeSet::new(),
             extents: BTreeMap::new(),
             notices: Vec::new(),
             calls: 0,
@@ -156,7 +160,11 @@ impl World {
                     let again = self.pin_answers.insert((channel, call), refusal);
                     assert_eq!(again, None, "{call} was answered twice");
                 }
-                Command::ForgetWord { channel, slot } => _ = self.slots.remove(&(channel, slot)),
+                Command::ForgetWord { channel, slot } => {
+                    if let Some(part) = self.slots.remove(&(channel, slot)) {
+                        self.written.remove(&(channel, part));
+                    }
+                }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
                 Command::KillProcess { channel } => self.killed.push(channel),
@@ -183,6 +191,7 @@ impl World {
     pub fn write(&mut self, client: Client, part: PartRef, content: u64) {
         assert!(self.maps(client, part), "{part:?} is not mapped");
         self.contents.insert(self.extents[&part], content);
+        self.written.insert((client.channel, part));
     }
 
     pub fn read(&self, client: Client, part: PartRef) -> u64 {
@@ -265,8 +274,8 @@ impl World {
                     .map(|told| told.part)
                     .partition(|part| self.pinned.contains_key(&(channel, *part)));
                 self.wanted_back.extend(pinned.into_iter().map(|part| (channel, part)));
-                let held = free.into_iter().filter(|part| mapped.remove(part));
-                let parts: Vec<_> = held.map(unmapped).collect();
+                let held: Vec<_> = free.into_iter().filter(|part| mapped.remove(part)).collect();
+                let parts: Vec<_> = held.into_iter().map(|part| self.unmapped(channel, part)).collect();
                 if parts.is_empty() {
                     return true;
                 }
@@ -276,6 +285,17 @@ impl World {
         };
         self.event(Event::Frame { channel, frame: answer });
         true
+    }
+
+    /// What the client says of a part that it has unmapped.
+    fn unmapped(&self, channel: ChannelId, part: PartRef) -> UnmappedPart {
+        UnmappedPart { written: self.written.contains(&(channel, part)), ..unmapped(part) }
+    }
+
+    /// The shell looks at the words of a part.
+    pub fn harvest(&mut self, client: Client, part: PartRef) {
+        let pinned = self.pinned.contains_key(&(client.channel, part));
+        self.event(Event::Touched(vec![TouchedPart { session: client.session, part, pinned }]));
     }
 
     /// Lets everybody work and answer until nothing is left to do.
@@ -385,7 +405,8 @@ impl World {
             self.pinned.remove(&key);
             if self.wanted_back.remove(&key) {
                 self.mapped.entry(client.channel).or_default().remove(&part);
-                self.frame(client, ClientFrame::Unmapped(vec![unmapped(part)]));
+                let unmapped = self.unmapped(client.channel, part);
+                self.frame(client, ClientFrame::Unmapped(vec![unmapped]));
             }
         }
     }

@@ -1,9 +1,12 @@
 //! Parts that move, and where they are.
 
-use broker_core::{OperatorRequest, PartMove, PartRef, Refusal, Reply, StoredQuotas, Target, Tier};
+use broker_core::{
+    AllocationSpec, ClientRequest, OperatorRequest, PartMove, PartRef, Refusal, Reply, StoredQuotas, Target,
+    Tier,
+};
 use vramd_types::{AllocationId, Bytes};
 
-use super::{World, config};
+use super::{Client, World, config};
 
 /// A device of so many MiB and as much host memory beside it.
 pub fn tiers(device: u32, host: u32) -> World {
@@ -25,6 +28,28 @@ pub fn moved(reply: Result<Reply, Refusal>) -> PartMove {
 
 pub fn evict(world: &mut World, part: PartRef) -> PartMove {
     moved(world.operate(to(part.allocation, Tier::Host)))
+}
+
+/// Memory that its session goes on using.
+pub fn fill(world: &mut World, client: Client, spec: AllocationSpec) -> AllocationId {
+    let id = world.allocate(client, spec).expect("room");
+    for part in parts(world, id) {
+        world.pin(client, part);
+    }
+    id
+}
+
+pub fn empty(world: &mut World, client: Client, id: AllocationId) {
+    for part in parts(world, id) {
+        world.unpin(client, part);
+    }
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.settle();
+}
+
+pub fn parts(world: &World, id: AllocationId) -> Vec<PartRef> {
+    let view = world.broker.show(&Target::Id(id)).expect("it is there");
+    view.parts.iter().map(|shown| PartRef { allocation: id, part: shown.index }).collect()
 }
 
 pub fn tier(world: &World, part: PartRef) -> Tier {

@@ -140,13 +140,31 @@ impl<'a> Bench<'a> {
 
     /// In the host, where it is nearest to the first device, through which others reach it.
     pub(super) fn create_host(&mut self, size: Bytes) -> Result<Extent, DriverError> {
+        self.create_host_as(size, true)
+    }
+
+    pub(super) fn create_host_as(&mut self, size: Bytes, zeroed: bool) -> Result<Extent, DriverError> {
         let id = new_id();
-        self.submit(Submission::CreateHost { extent: id, node: self.host_node(), size });
+        self.submit(Submission::CreateHost { extent: id, node: self.host_node(), size, zeroed });
         self.created(id).map(|handle| Extent { id, device: FIRST, size, handle })
     }
 
     pub(super) fn make_host(&mut self) -> Extent {
         self.create_host(SMALL).expect("there is room for 2 MiB")
+    }
+
+    /// How much is kept once nothing more is to be pinned, or what stood in the way.
+    pub(super) fn keep_host(
+        &mut self,
+        size: Bytes,
+        piece: Bytes,
+        pieces_max: usize,
+    ) -> (Bytes, Option<DriverError>) {
+        self.submit(Submission::KeepHost { node: self.host_node(), size, piece, pieces_max });
+        self.wait(|completion| match completion {
+            Completion::HostKept { kept, problem, .. } => Some((*kept, problem.clone())),
+            _ => None,
+        })
     }
 
     /// Another process that maps the extent and has closed its descriptor.

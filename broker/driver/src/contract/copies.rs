@@ -234,7 +234,12 @@ pub fn copies_go_on_beside_all_else(harness: &dyn Harness) -> Verdict {
         let kind = ExtentKind::Movable;
         let ids = [new_id(), new_id()];
         bench.submit(Submission::Create { extent: ids[0], device: FIRST, size: SMALL, kind });
-        bench.submit(Submission::CreateHost { extent: ids[1], node: bench.host_node(), size: SMALL });
+        bench.submit(Submission::CreateHost {
+            extent: ids[1],
+            node: bench.host_node(),
+            size: SMALL,
+            zeroed: true,
+        });
         bench.submit(Submission::Digest { ticket: ids[0].get(), spans: vec![(source.id, SMALL)] });
         bench.survey(FIRST);
         assert_eq!(bench.copied(out), Ok(()));

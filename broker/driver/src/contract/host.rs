@@ -73,7 +73,7 @@ pub fn nonsense_of_the_host_is_answered(harness: &dyn Harness) -> Verdict {
     let on_device = bench.make();
     let node = bench.host_node();
     for (id, node) in [(extent.id, node), (on_device.id, node), (new_id(), HostNode(u16::MAX))] {
-        bench.submit(Submission::CreateHost { extent: id, node, size: SMALL });
+        bench.submit(Submission::CreateHost { extent: id, node, size: SMALL, zeroed: true });
         assert!(matches!(bench.created(id), Err(DriverError::Failed(_))), "{id} on {node}");
     }
     let kind = ExtentKind::Movable;

@@ -15,6 +15,7 @@ pub mod digest;
 pub mod faults;
 pub mod fixed;
 pub mod host;
+pub mod kept;
 pub mod lifetime;
 pub mod memory;
 pub mod outsiders;
@@ -133,6 +134,13 @@ macro_rules! contract_tests {
             host::a_mapping_of_host_memory_outlives_its_release,
             host::host_memory_that_is_not_there_is_an_answer,
             host::nonsense_of_the_host_is_answered,
+            kept::kept_memory_is_used_again_and_zero_where_that_is_asked,
+            kept::what_another_process_may_have_is_not_used_again,
+            kept::what_is_kept_and_used_is_never_more_than_it_may_be,
+            kept::another_size_has_kept_memory_given_up,
+            kept::no_more_pieces_are_kept_than_may_be,
+            kept::keeping_is_asked_once_of_a_node_that_there_is,
+            kept::an_end_waits_for_no_filling,
             copies::bytes_arrive_in_every_direction,
             copies::bytes_arrive_on_another_device,
             copies::only_the_first_bytes_are_copied,

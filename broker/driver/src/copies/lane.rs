@@ -2,8 +2,7 @@
 //! wire never waits for us.
 
 use std::{
-    collections::VecDeque,
-    mem,
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::Duration,
@@ -48,20 +47,27 @@ pub(crate) struct Job<W> {
 #[derive(Debug)]
 pub(crate) enum Order<W> {
     Copy(Job<W>),
-    Refuse { copy: CopyId, error: DriverError },
+    Refuse {
+        copy: CopyId,
+        error: DriverError,
+    },
+    /// Its entry says so too. It may have gone to another lane, or be on its way here.
+    Cancelled(CopyId),
 }
 
 /// Until nobody can send any more and all is done.
 pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: impl Fn(Completion)) {
-    let mut lane = Lane { link, waiting: VecDeque::new(), begun: VecDeque::new(), under_way: 0 };
+    let mut lane = Lane { link, waiting: Waiting::default(), begun: VecDeque::new(), under_way: 0 };
     while let Ok(arrived) = lane.next(orders) {
         for order in arrived.into_iter().chain(orders.try_iter()) {
             match order {
-                Order::Copy(job) => lane.waiting.push_back(job),
+                // Those that wait need not wait for what is before them.
+                Order::Copy(job) if job.entry.is_cancelled() => give_up(job, &tell),
+                Order::Copy(job) => lane.waiting.push(job),
+                Order::Cancelled(copy) => drop(lane.waiting.take(copy).map(|job| give_up(job, &tell))),
                 Order::Refuse { copy, error } => tell(Completion::Copied { copy, result: Err(error.into()) }),
             }
         }
-        lane.give_up_cancelled(&tell);
         lane.tell_ended(&tell);
         lane.begin();
     }
@@ -69,11 +75,17 @@ pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: imp
 
 struct Lane<L: Link> {
     link: L,
-    /// Nothing of them was begun.
-    waiting: VecDeque<Job<L::Work>>,
+    waiting: Waiting<L::Work>,
     /// Of all but the last nothing is left to begin.
     begun: VecDeque<Begun<L>>,
     under_way: usize,
+}
+
+/// Copies of which nothing was begun, in the order of their arrival. One can be taken from among thousands.
+struct Waiting<W> {
+    jobs: BTreeMap<u64, Job<W>>,
+    arrivals: HashMap<CopyId, u64>,
+    last: u64,
 }
 
 struct Begun<L: Link> {
@@ -111,17 +123,6 @@ impl<L: Link> Lane<L> {
         }
     }
 
-    /// Those that wait need not wait for what is before them.
-    fn give_up_cancelled(&mut self, tell: &impl Fn(Completion)) {
-        let (cancelled, waiting) =
-            mem::take(&mut self.waiting).into_iter().partition(|job| job.entry.is_cancelled());
-        self.waiting = waiting;
-        let cancelled: VecDeque<_> = cancelled;
-        for job in cancelled {
-            finish(job, Err(CopyError::Cancelled), tell);
-        }
-    }
-
     fn tell_ended(&mut self, tell: &impl Fn(Completion)) {
         while let Some(front) = self.begun.front_mut() {
             while let Some((chunk, length)) = front.chunks.front_mut() {
@@ -146,12 +147,40 @@ impl<L: Link> Lane<L> {
         while self.under_way < UNDER_WAY_MAX {
             match self.begun.back_mut().filter(|it| !it.is_all_begun()) {
                 Some(last) => self.under_way += last.begin_next(&mut self.link),
-                None => match self.waiting.pop_front() {
+                None => match self.waiting.pop() {
                     Some(job) => self.begun.push_back(Begun::of(job)),
                     None => return,
                 },
             }
         }
+    }
+}
+
+impl<W> Default for Waiting<W> {
+    fn default() -> Self {
+        Self { jobs: BTreeMap::new(), arrivals: HashMap::new(), last: 0 }
+    }
+}
+
+impl<W> Waiting<W> {
+    fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    fn push(&mut self, job: Job<W>) {
+        self.last += 1;
+        self.arrivals.insert(job.copy, self.last);
+        self.jobs.insert(self.last, job);
+    }
+
+    fn pop(&mut self) -> Option<Job<W>> {
+        let (_, job) = self.jobs.pop_first()?;
+        self.arrivals.remove(&job.copy);
+        Some(job)
+    }
+
+    fn take(&mut self, copy: CopyId) -> Option<Job<W>> {
+        self.jobs.remove(&self.arrivals.remove(&copy)?)
     }
 }
 
@@ -184,6 +213,10 @@ impl<L: Link> Begun<L> {
             }
         }
     }
+}
+
+fn give_up<W>(job: Job<W>, tell: &impl Fn(Completion)) {
+    finish(job, Err(CopyError::Cancelled), tell);
 }
 
 /// It has let go of the extents before it is told: who then releases them finds them free.

@@ -5,7 +5,7 @@ use std::sync::{
     mpsc::{Receiver, Sender, channel},
 };
 
-use vramd_types::DeviceIndex;
+use vramd_types::{CopyId, DeviceIndex};
 
 use super::{
     lane::{Job, Order},
@@ -74,6 +74,15 @@ impl<W> Lanes<W> {
         &self.table
     }
 
+    /// Nothing of it is begun any more. Which lane it waits in nobody notes: cancels are few.
+    pub(crate) fn cancel(&self, copy: CopyId) {
+        if self.table.cancel(copy) {
+            for (_, queue) in &self.queues {
+                hand(queue, Order::Cancelled(copy));
+            }
+        }
+    }
+
     /// To the thread that does it, or that says why it can't be done.
     pub(crate) fn send(&self, asked: Asked, found: Result<(Direction, W), DriverError>) {
         let Asked { copy, size, entry } = asked;
@@ -84,7 +93,11 @@ impl<W> Lanes<W> {
         };
         let queue = self.queues.iter().find(|(of, _)| *of == direction);
         let (_, queue) = queue.expect("extents lie in the host or on one of the driver's devices");
-        // A lane that is gone has panicked, in the sink or by a bug of ours; its work can't be answered any more.
-        assert!(queue.send(order).is_ok(), "a thread of the driver that copies has panicked");
+        hand(queue, order);
     }
+}
+
+/// A lane that is gone has panicked, in the sink or by a bug of ours; its work can't be answered any more.
+fn hand<W>(queue: &Sender<Order<W>>, order: Order<W>) {
+    assert!(queue.send(order).is_ok(), "a thread of the driver that copies has panicked");
 }

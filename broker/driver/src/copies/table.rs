@@ -55,11 +55,9 @@ impl Table {
         self.copies().get(&copy).map(|progress| Bytes::new(progress.copied.load(Ordering::Relaxed)))
     }
 
-    /// Who does it looks here before each chunk.
-    pub(crate) fn cancel(&self, copy: CopyId) {
-        if let Some(progress) = self.copies().get(&copy) {
-            progress.cancelled.store(true, Ordering::Relaxed);
-        }
+    /// Who does it looks here before each chunk. Whether there is such a copy.
+    pub(crate) fn cancel(&self, copy: CopyId) -> bool {
+        self.copies().get(&copy).map(|progress| progress.cancelled.store(true, Ordering::Relaxed)).is_some()
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.

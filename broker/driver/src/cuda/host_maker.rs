@@ -1,23 +1,24 @@
-//! Makes and gives up memory of the host, on a thread of its own: pinning takes seconds, and nothing that concerns a
-//! device waits for it.
+//! Makes, keeps and gives up memory of the host, on a thread of its own: pinning takes seconds, and nothing that concerns
+//! a device waits for it.
+//!
+//! When nothing is asked of it the thread pins ahead of need, a piece at a time. So who asks waits for one at most.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     sync::{Arc, mpsc::Receiver},
 };
 
 use vramd_types::{Bytes, ExtentId, GRANULARITY, HostNode};
 
 use super::{
-    device::Device,
-    facts::HostKind,
     freer::sole,
-    host_memory::HostMemory,
+    host_memory::{HostMemory, Pinner},
+    host_node::Node,
     memory::Held,
     node,
     state::{Extent, State},
 };
-use crate::{Completion, DriverError, Handle};
+use crate::{Completion, DriverError, Handle, batch};
 
 #[derive(Debug)]
 pub(super) enum HostOrder {
@@ -25,69 +26,105 @@ pub(super) enum HostOrder {
         extent: ExtentId,
         node: HostNode,
         size: Bytes,
+        zeroed: bool,
     },
-    /// What was released, and is answered once it is given up.
+    Keep {
+        node: HostNode,
+        size: Bytes,
+        piece: Bytes,
+        pieces_max: usize,
+    },
+    /// What was released, and is answered once it is kept or given up.
     Release {
         extent: ExtentId,
         memory: Arc<HostMemory>,
     },
 }
 
-/// How memory of the host is made.
 #[derive(Debug)]
 pub(super) struct HostMaker {
-    pub(super) kind: HostKind,
-    /// All of them reach it.
-    pub(super) devices: Vec<Arc<Device>>,
-    /// Whether that remains to be done.
-    pub(super) zeroing: bool,
+    pinner: Pinner,
+    /// Those that are near a device.
+    nodes: BTreeMap<HostNode, Node>,
+    /// Where this thread stays.
+    near: Option<HostNode>,
 }
 
 impl HostMaker {
+    pub(super) fn new(pinner: Pinner) -> Self {
+        let nodes = pinner.devices.iter().map(|device| (device.node(), Node::new(device.node())));
+        Self { nodes: nodes.collect(), pinner, near: None }
+    }
+
     /// Until nobody can send any more.
-    pub(super) fn run(&self, state: &State, orders: &Receiver<HostOrder>) {
-        let mut near = None;
-        for order in orders {
+    pub(super) fn run(mut self, state: &State, orders: &Receiver<HostOrder>) {
+        while let Some(order) = batch::next(orders, || self.fill(state)) {
             match order {
-                HostOrder::Make { extent, node, size } => {
-                    if near.replace(node) != Some(node) {
-                        node::stay_near(node);
-                    }
-                    let result = self.make(state, extent, node, size);
+                HostOrder::Make { extent, node, size, zeroed } => {
+                    let result = self.make(state, extent, node, size, zeroed);
                     state.tell(Completion::Created { extent, result });
                 }
+                HostOrder::Keep { node, size, piece, pieces_max } => {
+                    if let Err(problem) = self.node(node).and_then(|it| it.keep(size, piece, pieces_max)) {
+                        tell_kept(state, node, Bytes::ZERO, Some(problem));
+                    }
+                }
                 HostOrder::Release { extent, memory } => {
-                    drop(sole(memory));
+                    let memory = sole(memory);
+                    if let Some(node) = self.nodes.get_mut(&memory.node()) {
+                        node.put_back(memory);
+                    }
                     state.extents().remove(&extent);
                     // Who else holds it nobody can tell.
                     state.tell(Completion::Released { extent, returned: true });
                 }
             }
         }
+        for (node, it) in &mut self.nodes {
+            if let Some(kept) = it.give_up_filling() {
+                let problem = DriverError::Failed("the driver has ended".to_owned());
+                tell_kept(state, *node, kept, Some(problem));
+            }
+        }
+    }
+
+    /// Whether a piece was pinned ahead of need.
+    fn fill(&mut self, state: &State) -> bool {
+        let all = self.pinned();
+        for (node, it) in &mut self.nodes {
+            let elsewhere = all.saturating_sub(it.pinned());
+            if it.is_missing() {
+                stay_near(&mut self.near, *node);
+            }
+            let problem = match it.fill(&self.pinner, elsewhere) {
+                Ok(true) => return true,
+                Ok(false) => None,
+                Err(error) => Some(error),
+            };
+            if let Some(kept) = it.is_filled() {
+                tell_kept(state, *node, kept, problem);
+            }
+        }
+        false
     }
 
     fn make(
-        &self,
+        &mut self,
         state: &State,
         extent: ExtentId,
         node: HostNode,
         size: Bytes,
+        zeroed: bool,
     ) -> Result<Handle, DriverError> {
         if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
             return Err(DriverError::Failed(format!("{} bytes are no multiple of 2 MiB", size.get())));
         }
-        let nodes: BTreeSet<HostNode> = self.devices.iter().map(|device| device.node()).collect();
-        if !nodes.contains(&node) {
-            return Err(DriverError::Failed(format!("no device is near node {node} of the host")));
-        }
+        self.node(node)?;
         if !state.claim(extent) {
             return Err(DriverError::Failed(format!("{extent} exists")));
         }
-        match HostMemory::new(self.kind, &self.devices, node, size) {
+        match self.take(node, size, zeroed) {
             Ok(memory) => {
-                if self.zeroing {
-                    memory.view().zero();
-                }
                 let handle = memory.handle();
                 state.extents().insert(extent, Extent::Live(Held::Host(Arc::new(memory))));
                 Ok(handle)
@@ -98,4 +135,35 @@ impl HostMaker {
             }
         }
     }
+
+    fn take(&mut self, node: HostNode, size: Bytes, zeroed: bool) -> Result<HostMemory, DriverError> {
+        stay_near(&mut self.near, node);
+        let all = self.pinned();
+        let Self { pinner, nodes, .. } = self;
+        let it = nodes.get_mut(&node).ok_or_else(|| nowhere(node))?;
+        let elsewhere = all.saturating_sub(it.pinned());
+        it.take(pinner, elsewhere, size, zeroed)
+    }
+
+    fn node(&mut self, node: HostNode) -> Result<&mut Node, DriverError> {
+        self.nodes.get_mut(&node).ok_or_else(|| nowhere(node))
+    }
+
+    fn pinned(&self) -> Bytes {
+        Bytes::checked_sum(self.nodes.values().map(Node::pinned)).unwrap_or(Bytes::MAX)
+    }
+}
+
+fn stay_near(near: &mut Option<HostNode>, node: HostNode) {
+    if near.replace(node) != Some(node) {
+        node::stay_near(node);
+    }
+}
+
+fn nowhere(node: HostNode) -> DriverError {
+    DriverError::Failed(format!("no device is near node {node} of the host"))
+}
+
+fn tell_kept(state: &State, node: HostNode, kept: Bytes, problem: Option<DriverError>) {
+    state.tell(Completion::HostKept { node, kept, problem });
 }

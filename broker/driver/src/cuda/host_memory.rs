@@ -4,9 +4,9 @@
 //! registered with the driver. Either is mapped here once, for the CPU and for every device.
 
 use std::{
-    fs,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
+    thread,
 };
 
 use rustix::{
@@ -20,16 +20,41 @@ use super::{
     api::{Access, CudaError, HostView, Physical},
     device::Device,
     facts::HostKind,
+    host_room,
 };
-use crate::{DriverError, Handle, HostLimit};
+use crate::{DriverError, Handle, HostLimit, SharedFd, pool::Kept};
+
+/// How memory of the host is pinned.
+#[derive(Debug)]
+pub(super) struct Pinner {
+    pub(super) kind: HostKind,
+    /// All of them reach it.
+    pub(super) devices: Vec<Arc<Device>>,
+    /// Whether what comes from the driver is zero.
+    pub(super) is_zero: bool,
+}
+
+impl Pinner {
+    /// Beside so much that is pinned already.
+    pub(super) fn pin(
+        &self,
+        node: HostNode,
+        size: Bytes,
+        pinned: Bytes,
+    ) -> Result<Kept<HostMemory>, DriverError> {
+        let memory = HostMemory::new(self.kind, &self.devices, node, size, pinned)?;
+        Ok(Kept { memory, is_zero: self.is_zero })
+    }
+}
 
 /// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
 #[derive(Debug)]
 pub(super) struct HostMemory {
     view: HostView,
     _physical: Option<Physical>,
-    fd: Arc<OwnedFd>,
+    fd: Arc<SharedFd>,
     kind: HostKind,
+    node: HostNode,
     size: Bytes,
     /// Last: their contexts may end with them.
     _devices: Vec<Arc<Device>>,
@@ -37,22 +62,49 @@ pub(super) struct HostMemory {
 
 impl HostMemory {
     /// Not zeroed, where the driver does not do it.
-    pub(super) fn new(
+    fn new(
         kind: HostKind,
         devices: &[Arc<Device>],
         node: HostNode,
         size: Bytes,
+        pinned: Bytes,
     ) -> Result<Self, DriverError> {
-        let available = available();
-        if available.is_some_and(|available| size > available) {
-            return Err(DriverError::OutOfHostMemory(HostLimit::Free(available.unwrap_or(Bytes::ZERO))));
+        // What the driver's module allocates is in no cgroup.
+        if let Some(limit) = host_room::in_the_way(size, kind == HostKind::Registered) {
+            return Err(DriverError::OutOfHostMemory(limit));
         }
         let (view, physical, fd) = match kind {
             HostKind::Numa => numa(devices, node, size)?,
-            HostKind::Registered => registered(devices, size)?,
+            HostKind::Registered => registered(devices, size, pinned)?,
         };
-        let (fd, devices) = (Arc::new(fd), devices.to_vec());
-        Ok(Self { view, _physical: physical, fd, kind, size, _devices: devices })
+        let (fd, devices) = (Arc::new(fd.into()), devices.to_vec());
+        Ok(Self { view, _physical: physical, fd, kind, node, size, _devices: devices })
+    }
+
+    pub(super) fn node(&self) -> HostNode {
+        self.node
+    }
+
+    /// Nobody else has it or will, and nobody has asked for its descriptor.
+    pub(super) fn is_sole(&self) -> bool {
+        self.fd.is_sole()
+    }
+
+    /// On several threads, which are bound as this one is: other orders wait meanwhile.
+    pub(super) fn zero(&self) {
+        const THREADS: usize = 4;
+        const SHARE_MIN: usize = 16 << 20;
+        let length = self.view.length();
+        let share = length.div_ceil(THREADS).max(SHARE_MIN);
+        thread::scope(|scope| {
+            for at in (share..length).step_by(share) {
+                let zero = move || self.view.zero(at, share.min(length - at));
+                if thread::Builder::new().name("cuda-zero".to_owned()).spawn_scoped(scope, zero).is_err() {
+                    zero();
+                }
+            }
+            self.view.zero(0, share.min(length));
+        });
     }
 
     pub(super) fn size(&self) -> Bytes {
@@ -83,7 +135,7 @@ fn numa(devices: &[Arc<Device>], node: HostNode, size: Bytes) -> Result<Parts, D
 }
 
 /// Its pages are of the node that the calling thread runs on.
-fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError> {
+fn registered(devices: &[Arc<Device>], size: Bytes, pinned: Bytes) -> Result<Parts, DriverError> {
     let length = usize::try_from(size.get()).map_err(|error| failed("map", &error))?;
     let fd = open_memfd().map_err(|error| failed("make a memfd", &error))?;
     // Pages are made here, where running out of them is an answer, and not at the first touch.
@@ -95,7 +147,8 @@ fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| failed("seal a memfd", &error))?;
     let view = HostView::of_file(fd.as_fd(), length, true).map_err(|error| failed("map a memfd", &error))?;
-    let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < size);
+    let all = pinned.saturating_add(size);
+    let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < all);
     let view = view.register(first(devices)?.context()).map_err(|error| why(error, locked()))?;
     Ok((view, None, fd))
 }
@@ -124,28 +177,5 @@ fn why(error: CudaError, locked: Option<Bytes>) -> DriverError {
             DriverError::OutOfHostMemory(locked.map_or(HostLimit::Pinned, HostLimit::Locked))
         }
         other => other,
-    }
-}
-
-/// What the kernel could give without swapping. Asking the driver for more may end other processes instead.
-fn available() -> Option<Bytes> {
-    available_in(&fs::read_to_string("/proc/meminfo").ok()?)
-}
-
-fn available_in(meminfo: &str) -> Option<Bytes> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Bytes::new(kib.saturating_mul(1024)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_available_is_read() {
-        let text = "MemTotal:       24684084 kB\nMemAvailable:    2048 kB\n";
-        assert_eq!(available_in(text), Some(Bytes::mib(2)));
-        assert_eq!(available_in("MemTotal: 1 kB\n"), None);
     }
 }

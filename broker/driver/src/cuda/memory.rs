@@ -12,7 +12,7 @@ use super::{
     device::Device,
     host_memory::HostMemory,
 };
-use crate::{ExtentKind, Handle};
+use crate::{ExtentKind, Handle, SharedFd};
 
 /// The memory of an extent, wherever it lies.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ enum Backing {
         mapper: Mutex<()>,
         physical: Physical,
         /// Exported once; every client gets this one.
-        fd: Arc<OwnedFd>,
+        fd: Arc<SharedFd>,
     },
     Fixed {
         block: Block,
@@ -66,7 +66,11 @@ enum Backing {
 impl Memory {
     pub(super) fn movable(device: Arc<Device>, size: Bytes, physical: Physical, fd: OwnedFd) -> Self {
         let (mapping, mapper) = (OnceLock::new(), Mutex::new(()));
-        Self { size, backing: Backing::Movable { mapping, mapper, physical, fd: Arc::new(fd) }, device }
+        Self {
+            size,
+            backing: Backing::Movable { mapping, mapper, physical, fd: Arc::new(fd.into()) },
+            device,
+        }
     }
 
     pub(super) fn fixed(device: Arc<Device>, size: Bytes, block: Block, handle: [u8; 64]) -> Self {
@@ -131,7 +135,7 @@ impl Memory {
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     memory: Weak<Memory>,
-    fd: Weak<OwnedFd>,
+    fd: Weak<SharedFd>,
 }
 
 impl Trace {

@@ -3,7 +3,7 @@
 //! A movable extent is a `cuMemCreate` handle, exported once; the descriptor is what clients get, each its own
 //! duplicate through the socket. A fixed one is a `cuMemAlloc` block with a legacy handle. The daemon maps an extent
 //! when it first looks at its bytes or moves them, and from then on for the extent's life. Memory of the host is pinned,
-//! and mapped for the CPU and for all devices when it is made (`host_memory`).
+//! and mapped for the CPU and for all devices when it is made (`host_memory`); that is done ahead of need (`host_node`).
 //!
 //! ```text
 //!            ┌──────────────────── submit ───────────────────┬────────────────────┐
@@ -14,7 +14,7 @@
 //!            │     └────► cuda-freer ◄─┼──────┤              │                    │
 //!            │                │        │      │ host         │                    │
 //!            │   submit ──────┼────────┼─► cuda-host         │                    │
-//!            │                │        │   pin, give up      │                    │
+//!            │                │        │   pin, keep         │                    │
 //!            └──────────► sink ◄───────┴──────┴──────────────┴────────────────────┘
 //! ```
 //!
@@ -31,6 +31,8 @@ mod facts;
 mod freer;
 mod host_maker;
 mod host_memory;
+mod host_node;
+mod host_room;
 mod looker;
 mod maker;
 mod memory;
@@ -64,6 +66,7 @@ use self::{
     device::Device,
     digester::Digest,
     host_maker::{HostMaker, HostOrder},
+    host_memory::Pinner,
     looker::{Look, Onward},
     maker::{Make, Maker},
     state::{State, hand},
@@ -112,8 +115,8 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let devices: Vec<Arc<Device>> = makers.iter().map(|maker| Arc::clone(&maker.device)).collect();
     let by_descriptor = devices.iter().all(|it| probe::host_by_descriptor(&api, it.context().device()));
     let host = if by_descriptor { HostKind::Numa } else { HostKind::Registered };
-    let zeroing = host == HostKind::Numa && !scrub::zeroes_host(params);
-    let host_maker = HostMaker { kind: host, devices: devices.clone(), zeroing };
+    let is_zero = host == HostKind::Registered || scrub::zeroes_host(params);
+    let host_maker = HostMaker::new(Pinner { kind: host, devices: devices.clone(), is_zero });
     let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, devices: facts };
     start(Arc::new(State::new(api, devices, sink)), makers, host_maker, facts)
 }
@@ -271,14 +274,17 @@ impl Inlet {
             Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
             Submission::Survey { device, clients } => hand(&self.looks, Look::Survey { device, clients }),
             Submission::Digest { ticket, spans } => hand(&self.digests, Digest { ticket, spans }),
-            Submission::CreateHost { extent, node, size } => {
-                hand(&self.hosts, HostOrder::Make { extent, node, size });
+            Submission::CreateHost { extent, node, size, zeroed } => {
+                hand(&self.hosts, HostOrder::Make { extent, node, size, zeroed });
+            }
+            Submission::KeepHost { node, size, piece, pieces_max } => {
+                hand(&self.hosts, HostOrder::Keep { node, size, piece, pieces_max });
             }
             Submission::Copy { copy, from, to, size } => {
                 let asked = self.lanes.table().ask(copy, size);
                 self.lanes.send(asked, copier::find(&self.state, from, to, size));
             }
-            Submission::CancelCopy { copy } => self.lanes.table().cancel(copy),
+            Submission::CancelCopy { copy } => self.lanes.cancel(copy),
         }
     }
 }

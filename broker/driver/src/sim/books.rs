@@ -1,7 +1,8 @@
 //! What each device and the host have, and what of it is held by whom. Says nothing about how memory is made or looked for.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
+    io, mem,
     sync::Arc,
 };
 
@@ -11,7 +12,11 @@ use super::{
     holders::Sightings,
     memory::{Identity, Memory},
 };
-use crate::{DeviceInfo, DriverError, HostLimit, place::Place};
+use crate::{
+    DeviceInfo, DriverError, HostLimit,
+    place::Place,
+    pool::{Kept, Pool},
+};
 
 /// Why an extent can't be made, or not yet.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +33,12 @@ pub(super) struct Books {
     live: HashMap<ExtentId, Arc<Memory>>,
     /// Released, and still held by somebody when last looked for.
     awaited: BTreeMap<ExtentId, Awaited>,
+    /// Memory of the host that no extent has. It is room to who asks for some.
+    pool: Pool<Memory>,
+    is_keeping: bool,
+    last_of_host: u64,
+    /// All that is live, awaited or kept.
+    ours: HashSet<Identity>,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +64,10 @@ impl Books {
             host: account(host),
             live: HashMap::new(),
             awaited: BTreeMap::new(),
+            pool: Pool::default(),
+            is_keeping: false,
+            last_of_host: 0,
+            ours: HashSet::new(),
         }
     }
 
@@ -86,23 +101,102 @@ impl Books {
     }
 
     /// Enters an admitted extent.
-    pub(super) fn enter(&mut self, memory: Arc<Memory>) {
-        let Identity { place, extent, .. } = memory.identity();
-        let account = self.account(place);
+    pub(super) fn enter(&mut self, extent: ExtentId, memory: Arc<Memory>) {
+        let account = self.account(memory.identity().place);
         account.live = account.live.saturating_add(memory.size());
+        self.ours.insert(memory.identity());
         self.live.insert(extent, memory);
+    }
+
+    /// From now on memory of the host is kept, and never more than this.
+    pub(super) fn keep_host(
+        &mut self,
+        size: Bytes,
+        piece: Bytes,
+        pieces_max: usize,
+    ) -> Result<(), DriverError> {
+        if mem::replace(&mut self.is_keeping, true) {
+            return Err(DriverError::Failed("memory of the host is kept already".to_owned()));
+        }
+        self.host.total = self.host.total.min(size);
+        self.pool = Pool::new(piece, pieces_max);
+        Ok(())
+    }
+
+    /// Kept memory for an admitted extent of the host, if there is some. Else there is room for it after this.
+    pub(super) fn take_kept(&mut self, size: Bytes, zeroed: bool) -> Result<Option<Memory>, DriverError> {
+        if let Some(Kept { memory, is_zero }) = self.pool.take(size, zeroed) {
+            if zeroed && !is_zero {
+                memory.zero()?;
+            }
+            return Ok(Some(memory));
+        }
+        let room = self.room_in_host().saturating_sub(size);
+        for memory in self.pool.give_up(room) {
+            self.ours.remove(&memory.identity());
+        }
+        Ok(None)
+    }
+
+    pub(super) fn host_memory(&mut self, uuid: &str, size: Bytes) -> io::Result<Memory> {
+        self.last_of_host += 1;
+        Memory::new(uuid, Place::Host, self.last_of_host, size)
+    }
+
+    /// Whether a piece was missing, and is made now. If it can't be, no other will be tried.
+    pub(super) fn fill(&mut self, uuid: &str) -> io::Result<bool> {
+        let Some(size) = self.pool.missing(self.room_in_host()) else { return Ok(false) };
+        let memory = self.host_memory(uuid, size).inspect_err(|_| self.pool.stop())?;
+        self.keep(memory, true);
+        Ok(true)
+    }
+
+    /// How much is kept, once, when nothing is missing any more.
+    pub(super) fn is_filled(&mut self) -> Option<Bytes> {
+        let room = self.room_in_host();
+        self.pool.is_filled(room).then(|| self.pool.bytes())
+    }
+
+    /// Nothing more is made ahead of need. How much is kept, if that has not been said.
+    pub(super) fn give_up_filling(&mut self) -> Option<Bytes> {
+        self.pool.stop();
+        self.is_filled()
+    }
+
+    fn keep(&mut self, memory: Memory, is_zero: bool) {
+        let identity = memory.identity();
+        self.ours.insert(identity);
+        if self.pool.keep(memory.size(), Kept { memory, is_zero }).is_err() {
+            self.ours.remove(&identity);
+        }
+    }
+
+    /// What extents and other processes leave of the host.
+    fn room_in_host(&self) -> Bytes {
+        let Account { total, live, awaited, unbrokered } = self.host;
+        total.saturating_sub(live).saturating_sub(awaited).saturating_sub(unbrokered)
     }
 
     pub(super) fn live(&self, extent: ExtentId) -> Option<Arc<Memory>> {
         self.live.get(&extent).map(Arc::clone)
     }
 
-    /// From live to awaited. The caller drops what it gets, which is the driver's own hold on the memory.
+    /// From live to awaited. The caller drops what it gets, which is the driver's own hold on the memory. What nobody
+    /// else can have is kept, where memory is.
     pub(super) fn retire(&mut self, extent: ExtentId) -> Option<Arc<Memory>> {
         let memory = self.live.remove(&extent)?;
         let (identity, size) = (memory.identity(), memory.size());
         let account = self.account(identity.place);
         account.live = account.live.saturating_sub(size);
+        let memory = match Arc::try_unwrap(memory) {
+            Ok(memory) if self.is_keeping && identity.place == Place::Host && memory.is_sole() => {
+                self.keep(memory, false);
+                return None;
+            }
+            Ok(memory) => Arc::new(memory),
+            Err(shared) => shared,
+        };
+        let account = self.account(identity.place);
         account.awaited = account.awaited.saturating_add(size);
         self.awaited.insert(extent, Awaited { identity, size });
         Some(memory)
@@ -123,12 +217,13 @@ impl Books {
         for it in returned.values() {
             let account = self.account(it.identity.place);
             account.awaited = account.awaited.saturating_sub(it.size);
+            self.ours.remove(&it.identity);
         }
         for account in self.devices.iter_mut().chain([&mut self.host]) {
             account.unbrokered = Bytes::ZERO;
         }
         for (identity, size) in seen {
-            if !self.explains(identity) {
+            if !self.ours.contains(identity) {
                 let account = self.account(identity.place);
                 account.unbrokered = account.unbrokered.saturating_add(*size);
             }
@@ -139,11 +234,6 @@ impl Books {
     /// As of the last look.
     pub(super) fn unbrokered(&self, device: DeviceIndex) -> Bytes {
         self.devices.get(usize::from(device.0)).map_or(Bytes::ZERO, |account| account.unbrokered)
-    }
-
-    fn explains(&self, identity: &Identity) -> bool {
-        let live = self.live.get(&identity.extent).is_some_and(|memory| memory.identity() == *identity);
-        live || self.awaited.get(&identity.extent).is_some_and(|it| it.identity == *identity)
     }
 
     /// Of a place that an identity names, which is always one of ours.
@@ -178,9 +268,9 @@ mod tests {
     }
 
     fn enter(books: &mut Books, raw: u64, size: Bytes) -> Identity {
-        let memory = Arc::new(Memory::new("GPU-books-test", FIRST, id(raw), size).unwrap());
+        let memory = Arc::new(Memory::new("GPU-books-test", FIRST, raw, size).unwrap());
         let identity = memory.identity();
-        books.enter(memory);
+        books.enter(id(raw), memory);
         identity
     }
 
@@ -205,6 +295,34 @@ mod tests {
         assert_eq!(books.admit(id(2), Place::Host, Bytes::mib(2)), Ok(()));
         let full = DriverError::OutOfHostMemory(HostLimit::Capacity(Bytes::mib(2)));
         assert_eq!(books.admit(id(2), Place::Host, Bytes::mib(4)), Err(Refusal::Final(full)));
+    }
+
+    #[test]
+    fn what_is_kept_leaves_room_for_what_is_asked() {
+        let mut books =
+            Books { host: Account { total: Bytes::mib(8), ..Account::default() }, ..books(Bytes::ZERO) };
+        books.keep_host(Bytes::mib(6), Bytes::mib(2), 10).unwrap();
+        assert!(books.keep_host(Bytes::mib(8), Bytes::mib(2), 10).is_err(), "once");
+        let fill = |books: &mut Books| while books.fill("GPU-books-test").unwrap() {};
+        fill(&mut books);
+        assert_eq!((books.is_filled(), books.is_filled()), (Some(Bytes::mib(6)), None));
+
+        assert_eq!(books.admit(id(1), Place::Host, Bytes::mib(4)), Ok(()), "kept memory is room");
+        assert!(books.take_kept(Bytes::mib(4), true).unwrap().is_none());
+        assert_eq!(books.pool.bytes(), Bytes::mib(2));
+        let memory = books.host_memory("GPU-books-test", Bytes::mib(4)).unwrap();
+        let identity = memory.identity();
+        books.enter(id(1), Arc::new(memory));
+        fill(&mut books);
+        assert_eq!(books.pool.bytes(), Bytes::mib(2), "and no more than there is room for");
+        assert!(books.retire(id(1)).is_none(), "it is kept");
+        assert!(!books.is_awaited(id(1)));
+        let again = books.take_kept(Bytes::mib(4), true).unwrap().unwrap();
+        assert_eq!(again.identity(), identity);
+        books.enter(id(2), Arc::new(again));
+        assert!(books.live(id(2)).unwrap().handle().fd().is_some());
+        assert!(books.retire(id(2)).is_some(), "who has asked for the descriptor may have it");
+        assert!(books.is_awaited(id(2)));
     }
 
     #[test]

@@ -88,7 +88,9 @@ impl Schedule {
             Submission::Release { .. } => (Operation::Release, &mut self.releases),
             Submission::Digest { .. } => (Operation::Digest, &mut self.digests),
             Submission::Copy { .. } => (Operation::Copy, &mut self.copies),
-            Submission::CancelCopy { .. } | Submission::Survey { .. } => return Fate::default(),
+            Submission::CancelCopy { .. } | Submission::Survey { .. } | Submission::KeepHost { .. } => {
+                return Fate::default();
+            }
         };
         *counter += 1;
         let nth = *counter;

@@ -33,7 +33,7 @@ use rustix::{
     fs::{AtFlags, CWD, Dir, Mode, OFlags, fstat, major, minor, openat, readlinkat_raw, statat},
     io::Errno,
 };
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, DeviceIndex};
 
 use super::memory::{HOST_MARK, Identity, NAME_PREFIX, open_memfd};
 use crate::{DeviceInfo, place::Place};
@@ -73,17 +73,17 @@ impl Holders {
         Ok(look.seen)
     }
 
-    /// The place and extent that a link or a line's path names.
-    fn parse(&self, path: &str) -> Option<(Place, ExtentId)> {
+    /// The place and number that a link or a line's path names.
+    fn parse(&self, path: &str) -> Option<(Place, u64)> {
         let name = path.strip_prefix(LINK_PREFIX)?.strip_suffix(LINK_SUFFIX)?.strip_prefix(NAME_PREFIX)?;
-        let (uuid, extent) = name.rsplit_once(':')?;
+        let (uuid, number) = name.rsplit_once(':')?;
         let device = *self.uuids.get(uuid)?;
-        let (place, extent) = match extent.strip_prefix(HOST_MARK) {
+        let (place, number) = match number.strip_prefix(HOST_MARK) {
             // Another daemon may have the device as its second, and its host's memory by that of its first.
-            Some(extent) => ((device == DeviceIndex(0)).then_some(Place::Host)?, extent),
-            None => (Place::Device(device), extent),
+            Some(number) => ((device == DeviceIndex(0)).then_some(Place::Host)?, number),
+            None => (Place::Device(device), number),
         };
-        Some((place, ExtentId::from_raw(extent.parse().ok()?)))
+        Some((place, number.parse().ok()?))
     }
 
     /// `START-END PERMS OFFSET MAJOR:MINOR INODE   /memfd:NAME (deleted)`
@@ -94,7 +94,7 @@ impl Holders {
         }
         let line = std::str::from_utf8(line).ok()?;
         let path_at = line.find(LINK_PREFIX)?;
-        let (place, extent) = self.parse(&line[path_at..])?;
+        let (place, number) = self.parse(&line[path_at..])?;
         let mut fields = line[..path_at].split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
         let hex = |text| u64::from_str_radix(text, 16).ok();
@@ -108,7 +108,7 @@ impl Holders {
         if fields.next().is_some() {
             return None;
         }
-        Some((Identity { place, extent, inode }, Bytes::new(offset.checked_add(length)?)))
+        Some((Identity { place, number, inode }, Bytes::new(offset.checked_add(length)?)))
     }
 }
 
@@ -156,11 +156,11 @@ impl Look<'_> {
         let mut buffer = [MaybeUninit::uninit(); LINK_BYTES_MAX];
         let (link, _) = readlinkat_raw(fds, fd, &mut buffer)?;
         let named = std::str::from_utf8(link).ok().and_then(|link| self.holders.parse(link));
-        let Some((place, extent)) = named else { return Ok(()) };
+        let Some((place, number)) = named else { return Ok(()) };
         let stat = statat(fds, fd, AtFlags::empty())?;
         if stat.st_dev == self.holders.memfd_device {
             let size = Bytes::new(stat.st_size.unsigned_abs());
-            self.sight(Identity { place, extent, inode: stat.st_ino }, size);
+            self.sight(Identity { place, number, inode: stat.st_ino }, size);
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     fn memory(info: &DeviceInfo, raw: u64) -> Memory {
-        Memory::new(&info.uuid, Place::Device(DEVICE), ExtentId::from_raw(raw), GRANULARITY).unwrap()
+        Memory::new(&info.uuid, Place::Device(DEVICE), raw, GRANULARITY).unwrap()
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(holders.look().unwrap(), expected, "a descriptor");
 
         let Handle::Memfd(fd) = memory.handle() else { unreachable!("sim makes memfds") };
-        let mapping = Mapping::new(fd.as_fd(), usize::try_from(GRANULARITY.get()).unwrap()).unwrap();
+        let mapping = Mapping::new(fd.own().as_fd(), usize::try_from(GRANULARITY.get()).unwrap()).unwrap();
         drop(memory);
         drop(Arc::into_inner(fd).expect("the only one left"));
         assert_eq!(holders.look().unwrap(), expected, "a mapping alone");
@@ -269,7 +269,7 @@ mod tests {
     fn memory_of_the_host_is_its_first_devices() {
         let (first, second) = (device("host"), device("host-beside"));
         let holders = Holders::new(&[first.clone(), second.clone()]).unwrap();
-        let on = |uuid: &str| Memory::new(uuid, Place::Host, ExtentId::from_raw(1), GRANULARITY).unwrap();
+        let on = |uuid: &str| Memory::new(uuid, Place::Host, 1, GRANULARITY).unwrap();
         let (own, _others) = (on(&first.uuid), on(&second.uuid));
         assert_eq!(holders.look().unwrap(), Sightings::from([(own.identity(), GRANULARITY)]));
     }
@@ -281,7 +281,7 @@ mod tests {
         let dev = &holders.memfd_device_text;
         let path = format!("/memfd:{NAME_PREFIX}{}:9 (deleted)", info.uuid);
         let parse = |line: String| holders.parse_mapping(line.as_bytes());
-        let identity = Identity { place: Place::Device(DEVICE), extent: ExtentId::from_raw(9), inode: 77 };
+        let identity = Identity { place: Place::Device(DEVICE), number: 9, inode: 77 };
         assert_eq!(
             parse(format!("7f0000200000-7f0000400000 rw-s 00200000 {dev} 77     {path}")),
             Some((identity, Bytes::mib(4))),

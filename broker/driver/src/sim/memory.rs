@@ -7,36 +7,37 @@ use std::{
 };
 
 use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create},
+    fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create},
     io::{Errno, pwrite},
 };
-use vramd_types::{Bytes, ExtentId};
+use vramd_types::Bytes;
 
 use super::mapping::Mapping;
-use crate::{DriverError, Handle, place::Place};
+use crate::{DriverError, Handle, SharedFd, place::Place};
 
 /// What the name of every memfd of every simulated node starts with.
 pub(super) const NAME_PREFIX: &str = "vramd-sim:";
 
-/// What stands before the id where the memory is the host's, which goes by the UUID of its first device.
+/// What stands before the number where the memory is the host's, which goes by the UUID of its first device.
 pub(super) const HOST_MARK: &str = "host-";
 
-/// The longest UUID that leaves room, in the 249 bytes of a memfd's name, for all else: a colon and an id too.
+/// The longest UUID that leaves room, in the 249 bytes of a memfd's name, for all else: a colon and a number too.
 pub(super) const UUID_BYTES_MAX: usize = 249 - NAME_PREFIX.len() - HOST_MARK.len() - 1 - 20;
 
-/// By what an extent's memory is recognised in another process. The kernel's inode numbers have 32 bits and are
-/// shared with pipes and sockets, so that a busy node wraps them; together with the id none is ever met twice.
+/// By what memory is recognised in another process. The kernel's inode numbers have 32 bits and are shared with pipes
+/// and sockets, so that a busy node wraps them; together with the number none is ever met twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     pub(super) place: Place,
-    pub(super) extent: ExtentId,
+    /// On a device the extent's id. Memory of the host is one extent's after the other, and counted by itself.
+    pub(super) number: u64,
     pub(super) inode: u64,
 }
 
-/// An extent that the driver holds.
+/// Memory that the driver holds.
 #[derive(Debug)]
 pub(super) struct Memory {
-    fd: Arc<OwnedFd>,
+    fd: Arc<SharedFd>,
     identity: Identity,
     size: Bytes,
     /// Made by the first digest or copy, then kept.
@@ -47,13 +48,13 @@ impl Memory {
     /// Makes zeroed memory of exactly `size`. Clients get its descriptor, so the size is sealed, for both ways and
     /// for good: none can cut it off under the others (whose access would then be SIGBUS), nor seal it against
     /// writing. Punching holes can't be forbidden where writing isn't; a hole reads as zero.
-    pub(super) fn new(uuid: &str, place: Place, extent: ExtentId, size: Bytes) -> io::Result<Self> {
+    pub(super) fn new(uuid: &str, place: Place, number: u64, size: Bytes) -> io::Result<Self> {
         let mark = if place == Place::Host { HOST_MARK } else { "" };
-        let fd = open_memfd(&format!("{NAME_PREFIX}{uuid}:{mark}{}", extent.get()))?;
+        let fd = open_memfd(&format!("{NAME_PREFIX}{uuid}:{mark}{number}"))?;
         ftruncate(&fd, size.get())?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let identity = Identity { place, extent, inode: fstat(&fd)?.st_ino };
-        Ok(Self { fd: Arc::new(fd), identity, size, mapping: OnceLock::new() })
+        let identity = Identity { place, number, inode: fstat(&fd)?.st_ino };
+        Ok(Self { fd: Arc::new(fd.into()), identity, size, mapping: OnceLock::new() })
     }
 
     pub(super) fn handle(&self) -> Handle {
@@ -68,26 +69,33 @@ impl Memory {
         self.size
     }
 
+    /// Nobody else has it or will, and nobody has asked for its descriptor.
+    pub(super) fn is_sole(&self) -> bool {
+        self.fd.is_sole()
+    }
+
     /// The first `length` bytes, on the driver's own mapping.
     pub(super) fn bytes(&self, length: Bytes) -> Result<&[u8], DriverError> {
-        let extent = self.identity.extent;
-        let bytes = self.mapping(extent)?.bytes();
+        let bytes = self.mapping()?.bytes();
         usize::try_from(length.get()).ok().and_then(|length| bytes.get(..length)).ok_or_else(|| {
-            DriverError::Failed(format!("{extent} has {} bytes, not {}", self.size.get(), length.get()))
+            DriverError::Failed(format!("there are {} bytes, not {}", self.size.get(), length.get()))
         })
+    }
+
+    /// Makes all of it one hole.
+    pub(super) fn zero(&self) -> Result<(), DriverError> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(self.fd.own(), flags, 0, self.size.get()).map_err(|error| failed("zero", error))
     }
 
     /// By way of the kernel, as another process would: so that nobody here who reads the mapping has it changed under
     /// a reference by this process's own hand.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DriverError> {
-        let extent = self.identity.extent;
         let (mut at, mut bytes) = (at, bytes);
         while !bytes.is_empty() {
-            let written = match pwrite(&self.fd, bytes, at) {
+            let written = match pwrite(self.fd.own(), bytes, at) {
                 Err(Errno::INTR) => continue,
-                written => {
-                    written.map_err(|error| DriverError::Failed(format!("write {extent}: {error}")))?
-                }
+                written => written.map_err(|error| failed("write", error))?,
             };
             at += written as u64;
             bytes = &bytes[written..];
@@ -95,17 +103,20 @@ impl Memory {
         Ok(())
     }
 
-    fn mapping(&self, extent: ExtentId) -> Result<&Mapping, DriverError> {
+    fn mapping(&self) -> Result<&Mapping, DriverError> {
         if let Some(mapping) = self.mapping.get() {
             return Ok(mapping);
         }
         let length = usize::try_from(self.size.get())
-            .map_err(|_| DriverError::Failed(format!("{extent} is larger than the address space")))?;
-        let mapping = Mapping::new(self.fd.as_fd(), length)
-            .map_err(|error| DriverError::Failed(format!("map {extent}: {error}")))?;
+            .map_err(|_| DriverError::Failed("it is larger than the address space".to_owned()))?;
+        let mapping = Mapping::new(self.fd.own().as_fd(), length).map_err(|error| failed("map", error))?;
         // Another thread may have been first; then its mapping serves and this one ends.
         Ok(self.mapping.get_or_init(|| mapping))
     }
+}
+
+fn failed(what: &str, error: impl Into<io::Error>) -> DriverError {
+    DriverError::Failed(format!("{what} memory: {}", error.into()))
 }
 
 /// Kernels before 6.3 don't know the flag that says that nobody will execute this.
@@ -126,17 +137,17 @@ mod tests {
 
     fn memory() -> Memory {
         let place = Place::Device(DeviceIndex(0));
-        Memory::new("GPU-memory-test", place, ExtentId::from_raw(7), GRANULARITY).unwrap()
+        Memory::new("GPU-memory-test", place, 7, GRANULARITY).unwrap()
     }
 
     #[test]
     fn nobody_changes_its_size_or_seals() {
         let memory = memory();
         for size in [0, GRANULARITY.get() - 4096, GRANULARITY.get() + 4096] {
-            assert_eq!(ftruncate(&memory.fd, size), Err(Errno::PERM), "{size}");
+            assert_eq!(ftruncate(memory.fd.own(), size), Err(Errno::PERM), "{size}");
         }
-        assert_eq!(fcntl_add_seals(&memory.fd, SealFlags::WRITE), Err(Errno::PERM));
-        assert_eq!(fstat(&memory.fd).unwrap().st_size.unsigned_abs(), GRANULARITY.get());
+        assert_eq!(fcntl_add_seals(memory.fd.own(), SealFlags::WRITE), Err(Errno::PERM));
+        assert_eq!(fstat(memory.fd.own()).unwrap().st_size.unsigned_abs(), GRANULARITY.get());
     }
 
     #[test]
@@ -144,8 +155,13 @@ mod tests {
         let memory = memory();
         memory.write(4096, &[9; 8192]).unwrap();
         assert_eq!(memory.bytes(GRANULARITY).unwrap()[4096..12288], [9; 8192]);
-        fallocate(&memory.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, GRANULARITY.get())
-            .unwrap();
+        fallocate(
+            memory.fd.own(),
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            0,
+            GRANULARITY.get(),
+        )
+        .unwrap();
         assert!(memory.bytes(GRANULARITY).unwrap().iter().all(|byte| *byte == 0));
     }
 
@@ -158,7 +174,7 @@ mod tests {
     #[test]
     fn the_longest_name_fits() {
         let uuid = "G".repeat(UUID_BYTES_MAX);
-        let new = |uuid: &str| Memory::new(uuid, Place::Host, ExtentId::from_raw(u64::MAX), GRANULARITY);
+        let new = |uuid: &str| Memory::new(uuid, Place::Host, u64::MAX, GRANULARITY);
         new(&uuid).unwrap();
         assert!(new(&format!("{uuid}G")).is_err());
     }

@@ -10,7 +10,8 @@
 //! of its name that none of them explains (an earlier daemon's, whose clients live on). The last two are as of the
 //! latest look, which is repeated before anything is refused because of them. Pages of the node's memory are taken
 //! when bytes are first written, not when an extent is made, so a capacity above what the node has is not noticed
-//! here. The host has one node, whose capacity is configured too.
+//! here. The host has one node, whose capacity is configured too; what of it is kept for extents to come is made ahead of
+//! need like anywhere else (`pool`), though it takes no time here.
 //!
 //! ```text
 //!            ┌─────────── submit: counts, faults ───────────┐
@@ -18,7 +19,7 @@
 //!            │                                         sim-timer
 //!            ├──────────────────┬──────────────────┬────────┴────────┐
 //!        sim-maker          sim-looker        sim-digest ×2      sim-copy (a direction each)
-//!      makes extents     releases, surveys     hashes extents      moves bytes
+//!      makes, keeps      releases, surveys     hashes extents      moves bytes
 //!            │          one look for a batch        │                │
 //!            └── no room but for others' ─►         │                │
 //!                      └────────► sink ◄────────────┴────────────────┘
@@ -95,7 +96,7 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     let onward = routes.clone();
     threads.start("sim-timer", Box::new(move || timer::run(&due, &onward)))?;
     let (own, looks) = (Arc::clone(&state), routes.looks.clone());
-    threads.start("sim-maker", Box::new(move || maker::run(&own, &ends.makes, &looks)))?;
+    threads.start("sim-maker", Box::new(move || maker::run(&own, &ends.tasks, &looks)))?;
     let own = Arc::clone(&state);
     threads.start("sim-looker", Box::new(move || looker::run(&own, &ends.looks)))?;
     let digests = Arc::new(Mutex::new(ends.digests));

@@ -99,7 +99,13 @@ fn releases_that_wait_together_share_a_look() {
     let state = State::new(vec![device()], Bytes::ZERO, Arc::new(sink)).unwrap();
     let place = Place::Device(DEVICE);
     for raw in [1, 2] {
-        let make = maker::Make { extent: ExtentId::from_raw(raw), place, size: GRANULARITY, failure: None };
+        let make = maker::Make {
+            extent: ExtentId::from_raw(raw),
+            place,
+            size: GRANULARITY,
+            zeroed: true,
+            failure: None,
+        };
         *held.lock().unwrap() = Some(make.attempt(&state).unwrap());
     }
     let (looks, waiting) = channel();
@@ -158,7 +164,7 @@ fn make(driver: &SimDriver, completions: &Receiver<Completion>, raw: u64, place:
     let extent = ExtentId::from_raw(raw);
     driver.submit(match place {
         Place::Device(device) => Submission::Create { extent, device, size, kind: ExtentKind::Movable },
-        Place::Host => Submission::CreateHost { extent, node: HostNode(0), size },
+        Place::Host => Submission::CreateHost { extent, node: HostNode(0), size, zeroed: true },
     });
     drop(created(completions.recv_timeout(DEADLINE).unwrap()));
 }
@@ -230,7 +236,7 @@ fn a_late_copy_can_be_seen_and_cancelled() {
 fn the_host_has_a_capacity_and_one_node() {
     let (driver, completions) = opened();
     let refused = |raw, node, size| {
-        driver.submit(Submission::CreateHost { extent: ExtentId::from_raw(raw), node, size });
+        driver.submit(Submission::CreateHost { extent: ExtentId::from_raw(raw), node, size, zeroed: true });
         match completions.recv_timeout(DEADLINE).unwrap() {
             Completion::Created { result, .. } => result.err().map(|error| error.to_string()),
             other => panic!("unexpected: {other:?}"),

@@ -9,14 +9,12 @@ use std::{
     time::Instant,
 };
 
-use vramd_types::HostNode;
-
 use super::{
     copier::{self, Copy},
     digester::Digest,
     fault::Fate,
     looker::Look,
-    maker::Make,
+    maker::{self, Keep, Make, Task},
     state::{State, hand},
 };
 use crate::{
@@ -30,7 +28,7 @@ use crate::{
 pub(super) struct Routes {
     /// What copies move is found when they are begun.
     state: Arc<State>,
-    pub(super) makes: Sender<Make>,
+    pub(super) tasks: Sender<Task>,
     pub(super) looks: Sender<Look>,
     pub(super) digests: Sender<Digest>,
     pub(super) lanes: Lanes<copier::Work>,
@@ -39,27 +37,27 @@ pub(super) struct Routes {
 /// Their other ends.
 #[derive(Debug)]
 pub(super) struct Ends {
-    pub(super) makes: Receiver<Make>,
+    pub(super) tasks: Receiver<Task>,
     pub(super) looks: Receiver<Look>,
     pub(super) digests: Receiver<Digest>,
     pub(super) lanes: Vec<LaneEnd<copier::Work>>,
 }
 
 pub(super) fn routes(state: Arc<State>, devices: usize) -> (Routes, Ends) {
-    let (makes, makes_end) = channel();
+    let (tasks, tasks_end) = channel();
     let (looks, looks_end) = channel();
     let (digests, digests_end) = channel();
     let (lanes, lane_ends) = Lanes::new(devices);
     (
-        Routes { state, makes, looks, digests, lanes },
-        Ends { makes: makes_end, looks: looks_end, digests: digests_end, lanes: lane_ends },
+        Routes { state, tasks, looks, digests, lanes },
+        Ends { tasks: tasks_end, looks: looks_end, digests: digests_end, lanes: lane_ends },
     )
 }
 
 /// A submission on its way to the thread that does it, or says that it failed.
 #[derive(Debug)]
 pub(super) enum Order {
-    Make(Make),
+    Task(Task),
     Look(Look),
     Digest(Digest),
     Copy(Copy),
@@ -72,11 +70,15 @@ impl Order {
         Some(match submission {
             Submission::Create { extent, device, size, kind } => {
                 let failure = failure.or_else(|| unsupported(kind));
-                Self::Make(Make { extent, place: Place::Device(device), size, failure })
+                let place = Place::Device(device);
+                Self::Task(Task::Make(Make { extent, place, size, zeroed: true, failure }))
             }
-            Submission::CreateHost { extent, node, size } => {
-                let failure = failure.or_else(|| nowhere(node));
-                Self::Make(Make { extent, place: Place::Host, size, failure })
+            Submission::CreateHost { extent, node, size, zeroed } => {
+                let failure = failure.or_else(|| maker::nowhere(node));
+                Self::Task(Task::Make(Make { extent, place: Place::Host, size, zeroed, failure }))
+            }
+            Submission::KeepHost { node, size, piece, pieces_max } => {
+                Self::Task(Task::Keep(Keep { node, size, piece, pieces_max }))
             }
             Submission::Release { extent } => Self::Look(Look::Release { extent }),
             Submission::Survey { device, clients: _ } => Self::Look(Look::Survey { device }),
@@ -86,7 +88,7 @@ impl Order {
                 Self::Copy(Copy { asked, from, to, failure, flaw })
             }
             Submission::CancelCopy { copy } => {
-                routes.lanes.table().cancel(copy);
+                routes.lanes.cancel(copy);
                 return None;
             }
         })
@@ -96,7 +98,7 @@ impl Order {
 impl Routes {
     pub(super) fn send(&self, order: Order) {
         match order {
-            Order::Make(make) => hand(&self.makes, make),
+            Order::Task(task) => hand(&self.tasks, task),
             Order::Look(look) => hand(&self.looks, look),
             Order::Digest(digest) => hand(&self.digests, digest),
             Order::Copy(copy) => {
@@ -110,11 +112,6 @@ impl Routes {
 /// Memfds go by descriptor; a legacy handle is CUDA's own.
 fn unsupported(kind: ExtentKind) -> Option<DriverError> {
     (kind == ExtentKind::Fixed).then(|| DriverError::Failed("sim makes no fixed extents".to_owned()))
-}
-
-/// A simulated host is one node.
-fn nowhere(node: HostNode) -> Option<DriverError> {
-    (node != HostNode(0)).then(|| DriverError::Failed(format!("there is no node {node} of the host")))
 }
 
 /// What is begun later.

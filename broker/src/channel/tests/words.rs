@@ -7,7 +7,7 @@ use rustix::fs::SealFlags;
 use super::*;
 use crate::channel::Asked;
 
-fn hello_with_pins() -> Vec<u8> {
+pub(super) fn hello_with_pins() -> Vec<u8> {
     packet(v1::client_frame::Frame::Hello(v1::Hello { features: u64::MAX, ..hello() }))
 }
 

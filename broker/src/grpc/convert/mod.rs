@@ -1,5 +1,6 @@
 //! Between the messages of the protocol and the words of the core.
 
+pub(super) mod moves;
 pub(super) mod page;
 pub(super) mod request;
 pub(super) mod view;

@@ -1,6 +1,8 @@
 //! Requests as the core takes them. What a message can say and the core cannot is refused here; everything that
 //! needs the state, or a rule, is left to the core.
 
+use std::time::Duration;
+
 use broker_core::{AllocationSpec, DeviceSelector, Kind, Lifetime, Refusal, RequestKey, Target, Tier};
 use prost::Message;
 use vramd_proto::v1;
@@ -43,8 +45,21 @@ fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
         part_size: (item.part_size_bytes != 0).then(|| Bytes::new(item.part_size_bytes)),
         replace: item.replace,
         uninitialized: item.uninitialized,
-        unheld: false,
+        unheld: item.unheld,
     })
+}
+
+/// How long a batch waits. Its answer comes before the call is ended for taking too long.
+pub(in crate::grpc) fn wait(wait_ms: u64, call_timeout: Duration) -> Result<Duration, Refusal> {
+    let wait = Duration::from_millis(wait_ms);
+    if wait < call_timeout {
+        Ok(wait)
+    } else {
+        Err(Refusal::RequestInvalid {
+            field: "wait_ms",
+            problem: "not shorter than the daemon lets a call take (`limits.request_timeout_ms`)",
+        })
+    }
 }
 
 pub(in crate::grpc) fn allocations(ids: &[u64]) -> Vec<AllocationId> {
@@ -168,7 +183,7 @@ mod tests {
     fn unspecified_is_the_default_and_unknown_is_refused() {
         let plain = spec(v1::AllocationSpec { size_bytes: 1, ..Default::default() }).unwrap();
         assert_eq!((plain.kind, plain.lifetime, plain.part_size), (Kind::Movable, Lifetime::Session, None));
-        assert_eq!((plain.device, plain.name), (None, None));
+        assert_eq!((plain.device, plain.name, plain.unheld), (None, None, false));
         assert_eq!(tier(0), Ok(Tier::Device));
         assert_eq!(invalid(tier(4)), "tier");
         assert_eq!(invalid(spec(v1::AllocationSpec { kind: -1, ..Default::default() })), "kind");
@@ -176,6 +191,16 @@ mod tests {
             invalid(specs(vec![v1::AllocationSpec { lifetime: 9, ..Default::default() }])),
             "lifetime"
         );
+    }
+
+    #[test]
+    fn a_wait_is_shorter_than_a_call() {
+        let call = Duration::from_secs(300);
+        assert_eq!(wait(0, call), Ok(Duration::ZERO));
+        assert_eq!(wait(299_999, call), Ok(Duration::from_millis(299_999)));
+        for long in [300_000, u64::MAX] {
+            assert_eq!(invalid(wait(long, call)), "wait_ms");
+        }
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use broker_core::{
     AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView, PartMove,
-    PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView,
+    PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView, Time,
 };
+use prost_types::Timestamp;
 use vramd_proto::v1;
 use vramd_types::{AllocationId, PartIndex, SessionId};
 
@@ -142,7 +143,6 @@ pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
 
 /// `started_at` is the wall clock's time at the start of the daemon.
 pub(in crate::grpc) fn session(view: SessionView, started_at: SystemTime) -> v1::Session {
-    let opened_at = started_at.checked_add(Duration::from_micros(view.opened.as_micros()));
     v1::Session {
         session_id: view.id.get(),
         tenant: view.tenant,
@@ -153,7 +153,7 @@ pub(in crate::grpc) fn session(view: SessionView, started_at: SystemTime) -> v1:
         allocation_count: count(view.allocations),
         mapped_bytes: view.mapped.get(),
         fds_in_flight: count(view.fds_in_flight),
-        opened_at: opened_at.map(Into::into),
+        opened_at: time_of_day(view.opened, started_at),
         silent_reason: view.silent_reason.unwrap_or_default(),
     }
 }
@@ -176,6 +176,11 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         moving_out_bytes: view.moving_out.get(),
         awaited_part_count: count(view.awaited),
     }
+}
+
+/// What the wall clock says then, by its word at the start.
+pub(super) fn time_of_day(time: Time, started_at: SystemTime) -> Option<Timestamp> {
+    started_at.checked_add(Duration::from_micros(time.as_micros())).map(Into::into)
 }
 
 /// Counts fit; what does not is shown as the most there can be.

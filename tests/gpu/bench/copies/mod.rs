@@ -22,9 +22,12 @@ use serde_json::{Value, json};
 use vramd_types::{Bytes, ExtentId};
 
 use self::mover::{Mover, Part};
-use super::measure::{Beside, Measure};
+use super::{
+    measure::{Beside, Measure},
+    plain::Plain,
+};
 use crate::{
-    cuda::{Extent, Gpu, Pinned, Span},
+    cuda::{Extent, Gpu, Span},
     machine,
     nvml::Witness,
 };
@@ -47,7 +50,7 @@ pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bo
     let started = Instant::now();
     let mut ours = Ours::new(&gpu, parts)?;
     let pinning = started.elapsed();
-    let mut plain = Plain::new(&gpu, parts)?;
+    let mut plain = Plain::new(&gpu, parts, PART)?;
     let mut report = json!({
         "machine": machine::facts(&Witness::new()?)?,
         "host": ours.mover.host(),
@@ -69,13 +72,7 @@ pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bo
             Ok(measure) => {
                 writeln!(io::stdout(), "{}", measure.line(name))?;
                 report[name] = json!(measure.median());
-                report["samples"][name] = measure.json();
-                for side in ["ours", "bare"] {
-                    let milliseconds = report["samples"][name][format!("median_{side}_ms")].as_f64();
-                    let gigabytes = (moved * PART) as f64 / 1e9;
-                    let speed = milliseconds.map(|milliseconds| gigabytes * 1e3 / milliseconds);
-                    report["samples"][name][format!("median_{side}_gb_per_s")] = json!(speed);
-                }
+                report["samples"][name] = measure.json_of(moved * PART);
             }
             Err(error) => {
                 good = false;
@@ -156,35 +153,6 @@ impl Ours {
     }
 }
 
-/// As many bytes as one place of ours has, in each.
-struct Plain<'a> {
-    gpu: &'a Gpu,
-    device: u64,
-    other: u64,
-    out: Pinned,
-    back: Pinned,
-}
-
-impl<'a> Plain<'a> {
-    fn new(gpu: &'a Gpu, parts: usize) -> Result<Self> {
-        let size = parts * PART;
-        let (device, other) = (gpu.alloc(size)?, gpu.alloc(size)?);
-        Ok(Self { gpu, device, other, out: gpu.pin(size)?, back: gpu.pin(size)? })
-    }
-
-    fn copy(&mut self, out: bool, back: bool) -> Result<Duration> {
-        let started = Instant::now();
-        if out {
-            self.gpu.begin_out(self.device, &mut self.out, PART)?;
-        }
-        if back {
-            self.gpu.begin_in(&self.back, self.other, PART)?;
-        }
-        self.gpu.end_copies()?;
-        Ok(started.elapsed())
-    }
-}
-
 fn out(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
     let expected = ours.device.fill(gpu, 1)?;
     let there = pairs(&ours.device.parts, &ours.host);
@@ -241,14 +209,7 @@ fn exchange(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) ->
     Ok(measure)
 }
 
-fn one_part(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
+fn one_part(_: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
     let one: Vec<_> = pairs(&ours.host, &ours.device.parts).into_iter().take(1).collect();
-    let single = gpu.pin(PART)?;
-    let bare = || {
-        let started = Instant::now();
-        gpu.begin_in(&single, plain.other, PART)?;
-        gpu.end_copies()?;
-        Ok(started.elapsed())
-    };
-    Measure::take(ONE_WAY, rounds, || ours.copy(&one, &[]), bare)
+    Measure::take(ONE_WAY, rounds, || ours.copy(&one, &[]), || plain.piece_in())
 }

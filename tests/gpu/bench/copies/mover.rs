@@ -58,7 +58,7 @@ impl Mover {
     pub(super) fn in_host(&mut self, count: usize, size: Bytes) -> Result<Vec<Part>> {
         self.make(count, |driver, extent| {
             let node = driver.host_node(DEVICE);
-            Submission::CreateHost { extent, node, size }
+            Submission::CreateHost { extent, node, size, zeroed: false }
         })
     }
 

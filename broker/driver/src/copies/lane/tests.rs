@@ -3,7 +3,10 @@
 use std::{
     cell::RefCell,
     rc::Rc,
-    sync::{Arc, mpsc::channel},
+    sync::{
+        Arc,
+        mpsc::{Sender, channel},
+    },
 };
 
 use super::*;
@@ -17,6 +20,8 @@ enum Event {
     CannotBegin,
     Fails,
     Cancelled(CopyId),
+    /// Another, which the lane is told of.
+    Cancels(CopyId),
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +35,7 @@ struct Notes {
 struct Noted {
     notes: Rc<RefCell<Notes>>,
     table: Arc<Table>,
+    queue: RefCell<Option<Sender<Order<Work>>>>,
 }
 
 struct Chunk {
@@ -51,7 +57,12 @@ impl Link for Noted {
         let event = event.and_then(|(of, event)| (of == at / CHUNK).then_some(event));
         match event {
             Some(Event::CannotBegin) => return broken(),
-            Some(Event::Cancelled(copy)) => self.table.cancel(copy),
+            Some(Event::Cancelled(copy)) => assert!(self.table.cancel(copy)),
+            Some(Event::Cancels(copy)) => {
+                assert!(self.table.cancel(copy));
+                // The last that anybody sends.
+                self.queue.take().unwrap().send(Order::Cancelled(copy)).unwrap();
+            }
             Some(Event::Fails) | None => {}
         }
         notes.under_way += 1;
@@ -82,9 +93,10 @@ fn run_all(works: &[(Work, u64)], cancelled: &[u64]) -> Notes {
         let entry = asked.entry.unwrap();
         queue.send(Order::Copy(Job { copy: asked.copy, size: asked.size, work: *work, entry })).unwrap();
     }
-    cancelled.iter().for_each(|raw| table.cancel(CopyId::from_raw(*raw)));
-    drop(queue);
-    let link = Noted { notes: Rc::clone(&notes), table: Arc::clone(&table) };
+    assert!(cancelled.iter().all(|raw| table.cancel(CopyId::from_raw(*raw))));
+    let cancels = works.iter().any(|((_, event), _)| matches!(event, Some((_, Event::Cancels(_)))));
+    let queue = RefCell::new(cancels.then_some(queue));
+    let link = Noted { notes: Rc::clone(&notes), table: Arc::clone(&table), queue };
     run(link, &orders, |completion| {
         let Completion::Copied { copy, result } = completion else { panic!("{completion:?}") };
         assert_eq!(table.copied(copy), None, "it is out of the table before it is told");
@@ -118,6 +130,14 @@ fn what_failed_goes_no_further_and_is_told_once_all_of_it_has_ended() {
 #[test]
 fn what_is_cancelled_before_it_begins_waits_for_nobody() {
     let notes = run_all(&[(("a", None), 20), (("b", None), 20), (("c", None), 1)], &[2]);
+    assert!(notes.begun.iter().all(|(name, _)| *name != "b"));
+    assert_eq!(notes.told, [(2, Err(CopyError::Cancelled)), (1, Ok(())), (3, Ok(()))]);
+}
+
+#[test]
+fn what_is_cancelled_while_it_waits_waits_for_nobody() {
+    let other = Event::Cancels(CopyId::from_raw(2));
+    let notes = run_all(&[(("a", Some((3, other))), 20), (("b", None), 20), (("c", None), 1)], &[]);
     assert!(notes.begun.iter().all(|(name, _)| *name != "b"));
     assert_eq!(notes.told, [(2, Err(CopyError::Cancelled)), (1, Ok(())), (3, Ok(()))]);
 }

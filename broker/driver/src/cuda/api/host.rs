@@ -113,10 +113,14 @@ impl HostView {
         unsafe { self.at(at, length).copy_to_nonoverlapping(other.at(at, length), length) };
     }
 
-    pub(crate) fn zero(&self) {
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    pub(crate) fn zero(&self, at: usize, length: usize) {
         assert!(self.writable, "the driver's own views may be written");
-        // SAFETY: The range is the whole mapping, which may be written.
-        unsafe { self.start.as_ptr().write_bytes(0, self.length) };
+        // SAFETY: The range is inside the mapping, which may be written. Nothing borrows the bytes.
+        unsafe { self.at(at, length).write_bytes(0, length) };
     }
 
     fn at(&self, at: usize, length: usize) -> *mut u8 {

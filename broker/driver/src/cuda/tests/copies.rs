@@ -17,7 +17,7 @@ fn ready(fake: &Fake, size: Bytes) -> (CudaDriver, Receiver<Completion>) {
     let [device, host] = [DEVICE, HOST].map(ExtentId::from_raw);
     driver.submit(Submission::Create { extent: device, device: FIRST, size, kind: ExtentKind::Movable });
     assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
-    driver.submit(Submission::CreateHost { extent: host, node: HostNode(0), size });
+    driver.submit(Submission::CreateHost { extent: host, node: HostNode(0), size, zeroed: true });
     assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
     (driver, completions)
 }

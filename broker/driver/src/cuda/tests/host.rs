@@ -7,7 +7,7 @@ use super::*;
 use crate::HostLimit;
 
 fn create_host(raw: u64, size: Bytes) -> Submission {
-    Submission::CreateHost { extent: ExtentId::from_raw(raw), node: HostNode(0), size }
+    Submission::CreateHost { extent: ExtentId::from_raw(raw), node: HostNode(0), size, zeroed: true }
 }
 
 fn refused(completions: &Receiver<Completion>) -> DriverError {
@@ -60,22 +60,74 @@ fn what_cannot_be_pinned_is_an_ordinary_event() {
     is_made(&completions, 2);
 }
 
+/// In pieces of 2 MiB.
+fn keep(size: Bytes) -> Submission {
+    Submission::KeepHost { node: HostNode(0), size, piece: GRANULARITY, pieces_max: 1000 }
+}
+
+fn kept(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
+    match next(completions) {
+        Completion::HostKept { kept, problem, .. } => (kept, problem),
+        other => panic!("it is being filled: {other:?}"),
+    }
+}
+
 #[test]
 fn the_limit_on_locked_memory_is_named() {
-    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@told");
+    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@2");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     let maximum = getrlimit(Resource::Memlock).maximum;
-    let lowest = maximum.unwrap_or(u64::MAX).min(1 << 20);
+    let lowest = maximum.unwrap_or(u64::MAX).min(3 << 20);
     setrlimit(Resource::Memlock, Rlimit { current: Some(lowest), maximum }).unwrap();
-    fake.tell(true);
-    driver.submit(create_host(1, GRANULARITY));
-    let error = refused(&completions);
-    assert_eq!(error, DriverError::OutOfHostMemory(HostLimit::Locked(Bytes::new(lowest))));
-    assert_eq!(error.to_string(), format!("out of host memory: RLIMIT_MEMLOCK is {lowest} bytes"));
-    fake.tell(false);
+    let limit = DriverError::OutOfHostMemory(HostLimit::Locked(Bytes::new(lowest)));
+    assert_eq!(limit.to_string(), format!("out of host memory: RLIMIT_MEMLOCK is {lowest} bytes"));
+    driver.submit(keep(Bytes::mib(8)));
+    assert_eq!(kept(&completions), (GRANULARITY, Some(limit.clone())), "of all that is locked it is said");
     driver.submit(create_host(1, GRANULARITY));
     is_made(&completions, 1);
+    driver.submit(create_host(2, GRANULARITY));
+    assert_eq!(refused(&completions), limit);
+    driver.submit(Submission::Release { extent: ExtentId::from_raw(1) });
+    assert!(matches!(next(&completions), Completion::Released { returned: true, .. }));
+    driver.submit(create_host(2, GRANULARITY));
+    is_made(&completions, 2);
+}
+
+#[test]
+fn where_the_machine_has_less_than_was_configured_filling_stops_and_says_so_once() {
+    let (driver, completions) = opened(&Fake::new().says("host_mib = 4"));
+    let driver = driver.unwrap();
+    let short = DriverError::OutOfHostMemory(HostLimit::Pinned);
+    driver.submit(keep(Bytes::mib(8)));
+    assert_eq!(kept(&completions), (Bytes::mib(4), Some(short.clone())));
+    driver.submit(create_host(1, Bytes::mib(4)));
+    is_made(&completions, 1);
+    driver.submit(create_host(2, GRANULARITY));
+    assert_eq!(refused(&completions), short);
+    driver.submit(Submission::Release { extent: ExtentId::from_raw(1) });
+    assert!(matches!(next(&completions), Completion::Released { returned: true, .. }));
+    driver.submit(create_host(2, GRANULARITY));
+    is_made(&completions, 2);
+    drop(driver);
+    assert_eq!(completions.iter().count(), 0, "once");
+}
+
+#[test]
+fn who_creates_and_who_ends_waits_for_one_piece_of_the_filling() {
+    const ALL: Bytes = Bytes::mib(1000);
+    let fake = Fake::new().says("hang.cuMemCreate(host) = 1");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    fake.tell(true);
+    driver.submit(keep(ALL));
+    driver.submit(create_host(1, Bytes::mib(4)));
+    fake.tell(false);
+    is_made(&completions, 1);
+    drop(driver);
+    let (filled, problem) = kept(&completions);
+    assert!(filled < ALL && problem.is_some(), "{filled} {problem:?}");
+    assert_eq!(completions.iter().count(), 0);
 }
 
 #[test]

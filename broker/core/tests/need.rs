@@ -1,0 +1,403 @@
+//! Who needs room on a device has it made: what nobody uses leaves, in the order of the policy, and comes back when it is
+//! wanted.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::time::Duration;
+
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, EvictionPolicy, Notice, OperatorRequest, PartMove, PartRef,
+    Refusal, Reply, StoredQuotas, Tier, Waiting,
+};
+use vramd_types::{Bytes, Reason};
+use world::{
+    Client, World, config,
+    moving::{empty, evict, fill, held, mib, tier, tiers, to},
+    revoking::{STALL, answer, part},
+    set_quota, spec,
+};
+
+fn one(world: &mut World, client: Client, mib: u32, content: u64) -> PartRef {
+    let part = part(world.allocate(client, spec(mib)).expect("room"), 0);
+    world.write(client, part, content);
+    part
+}
+
+fn waiting(world: &mut World, client: Client, mib: u32, wait: Duration) -> broker_core::CallId {
+    let request = ClientRequest::AllocateBatch { items: vec![spec(mib)], wait };
+    let call = world.start(client, None, request);
+    world.settle();
+    call
+}
+
+#[test]
+fn what_was_used_least_recently_leaves_first() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let old = one(&mut world, a, 4, 1);
+    let new = one(&mut world, a, 4, 2);
+    world.harvest(a, old);
+    one(&mut world, b, 4, 3);
+    assert_eq!((tier(&world, old), tier(&world, new)), (Tier::Device, Tier::Host), "the other was touched");
+    world.pin_call(a, 1, &[new]);
+    world.settle();
+    assert_eq!((answer(&world, a, 1), world.read(a, new)), (Some(&None), 2));
+    assert_eq!(held(&world), mib(8, 12));
+}
+
+#[test]
+fn a_script_is_followed() {
+    let mut world = tiers(8, 64);
+    let a = world.open_pinning("a");
+    let parts = [one(&mut world, a, 4, 1), one(&mut world, a, 4, 2)];
+    let mut base = config(&[Bytes::mib(8)]);
+    base.devices[0].host = Bytes::mib(64);
+    base.eviction = EvictionPolicy::Scripted(vec![parts[1], parts[0]]);
+    let mut world = World::with(base, StoredQuotas::default());
+    let a = world.open_pinning("a");
+    assert_eq!([one(&mut world, a, 4, 1), one(&mut world, a, 4, 2)], parts, "ids are counted");
+    one(&mut world, a, 4, 3);
+    assert_eq!(parts.map(|part| tier(&world, part)), [Tier::Device, Tier::Host]);
+}
+
+#[test]
+fn what_came_back_and_was_not_written_leaves_without_a_copy() {
+    for (writes, copies) in [(false, 0), (true, 1)] {
+        let mut world = tiers(8, 64);
+        let a = world.open_pinning("a");
+        let part = one(&mut world, a, 4, 7);
+        evict(&mut world, part);
+        world.pin_call(a, 1, &[part]);
+        world.settle();
+        world.frame(a, ClientFrame::PinEnded { call: 1 });
+        if writes {
+            world.write(a, part, 8);
+        }
+        // One that fails shows that one was made.
+        world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
+        let failed = matches!(evict(&mut world, part), PartMove::Failed { .. });
+        assert_eq!(usize::from(failed), copies);
+        world.fail_copies.clear();
+        evict(&mut world, part);
+        world.pin_call(a, 2, &[part]);
+        world.settle();
+        assert_eq!(world.read(a, part), if writes { 8 } else { 7 });
+    }
+}
+
+#[test]
+fn what_nobody_maps_and_need_not_be_copied_leaves_at_once() {
+    let mut world = tiers(8, 64);
+    let a = world.open_pinning("a");
+    let part = one(&mut world, a, 4, 7);
+    evict(&mut world, part);
+    for _ in 0..2 {
+        for towards in [Tier::Device, Tier::Host] {
+            let answer = world.operate(to(part.allocation, towards));
+            assert!(matches!(world::moving::moved(answer), PartMove::Moved));
+        }
+    }
+    world.pin_call(a, 1, &[part]);
+    world.settle();
+    assert_eq!(world.read(a, part), 7);
+}
+
+#[test]
+fn what_is_pinned_guaranteed_or_without_room_below_stays() {
+    let mut world = tiers(8, 4);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let backed = one(&mut world, a, 4, 1);
+    let unbacked = one(&mut world, a, 4, 2);
+    world.pin(a, backed);
+    let refused = world.allocate(b, spec(4)).expect_err("it is pinned, and the other has nothing below");
+    assert_eq!(refused.reason(), Reason::DeviceFull);
+    world.unpin(a, backed);
+    world.harvest(a, backed);
+    world.operate(set_quota("a", 8, 8)).expect("it is held");
+    assert_eq!(world.allocate(b, spec(4)).expect_err("it is guaranteed").reason(), Reason::DeviceFull);
+    world.operate(set_quota("a", 4, 8)).expect("less");
+    world.allocate(b, spec(4)).expect("what is above the guarantee leaves");
+    assert_eq!((tier(&world, backed), tier(&world, unbacked)), (Tier::Host, Tier::Device));
+}
+
+#[test]
+fn a_tenant_at_its_limit_makes_room_by_its_own() {
+    let mut world = tiers(16, 64);
+    world.operate(set_quota("a", 0, 8)).expect("stored");
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let others = one(&mut world, b, 4, 9);
+    let first = one(&mut world, a, 4, 1);
+    let second = one(&mut world, a, 4, 2);
+    one(&mut world, a, 4, 3);
+    assert_eq!(
+        [others, first, second].map(|part| tier(&world, part)),
+        [Tier::Device, Tier::Host, Tier::Device]
+    );
+    assert_eq!(world.held_by("a"), Bytes::mib(8));
+}
+
+#[test]
+fn a_lowered_limit_is_reached_by_moving() {
+    let mut world = tiers(16, 64);
+    let a = world.open_pinning("a");
+    let parts: Vec<_> = (0..3).map(|at| one(&mut world, a, 4, at)).collect();
+    world.pin(a, parts[0]);
+    world.pin(a, parts[1]);
+    world.operate(set_quota("a", 0, 4)).expect("stored");
+    world.settle();
+    assert_eq!(world.held_by("a"), Bytes::mib(8), "two are pinned");
+    world.unpin(a, parts[1]);
+    world.harvest(a, parts[1]);
+    world.settle();
+    assert_eq!(world.held_by("a"), Bytes::mib(4), "and then one");
+}
+
+#[test]
+fn a_batch_that_waits_is_served_in_its_turn_or_refused_in_time() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let filler = fill(&mut world, a, spec(8));
+    let wait = Duration::from_secs(1);
+    let first = waiting(&mut world, b, 8, wait);
+    let second = waiting(&mut world, b, 2, wait);
+    let at_once = waiting(&mut world, b, 2, Duration::ZERO);
+    let reason =
+        |world: &World, call| world.replies.get(&call).map(|it| it.as_ref().err().map(Refusal::reason));
+    assert_eq!(reason(&world, first), None);
+    assert_eq!(reason(&world, at_once), Some(Some(Reason::DeviceFull)));
+    let waits = world.broker.waits();
+    let shown: Vec<_> =
+        waits.iter().map(|wait| (wait.what.clone(), wait.bytes, wait.until.is_some())).collect();
+    let batch = |bytes| (Waiting::Batch { session: b.session, items: 1 }, Bytes::mib(bytes), true);
+    assert_eq!(shown, [batch(8), batch(2)]);
+    world.advance(500_000);
+    empty(&mut world, a, filler);
+    assert_eq!((reason(&world, first), reason(&world, second)), (Some(None), Some(None)));
+    // The first had it first; it is used by nobody, and so some of it has left for the second.
+    assert_eq!((held(&world), world.broker.waits().len()), (mib(6, 10), 0));
+    let never = waiting(&mut world, b, 16, wait);
+    assert_eq!(reason(&world, never), Some(Some(Reason::QuotaLimit)), "there is no so much");
+}
+
+#[test]
+fn time_and_operators_end_a_wait() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = one(&mut world, b, 4, 1);
+    evict(&mut world, away);
+    fill(&mut world, a, spec(8));
+    let late = waiting(&mut world, b, 4, Duration::from_secs(1));
+    let cancelled = waiting(&mut world, b, 4, Duration::from_secs(60));
+    world.pin_call(b, 1, &[away]);
+    world.settle();
+    let waits = world.broker.waits();
+    assert_eq!(waits.len(), 3);
+    let unknown = world.operate(OperatorRequest::CancelWait { wait: 99_999 }).expect_err("unknown");
+    assert_eq!(unknown.reason(), Reason::WaitNotFound);
+    for wait in &waits[1..] {
+        let reply = world.operate(OperatorRequest::CancelWait { wait: wait.id });
+        assert!(matches!(reply, Ok(Reply::WaitCancelled)));
+    }
+    let reason =
+        |world: &World, call| world.replies.get(&call).map(|it| it.as_ref().err().map(Refusal::reason));
+    assert_eq!(reason(&world, cancelled), Some(Some(Reason::WaitCancelled)));
+    assert!(matches!(answer(&world, b, 1), Some(Some(Refusal::WaitCancelled { .. }))));
+    assert_eq!(reason(&world, late), None);
+    world.advance(1_000_000);
+    assert_eq!(reason(&world, late), Some(Some(Reason::DeviceFull)));
+    assert_eq!(world.broker.waits(), []);
+}
+
+#[test]
+fn a_session_that_ends_waits_no_more() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let filler = fill(&mut world, a, spec(8));
+    let call = waiting(&mut world, b, 4, Duration::from_secs(60));
+    world.end_process(b);
+    assert_eq!(world.broker.waits(), []);
+    assert!(matches!(world.replies[&call], Err(Refusal::SessionLost { .. })));
+    empty(&mut world, a, filler);
+    assert_eq!(held(&world), mib(0, 0));
+}
+
+#[test]
+fn two_sets_that_fill_the_device_take_turns() {
+    let mut world = tiers(16, 64);
+    let clients = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let mut sets = Vec::new();
+    for (at, client) in (0..).zip(clients) {
+        let set: Vec<_> = (0..4).map(|part| one(&mut world, client, 4, at * 4 + part + 1)).collect();
+        sets.push(set);
+    }
+    for round in 1..=3 {
+        for (at, client) in clients.iter().enumerate() {
+            world.pin_call(*client, round, &sets[at]);
+        }
+        for (at, client) in clients.iter().enumerate() {
+            world.settle();
+            assert_eq!(answer(&world, *client, round), Some(&None), "{at} in round {round}");
+            for (content, part) in (1..).zip(&sets[at]) {
+                assert_eq!(world.read(*client, *part), at as u64 * 4 + content);
+            }
+            assert_eq!(held(&world), mib(16, 32));
+            world.frame(*client, ClientFrame::PinEnded { call: round });
+        }
+    }
+    let handed_over = world.notices.iter().filter(|notice| matches!(notice, Notice::Cached { .. })).count();
+    assert_eq!(handed_over, 0, "between tenants nothing is");
+}
+
+#[test]
+fn inside_a_tenant_the_extent_is_handed_over() {
+    let mut world = tiers(8, 64);
+    let clients = [(); 2].map(|()| world.open_pinning("a"));
+    let sets = clients.map(|client| [one(&mut world, client, 4, 1), one(&mut world, client, 4, 2)]);
+    for (client, set) in clients.iter().zip(&sets) {
+        world.pin_call(*client, 1, set);
+        world.settle();
+        world.frame(*client, ClientFrame::PinEnded { call: 1 });
+    }
+    for (client, set) in clients.iter().zip(&sets) {
+        world.pin_call(*client, 2, set);
+        world.settle();
+        assert_eq!(set.map(|part| world.read(*client, part)), [1, 2]);
+        world.frame(*client, ClientFrame::PinEnded { call: 2 });
+    }
+    assert!(world.notices.iter().any(|notice| matches!(notice, Notice::Reused { .. })));
+    assert_eq!(held(&world), mib(8, 16));
+}
+
+#[test]
+fn an_earlier_set_takes_what_a_later_one_has_while_it_waits() {
+    let mut world = tiers(12, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let wanted = [one(&mut world, a, 4, 1), one(&mut world, a, 4, 2)];
+    for part in wanted {
+        evict(&mut world, part);
+    }
+    let filler = fill(&mut world, a, spec(8));
+    let own = one(&mut world, b, 4, 3);
+    let away = one(&mut world, b, 2, 4);
+    assert_eq!(tier(&world, own), Tier::Host, "there was no room for both");
+    world.pin_call(a, 1, &wanted);
+    world.pin_call(b, 1, &[own, away]);
+    world.settle();
+    assert_eq!((answer(&world, a, 1), answer(&world, b, 1)), (None, None));
+    empty(&mut world, a, filler);
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    world.frame(a, ClientFrame::PinEnded { call: 1 });
+    world.settle();
+    for part in wanted {
+        world.harvest(a, part);
+    }
+    world.settle();
+    assert_eq!(answer(&world, b, 1), Some(&None));
+    assert_eq!((world.read(b, own), world.read(b, away)), (3, 4));
+}
+
+#[test]
+fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
+    let mut world = tiers(8, 64);
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let mut away = Vec::new();
+    for (at, client) in (0..).zip([a, b, c]) {
+        let part = one(&mut world, client, 4, at);
+        evict(&mut world, part);
+        away.push(part);
+    }
+    let holds = [fill(&mut world, a, spec(4)), fill(&mut world, b, spec(4))];
+    world.pin_call(a, 1, &[away[0]]);
+    world.pin_call(b, 1, &[away[1]]);
+    world.pin_call(c, 1, &[away[2]]);
+    world.settle();
+    world.advance(STALL / 2);
+    world.settle();
+    assert_eq!([a, b, c].map(|client| answer(&world, client, 1).is_some()), [false; 3]);
+    world.advance(STALL);
+    world.settle();
+    assert!(matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))), "who pins and came last");
+    assert_eq!((answer(&world, a, 1), answer(&world, c, 1)), (None, None));
+    world.unpin(b, part(holds[1], 0));
+    world.harvest(b, part(holds[1], 0));
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None), "its turn");
+    world.frame(a, ClientFrame::PinEnded { call: 1 });
+    world.settle();
+    assert_eq!(answer(&world, c, 1), Some(&None));
+}
+
+#[test]
+fn what_nobody_holds_may_be_larger_than_the_device() {
+    let mut world = tiers(8, 64);
+    let client = world.open_pinning("a");
+    let large = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(32) };
+    let id = world.allocate(client, large.clone()).expect("its parts are placed where there is room");
+    let parts: Vec<_> = (0..8).map(|at| part(id, at)).collect();
+    assert!(!parts.iter().any(|part| world.maps(client, *part)), "nothing is mapped");
+    assert_eq!(held(&world), mib(8, 32));
+    for round in 0..2 {
+        for (call, part) in (1..).zip(&parts) {
+            world.pin_call(client, round * 8 + call, &[*part]);
+            world.settle();
+            let seen = world.read(client, *part);
+            assert_eq!(seen, if round == 0 { 0 } else { call }, "zeros at first");
+            world.write(client, *part, call);
+            world.frame(client, ClientFrame::PinEnded { call: round * 8 + call });
+        }
+    }
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.settle();
+    assert_eq!(held(&world), mib(0, 0));
+    let without = world.open("b");
+    assert_eq!(world.allocate(without, large).expect_err("no pins").reason(), Reason::RequestInvalid);
+    let too_large = AllocationSpec { unheld: true, ..spec(66) };
+    let refused = world.allocate(client, too_large).expect_err("more than there is below");
+    assert!(matches!(refused, Refusal::QuotaLimit { tier: Tier::Host, .. }), "{refused:?}");
+}
+
+/// At every step of a part's way out for somebody who needs its room.
+#[test]
+fn who_frees_pins_or_dies_while_a_part_leaves_for_another_loses_nothing() {
+    for what in ["free", "pin", "die", "cancel", "evict", "bring in"] {
+        for steps in 0..8 {
+            let mut world = tiers(8, 64);
+            let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+            let part = one(&mut world, a, 8, 7);
+            let wait = Duration::from_secs(60);
+            let request = ClientRequest::AllocateBatch { items: vec![spec(4)], wait };
+            let call = world.start(b, None, request);
+            for _ in 0..steps {
+                if !world.work_once() {
+                    world.answer_once(a.channel);
+                }
+            }
+            match what {
+                "free" => _ = world.start(a, None, ClientRequest::FreeBatch(vec![part.allocation])),
+                "pin" => world.pin_call(a, 1, &[part]),
+                "die" => world.end_process(a),
+                "cancel" => {
+                    for wait in world.broker.waits() {
+                        world.operate(OperatorRequest::CancelWait { wait: wait.id }).expect("it waits");
+                    }
+                }
+                "evict" => _ = world.start_operator(None, to(part.allocation, Tier::Host)),
+                _ => _ = world.start_operator(None, to(part.allocation, Tier::Device)),
+            }
+            world.settle();
+            let reply = world.replies.get(&call).expect("it is answered");
+            match what {
+                "cancel" => {}
+                _ => assert!(reply.is_ok(), "{what} after {steps} steps: {reply:?}"),
+            }
+            if matches!(what, "pin") {
+                world.advance(1);
+                world.settle();
+                assert_eq!(answer(&world, a, 1), Some(&None), "after {steps} steps");
+                assert_eq!(world.read(a, part), 7, "after {steps} steps");
+            }
+        }
+    }
+}

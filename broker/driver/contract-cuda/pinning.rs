@@ -1,0 +1,116 @@
+//! How long pinning memory of the host ahead of need takes, and what it saves: no case, but figures for who reads the
+//! report.
+
+use std::{
+    sync::{Arc, mpsc::Receiver},
+    time::{Duration, Instant},
+};
+
+use broker_driver::{Completion, Driver, Submission, contract::Harness};
+use serde_json::{Value, json};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
+
+const ALL: Bytes = Bytes::gib(4);
+const PIECE: Bytes = Bytes::mib(256);
+/// It fits nothing that is kept.
+const ODD: Bytes = Bytes::mib(254);
+/// Zeroing is looked at so often: it takes its time.
+const ZEROED: u64 = 2;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// In the report, and a line for people.
+pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> {
+    let (driver, completions) = harness.open(Vec::new());
+    let mut pool = Measured { node: driver.host_node(DeviceIndex(0)), driver, completions, last: 0 };
+    let (kept, filling, problem) = pool.fill()?;
+    let pieces = kept.get() / PIECE.get();
+    if pieces == 0 {
+        return Err(format!("not one piece could be pinned: {}", problem.unwrap_or_default()));
+    }
+    let kept_ones = pool.create(pieces, PIECE, false)?;
+    pool.release(pieces)?;
+    let zeroed = pool.create(pieces.min(ZEROED), PIECE, true)?;
+    pool.release(pieces.min(ZEROED))?;
+    let odd = pool.create(1, ODD, false)?;
+    let text = format!(
+        "pinned ahead: {} MiB in {:.3} s{}\na create of {} MiB: kept {:.3} ms (at most {:.3}), zeroed by the CPU {:.2} \
+         ms; pinned anew {:.2} ms",
+        kept.get() >> 20,
+        filling.as_secs_f64(),
+        problem.as_ref().map(|problem| format!(", and no more: {problem}")).unwrap_or_default(),
+        PIECE.get() >> 20,
+        median(&kept_ones),
+        kept_ones.last().copied().unwrap_or_default(),
+        median(&zeroed),
+        median(&odd),
+    );
+    let value = json!({
+        "pinned_mib": kept.get() >> 20,
+        "filling_seconds": filling.as_secs_f64(),
+        "problem": problem,
+        "piece_mib": PIECE.get() >> 20,
+        "create_kept_ms": median(&kept_ones),
+        "create_kept_zeroed_ms": median(&zeroed),
+        "create_pinned_anew_ms": median(&odd),
+    });
+    Ok((value, text))
+}
+
+struct Measured {
+    driver: Arc<dyn Driver>,
+    node: HostNode,
+    completions: Receiver<Completion>,
+    last: u64,
+}
+
+impl Measured {
+    fn fill(&self) -> Result<(Bytes, Duration, Option<String>), String> {
+        let begun = Instant::now();
+        self.driver.submit(Submission::KeepHost {
+            node: self.node,
+            size: ALL,
+            piece: PIECE,
+            pieces_max: usize::MAX,
+        });
+        match self.next()? {
+            Completion::HostKept { kept, problem, .. } => {
+                Ok((kept, begun.elapsed(), problem.map(|problem| problem.to_string())))
+            }
+            other => Err(format!("unexpected: {other:?}")),
+        }
+    }
+
+    /// Milliseconds of each, the longest last.
+    fn create(&mut self, count: u64, size: Bytes, zeroed: bool) -> Result<Vec<f64>, String> {
+        let mut took = Vec::new();
+        for _ in 0..count {
+            self.last += 1;
+            let (extent, begun) = (ExtentId::from_raw(self.last), Instant::now());
+            self.driver.submit(Submission::CreateHost { extent, node: self.node, size, zeroed });
+            match self.next()? {
+                Completion::Created { result, .. } => drop(result.map_err(|error| error.to_string())?),
+                other => return Err(format!("unexpected: {other:?}")),
+            }
+            took.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        took.sort_by(f64::total_cmp);
+        Ok(took)
+    }
+
+    /// The last so many.
+    fn release(&self, count: u64) -> Result<(), String> {
+        for raw in (self.last - count + 1)..=self.last {
+            self.driver.submit(Submission::Release { extent: ExtentId::from_raw(raw) });
+            self.next()?;
+        }
+        Ok(())
+    }
+
+    fn next(&self) -> Result<Completion, String> {
+        self.completions.recv_timeout(PATIENCE).map_err(|_| "the driver does not answer".to_owned())
+    }
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,171 @@
+//! Memory of the host that is kept for extents to come.
+
+use vramd_types::{Bytes, HostNode};
+
+use super::{
+    Access, Bench, Harness, Verdict,
+    bench::{Extent, SMALL, new_id, pattern},
+};
+use crate::{Completion, DriverError, HostLimit, Submission};
+
+/// More than any case needs.
+const MANY: usize = 100;
+
+fn content(seed: u8) -> Vec<u8> {
+    pattern(seed, usize::try_from(SMALL.get()).expect("2 MiB fit in memory"))
+}
+
+fn hash(bytes: &[u8]) -> Result<[u8; 32], DriverError> {
+    Ok(blake3::hash(bytes).into())
+}
+
+/// Small, on the device, and written there by another process.
+fn written(bench: &mut Bench<'_>, seed: u8) -> Extent {
+    let extent = bench.make();
+    assert!(bench.mapped(&extent, Access::ReadWrite).write(0, &content(seed)));
+    extent
+}
+
+/// As one that is written as a whole before anybody reads it.
+fn make_unzeroed(bench: &mut Bench<'_>, size: Bytes) -> Result<Extent, DriverError> {
+    bench.create_host_as(size, false)
+}
+
+/// How much of it, in small pieces.
+fn filled(bench: &mut Bench<'_>, size: Bytes, pieces_max: usize) -> Bytes {
+    let (kept, problem) = bench.keep_host(size, SMALL, pieces_max);
+    assert_eq!(problem, None);
+    kept
+}
+
+pub fn kept_memory_is_used_again_and_zero_where_that_is_asked(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    assert_eq!(filled(&mut bench, SMALL, MANY), SMALL);
+    let source = written(&mut bench, 1);
+    let extent = bench.make_host();
+    assert_eq!(bench.copy(&source, &extent, SMALL), Ok(()));
+    bench.free(extent);
+
+    let extent = make_unzeroed(&mut bench, SMALL).expect("it is kept");
+    assert_eq!(bench.digest(&[(extent.id, SMALL)]), hash(&content(1)), "it is the same memory");
+    bench.free(extent);
+    for _ in 0..2 {
+        let extent = bench.make_host();
+        assert_eq!(bench.digest(&[(extent.id, SMALL)]), hash(&vec![0; content(0).len()]));
+        assert_eq!(bench.copy(&source, &extent, SMALL), Ok(()));
+        bench.free(extent);
+    }
+    bench.free(source);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn what_another_process_may_have_is_not_used_again(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    assert_eq!(filled(&mut bench, Bytes::mib(4), MANY), Bytes::mib(4));
+    let source = written(&mut bench, 2);
+    let given = bench.make_host();
+    let id = given.id;
+    let mut importer = bench.mapped(&given, Access::ReadWrite);
+    assert!(importer.write(0, &content(1)));
+    let returned = bench.release(given);
+
+    let extent = make_unzeroed(&mut bench, SMALL).expect("there is room for another");
+    assert_ne!(bench.digest(&[(extent.id, SMALL)]), hash(&content(1)));
+    assert_eq!(bench.copy(&source, &extent, SMALL), Ok(()));
+    assert_eq!(importer.read(0, content(1).len()), content(1), "nobody else writes there");
+    drop(importer);
+    if !returned {
+        bench.await_return(id);
+    }
+    bench.free(extent);
+    bench.free(source);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn what_is_kept_and_used_is_never_more_than_it_may_be(harness: &dyn Harness) -> Verdict {
+    const ALL: Bytes = Bytes::mib(8);
+    let mut bench = Bench::new(harness);
+    assert_eq!(filled(&mut bench, ALL, MANY), ALL);
+    let full = Some(DriverError::OutOfHostMemory(HostLimit::Capacity(ALL)));
+    for zeroed in [true, false] {
+        let whole = bench.create_host_as(ALL, zeroed).expect("all that is kept is given up for it");
+        assert_eq!(bench.create_host(SMALL).err(), full);
+        bench.free(whole);
+        let all: Vec<_> = (0..4).map(|_| bench.create_host_as(SMALL, zeroed).expect("a quarter")).collect();
+        assert_eq!(make_unzeroed(&mut bench, SMALL).err(), full);
+        all.into_iter().for_each(|extent| bench.free(extent));
+    }
+    assert_eq!(bench.create_host(Bytes::mib(10)).err(), full);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn another_size_has_kept_memory_given_up(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    assert_eq!(filled(&mut bench, Bytes::mib(6), MANY), Bytes::mib(6));
+    let source = written(&mut bench, 3);
+    for _ in 0..2 {
+        let large = bench.create_host(Bytes::mib(4)).expect("two pieces go for it");
+        let small = make_unzeroed(&mut bench, SMALL).expect("one is left");
+        assert!(bench.create_host(SMALL).is_err());
+        assert_eq!(bench.copy(&source, &small, SMALL), Ok(()));
+        assert_eq!(bench.copy(&small, &large, SMALL), Ok(()));
+        assert_eq!(bench.digest(&[(large.id, SMALL)]), hash(&content(3)));
+        bench.free(large);
+        bench.free(small);
+    }
+    bench.free(source);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn no_more_pieces_are_kept_than_may_be(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    assert_eq!(filled(&mut bench, Bytes::mib(8), 1), SMALL);
+    let source = written(&mut bench, 4);
+    let extents = [(); 2].map(|()| bench.make_host());
+    for extent in &extents {
+        assert_eq!(bench.copy(&source, extent, SMALL), Ok(()));
+    }
+    // Meanwhile another may have been pinned: then neither is kept.
+    extents.into_iter().for_each(|extent| bench.free(extent));
+    let again = [(); 2].map(|()| make_unzeroed(&mut bench, SMALL).expect("there is room"));
+    let old = again.iter().filter(|it| bench.digest(&[(it.id, SMALL)]) == hash(&content(4))).count();
+    assert!(old <= 1, "{old}");
+    again.into_iter().chain([source]).for_each(|extent| bench.free(extent));
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn keeping_is_asked_once_of_a_node_that_there_is(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let (node, nowhere) = (bench.host_node(), HostNode(u16::MAX));
+    let mut problem = |node| {
+        bench.submit(Submission::KeepHost { node, size: SMALL, piece: SMALL, pieces_max: MANY });
+        bench.wait(|completion| match completion {
+            Completion::HostKept { node: of, problem, .. } if *of == node => Some(problem.clone()),
+            _ => None,
+        })
+    };
+    assert!(matches!(problem(nowhere), Some(DriverError::Failed(_))));
+    assert_eq!(problem(node), None);
+    assert!(matches!(problem(node), Some(DriverError::Failed(_))));
+    bench.finish();
+    Verdict::Passed
+}
+
+/// What is not done by then need not be.
+pub fn an_end_waits_for_no_filling(harness: &dyn Harness) -> Verdict {
+    let bench = Bench::new(harness);
+    let (node, extent) = (bench.host_node(), new_id());
+    bench.submit(Submission::KeepHost { node, size: Bytes::mib(64), piece: SMALL, pieces_max: MANY });
+    bench.submit(Submission::CreateHost { extent, node, size: SMALL, zeroed: true });
+    let told = bench.end();
+    let kept = |it: &Completion| matches!(it, Completion::HostKept { kept, .. } if *kept <= Bytes::mib(64));
+    assert_eq!(told.iter().filter(|it| kept(it)).count(), 1, "{told:?}");
+    assert!(told.iter().any(|it| matches!(it, Completion::Created { result: Ok(_), .. })), "{told:?}");
+    assert_eq!(told.len(), 2, "{told:?}");
+    Verdict::Passed
+}

@@ -1,0 +1,121 @@
+//! What is read from the words of a session that stands, and of one that has ended.
+
+use broker_core::{DaemonFrame, MapPart, PartRef, Slot, TouchedPart};
+use broker_driver::Handle;
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
+
+use super::{words::hello_with_pins, *};
+use crate::{harvest::Harvest, reactor::Queue};
+
+const EVERY: Duration = Duration::from_millis(5);
+const MAPPED: u64 = 1 << 25;
+
+fn part(part: u32) -> PartRef {
+    PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(part) }
+}
+
+fn map(index: u32, slot: u32) -> DaemonFrame {
+    let size = Bytes::mib(2);
+    DaemonFrame::Map(vec![MapPart {
+        part: part(index),
+        extent: ExtentId::from_raw(1),
+        device: DeviceIndex(0),
+        offset: Bytes::ZERO,
+        size,
+        span: size,
+        writable: true,
+        slot: Some(Slot(slot)),
+    }])
+}
+
+async fn next(queue: &mut Queue) -> Event {
+    match tokio::time::timeout(PATIENCE, queue.next()).await.expect("an event") {
+        Some(Message::Event(event)) => event,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A client's end of its table.
+struct Table(Arc<OwnedFd>);
+
+impl Table {
+    fn write(&self, slot: u64, words: [u64; 2]) {
+        let bytes = words.map(u64::to_ne_bytes).concat();
+        assert_eq!(rustix::io::pwrite(&*self.0, &bytes, 64 + 16 * slot), Ok(bytes.len()));
+    }
+}
+
+async fn open(daemon: &mut Daemon, harvest: &Harvest, session: u64) -> (Client, ChannelId, Table) {
+    let client = daemon.connect();
+    client.send(&hello_with_pins());
+    let (channel, _) = daemon.hello().await;
+    let Some(Handle::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
+    let session = SessionId::from_raw(session);
+    let welcome = DaemonFrame::Welcome { session, tenant: String::new(), devices: vec![], slots: 16 };
+    harvest.sends(channel, &welcome);
+    (client, channel, Table(table))
+}
+
+fn touched(session: u64, index: u32, pinned: bool) -> TouchedPart {
+    TouchedPart { session: SessionId::from_raw(session), part: part(index), pinned }
+}
+
+async fn told(queue: &mut Queue) -> Vec<TouchedPart> {
+    match next(queue).await {
+        Event::Touched(parts) => parts,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Two looks that see nothing but the first slot of this table: the second has begun after this was called.
+async fn looks(queue: &mut Queue, beat: &Table) {
+    for pinned in [true, false] {
+        beat.write(0, [MAPPED | u64::from(pinned), 0]);
+        assert_eq!(told(queue).await, [touched(9, 9, pinned)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uses_are_told_once_until_the_slot_or_the_channel_is_gone() {
+    let mut daemon = Daemon::start();
+    let (to_reactor, mut queue) = inbox(InboxLimits::default());
+    let harvest = Harvest::start(Arc::clone(&daemon.channels), to_reactor, EVERY).unwrap();
+    let (_stays, beating, beat) = open(&mut daemon, &harvest, 9).await;
+    harvest.sends(beating, &map(9, 0));
+    let (client, channel, table) = open(&mut daemon, &harvest, 3).await;
+
+    table.write(0, [0, 4 << 32]);
+    harvest.sends(channel, &map(0, 0));
+    harvest.sends(channel, &map(1, 1));
+    table.write(1, [MAPPED | 1, 0]);
+    assert_eq!(told(&mut queue).await, [touched(3, 1, true)], "what was used before it came is not told");
+    table.write(0, [MAPPED, 5 << 32]);
+    assert_eq!(told(&mut queue).await, [touched(3, 0, false)]);
+    looks(&mut queue, &beat).await;
+
+    harvest.forgets(channel, Slot(0));
+    looks(&mut queue, &beat).await;
+    table.write(0, [MAPPED | 7, 9 << 32]);
+    looks(&mut queue, &beat).await;
+    table.write(1, [MAPPED, 0]);
+    assert_eq!(told(&mut queue).await, [touched(3, 1, false)]);
+
+    drop(client);
+    until_over(&daemon, channel).await;
+    looks(&mut queue, &beat).await;
+    table.write(1, [MAPPED | 1, 0]);
+    looks(&mut queue, &beat).await;
+
+    beat.write(0, [1 << 40, 0]);
+    let Event::Malformed { channel: broken, problem } = next(&mut queue).await else { panic!() };
+    assert!(broken == beating && problem.contains("no honest client"), "{problem}");
+}
+
+async fn until_over(daemon: &Daemon, channel: ChannelId) {
+    let over = async {
+        while daemon.channels.look(channel, |_| ()).is_some() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, over).await.expect("the channel is over");
+}

@@ -1,0 +1,79 @@
+//! Who waits for room, and what moves.
+
+use broker_core::{Broker, OperatorRequest, Reply};
+use tonic::Status;
+use vramd_proto::v1;
+
+use super::{Admin, Operator};
+use crate::grpc::{
+    convert::{
+        moves as view,
+        page::{Page, next_token},
+        request as convert,
+    },
+    status::{self, refused},
+};
+
+impl Admin {
+    pub(super) async fn waits(&self, message: v1::ListWaitsRequest) -> Result<v1::ListWaitsResponse, Status> {
+        let page =
+            Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
+        let tenant = convert::non_empty(message.tenant);
+        let (views, more) = self
+            .read(move |broker| {
+                let mut views = broker.waits();
+                views.retain(|view| {
+                    page.after.is_none_or(|after| view.id > after)
+                        && tenant.as_ref().is_none_or(|tenant| view.tenant == *tenant)
+                });
+                let more = views.len() > page.size;
+                views.truncate(page.size);
+                (views, more)
+            })
+            .await?;
+        let next_page_token = next_token(views.last().map(|view| view.id), more);
+        let waits = views.into_iter().map(|it| view::wait(it, self.facts.started_at)).collect();
+        Ok(v1::ListWaitsResponse { waits, next_page_token })
+    }
+
+    pub(super) async fn cancel(
+        &self,
+        operator: Operator,
+        message: v1::CancelWaitRequest,
+    ) -> Result<v1::CancelWaitResponse, Status> {
+        let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
+        let change = OperatorRequest::CancelWait { wait: message.wait_id };
+        match self.submit(operator, key, change).await? {
+            Reply::WaitCancelled => Ok(v1::CancelWaitResponse {}),
+            other => Err(status::wrong_reply("CancelWait", &other)),
+        }
+    }
+
+    pub(super) async fn moving(
+        &self,
+        message: v1::ListMovesRequest,
+    ) -> Result<v1::ListMovesResponse, Status> {
+        let page =
+            Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
+        let tenant = convert::non_empty(message.tenant);
+        // What ends between the two looks is among those that ended.
+        let mut views = self.read(Broker::moves).await?;
+        views.retain(|view| tenant.as_ref().is_none_or(|tenant| view.tenant == *tenant));
+        let (views, next_page_token) = page.cut(views);
+        let started_at = self.facts.started_at;
+        let moves = views.into_iter().map(|it| {
+            let copied = self.moves.copied(it.extent);
+            view::moving(it, copied, started_at)
+        });
+        let moves = moves.collect();
+        let ended = match page.after {
+            None => self.moves.ended(tenant.as_deref()),
+            Some(_) => Vec::new(),
+        };
+        let ended = ended.into_iter().map(|it| {
+            let uuid = self.moves.uuid_of(it.device);
+            view::ended(it, uuid, started_at)
+        });
+        Ok(v1::ListMovesResponse { moves, next_page_token, ended: ended.collect() })
+    }
+}

@@ -1,0 +1,120 @@
+//! Who waits for room and what moves, as messages.
+
+use std::time::SystemTime;
+
+use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitView, Waiting};
+use vramd_proto::v1;
+use vramd_types::{Bytes, SessionId};
+
+use super::view::{count, time_of_day};
+use crate::{events::tier, moves::Ended};
+
+/// `started_at` is the wall clock's time at the start of the daemon.
+pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait {
+    use v1::wait::What;
+    let what = match view.what {
+        Waiting::Part { part, sessions } => What::Part(v1::PartWait {
+            part: Some(part_ref(part)),
+            session_ids: sessions.into_iter().map(SessionId::get).collect(),
+        }),
+        Waiting::Batch { session, items } => {
+            What::Batch(v1::BatchWait { session_id: session.get(), item_count: count(items) })
+        }
+    };
+    v1::Wait {
+        wait_id: view.id,
+        tenant: view.tenant,
+        device: view.device,
+        bytes: view.bytes.get(),
+        began_at: time_of_day(view.since, started_at),
+        until: view.until.and_then(|until| time_of_day(until, started_at)),
+        what: Some(what),
+    }
+}
+
+/// What is on its way, and how much of it has arrived.
+pub(in crate::grpc) fn moving(view: MoveView, copied: Option<Bytes>, started_at: SystemTime) -> v1::Move {
+    v1::Move {
+        part: Some(part_ref(view.part)),
+        tenant: view.tenant,
+        device: view.device,
+        tier: tier(view.to).into(),
+        bytes: view.bytes.get(),
+        copied_bytes: copied.map(Bytes::get),
+        cause: cause(view.cause).into(),
+        state: state(view.state).into(),
+        began_at: time_of_day(view.since, started_at),
+    }
+}
+
+/// One that is over, of a device with that UUID.
+pub(in crate::grpc) fn ended(ended: Ended, uuid: String, started_at: SystemTime) -> v1::EndedMove {
+    v1::EndedMove {
+        part: Some(part_ref(ended.part)),
+        tenant: ended.tenant.as_ref().to_owned(),
+        device: uuid,
+        tier: tier(ended.tier).into(),
+        bytes: ended.bytes.get(),
+        cause: cause(ended.cause).into(),
+        outcome: ended.outcome.into(),
+        detail: ended.detail,
+        began_at: time_of_day(ended.began, started_at),
+        duration_us: u64::try_from(ended.took.as_micros()).unwrap_or(u64::MAX),
+    }
+}
+
+fn part_ref(part: PartRef) -> v1::PartRef {
+    v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
+}
+
+fn cause(cause: Cause) -> v1::MoveCause {
+    match cause {
+        Cause::Demand => v1::MoveCause::Demand,
+        Cause::Rebalance => v1::MoveCause::Rebalance,
+        Cause::Operator => v1::MoveCause::Operator,
+    }
+}
+
+fn state(state: MigrationState) -> v1::MoveState {
+    match state {
+        MigrationState::Preparing => v1::MoveState::Preparing,
+        MigrationState::Copying => v1::MoveState::Copying,
+        MigrationState::Stopping => v1::MoveState::Stopping,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use broker_core::Time;
+    use vramd_types::{AllocationId, PartIndex};
+
+    use super::*;
+
+    #[test]
+    fn who_waits_is_told_with_its_times() {
+        let started_at = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        let view = |what, until| WaitView {
+            id: 9,
+            device: "GPU-0".to_owned(),
+            tenant: "a".to_owned(),
+            what,
+            bytes: Bytes::mib(2),
+            since: Time::from_micros(1_500_000),
+            until,
+        };
+        let part = PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(3) };
+        let told =
+            wait(view(Waiting::Part { part, sessions: vec![SessionId::from_raw(4)] }, None), started_at);
+        let part = Some(v1::PartRef { allocation_id: 7, part_index: 3 });
+        assert_eq!(told.what, Some(v1::wait::What::Part(v1::PartWait { part, session_ids: vec![4] })));
+        assert_eq!(told.began_at.unwrap().to_string(), "1970-01-01T00:01:41.500Z");
+        assert_eq!((told.wait_id, told.bytes, told.until), (9, 2 << 20, None));
+
+        let batch = Waiting::Batch { session: SessionId::from_raw(4), items: 2 };
+        let told = wait(view(batch, Some(Time::from_micros(20_000_000))), started_at);
+        assert_eq!(told.what, Some(v1::wait::What::Batch(v1::BatchWait { session_id: 4, item_count: 2 })));
+        assert_eq!(told.until.unwrap().seconds, 120);
+    }
+}

@@ -1,0 +1,172 @@
+//! One session's slots that have a part, as they were at the last look.
+
+use broker_core::{PartRef, Slot, TouchedPart};
+use vramd_types::SessionId;
+
+use crate::channel::{Use, Words};
+
+#[derive(Debug)]
+pub(super) struct Sheet {
+    session: SessionId,
+    /// By slot. The core gives out low ones first.
+    slots: Vec<Option<Watched>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Watched {
+    part: PartRef,
+    seen: Use,
+}
+
+impl Sheet {
+    pub(super) fn new(session: SessionId) -> Self {
+        Self { session, slots: Vec::new() }
+    }
+
+    /// The part's words are there; of one that comes back they have not moved.
+    pub(super) fn put(&mut self, Slot(slot): Slot, part: PartRef, uses: u32) {
+        let slot = slot as usize;
+        if slot >= self.slots.len() {
+            self.slots.resize(slot + 1, None);
+        }
+        if self.slots[slot].is_none_or(|watched| watched.part != part) {
+            self.slots[slot] = Some(Watched { part, seen: Use { uses, pinned: false } });
+        }
+    }
+
+    pub(super) fn remove(&mut self, Slot(slot): Slot) {
+        if let Some(slot) = self.slots.get_mut(slot as usize) {
+            *slot = None;
+        }
+    }
+
+    /// Adds what was used since the last look, or is pinned otherwise. An error says what no honest client writes.
+    pub(super) fn look(&mut self, words: &Words, touched: &mut Vec<TouchedPart>) -> Result<(), String> {
+        for (slot, watched) in (0..).zip(&mut self.slots) {
+            let Some(Watched { part, seen }) = watched else { continue };
+            let now = words.in_use(Slot(slot))?;
+            if now != *seen {
+                *seen = now;
+                touched.push(TouchedPart { session: self.session, part: *part, pinned: now.pinned });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use broker_driver::Handle;
+    use vramd_types::{AllocationId, PartIndex};
+
+    use super::*;
+
+    const SLOTS: u32 = 100_000;
+    const MAPPED: u64 = 1 << 25;
+    const REVOKE: u64 = 1 << 26;
+
+    /// A table whose slots are all mapped, and its client's end.
+    struct Shared {
+        words: Words,
+        sheet: Sheet,
+    }
+
+    fn part(part: u32) -> PartRef {
+        PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(part) }
+    }
+
+    fn mapped(slots: u32) -> Shared {
+        let shared =
+            Shared { words: Words::create(slots).unwrap(), sheet: Sheet::new(SessionId::from_raw(3)) };
+        shared.write(0, &[MAPPED, 0].repeat(slots as usize));
+        let Shared { words, mut sheet } = shared;
+        (0..slots).for_each(|slot| sheet.put(Slot(slot), part(slot), 0));
+        Shared { words, sheet }
+    }
+
+    impl Shared {
+        fn write(&self, slot: u64, words: &[u64]) {
+            let Some(Handle::Memfd(table)) = self.words.handle() else { panic!() };
+            let bytes: Vec<_> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            assert_eq!(rustix::io::pwrite(&*table, &bytes, 64 + 16 * slot), Ok(bytes.len()));
+        }
+
+        /// As a client leaves it that has used the part so often, and pins it so often now.
+        fn used(&self, slot: u64, uses: u64, pins: u64) {
+            self.write(slot, &[MAPPED | pins, uses << 32 | 77]);
+        }
+
+        fn look(&mut self) -> Vec<(u32, bool)> {
+            let mut touched = Vec::new();
+            self.sheet.look(&self.words, &mut touched).unwrap();
+            touched.into_iter().map(|it| (it.part.part.0, it.pinned)).collect()
+        }
+    }
+
+    #[test]
+    fn only_what_was_used_or_is_pinned_otherwise_is_told() {
+        let mut shared = mapped(4);
+        assert_eq!(shared.look(), []);
+        shared.used(1, 0, 2);
+        shared.used(2, 1, 0);
+        assert_eq!(shared.look(), [(1, true), (2, false)]);
+        assert_eq!(shared.look(), [], "it is pinned as it was");
+        shared.used(1, 1, 1);
+        assert_eq!(shared.look(), [(1, true)]);
+        shared.write(1, &[MAPPED | REVOKE | 1]);
+        assert_eq!(shared.look(), [], "that it is wanted back is no use");
+        shared.write(1, &[0]);
+        assert_eq!(shared.look(), [(1, false)]);
+    }
+
+    #[test]
+    fn a_slot_tells_of_the_part_that_has_it() {
+        let mut shared = mapped(2);
+        shared.used(0, 1, 0);
+        assert_eq!(shared.look(), [(0, false)]);
+        // The same part comes back, and then another in its place, after the words have been used.
+        shared.used(0, 2, 0);
+        shared.sheet.put(Slot(0), part(0), 2);
+        assert_eq!(shared.look(), [(0, false)]);
+        shared.sheet.remove(Slot(0));
+        shared.used(0, 3, 1);
+        assert_eq!(shared.look(), []);
+        shared.used(0, 4, 0);
+        shared.sheet.put(Slot(0), part(5), shared.words.uses(Slot(0)).unwrap());
+        assert_eq!(shared.look(), []);
+        shared.used(0, 5, 0);
+        assert_eq!(shared.look(), [(5, false)]);
+        shared.sheet.remove(Slot(77));
+    }
+
+    #[test]
+    fn what_no_honest_client_writes_is_told() {
+        let mut shared = mapped(2);
+        shared.write(1, &[1 << 40]);
+        let problem = shared.sheet.look(&shared.words, &mut Vec::new()).unwrap_err();
+        assert!(problem.contains("no honest client"), "{problem}");
+        shared.sheet.remove(Slot(1));
+        assert_eq!(shared.look(), []);
+        shared.sheet.put(Slot(2), part(2), 0);
+        assert!(shared.sheet.look(&shared.words, &mut Vec::new()).is_err(), "there is no such slot");
+    }
+
+    #[test]
+    fn a_hundred_thousand_slots_are_seen_in_a_moment() {
+        let mut shared = mapped(SLOTS);
+        let mut best = Duration::MAX;
+        for round in 1..=20 {
+            (0..SLOTS).step_by(100).for_each(|slot| shared.used(slot.into(), round, 0));
+            let mut touched = Vec::new();
+            let began = Instant::now();
+            shared.sheet.look(&shared.words, &mut touched).unwrap();
+            best = best.min(began.elapsed());
+            assert_eq!(touched.len(), 1000);
+        }
+        eprintln!("{SLOTS} slots, a hundredth of them used: {best:?}");
+        // Without optimisation, and whatever else this machine does.
+        assert!(best < Duration::from_millis(100), "{best:?}");
+    }
+}

@@ -1,0 +1,201 @@
+//! Parts on their way between tiers, as operators see them: how far a copy has come, and what ended lately.
+//!
+//! The driver alone knows how far a copy is. That a part has ended its way the core tells once and forgets, so the last of
+//! them are kept here.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use broker_core::{Cause, Notice, PartRef, Tier, Time};
+use broker_driver::Driver;
+use vramd_proto::v1::move_event::Change;
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
+
+use crate::reactor::{Clock, Copies};
+
+/// Of those that ended, the latest are kept.
+pub const ENDED_MAX: usize = 256;
+
+/// Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Moves(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    driver: Arc<dyn Driver>,
+    clock: Clock,
+    copies: Copies,
+    /// The latest first.
+    ended: Mutex<VecDeque<Ended>>,
+}
+
+/// A move that is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub part: PartRef,
+    pub tenant: Arc<str>,
+    pub device: DeviceIndex,
+    pub tier: Tier,
+    pub bytes: Bytes,
+    pub cause: Cause,
+    pub outcome: Change,
+    /// Why it failed.
+    pub detail: String,
+    pub began: Time,
+    pub took: Duration,
+}
+
+impl Moves {
+    /// `clock` is the broker's.
+    pub fn new(driver: Arc<dyn Driver>, clock: Clock, copies: Copies) -> Self {
+        Self(Arc::new(Shared { driver, clock, copies, ended: Mutex::default() }))
+    }
+
+    /// How much has arrived in an extent; `None` while nothing is being copied there.
+    pub(crate) fn copied(&self, extent: ExtentId) -> Option<Bytes> {
+        self.0.driver.copied_bytes(self.0.copies.towards(extent)?)
+    }
+
+    pub(crate) fn uuid_of(&self, device: DeviceIndex) -> String {
+        let info = self.0.driver.devices().get(usize::from(device.0));
+        info.map(|info| info.uuid.clone()).unwrap_or_default()
+    }
+
+    /// Keeps it, if it is the end of a move.
+    pub(crate) fn told(&self, notice: &Notice) {
+        let (outcome, detail, (part, tenant, device, tier, bytes, cause, began)) = match notice {
+            Notice::Moved { part, tenant, device, tier, bytes, cause, began } => {
+                (Change::Moved, "", (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem } => {
+                (Change::Failed, problem.as_str(), (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began } => {
+                (Change::Stopped, "", (part, tenant, device, tier, bytes, cause, began))
+            }
+            _ => return,
+        };
+        let now = self.0.clock.now();
+        let took = Duration::from_micros(now.as_micros().saturating_sub(began.as_micros()));
+        let mut ended = self.lock();
+        ended.truncate(ENDED_MAX - 1);
+        ended.push_front(Ended {
+            part: *part,
+            tenant: Arc::clone(tenant),
+            device: *device,
+            tier: *tier,
+            bytes: *bytes,
+            cause: *cause,
+            outcome,
+            detail: detail.to_owned(),
+            began: *began,
+            took,
+        });
+    }
+
+    /// The last that ended, the latest first; of one tenant, or of all.
+    pub(crate) fn ended(&self, tenant: Option<&str>) -> Vec<Ended> {
+        let of = |ended: &&Ended| tenant.is_none_or(|tenant| *ended.tenant == *tenant);
+        self.lock().iter().filter(of).cloned().collect()
+    }
+
+    /// The reactor and who lists: neither has it for long.
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Ended>> {
+        self.0.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use broker_driver::{DeviceInfo, ExtentKind, Submission};
+    use vramd_types::{AllocationId, CopyId, HostNode, PartIndex};
+
+    use super::*;
+
+    /// Of every copy one MiB has arrived.
+    #[derive(Debug)]
+    struct OneMiB(Vec<DeviceInfo>);
+
+    impl Driver for OneMiB {
+        fn name(&self) -> &'static str {
+            "one-mib"
+        }
+
+        fn devices(&self) -> &[DeviceInfo] {
+            &self.0
+        }
+
+        fn makes(&self, _: ExtentKind) -> bool {
+            false
+        }
+
+        fn host_node(&self, _: DeviceIndex) -> HostNode {
+            HostNode(0)
+        }
+
+        fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
+            (copy.get() == 1).then_some(Bytes::mib(1))
+        }
+
+        fn submit(&self, submission: Submission) {
+            panic!("nobody asks for {submission:?}");
+        }
+    }
+
+    /// Of one device, `GPU-0`, where a copy into extent 5 alone is under way.
+    pub(crate) fn moves() -> Moves {
+        let (uuid, name) = ("GPU-0".to_owned(), String::new());
+        let info = DeviceInfo { uuid, name, total: Bytes::mib(4), context: Bytes::ZERO };
+        let copies = Copies::default();
+        assert_eq!(copies.begin(ExtentId::from_raw(5)).get(), 1);
+        Moves::new(Arc::new(OneMiB(vec![info])), Clock::start(), copies)
+    }
+
+    fn part(part: u32) -> PartRef {
+        PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(part) }
+    }
+
+    pub(crate) fn stopped(index: u32, tenant: &str) -> Notice {
+        let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
+        let (cause, began) = (Cause::Operator, Time::START);
+        Notice::MoveStopped { part: part(index), tenant: tenant.into(), device, tier, bytes, cause, began }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_ended_says_why_it_began_and_how_long_it_took() {
+        let moves = moves();
+        tokio::time::advance(Duration::from_millis(30)).await;
+        moves.told(&stopped(1, "a"));
+        moves.told(&Notice::Draining { draining: true });
+        let ended = moves.ended(None);
+        let [one] = &ended[..] else { panic!("{ended:?}") };
+        assert_eq!((one.cause, one.outcome), (Cause::Operator, Change::Stopped));
+        assert_eq!((one.began, one.took), (Time::START, Duration::from_millis(30)));
+    }
+
+    #[tokio::test]
+    async fn the_latest_are_kept_and_told_first() {
+        let moves = moves();
+        for index in 0..300 {
+            moves.told(&stopped(index, if index % 2 == 0 { "a" } else { "b" }));
+        }
+        let parts: Vec<_> = moves.ended(None).iter().map(|ended| ended.part.part.0).collect();
+        assert_eq!(parts, (44..300).rev().collect::<Vec<_>>());
+        assert_eq!(moves.ended(Some("b")).len(), 128);
+        assert_eq!(moves.ended(Some("c")), []);
+    }
+
+    #[tokio::test]
+    async fn the_driver_says_how_far_a_copy_is() {
+        let moves = moves();
+        assert_eq!(moves.copied(ExtentId::from_raw(5)), Some(Bytes::mib(1)));
+        assert_eq!(moves.copied(ExtentId::from_raw(6)), None);
+        assert_eq!(
+            (moves.uuid_of(DeviceIndex(0)).as_str(), moves.uuid_of(DeviceIndex(1)).as_str()),
+            ("GPU-0", "")
+        );
+    }
+}

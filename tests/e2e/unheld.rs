@@ -1,0 +1,117 @@
+//! Memory that nothing is mapped of before it is pinned.
+
+use std::time::Duration;
+
+use vramd_client::{Access, AllocationRequest, Bytes, Client, ClientBuilder, Error, Reason, aio};
+use vramd_tests::{Config, Daemon, MIB, content, digest, wait::until};
+
+const SIZE: u64 = 6 * MIB;
+
+fn daemon() -> Daemon {
+    Daemon::start(&Config::devices(&["16MiB"]).memory("host_size = \"16MiB\"").memory("harvest_ms = 5"))
+}
+
+fn builder(daemon: &Daemon) -> ClientBuilder {
+    let patience = Duration::from_secs(60);
+    Client::builder().socket_dir(daemon.sockets()).name("test").request_timeout(patience)
+}
+
+fn request() -> AllocationRequest {
+    AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2)).unheld()
+}
+
+#[test]
+fn what_is_unheld_is_pinned_written_evicted_sealed_and_attached() {
+    let daemon = daemon();
+    let client = builder(&daemon).connect().unwrap();
+    let mut memory = client.allocate(request().name("weights").persistent()).unwrap();
+    assert!(!memory.is_held());
+    assert!(matches!(memory.as_slice(), Err(Error::NotPinned { .. })));
+    // Part by part, and the rest in one piece.
+    {
+        let mut last = memory.pin_parts(2..3, Access::Write).unwrap();
+        let offset = usize::try_from(4 * MIB).unwrap();
+        last.as_mut_slice().unwrap().copy_from_slice(&content(SIZE, 8)[offset..]);
+        assert_eq!(last.as_device_ptr(), memory.as_device_ptr() + 4 * MIB);
+    }
+    let offset = usize::try_from(4 * MIB).unwrap();
+    memory.copy_from_host(0, &content(SIZE, 8)[..offset]).unwrap();
+    let id = memory.id().to_string();
+    until("it leaves", || {
+        let evicting = daemon.vramctl().args(["alloc", "evict", &id, "--json"]).output().unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&evicting.stdout).unwrap();
+        (0..3).all(|at| told["parts"][at]["outcome"] == "moved")
+    });
+    let pinned = memory.pin(Access::Read).unwrap();
+    assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(SIZE, 8)));
+    drop(pinned);
+
+    let mut sealed = memory.seal().unwrap();
+    assert!(!sealed.is_held());
+    assert_eq!(sealed.digest(), digest(&content(SIZE, 8)));
+    let pinned = sealed.pin(Access::Read).unwrap();
+    assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(SIZE, 8)));
+    drop(pinned);
+    sealed.hold().unwrap();
+    assert_eq!(digest(sealed.as_slice().unwrap()), digest(&content(SIZE, 8)));
+    let reader = builder(&daemon).connect().unwrap();
+    assert_eq!(digest(reader.attach("weights").unwrap().as_slice().unwrap()), digest(&content(SIZE, 8)));
+    sealed.free().unwrap();
+    drop(reader);
+    daemon.drains();
+}
+
+#[test]
+fn one_batch_has_some_that_are_held() {
+    let daemon = daemon();
+    let client = builder(&daemon).connect().unwrap();
+    let held = AllocationRequest::new(Bytes::mib(2));
+    let mut both = client.allocate_batch([request(), held]).unwrap();
+    let mut held = both.pop().unwrap();
+    let mut unheld = both.pop().unwrap();
+    assert_eq!((held.is_held(), unheld.is_held(), held.is_mapped()), (true, false, true));
+    held.as_mut_slice().unwrap()[0] = 1;
+    let set = client.pin_set(&[(&unheld, Access::Write), (&held, Access::Read)]).unwrap();
+    assert_eq!(set.guards()[0].len_bytes(), SIZE);
+    drop(set);
+    unheld.hold().unwrap();
+    assert!(unheld.is_mapped() && unheld.as_mut_slice().unwrap().iter().all(|byte| *byte == 0));
+    // What was never pinned goes as it came.
+    drop(client.allocate(request()).unwrap());
+    client.allocate(request()).unwrap().free().unwrap();
+    drop((held, unheld));
+    client.flush().unwrap();
+    daemon.drains();
+}
+
+#[test]
+fn who_maps_by_itself_is_sent_all_of_it() {
+    let daemon = daemon();
+    let raw = builder(&daemon).connect_raw().unwrap();
+    let memory = raw.allocate(request()).unwrap();
+    assert_eq!(memory.parts().len(), 3);
+    assert!(memory.parts().iter().all(|part| part.writable && part.fd.is_some()));
+    memory.free().unwrap();
+    daemon.drains();
+}
+
+#[test]
+fn a_task_pins_what_is_unheld() {
+    let daemon = daemon();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = aio::Client::from(builder(&daemon).connect_async().await.unwrap().blocking().clone());
+        let mut memory = client.allocate(request().wait(Duration::from_secs(5))).await.unwrap();
+        memory.copy_from_host_async(SIZE - 1, &[7]).await.unwrap();
+        let pinned = memory.pin_async(Access::Read).await.unwrap();
+        assert_eq!(pinned.as_slice().unwrap().last(), Some(&7));
+        drop(pinned);
+        let too_large = AllocationRequest::new(Bytes::gib(64)).wait(Duration::from_millis(1));
+        let refused = client.allocate(too_large).await.unwrap_err();
+        assert!(matches!(refused.reason(), Some(Reason::QuotaLimit | Reason::DeviceFull)), "{refused}");
+        let sealed = memory.seal_async().await.unwrap();
+        assert!(!sealed.is_held());
+        sealed.free_async().await.unwrap();
+    });
+    daemon.drains();
+}

@@ -1,0 +1,67 @@
+//! Copies as a plain program makes them: between `cuMemAlloc` blocks and memory of `cuMemHostAlloc`, waited for once, at
+//! their end.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::cuda::{Gpu, Pinned};
+
+/// As many bytes in each direction.
+#[derive(Debug)]
+pub(crate) struct Plain<'a> {
+    gpu: &'a Gpu,
+    device: u64,
+    other: u64,
+    out: Pinned,
+    back: Pinned,
+    /// One piece alone.
+    single: Pinned,
+    piece: usize,
+}
+
+impl<'a> Plain<'a> {
+    /// So many pieces each way, each of which is a copy of its own. The content is random.
+    pub(crate) fn new(gpu: &'a Gpu, pieces: usize, piece: usize) -> Result<Self> {
+        let size = pieces * piece;
+        let (device, other) = (gpu.alloc(size)?, gpu.alloc(size)?);
+        let [out, back, single] = [gpu.pin(size)?, gpu.pin(size)?, gpu.pin(piece)?];
+        let mut plain = Self { gpu, device, other, out, back, single, piece };
+        gpu.fill(device, size as u64, 1)?;
+        gpu.fill(other, size as u64, 2)?;
+        gpu.begin_out(device, &mut plain.out, piece)?;
+        gpu.begin_out(other, &mut plain.back, piece)?;
+        gpu.begin_out(device, &mut plain.single, piece)?;
+        gpu.end_copies()?;
+        Ok(plain)
+    }
+
+    /// Everything out of the device, or to it, or both at once on two streams.
+    pub(crate) fn copy(&mut self, out: bool, back: bool) -> Result<Duration> {
+        let started = Instant::now();
+        if out {
+            self.gpu.begin_out(self.device, &mut self.out, self.piece)?;
+        }
+        if back {
+            self.gpu.begin_in(&self.back, self.other, self.piece)?;
+        }
+        self.gpu.end_copies()?;
+        Ok(started.elapsed())
+    }
+
+    /// One piece to the device.
+    pub(crate) fn piece_in(&self) -> Result<Duration> {
+        let started = Instant::now();
+        self.gpu.begin_in(&self.single, self.other, self.piece)?;
+        self.gpu.end_copies()?;
+        Ok(started.elapsed())
+    }
+}
+
+impl Drop for Plain<'_> {
+    fn drop(&mut self) {
+        // Fails only in a context that is dead.
+        let _ = self.gpu.free(self.device);
+        let _ = self.gpu.free(self.other);
+    }
+}

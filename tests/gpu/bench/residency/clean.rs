@@ -1,0 +1,53 @@
+//! Memory that was only read since it came in leaves again.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+use vramd_proto::v1::Tier;
+
+use super::{answer::Answer, bare::Bare, holder::Holder, operator::Eviction, scene::Scene};
+use crate::bench::measure::{WARM_UP, median_ms};
+
+const UNMAPPED_MS_MAX: f64 = 3.0;
+const SETTLED_MS_MAX: f64 = 12.0;
+
+pub(super) fn ask(scene: &Scene, _: &mut dyn Bare) -> Result<Answer> {
+    let mut holder = Holder::start(scene, None)?;
+    holder.fill()?;
+    scene.operator.move_all(holder.memory(), Tier::Host)?;
+    let mut evictions = Vec::new();
+    for round in 0..WARM_UP + scene.pairs {
+        scene.operator.move_all(holder.memory(), Tier::Device)?;
+        holder.check()?;
+        let eviction = scene.operator.evict_watched(holder.memory())?;
+        if round >= WARM_UP {
+            evictions.push(eviction);
+        }
+    }
+    holder.check()?;
+    holder.leave();
+    let times = |of: fn(&Eviction) -> _| evictions.iter().map(of).collect::<Vec<_>>();
+    let [unmapped, answered, settled] = [
+        times(|eviction| eviction.unmapped),
+        times(|eviction| eviction.answered),
+        times(|eviction| eviction.settled),
+    ];
+    let line = |name: &str, ms: f64, most: f64| {
+        let verdict = if ms <= most { "within" } else { "MISSED" };
+        format!("{name} {ms:.2} ms ({} evictions); target {most:.2}: {verdict}", evictions.len())
+    };
+    let (to_unmapped, to_settled) = (median_ms(&unmapped), median_ms(&settled));
+    let all_ms = |times: &[Duration]| times.iter().map(|time| time.as_secs_f64() * 1e3).collect::<Vec<_>>();
+    Ok(Answer {
+        figures: vec![("evict_clean_unmapped_ms", to_unmapped), ("evict_clean_settled_ms", to_settled)],
+        samples: json!({
+            "bytes": scene.bytes(), "warm_up_rounds": WARM_UP,
+            "unmapped_ms": all_ms(&unmapped), "answered_ms": all_ms(&answered), "settled_ms": all_ms(&settled),
+        }),
+        lines: vec![
+            line("evict_clean_unmapped", to_unmapped, UNMAPPED_MS_MAX),
+            line("evict_clean_settled", to_settled, SETTLED_MS_MAX),
+        ],
+    })
+}

@@ -1,0 +1,109 @@
+//! Two clients change places: what one holds leaves the device while what the other holds comes.
+
+use std::{mem, thread, time::Duration};
+
+use anyhow::Result;
+use vramd_proto::v1::Tier;
+use vramd_tests::is_root;
+
+use super::{
+    answer::Answer,
+    bare::Bare,
+    holder::Holder,
+    scene::{OTHER_UID, Scene, TENANT},
+};
+use crate::bench::measure::Measure;
+
+/// 93 and 88 % of the speed of plain copies in both directions at once.
+const INSIDE: f64 = 1.0 / 0.93;
+const ACROSS: f64 = 1.0 / 0.88;
+
+pub(super) struct Exchange {
+    resident: Holder,
+    absent: Holder,
+}
+
+pub(super) fn inside(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
+    let measure = measure(scene, bare, INSIDE, None)?;
+    Ok(Answer::ratio("duplex", &measure, 2 * scene.bytes()))
+}
+
+/// Each of another tenant.
+pub(super) fn across(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
+    if !is_root() {
+        return Ok(Answer::absent("duplex_across", "only root can have a client of another user"));
+    }
+    let measure = measure(scene, bare, ACROSS, Some(OTHER_UID))?;
+    Ok(Answer::ratio("duplex_across", &measure, 2 * scene.bytes()))
+}
+
+/// The tenant may have as much on the device as one client holds, and two parts: what comes waits, in the same room, for what
+/// leaves. The client pins it, since an operator's command does not wait for room.
+pub(super) fn within_limit(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
+    let mut exchange = Exchange::ready(scene, None)?;
+    let limit = scene.bytes() + 2 * scene.part;
+    scene.daemon.set_quota(TENANT, "0", &limit.to_string());
+    let ours = || {
+        exchange.resident.fill()?;
+        let took = exchange.swap_by_pin(scene)?;
+        Ok((took, vec![]))
+    };
+    let measure = Measure::take(INSIDE, scene.pairs, ours, || bare.copy(true, true));
+    // For the questions after it too, however it went.
+    scene.daemon.set_quota(TENANT, "0", "100%");
+    let measure = measure?;
+    exchange.end()?;
+    Ok(Answer::ratio("duplex_within_limit", &measure, 2 * scene.bytes()))
+}
+
+fn measure(scene: &Scene, bare: &mut dyn Bare, target: f64, uid: Option<u32>) -> Result<Measure> {
+    let mut exchange = Exchange::ready(scene, uid)?;
+    let ours = || {
+        exchange.resident.fill()?;
+        let took = exchange.swap(scene)?;
+        exchange.resident.check()?;
+        Ok((took, vec![]))
+    };
+    let measure = Measure::take(target, scene.pairs, ours, || bare.copy(true, true))?;
+    exchange.end()?;
+    Ok(measure)
+}
+
+impl Exchange {
+    /// One client's memory is on the device, the other's, who is that user, in the host.
+    pub(super) fn ready(scene: &Scene, uid: Option<u32>) -> Result<Self> {
+        let mut exchange = Self { resident: Holder::start(scene, None)?, absent: Holder::start(scene, uid)? };
+        exchange.resident.fill()?;
+        exchange.absent.fill()?;
+        scene.operator.move_all(exchange.absent.memory(), Tier::Host)?;
+        Ok(exchange)
+    }
+
+    pub(super) fn swap(&mut self, scene: &Scene) -> Result<Duration> {
+        let took = scene.operator.exchange(self.resident.memory(), self.absent.memory())?;
+        mem::swap(&mut self.resident, &mut self.absent);
+        Ok(took)
+    }
+
+    /// The same where what is absent is pinned. Both begin at once, and the later end counts.
+    fn swap_by_pin(&mut self, scene: &Scene) -> Result<Duration> {
+        scene.operator.settle()?;
+        let Self { resident, absent } = self;
+        let (left, pinned) = thread::scope(|scope| {
+            let pinned = scope.spawn(|| absent.check());
+            let left = scene.operator.have_left(resident.memory());
+            (left, pinned.join().expect("a client does not panic"))
+        });
+        mem::swap(&mut self.resident, &mut self.absent);
+        Ok(left?.max(pinned?))
+    }
+
+    /// Looks at all of both once more.
+    pub(super) fn end(mut self) -> Result<()> {
+        self.resident.check()?;
+        self.absent.check()?;
+        self.resident.leave();
+        self.absent.leave();
+        Ok(())
+    }
+}

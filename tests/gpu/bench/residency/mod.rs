@@ -1,0 +1,102 @@
+//! What it costs to move what clients hold, by a daemon and its clients as they are used: `docs/benchmarks/residency/README.md`
+//! says what is timed.
+//!
+//! On the simulated driver the same questions are asked of a few MiB, so that a machine without a GPU shows that they can be
+//! answered; its figures mean nothing.
+
+mod answer;
+mod bare;
+mod clean;
+mod client;
+mod duplex;
+mod holder;
+mod neighbour;
+mod one_way;
+mod operator;
+mod peers;
+mod pin;
+mod scene;
+mod slowdown;
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+
+use self::{
+    answer::Answer,
+    bare::{Bare, InMemory},
+    scene::Scene,
+};
+use super::plain::Plain;
+use crate::{cuda::Gpu, machine, nvml::Witness};
+
+pub(crate) use client::run as holder;
+pub(crate) use neighbour::run as neighbour;
+pub(crate) use scene::Driver;
+
+type Question = fn(&Scene, &mut dyn Bare) -> Result<Answer>;
+const QUESTIONS: [(&str, Question); 9] = [
+    ("one_way_out", one_way::out),
+    ("one_way_in", one_way::back),
+    ("pin_in", one_way::by_pin),
+    ("duplex", duplex::inside),
+    ("duplex_within_limit", duplex::within_limit),
+    ("duplex_across", duplex::across),
+    ("neighbour_slowdown", slowdown::ask),
+    ("pin_overhead_ms", pin::ask),
+    ("evict_clean", clean::ask),
+];
+
+/// True if every question was answered, whatever the answer, and every byte was where it should be.
+pub(crate) fn run(driver: Driver, quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
+    match driver {
+        Driver::Sim => {
+            let scene = Scene::new(driver, quick)?;
+            let mut report = scene.report(json!("none: the simulated driver"));
+            let good = ask_all(&scene, &mut InMemory::new(scene.parts, scene.part), &mut report, &save)?;
+            report["peers"] = json!({ "absent": "no GPU" });
+            save(&report)?;
+            Ok(good)
+        }
+        Driver::Cuda => {
+            let gpu = Gpu::open(None)?;
+            let scene = Scene::new(driver, quick)?;
+            let mut report = scene.report(machine::facts(&Witness::new()?)?);
+            let mut plain = Plain::new(&gpu, scene.parts, scene.part)?;
+            let good = ask_all(&scene, &mut plain, &mut report, &save)?;
+            let (parts, part, pairs) = (scene.parts, scene.part, scene.pairs);
+            // What it holds is the peers' from now on.
+            drop(scene);
+            let compared = peers::run(&gpu, &mut plain, parts, part, pairs, &mut report);
+            save(&report)?;
+            Ok(compared? && good)
+        }
+    }
+}
+
+fn ask_all(
+    scene: &Scene,
+    bare: &mut dyn Bare,
+    report: &mut Value,
+    save: impl Fn(&Value) -> Result<()>,
+) -> Result<bool> {
+    let mut good = true;
+    for (name, question) in QUESTIONS {
+        match question(scene, bare) {
+            Ok(answer) => answer.tell(name, report)?,
+            Err(error) => {
+                good = false;
+                writeln!(io::stdout(), "{name} FAILED: {error:#}")?;
+                report["samples"][name] = json!({ "problem": format!("{error:#}") });
+            }
+        }
+        report["tried_again"] = json!(scene.operator.tried_again());
+        save(report)?;
+        scene.daemon.drains();
+    }
+    Ok(good)
+}

@@ -1,0 +1,183 @@
+//! Who has memory move: `MoveParts` as an operator calls it, timed from the command to its answer.
+//!
+//! That a pin has ended, or that a part is mapped, comes to the daemon by another socket than commands. So each waits until
+//! nothing is on its way, and what was in the way of something all the same is tried again from the start.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail, ensure};
+use vramd_client::admin::AdminClient;
+use vramd_proto::v1::{
+    DeviceStatus, MappingState, MoveOutcome, MovePartsRequest, PartMove, ShowAllocationRequest, Tier,
+    move_parts_request, show_allocation_request,
+};
+use vramd_tests::{Daemon, wait::soon};
+
+/// For how long something may be in the way.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) struct Operator {
+    admin: AdminClient,
+    /// Of another connection, so that two commands go at once.
+    other: AdminClient,
+    /// What a client holds.
+    bytes: u64,
+    again: AtomicU64,
+}
+
+/// When an eviction was how far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Eviction {
+    /// Nobody maps any of it.
+    pub(super) unmapped: Duration,
+    pub(super) answered: Duration,
+    /// The device has all of it back, and the books say so.
+    pub(super) settled: Duration,
+}
+
+impl Operator {
+    pub(super) fn new(daemon: &Daemon, bytes: usize) -> Result<Self> {
+        let admin = || AdminClient::new(&daemon.sockets());
+        Ok(Self { admin: admin()?, other: admin()?, bytes: bytes as u64, again: AtomicU64::new(0) })
+    }
+
+    /// How many moves something was in the way of.
+    pub(super) fn tried_again(&self) -> u64 {
+        self.again.load(Ordering::Relaxed)
+    }
+
+    /// These parts of an allocation, or all if there are none.
+    pub(super) fn move_parts(&self, memory: u64, parts: &[u32], tier: Tier) -> Result<Duration> {
+        let mut last = Vec::new();
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            self.settle()?;
+            let begun = Instant::now();
+            last = order(&self.admin, memory, parts, tier)?;
+            let took = begun.elapsed();
+            if all_moved(&last) {
+                return Ok(took);
+            }
+            self.undo(memory, parts, tier)?;
+        }
+        bail!("it did not move to {tier:?}: {last:?}")
+    }
+
+    pub(super) fn move_all(&self, memory: u64, tier: Tier) -> Result<Duration> {
+        self.move_parts(memory, &[], tier)
+    }
+
+    /// All of one leaves the device while all of the other comes.
+    pub(super) fn exchange(&self, out: u64, back: u64) -> Result<Duration> {
+        let mut last = (Vec::new(), Vec::new());
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            self.settle()?;
+            let begun = Instant::now();
+            let (left, came) = thread::scope(|scope| {
+                let came = scope.spawn(|| order(&self.other, back, &[], Tier::Device));
+                let left = order(&self.admin, out, &[], Tier::Host);
+                (left, came.join().expect("a command does not panic"))
+            });
+            let took = begun.elapsed();
+            last = (left?, came?);
+            if all_moved(&last.0) && all_moved(&last.1) {
+                return Ok(took);
+            }
+            self.undo(out, &[], Tier::Host)?;
+            self.undo(back, &[], Tier::Device)?;
+        }
+        bail!("they did not change places: {last:?}")
+    }
+
+    /// All of it leaves, while somebody waits for its room: what was in the way is tried again at once.
+    pub(super) fn have_left(&self, memory: u64) -> Result<Duration> {
+        let (begun, mut last) = (Instant::now(), Vec::new());
+        while begun.elapsed() < PATIENCE {
+            last = order(&self.admin, memory, &[], Tier::Host)?;
+            if all_moved(&last) {
+                return Ok(begun.elapsed());
+            }
+            self.again.fetch_add(1, Ordering::Relaxed);
+        }
+        bail!("it did not leave: {last:?}")
+    }
+
+    /// All of it leaves, and is watched by operators who look all the time. Nobody else holds anything.
+    pub(super) fn evict_watched(&self, memory: u64) -> Result<Eviction> {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            self.settle()?;
+            let over = AtomicBool::new(false);
+            let begun = Instant::now();
+            let (left, answered, unmapped) = thread::scope(|scope| {
+                let watcher = scope.spawn(|| self.until_unmapped(memory, begun, &over));
+                let left = order(&self.admin, memory, &[], Tier::Host);
+                let answered = begun.elapsed();
+                over.store(true, Ordering::Release);
+                (left, answered, watcher.join().expect("a look does not panic"))
+            });
+            let unmapped = unmapped?;
+            if all_moved(&left?) {
+                return Ok(Eviction { unmapped, answered, settled: self.until_settled(begun)? });
+            }
+            self.undo(memory, &[], Tier::Host)?;
+        }
+        bail!("it did not leave")
+    }
+
+    /// Whoever has heard the answer knows that nobody maps it any more.
+    fn until_unmapped(&self, memory: u64, begun: Instant, over: &AtomicBool) -> Result<Duration> {
+        while !over.load(Ordering::Acquire) {
+            let target = Some(show_allocation_request::Target::AllocationId(memory));
+            let shown = self.other.show_allocation(ShowAllocationRequest { target })?;
+            let mut mappers = shown.parts.iter().flat_map(|part| &part.mappers);
+            if mappers.all(|mapper| mapper.state() == MappingState::Away) {
+                break;
+            }
+        }
+        Ok(begun.elapsed())
+    }
+
+    fn until_settled(&self, begun: Instant) -> Result<Duration> {
+        while self.admin.devices()?.iter().any(|device| device.held_bytes > 0) {
+            ensure!(begun.elapsed() < PATIENCE, "the device does not have it back");
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// Waits until the daemon has heard of all that it was told, and the host has room for what may leave: what came from
+    /// there is charged there until the driver has it back.
+    pub(super) fn settle(&self) -> Result<()> {
+        soon("nothing is on its way", || {
+            let heard = self.admin.node().is_ok_and(|node| node.fds_in_flight == 0);
+            heard && self.admin.devices().is_ok_and(|devices| devices.iter().all(|device| self.fits(device)))
+        })
+    }
+
+    fn fits(&self, device: &DeviceStatus) -> bool {
+        device.host_capacity_bytes.saturating_sub(device.host_held_bytes) >= self.bytes
+    }
+
+    /// What has moved goes back to where it was.
+    fn undo(&self, memory: u64, parts: &[u32], tier: Tier) -> Result<()> {
+        self.again.fetch_add(1, Ordering::Relaxed);
+        let before = if tier == Tier::Host { Tier::Device } else { Tier::Host };
+        order(&self.admin, memory, parts, before).map(drop)
+    }
+}
+
+fn order(admin: &AdminClient, memory: u64, parts: &[u32], tier: Tier) -> Result<Vec<PartMove>> {
+    let target = Some(move_parts_request::Target::AllocationId(memory));
+    let request =
+        MovePartsRequest { target, part_indexes: parts.to_vec(), tier: tier.into(), ..Default::default() };
+    Ok(admin.move_parts(request)?.parts)
+}
+
+fn all_moved(parts: &[PartMove]) -> bool {
+    !parts.is_empty() && parts.iter().all(|part| part.outcome() == MoveOutcome::Moved)
+}

@@ -1,0 +1,35 @@
+//! A client pins one part that is in the host, while the device has room for it.
+
+use anyhow::Result;
+use vramd_proto::v1::Tier;
+
+use super::{answer::Answer, bare::Bare, holder::Holder, scene::Scene};
+use crate::bench::measure::Measure;
+
+const MS_MAX: f64 = 1.0;
+/// Each round takes milliseconds.
+const ROUNDS: usize = 3;
+
+pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
+    let mut holder = Holder::start(scene, None)?;
+    holder.fill()?;
+    let mut indexes = (0..u32::try_from(scene.parts)?).cycle();
+    let ours = || {
+        let index = indexes.next().unwrap_or_default();
+        scene.operator.move_parts(holder.memory(), &[index], Tier::Host)?;
+        Ok((holder.pin(index)?, vec![]))
+    };
+    let measure = Measure::take(None, ROUNDS * scene.pairs, ours, || bare.part_in())?;
+    holder.check()?;
+    holder.leave();
+    let overhead = measure.median_difference_ms();
+    let verdict = if overhead <= MS_MAX { "within" } else { "MISSED" };
+    Ok(Answer {
+        figures: vec![("pin_overhead_ms", overhead)],
+        samples: measure.json_of(scene.part),
+        lines: vec![
+            measure.line("pin"),
+            format!("pin_overhead {overhead:.2} ms beyond the copy; target {MS_MAX:.2}: {verdict}"),
+        ],
+    })
+}

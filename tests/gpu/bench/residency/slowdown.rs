@@ -1,0 +1,94 @@
+//! Kernels of a process that has nothing to do with the daemon, alone and while two clients' memory changes places without a
+//! pause.
+
+use std::{
+    cell::RefCell,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use vramd_tests::{Probe, wait::soon};
+
+use super::{answer::Answer, bare::Bare, duplex::Exchange, scene::Scene};
+use crate::bench::measure::{Measure, WARM_UP};
+
+/// Under 2 % slower.
+const TARGET: f64 = 1.02;
+/// That it computes at a time.
+const SPAN: Duration = Duration::from_millis(300);
+const SPAN_ON_SIM: Duration = Duration::from_millis(20);
+
+/// The slower of both kinds.
+pub(super) fn ask(scene: &Scene, _: &mut dyn Bare) -> Result<Answer> {
+    let mut exchange = Exchange::ready(scene, None)?;
+    let neighbour = RefCell::new(Neighbour::start(scene));
+    let mut answer = Answer { figures: Vec::new(), samples: json!({}), lines: Vec::new() };
+    let mut slowest = 0.0_f64;
+    for (kind, label) in [("memory", "neighbour_memory"), ("cache", "neighbour_cache")] {
+        let mut speeds = Vec::new();
+        let ours = || {
+            let (batch, speed) = beside_moves(scene, &mut exchange, || neighbour.borrow_mut().batch(kind))?;
+            speeds.push(speed);
+            Ok((batch, vec![]))
+        };
+        let measure = Measure::take(TARGET, scene.pairs, ours, || neighbour.borrow_mut().batch(kind))?;
+        slowest = slowest.max(measure.median());
+        answer.lines.push(measure.line(label));
+        answer.samples[kind] = measure.json();
+        answer.samples[kind]["moved_gb_per_s"] = json!(speeds.split_off(WARM_UP));
+    }
+    answer.figures.push(("neighbour_slowdown", slowest));
+    exchange.end()?;
+    neighbour.into_inner().process.leave();
+    Ok(answer)
+}
+
+/// What that finds while memory moves, and how many GB/s went both ways in sum meanwhile.
+fn beside_moves(
+    scene: &Scene,
+    exchange: &mut Exchange,
+    look: impl FnOnce() -> Result<Duration>,
+) -> Result<(Duration, f64)> {
+    let (over, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    let begun = Instant::now();
+    let (seen, moved) = thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                exchange.swap(scene)?;
+                swaps.fetch_add(1, Ordering::Release);
+            }
+            anyhow::Ok(begun.elapsed())
+        });
+        let started = soon("memory moves", || swaps.load(Ordering::Acquire) > 0 || mover.is_finished());
+        let seen = started.and_then(|()| look());
+        over.store(true, Ordering::Release);
+        (seen, mover.join().expect("a mover does not panic"))
+    });
+    let bytes = swaps.into_inner() as f64 * 2.0 * scene.bytes() as f64;
+    Ok((seen?, bytes / 1e9 / moved?.as_secs_f64()))
+}
+
+struct Neighbour {
+    process: Probe,
+    span: Duration,
+}
+
+impl Neighbour {
+    fn start(scene: &Scene) -> Self {
+        let words = ["neighbour", scene.driver.name()];
+        let mut process = Probe::start_program("gpu-suite", &words, &scene.daemon.sockets(), None);
+        process.listen("its start");
+        let simulated = scene.driver == super::Driver::Sim;
+        Self { process, span: if simulated { SPAN_ON_SIM } else { SPAN } }
+    }
+
+    /// The mean time of a batch of its kernels.
+    fn batch(&mut self, kind: &str) -> Result<Duration> {
+        let answer = self.process.answer(&format!("{kind} {}", self.span.as_millis()));
+        let batch = answer["batch_ns"].as_u64().with_context(|| format!("no time in {answer}"))?;
+        Ok(Duration::from_nanos(batch))
+    }
+}
