@@ -387,8 +387,11 @@ impl Broker {
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && towards != Tier::Device);
         self.after_migration(part, failed);
-        // Whoever waited for it may have it leave again.
-        if let Some(stays) = stays {
+        // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
+        let leaves = |id: &ExtentId| {
+            self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
+        };
+        if let Some(stays) = stays.filter(|id| !leaves(id)) {
             self.room_returned(stays);
         }
     }

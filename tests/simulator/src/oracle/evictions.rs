@@ -55,7 +55,8 @@ impl Oracle {
             .filter(|it| (it.owner, it.place) == (tenant, device) && leaves(it.phase))
             .map(|it| it.size);
         let stays = |part: &&PartRef| {
-            self.facts.allocations.get(&part.allocation).is_some_and(|allocation| !allocation.leaving)
+            let is_freed = self.facts.allocations.get(&part.allocation).is_none_or(|it| it.leaving);
+            !is_freed && (self.may_move(**part) || self.is_being_evicted(**part))
         };
         let departing = self.facts.departing.iter().filter(stays).filter_map(|part| self.lies_on(*part));
         let departing = departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size);
