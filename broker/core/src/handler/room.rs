@@ -128,7 +128,7 @@ impl Broker {
             let need = self.without_given_up(need, &choice);
             let Piece { tenant, size, .. } = need.piece;
             if let Some(shortage) = need.hopeless {
-                full = full.or(Some(shortage).filter(|it| matches!(it, Shortage::Room { .. })));
+                full = full.or_else(|| Some(shortage).filter(|it| matches!(it, Shortage::Room { .. })));
                 results.push(Err(shortage));
                 continue;
             }

@@ -48,7 +48,7 @@ impl Oracle {
             return;
         };
         let (owner, size) = (extent.owner, extent.size);
-        let goes = self.facts.moves.get(&id).is_some()
+        let goes = self.facts.moves.contains_key(&id)
             || self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
         self.facts.backings.remove(&part);
         let stays = self.facts.allocations.get(&part.allocation).filter(|it| !it.leaving && goes);
