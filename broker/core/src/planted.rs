@@ -70,7 +70,7 @@ mod bugs {
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION];
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT];
-        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS];
+        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
         UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION];
         DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION];
@@ -78,10 +78,10 @@ mod bugs {
         AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
         AnswerToAnother: "an answer goes to another call that waits", [CALLS];
         AnsweredTwice: "a repeated call is answered twice", [CALLS];
-        RequestIdForgotten: "a repeated request is done again", [REPEATS, CALLS];
+        RequestIdForgotten: "a repeated request is done again", [REPEATS, CALLS, CALLERS];
         ReusedRequestIdServed: "a request id with other content is taken for a repetition", [CALLERS];
         ForeignProcessServed: "a call is not held against the process of its session", [CALLERS];
-        ReleasedWhileMapped: "an extent is released while a session maps it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED, MAPPERS];
+        ReleasedWhileMapped: "an extent is released while a session maps it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED, MAPPERS, CACHED];
         ReleasedWhileHashed: "an extent is released while the driver reads it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED];
         HashedWhileMapped: "sealed memory is hashed while its writer maps it", [SEALED];
         HalfABatchKept: "a failed batch leaves its later allocations behind", [DRAINS];
@@ -90,10 +90,10 @@ mod bugs {
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered", [FDS_SENT];
         FdBudgetKept: "descriptors in flight to a session that is gone stay in the budget", [FDS];
         ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES, RECYCLED];
-        CachedToAnotherTenant: "a cached extent is given to another tenant", [EXTENT_TENANT, RECYCLED];
+        CachedToAnotherTenant: "a cached extent is given to another tenant", [EXTENT_TENANT, RECYCLED, LEDGER_ORACLE];
         CachedThoughRead: "an extent is cached though a reader of another tenant had it", [CACHED, RECYCLED];
         CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word", [CACHED, RECYCLED];
-        OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [RECYCLED];
+        OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [RECYCLED, LEDGER_ORACLE];
         FullThoughCached: "a batch is refused because of memory that is only cached", [LIMIT, ADMISSION, DEMANDS];
         SealedMappedWritable: "sealed memory is sent to its owner for writing", [MAP_SENT];
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];
@@ -128,7 +128,7 @@ mod bugs {
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
-        CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS];
+        CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES];
         FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT];
         SourceKept: "what a part has left is not released", [DRAINS];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED];

@@ -15,6 +15,7 @@ use vramd_types::{Bytes, Reason};
 use world::{
     Client, World, config,
     moving::{empty, evict, fill, held, mib, tier, tiers, to},
+    persistent,
     revoking::{STALL, answer, part},
     set_quota, spec,
 };
@@ -246,7 +247,7 @@ fn two_sets_that_fill_the_device_take_turns() {
             world.frame(*client, ClientFrame::PinEnded { call: round });
         }
     }
-    let handed_over = world.notices.iter().filter(|notice| matches!(notice, Notice::Cached { .. })).count();
+    let handed_over = world.notices.iter().filter(|notice| matches!(notice, Notice::Reused { .. })).count();
     assert_eq!(handed_over, 0, "between tenants nothing is");
 }
 
@@ -400,4 +401,54 @@ fn who_frees_pins_or_dies_while_a_part_leaves_for_another_loses_nothing() {
             }
         }
     }
+}
+
+#[test]
+fn who_has_ended_pins_nothing() {
+    let mut world = tiers(4, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let part = part(world.sealed(a, persistent(4, "weights")), 0);
+    world.pin(a, part);
+    world.harvest(a, part);
+    assert!(world.allocate(b, spec(4)).is_err(), "it is pinned");
+    world.end_process(a);
+    world.allocate(b, spec(4)).expect("what nobody uses leaves");
+    assert_eq!(tier(&world, part), Tier::Host);
+}
+
+#[test]
+fn nothing_leaves_one_device_for_a_batch_that_another_cannot_serve() {
+    let mut config = config(&[Bytes::mib(4), Bytes::mib(4)]);
+    config.devices.iter_mut().for_each(|device| device.host = Bytes::mib(64));
+    let mut world = World::with(config, StoredQuotas::default());
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let on = |device: &str| AllocationSpec { device: Some(device.to_owned()), ..spec(4) };
+    let free = part(world.allocate(a, on("0")).expect("room"), 0);
+    let pinned = part(world.allocate(a, on("1")).expect("room"), 0);
+    world.pin(a, pinned);
+    world.harvest(a, pinned);
+    let both = ClientRequest::allocate(vec![on("0"), on("1")]);
+    assert_eq!(world.call(b, both).expect_err("one is pinned").reason(), Reason::DeviceFull);
+    world.settle();
+    assert_eq!(tier(&world, free), Tier::Device);
+}
+
+#[test]
+fn what_a_later_batch_would_have_of_the_cache_goes_to_the_first_of_the_line() {
+    let mut config = config(&[Bytes::mib(8)]);
+    config.limits.cached_bytes_per_tenant_max = Bytes::mib(64);
+    let mut world = World::with(config, StoredQuotas::default());
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let freed = world.allocate(a, spec(4)).expect("room");
+    world.allocate(b, spec(4)).expect("room");
+    let long = Duration::from_secs(60);
+    let first = waiting(&mut world, c, 4, long);
+    let again = AllocationSpec { uninitialized: true, ..spec(4) };
+    let items = vec![again.clone(), again];
+    let second = world.start(a, None, ClientRequest::AllocateBatch { items, wait: long });
+    world.settle();
+    world.call(a, ClientRequest::FreeBatch(vec![freed])).expect("freed");
+    world.settle();
+    assert!(matches!(world.replies.get(&first), Some(Ok(Reply::Allocated(_)))), "it came first");
+    assert!(!world.replies.contains_key(&second));
 }

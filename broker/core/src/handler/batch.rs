@@ -159,7 +159,7 @@ impl Broker {
         let on_device = asked.filter(|(place, ..)| place.tier == Tier::Device);
         let need = |(place, asked, kept): (Place, Bytes, Vec<Age>)| {
             let size = asked.saturating_sub(self.sizes_of(&kept));
-            Need { piece: Piece { tenant, device: place.device, size }, came, kept }
+            Need { piece: Piece { tenant, device: place.device, size }, came, kept, hopeless: None }
         };
         on_device.map(need).collect()
     }

@@ -141,14 +141,25 @@ impl Broker {
 
     /// Begins with what there is room for, in the order in which it was asked for; then has room made for the next.
     pub(crate) fn serve_demands(&mut self) {
-        for (device, waiting) in self.serve_line() {
-            let (waiters, needs): (Vec<_>, Vec<_>) = waiting.into_iter().unzip();
-            let (choice, results) = self.plan_room(device, &needs);
+        let line = self.serve_line();
+        let mut hopeless = BTreeMap::new();
+        for (device, waiting) in &line {
+            let (waiters, needs): (Vec<_>, Vec<_>) = waiting.iter().cloned().unzip();
+            let results = self.plan_room(*device, &needs).1;
+            let short = waiters.into_iter().zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?)));
+            hopeless.extend(short);
+        }
+        for (device, waiting) in line {
+            let needs: Vec<_> = waiting
+                .into_iter()
+                .map(|(waiter, need)| Need { hopeless: hopeless.get(&waiter).copied(), ..need })
+                .collect();
+            let (choice, _) = self.plan_room(device, &needs);
             self.clear(choice, Cause::Demand);
-            for (waiter, result) in waiters.into_iter().zip(results) {
-                if let (Waiter::Batch(op), Err(_)) = (waiter, result) {
-                    self.lacks_room(op);
-                }
+        }
+        for waiter in hopeless.into_keys() {
+            if let Waiter::Batch(op) = waiter {
+                self.lacks_room(op);
             }
         }
         self.trim_all();
@@ -196,7 +207,7 @@ impl Broker {
         match waiter {
             Waiter::Part(part) if self.demands.is_aside(part) => Vec::new(),
             Waiter::Part(part) => {
-                let need = |piece| Need { piece, came, kept: Vec::new() };
+                let need = |piece| Need { piece, came, kept: Vec::new(), hopeless: None };
                 self.piece_of(part).map(need).into_iter().collect()
             }
             Waiter::Batch(op) => self.needs_of(op, came),

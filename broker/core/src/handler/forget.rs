@@ -74,10 +74,12 @@ impl Broker {
             allocation.remove_hold(part, id);
         }
         let freeing = allocation.state == AllocationState::Freeing;
-        for part in parts.iter().copied() {
-            self.forget_comer(id, PartRef { allocation: allocation_id, part });
-            self.unsettle(id, PartRef { allocation: allocation_id, part });
+        for part in parts.iter().map(|part| PartRef { allocation: allocation_id, part: *part }) {
+            self.residents.unpinned(part, id);
+            self.forget_comer(id, part);
+            self.unsettle(id, part);
         }
+        self.unsettled.demands |= self.is_room_wanted();
         for extent in held {
             self.not_acknowledged(extent);
         }

@@ -341,6 +341,7 @@ impl Broker {
             self.session_event(id, SessionEvent::Answered, None);
             self.unsettled.demands |= self.is_room_wanted();
             self.notice(Notice::SessionAnswered { session: id, tenant });
+            self.unsettled.demands |= self.is_room_wanted();
         }
     }
 

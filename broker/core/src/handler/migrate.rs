@@ -355,17 +355,15 @@ impl Broker {
             false => to,
         };
         match (towards == Tier::Device, arrived) {
-            (true, true) => self.keep(part, left, true),
+            (true, true) => {
+                self.keep(part, left, true);
+                self.unsettled.demands |= self.is_room_wanted();
+            }
             (false, true) => self.leave(part, left),
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
-                let stays = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
-                let stays = stays.map(|entry| entry.extent);
                 self.keep(part, left, clean && !state.copies());
-                if let Some(stays) = stays {
-                    self.room_returned(stays);
-                }
                 self.unsettled.demands = true;
             }
         }
@@ -386,7 +384,16 @@ impl Broker {
         if towards == Tier::Device && failed {
             self.refuse_pins_of(part, &outcome);
         }
+        let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
+        let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && towards != Tier::Device);
         self.after_migration(part, failed);
+        // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
+        let leaves = |id: &ExtentId| {
+            self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
+        };
+        if let Some(stays) = stays.filter(|id| !leaves(id)) {
+            self.room_returned(stays);
+        }
     }
 
     /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.

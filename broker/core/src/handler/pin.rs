@@ -207,9 +207,9 @@ impl Broker {
         if call.is_waiting() {
             self.forget_look(id, call.look);
         }
+        // What it kept from leaving may leave, and what it waited for is wanted no more.
         self.unsettled.demands |= self.is_room_wanted();
         for part in call.parts {
-            self.unsettle_demand(part);
             // Who came after it was not held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
                 self.unsettled.revocations.insert(part);

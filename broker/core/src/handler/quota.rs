@@ -194,6 +194,7 @@ impl Broker {
             if let Some(chosen) = chosen {
                 room.awaited.extend(chosen.awaited);
                 room.given_up.extend(chosen.given_up);
+                room.victims.extend(chosen.victims);
             }
         }
         Ok((quota, room))

@@ -24,16 +24,7 @@ impl Broker {
         if !self.may_be_cached(allocation, id) {
             return false;
         }
-        let (tenant, bytes) = (allocation.tenant, allocation.size_of(part.part));
-        self.pool.recycle(id, self.now);
-        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
-            allocation.extents_left = allocation.extents_left.saturating_sub(1);
-        }
-        self.notice(Notice::Cached { extent: id, bytes });
-        self.unsettled.demands = true;
-        if self.sessions.count_of(tenant) == 0 {
-            self.expire_cached();
-        }
+        self.cache(part, id);
         true
     }
 
@@ -43,13 +34,21 @@ impl Broker {
         if !self.is_its_tenants_alone(allocation, id) {
             return false;
         }
-        self.pool.recycle(id, self.now);
+        self.cache(part, id);
         self.forget_stray(part.allocation, id);
-        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
-            allocation.extents_left = allocation.extents_left.saturating_sub(1);
-        }
-        self.unsettled.demands = true;
         true
+    }
+
+    fn cache(&mut self, part: PartRef, id: ExtentId) {
+        let Some(allocation) = self.allocations.get_mut(part.allocation) else { return };
+        let (tenant, bytes) = (allocation.tenant, allocation.size_of(part.part));
+        allocation.extents_left = allocation.extents_left.saturating_sub(1);
+        self.pool.recycle(id, self.now);
+        self.notice(Notice::Cached { extent: id, bytes });
+        self.unsettled.demands = true;
+        if self.sessions.count_of(tenant) == 0 {
+            self.expire_cached();
+        }
     }
 
     /// Whether it was sent to nobody else, and whoever was sent it has let go.
@@ -91,9 +90,8 @@ impl Broker {
 
     /// A session ended that was sent the extent and has not said that it let go.
     pub(crate) fn not_acknowledged(&mut self, id: ExtentId) {
-        if !self.config.limits.cached_bytes_per_tenant_max.is_zero()
-            && let Some(extent) = self.pool.get_mut(id)
-        {
+        let is_kept = !self.config.limits.cached_bytes_per_tenant_max.is_zero() || self.has_tiers();
+        if is_kept && let Some(extent) = self.pool.get_mut(id) {
             extent.unacknowledged = true;
         }
     }

@@ -110,6 +110,12 @@ impl Broker {
                 asked.push(hold.session);
             }
         }
+        // Who came after whoever needs the room is told that it has the part only if it keeps it.
+        for session in asked.iter().copied() {
+            for (_, call) in self.pins.waiting_of(part, session).collect::<Vec<_>>() {
+                self.pins.lost(call, part);
+            }
+        }
         self.command(Command::RevokeWords { part, words });
         Stage::Words { asked, fence: None }
     }
@@ -220,11 +226,13 @@ impl Broker {
         }
     }
 
-    /// Whether who came then for the part waits for the end of a revocation.
+    /// Whether who came then for the part waits for the end of a revocation: of a fence that came before, or of an evict, which
+    /// only begins where no call is in its way.
     pub(crate) fn is_held_up(&self, part: PartRef, came: Arrival) -> bool {
         self.revocations.get(&part).is_some_and(|under_way| {
             let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
-            under_way.began < came && !let_in
+            let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
+            (evicts || under_way.began < came) && !let_in
         })
     }
 

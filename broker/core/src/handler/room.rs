@@ -49,6 +49,8 @@ pub(crate) struct Need {
     pub(crate) came: Arrival,
     /// Cached extents that it will have itself.
     pub(crate) kept: Vec<Age>,
+    /// What it is short of elsewhere, and will be: then nothing is touched for it here.
+    pub(crate) hopeless: Option<Shortage>,
 }
 
 /// What makes room, and what is not to: cached extents that somebody who waits will have.
@@ -93,6 +95,10 @@ impl AwaitedRoom {
         }
     }
 
+    fn is_expected_by(&self, op: OpId) -> bool {
+        self.left.contains_key(&op)
+    }
+
     /// The operations that wait for nothing any more, now that the extent was given back or was not.
     fn returned(&mut self, extent: ExtentId) -> Vec<OpId> {
         let waiting = self.going.remove(&extent).map(|going| going.waiting).unwrap_or_default();
@@ -117,16 +123,22 @@ impl Broker {
         needs: &[Need],
     ) -> (Choice, Vec<Result<(), Shortage>>) {
         let (mut choice, mut spared) = (Choice::default(), Spared::default());
-        choice.kept.extend(needs.iter().flat_map(|need| &need.kept).copied());
         let (mut results, mut full) = (Vec::with_capacity(needs.len()), None);
         for need in needs {
+            let need = self.without_given_up(need, &choice);
             let Piece { tenant, size, .. } = need.piece;
+            if let Some(shortage) = need.hopeless {
+                full = full.or_else(|| Some(shortage).filter(|it| matches!(it, Shortage::Room { .. })));
+                results.push(Err(shortage));
+                continue;
+            }
             if let Some(shortage) = full.filter(|_| !self.is_guaranteed(tenant, device, size)) {
                 results.push(Err(shortage));
                 continue;
             }
             let (mut more, mut without) = (choice.clone(), spared.clone());
-            let result = self.choose_for_need(&mut more, &mut without, need);
+            more.kept.extend(need.kept.iter().copied());
+            let result = self.choose_for_need(&mut more, &mut without, &need);
             match result {
                 Ok(()) => {
                     (choice, spared) = (more, without);
@@ -138,6 +150,14 @@ impl Broker {
             results.push(result);
         }
         (choice, results)
+    }
+
+    /// What was given up for those who came before is not there to be had.
+    fn without_given_up(&self, need: &Need, choice: &Choice) -> Need {
+        let (lost, kept): (Vec<Age>, Vec<Age>) =
+            need.kept.iter().partition(|age| choice.given_up.contains(age));
+        let size = need.piece.size.saturating_add(self.sizes_of(&lost));
+        Need { piece: Piece { size, ..need.piece }, kept, ..*need }
     }
 
     /// Chooses what has to go so that a tenant is admitted to so many bytes more.
@@ -171,7 +191,8 @@ impl Broker {
             |spared: &Spared| self.ledger.unbacked_without(tenant, place, guarantee, spared).is_none();
         let weighs = |of: TenantId, spared: &Spared| {
             let account = self.ledger.account(of, place).unwrap_or_default();
-            let floor = if of == tenant { guarantee } else { account.guarantee };
+            // What is to be guaranteed less is guaranteed until that is on disk.
+            let floor = if of == tenant { guarantee.max(account.guarantee) } else { account.guarantee };
             spared.applied(of, account).held() > floor
         };
         if place.tier == Tier::Device {
@@ -325,6 +346,10 @@ impl Broker {
         let going = self.clear(choice, Cause::Rebalance);
         for extent in awaited.into_iter().chain(going) {
             self.awaited_room.expect(extent, op);
+        }
+        // All of it is over already: left at once, or used after all.
+        if !self.awaited_room.is_expected_by(op) {
+            self.resume_quota(op);
         }
     }
 

@@ -86,7 +86,11 @@ impl Broker {
         }
         if old.maps() && !new.is_some_and(MapState::maps) {
             self.ease(id, part);
-            self.unsettled.demands |= self.residents.unpinned(part, id) && self.is_room_wanted();
+            self.residents.unpinned(part, id);
+        }
+        // It may leave now: nobody maps it, or who does has answered and can be asked to let go.
+        if old.maps() || new == Some(MapState::Mapped) {
+            self.unsettled.demands |= self.is_room_wanted();
         }
         if old == MapState::Evicting && new == Some(MapState::Away) {
             self.collect_word(id, hold.slot());

@@ -11,7 +11,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect(found, CACHED, extent.part.is_none(), || {
             format!("{id} is cached and backs {:?}", extent.part)
         });
-        let own = *extent.sent_to == [charge.tenant()] && !extent.unacknowledged;
+        let own = extent.sent_to.iter().all(|of| *of == charge.tenant()) && !extent.unacknowledged;
         expect(found, CACHED, own, || format!("{id} is cached and was sent to {:?}", extent.sent_to));
     }
     if matches!(scope, Scope::All) {

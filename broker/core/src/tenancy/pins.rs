@@ -149,7 +149,8 @@ impl PinTable {
         calls.filter(move |((_, id), _)| waits(id)).map(|(entry, _)| *entry)
     }
 
-    /// Whether a call of the session on the part came by then, or has been answered.
+    /// Whether a call of the session on the part came by then, or has been answered. One that waits for room takes none from
+    /// its own parts.
     pub(crate) fn protects(&self, part: PartRef, session: SessionId, then: Arrival) -> bool {
         let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
         let mut arrivals = calls.filter_map(|((_, id), _)| self.calls.get(id));

@@ -1,11 +1,11 @@
 //! What is admitted and what is refused: limits, and the sum of what is guaranteed and held.
 
 use broker_core::{
-    Refusal,
+    AllocationSpec, Broker, Refusal, Tier,
     invariants::{ADMISSION, LIMIT},
 };
 
-use super::{Oracle, facts::Book};
+use super::{Oracle, demands::Wait, facts::Book};
 
 impl Oracle {
     /// What is committed of each place: by tenant, the larger of what it is guaranteed and what it holds.
@@ -52,19 +52,41 @@ impl Oracle {
     }
 
     /// A batch that was refused for want of room really lacked it, and would have without all that is cached.
-    pub(super) fn refused_for_room(&mut self, tenant: usize, refusal: &Refusal) {
+    pub(super) fn refused_for_room(
+        &mut self,
+        tenant: usize,
+        items: &[AllocationSpec],
+        refusal: &Refusal,
+        broker: &Broker,
+    ) {
+        // Who stands behind others is refused for what they take, and what is asked of several devices for any of them.
+        let on_one = items.windows(2).all(|pair| pair[0].device == pair[1].device);
+        let alone = on_one && self.facts.demands.is_empty() && self.facts.waits.is_empty();
+        if let Refusal::QuotaLimit { device, tier: Tier::Device, asked, .. }
+        | Refusal::DeviceFull { device, tier: Tier::Device, asked, .. } = refusal
+            && let Some(place) = self.facts.place_of(device, Tier::Device).filter(|_| alone)
+            && !self.facts.extents_ran_out
+        {
+            let leavable = self.leavable(place, broker);
+            let lacks = self.lacks(tenant, place, asked.get(), &leavable);
+            // What is more than there is never fits.
+            let fits = asked.get() <= self.capacity(place);
+            self.expect(ADMISSION, lacks != Wait::Nothing || !fits, || {
+                format!("refused though {leavable:?} could leave place {place}: {refusal:?}")
+            });
+        }
         match refusal {
             Refusal::QuotaLimit { device, tier, limit, held, asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let is = (limit.get(), held.get());
                 let should = (self.quota_now(tenant, place).1, self.facts.held(tenant, place));
                 let in_use = u128::from(self.held_in_use(tenant, place));
-                let over = in_use + u128::from(asked.get()) > u128::from(is.0);
+                let over = *tier == Tier::Device || in_use + u128::from(asked.get()) > u128::from(is.0);
                 self.expect(LIMIT, is == should && over, || {
                     format!("refused for limit and held {is:?} with {asked} asked; they are {should:?}")
                 });
             }
-            Refusal::DeviceFull { device, tier, asked, .. } => {
+            Refusal::DeviceFull { device, tier, asked, .. } if *tier != Tier::Device => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let guarantee = u128::from(self.quota_now(tenant, place).0);
                 let held = u128::from(self.held_in_use(tenant, place));

@@ -24,6 +24,7 @@ impl Oracle {
         {
             ids.iter().for_each(|allocation| self.owes_no_more(*session, *allocation));
         }
+        let call = Call { joined: self.step.repeat == super::repeats::Expected::Running, ..call };
         self.step.call = Some((id, call.clone()));
         let new = self.facts.calls.insert(id, call).is_none();
         self.expect(CALLS, new, || format!("{id:?} is made twice: the world is broken"));
@@ -79,6 +80,7 @@ impl Oracle {
             (ClientRequest::Detach(ids), Reply::Released(items)) => {
                 for (allocation, _) in items.iter().filter(|(_, result)| result.is_ok()) {
                     self.owes_no_more(by, *allocation);
+                    self.keeps_no_more(by, *allocation);
                 }
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
@@ -123,6 +125,7 @@ impl Oracle {
             part_count: view.parts.len(),
             sealed: false,
             freed: false,
+            leaving: false,
             parts: Default::default(),
         };
         self.facts.allocations.insert(view.id, allocation);
@@ -196,6 +199,12 @@ impl Oracle {
                 };
                 its && id_fits
             }
+            (OperatorRequest::CancelWait { wait }, Reply::WaitCancelled) => {
+                if first {
+                    self.wait_cancelled(*wait);
+                }
+                true
+            }
             (OperatorRequest::Drain { draining }, Reply::Drained { draining: is, .. }) => {
                 draining == is || !first
             }
@@ -223,6 +232,9 @@ impl Oracle {
             Asked::Client { session, .. } => self.facts.sessions.get(session).map(|session| session.tenant),
             Asked::Operator { .. } => None,
         };
+        if at_once && matches!(refusal, Refusal::QueueFull { .. }) {
+            self.nothing_changed();
+        }
         let possible = reasons(&call.asked).contains(&refusal.reason());
         self.expect(CALLS, possible, || format!("{id:?} cannot be refused with {refusal:?}: {call:?}"));
         let so = match refusal {
@@ -233,12 +245,18 @@ impl Oracle {
             Refusal::NameTaken { .. } => self.name_is_taken(call, tenant, broker),
             Refusal::AllocationNotFound { .. } if at_once => !self.is_there(call, tenant, broker),
             Refusal::InvariantBroken { .. } => false,
+            Refusal::WaitCancelled { .. } => self.is_cancelling(),
+            Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
             _ => true,
         };
         self.expect(CALLS, so, || format!("{id:?} is refused with {refusal:?}, which is not so"));
-        let looked_at = at_once || self.step.room_for.is_some();
-        if let (true, Some(tenant)) = (looked_at, tenant) {
-            self.refused_for_room(tenant, refusal);
+        if let (Some(tenant), Some(ClientRequest::AllocateBatch { items, wait })) =
+            (tenant, Self::request_of(call))
+        {
+            match at_once {
+                true => self.refused_for_room(tenant, items, refusal, broker),
+                false => self.refused_in_time(id, call, items, *wait, refusal),
+            }
         }
         self.refused_guarantee(refusal);
     }

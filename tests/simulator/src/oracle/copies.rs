@@ -1,12 +1,12 @@
 //! Copies: from the extent that a part is in to the one that was made for it, while nobody maps either, and both stay
 //! until the driver has said that it is done with them.
 
-use broker_core::{PartRef, invariants::COPIES};
+use broker_core::{Broker, PartRef, Tier, invariants::COPIES};
 use vramd_types::ExtentId;
 
 use super::{
     Oracle,
-    facts::{ExtentPhase, MoveFacts, Tenant},
+    facts::{BackingFacts, ExtentPhase, MoveFacts, Tenant},
 };
 
 impl Oracle {
@@ -16,7 +16,14 @@ impl Oracle {
         self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
     }
 
-    pub(super) fn copy_begun(&mut self, from: ExtentId, to: ExtentId) {
+    pub(super) fn copy_begun(&mut self, from: ExtentId, to: ExtentId, broker: &Broker) {
+        let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
+        if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
+        {
+            self.leaves_its_device(part, broker);
+            self.facts.backings.remove(&part);
+            self.part_begins_to_move(to, part);
+        }
         let Some(moves) = self.facts.moves.get_mut(&to) else {
             return self.expect(COPIES, false, || format!("{to} is copied to, and nothing moves there"));
         };
@@ -61,9 +68,13 @@ impl Oracle {
             return;
         };
         let arrived = well && !cancelled;
+        let below = self.facts.extents.get(&to).map(|extent| self.facts.places[extent.place].tier);
+        let leaves = below != Some(Tier::Device);
         for (id, is_left) in [(from, arrived), (to, !arrived)] {
             if let Some(extent) = self.facts.extents.get_mut(&id) {
                 (extent.copied, extent.stray) = (false, is_left);
+                // All of it has been written.
+                extent.recycled &= id != to || is_left;
             }
         }
         if !well {
@@ -74,6 +85,15 @@ impl Oracle {
             if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) {
                 allocation.parts.insert(part.part.0, to);
             }
+        }
+        match (leaves, arrived) {
+            (true, true) => {}
+            (true, false) if self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving) => {
+                self.facts.moves.remove(&to);
+                self.keeps(part, to);
+            }
+            (true, false) | (false, false) => {}
+            (false, true) => self.keeps(part, from),
         }
     }
 }

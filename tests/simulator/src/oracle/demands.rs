@@ -1,24 +1,27 @@
-//! Who wants a part that is elsewhere, in a pin call or since it attached it, waits only while there is no room for it;
-//! and nobody who came later is in its way.
+//! Who waits for room, for a part that is elsewhere or to allocate, waits only while there is none; and nobody who came later
+//! is in its way. What is cached is room, and so is what nobody uses and what could leave, as far as that is known here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, PartRef, Tier, invariants::DEMANDS};
+use broker_core::{Broker, PartRef, Tier, WaitView, Waiting, invariants::DEMANDS};
 
 use super::{
     Oracle,
-    facts::{ExtentPhase, Tenant},
+    facts::{BackingFacts, ExtentFacts, ExtentPhase, Hold, SessionFacts, Tenant},
 };
 
-/// Why a part waits.
+/// Why somebody waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
+pub(super) enum Wait {
     /// Its tenant is at its limit.
     Limit,
     /// The device is full.
     Full,
     Nothing,
 }
+
+/// What could leave a device, by tenant.
+pub(super) type Leavable = BTreeMap<Tenant, u64>;
 
 #[derive(Clone, Copy, Debug)]
 struct Why {
@@ -31,18 +34,24 @@ struct Why {
 
 impl Oracle {
     pub(super) fn nobody_is_kept_waiting(&mut self, broker: &Broker) {
+        self.nobody_is_overtaken();
         let wanted: BTreeSet<_> =
             self.wanted(broker).into_iter().filter(|part| self.lies_elsewhere(*part)).collect();
-        let clock = self.facts.clock;
         self.facts.demands.retain(|part, _| wanted.contains(part));
         for part in wanted {
-            self.facts.demands.entry(part).or_insert(clock);
+            let since = self.wanted_since(part);
+            self.facts.demands.entry(part).or_insert(since);
         }
-        if self.facts.demands.is_empty() || self.facts.extents.len() >= self.limits.extents_max {
+        self.facts.extents_ran_out |= self.facts.extents.len() >= self.limits.extents_max;
+        let line = broker.waits();
+        if (self.facts.demands.is_empty() && line.is_empty()) || self.facts.extents_ran_out {
             return;
         }
+        let leavable: Vec<_> =
+            (0..self.facts.places.len()).map(|device| self.leavable(device, broker)).collect();
         let demands: Vec<_> = self.facts.demands.iter().map(|(part, since)| (*part, *since)).collect();
-        let each: Vec<_> = demands.into_iter().map(|(part, since)| (part, since, self.why(part))).collect();
+        let each: Vec<_> =
+            demands.into_iter().map(|(part, since)| (part, since, self.why(part, &leavable))).collect();
         for (part, since, why) in &each {
             // Nobody overtakes on a full device, but for what is guaranteed; and no tenant overtakes itself.
             let before = |other: &&(PartRef, u64, Why)| {
@@ -52,19 +61,33 @@ impl Oracle {
                     && same
                     && ((full && !why.guaranteed) || (limit && other.2.tenant == why.tenant))
             };
-            let excused = self.facts.unlucky.contains(part);
+            let excused = self.facts.unlucky.contains(part) || is_behind_batch(*part, &line);
             let kept = why.wait == Wait::Nothing && !excused && !each.iter().any(|other| before(&other));
             self.expect(DEMANDS, !kept, || {
-                format!("{part:?} is wanted since event {since}, and there is room: {each:?}")
+                format!("{part:?} is wanted since event {since}, and there is room: {each:?}, {leavable:?}")
             });
         }
+        self.first_batch_waits_rightly(&line, &leavable);
+    }
+
+    /// Whether the session can be sent what it wants.
+    pub(super) fn is_served(&self, session: &SessionFacts) -> bool {
+        !(session.gone || session.ending) && self.facts.is_heard(session)
+    }
+
+    /// Since which event somebody wants it: all parts of a set came at once.
+    fn wanted_since(&self, part: PartRef) -> u64 {
+        let heard = self.facts.sessions.values().filter(|session| self.is_served(session));
+        let calls = heard.flat_map(|session| session.pin_calls.values());
+        let lacking = calls.filter(|call| !call.answered && call.parts.contains(&part));
+        lacking.map(|call| call.came).min().unwrap_or(self.facts.clock)
     }
 
     /// Parts that sessions lack that can be sent to: of pin calls, and those that they are to be sent anyhow.
-    fn wanted(&self, broker: &Broker) -> Vec<PartRef> {
+    pub(super) fn wanted(&self, broker: &Broker) -> Vec<PartRef> {
         let mut wanted = Vec::new();
         for session in self.facts.sessions.values() {
-            if session.gone || session.ending || !self.facts.is_heard(session) {
+            if !self.is_served(session) {
                 continue;
             }
             let waiting = session.pin_calls.values().filter(|call| !call.answered);
@@ -81,34 +104,143 @@ impl Oracle {
         self.tier_of(part).is_some_and(|tier| tier != Tier::Device) && !self.may_move(part)
     }
 
-    /// Of what a part is short that would come to its device, and what that is. What is cached is room, and what is on its
-    /// way to the driver will be.
-    fn why(&mut self, part: PartRef) -> Why {
+    /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
+    fn why(&mut self, part: PartRef, leavable: &[Leavable]) -> Why {
         let allocation = self.facts.allocations.get(&part.allocation);
         let extent = allocation.and_then(|it| self.facts.extents.get(it.parts.get(&part.part.0)?));
         let Some((allocation, extent)) = allocation.zip(extent) else {
             return Why { device: 0, tenant: Tenant::default(), guaranteed: false, wait: Wait::Full };
         };
-        let (tenant, device, size) = (allocation.tenant, allocation.device, u128::from(extent.size));
-        let (guarantee, limit) = self.quota_now(tenant, device);
-        let held = u128::from(self.held_in_use(tenant, device));
-        let guaranteed = held + size <= u128::from(guarantee);
-        let why = |wait| Why { device, tenant, guaranteed, wait };
-        let leaving = |extent: &super::facts::ExtentFacts| {
-            extent.place == device && matches!(extent.phase, ExtentPhase::Releasing | ExtentPhase::GivenUp)
+        let (tenant, device, size) = (allocation.tenant, allocation.device, extent.size);
+        let guarantee = self.quota_now(tenant, device).0;
+        let guaranteed = self.held_in_use(tenant, device) + size <= guarantee;
+        let wait = match self.something_leaves(device) {
+            true => Wait::Full,
+            false => self.lacks(tenant, device, size, &leavable[device]),
         };
-        if self.facts.extents.values().any(leaving) {
-            return why(Wait::Full);
+        Why { device, tenant, guaranteed, wait }
+    }
+
+    /// Of what a tenant is short that wants so much more, even without what is cached and what could leave.
+    pub(super) fn lacks(&mut self, tenant: Tenant, device: usize, size: u64, leavable: &Leavable) -> Wait {
+        let in_use = |oracle: &Self, of: Tenant| {
+            let leaves = leavable.get(&of).copied().unwrap_or_default();
+            u128::from(oracle.held_in_use(of, device).saturating_sub(leaves))
+        };
+        let size = u128::from(size);
+        if in_use(self, tenant) + size > u128::from(self.quota_now(tenant, device).1) {
+            return Wait::Limit;
         }
-        if held + size > u128::from(limit) {
-            return why(Wait::Limit);
+        let (mut before, mut after) = (0, 0);
+        for of in 0..self.facts.tenants.len() {
+            let (guarantee, held) = (u128::from(self.quota_now(of, device).0), in_use(self, of));
+            before += guarantee.max(held);
+            after += guarantee.max(if of == tenant { held + size } else { held });
         }
-        let guarantee = u128::from(guarantee);
-        let before = self.committed_in_use(device);
-        let after = before - guarantee.max(held) + guarantee.max(held + size);
         match after > u128::from(self.capacity(device)) && after > before {
-            true => why(Wait::Full),
-            false => why(Wait::Nothing),
+            true => Wait::Full,
+            false => Wait::Nothing,
         }
     }
+
+    /// Whether something is on its way out of a device, or may be.
+    fn something_leaves(&self, device: usize) -> bool {
+        let released = |it: &ExtentFacts| {
+            it.place == device && matches!(it.phase, ExtentPhase::Releasing | ExtentPhase::GivenUp)
+        };
+        let on_device = |part: &PartRef| {
+            self.facts.allocations.get(&part.allocation).is_none_or(|it| it.device == device)
+        };
+        let made = |backing: &BackingFacts| match backing {
+            BackingFacts::Kept(id) => {
+                self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating)
+            }
+            BackingFacts::Reserved { .. } => false,
+        };
+        self.facts.extents.values().any(released)
+            || self.facts.departing.iter().any(on_device)
+            || self.facts.words_pending.iter().any(on_device)
+            || self.facts.evicting.iter().any(|(_, part)| on_device(part))
+            || self.facts.backings.iter().any(|(part, backing)| on_device(part) && made(backing))
+    }
+
+    /// What nobody uses on a device, for certain, and what has room below.
+    pub(super) fn leavable(&self, device: usize, broker: &Broker) -> Leavable {
+        let mut leavable = Leavable::new();
+        let mut open = BTreeMap::new();
+        for part in self.facts.backings.keys().copied() {
+            let Some((tenant, _, size)) = self.lies_on(part).filter(|(_, on, _)| *on == device) else {
+                continue;
+            };
+            let leaves = self.is_used_by_nobody(part)
+                && *open.entry(part.allocation).or_insert_with(|| Self::is_to_be_mapped(part, broker));
+            if leaves {
+                *leavable.entry(tenant).or_default() += size;
+            }
+        }
+        leavable
+    }
+
+    fn is_used_by_nobody(&self, part: PartRef) -> bool {
+        let stands = !self.may_move(part)
+            && !self.is_being_evicted(part)
+            && !self.is_being_revoked(part)
+            && !self.facts.fences.contains_key(&part)
+            && !self.facts.unlucky.contains(&part);
+        let at_rest = |session: &SessionFacts| match session.holds.get(&part) {
+            Some((hold, _)) => {
+                *hold == Hold::Mapped
+                    && session.pins
+                    && !(session.silent || session.ending || session.gone)
+                    && self.facts.is_heard(session)
+            }
+            None => true,
+        };
+        let wants = |session: &SessionFacts| {
+            session.owed.contains(&part) || session.pin_calls.values().any(|call| call.parts.contains(&part))
+        };
+        let mut pinned = self.facts.pinned.iter().filter(|(of, _)| *of == part);
+        stands
+            && pinned.next().is_none()
+            && self.facts.sessions.values().all(|session| at_rest(session) && !wants(session))
+    }
+
+    /// A batch that was made at once took no room that others wait for, but for what is guaranteed to its tenant.
+    fn nobody_is_overtaken(&mut self) {
+        for (tenant, device) in std::mem::take(&mut self.step.made_at_once) {
+            let guaranteed = self.held_in_use(tenant, device) <= self.quota_now(tenant, device).0;
+            let waits = self.facts.demands.keys().find(|part| {
+                let on = self.facts.allocations.get(&part.allocation).map(|it| it.device);
+                on == Some(device) && !self.facts.unlucky.contains(part)
+            });
+            let waits = waits.copied();
+            self.expect(DEMANDS, guaranteed || waits.is_none(), || {
+                format!("tenant {tenant} is served on device {device}, and {waits:?} has waited longer")
+            });
+        }
+    }
+
+    /// The first of the line waits for room indeed, and not longer than it wants to. Of a batch on several devices it is not
+    /// known here what it asks of each.
+    fn first_batch_waits_rightly(&mut self, line: &[WaitView], leavable: &[Leavable]) {
+        let one_device = self.facts.places.iter().filter(|place| place.tier == Tier::Device).count() == 1;
+        let Some(first) = line.first().filter(|_| one_device) else { return };
+        let Waiting::Batch { .. } = first.what else { return };
+        let tenant = self.facts.tenant(&first.tenant);
+        if self.something_leaves(0) {
+            return;
+        }
+        // What it would have of its tenant's cache is not among what it is said to ask.
+        let asked = first.bytes.get() + self.cached(tenant, 0);
+        let lacks = self.lacks(tenant, 0, asked, &leavable[0]);
+        let in_time = first.until.is_some_and(|until| until > self.facts.now);
+        self.expect(DEMANDS, lacks != Wait::Nothing && in_time, || {
+            format!("{first:?} lacks {lacks:?}, {leavable:?} could leave")
+        });
+    }
+}
+
+fn is_behind_batch(part: PartRef, line: &[WaitView]) -> bool {
+    let is_part = |wait: &&WaitView| matches!(wait.what, Waiting::Part { part: of, .. } if of == part);
+    line.iter().take_while(|wait| !is_part(wait)).any(|wait| matches!(wait.what, Waiting::Batch { .. }))
 }

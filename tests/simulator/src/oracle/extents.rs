@@ -2,7 +2,7 @@
 //! to one part until they are recycled.
 
 use broker_core::{
-    ClientRequest, DigestSpan, MapPart, PartRef, Tier,
+    Broker, ClientRequest, DigestSpan, Kind, MapPart, Tier,
     invariants::{COPIES, EXTENT_TENANT, EXTENT_USE, RECYCLED},
 };
 use vramd_types::{AllocationId, ExtentId, SessionId};
@@ -12,17 +12,22 @@ use super::{
     facts::{Asked, ExtentFacts, ExtentPhase, Tenant},
 };
 
+/// An extent that is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ordered {
+    pub(super) id: ExtentId,
+    pub(super) device: usize,
+    pub(super) tier: Tier,
+    pub(super) size: u64,
+    pub(super) kind: Kind,
+}
+
 impl Oracle {
     /// Memory is made for a batch of a session, at once or when there is room, or for a part to move there. Who asked for
     /// the batch pays, or whose the part is.
-    pub(super) fn extent_ordered(
-        &mut self,
-        id: ExtentId,
-        device: usize,
-        tier: Tier,
-        size: u64,
-        made_for: Option<PartRef>,
-    ) {
+    pub(super) fn extent_ordered(&mut self, ordered: Ordered, broker: &Broker) {
+        let Ordered { id, device, tier, size, kind } = ordered;
+        let made_for = broker.made_for(id);
         self.is_new_extent(id);
         self.step.ordered += 1;
         let moves = made_for.filter(|part| self.facts.allocations.contains_key(&part.allocation));
@@ -30,13 +35,19 @@ impl Oracle {
             Some(part) => self.part_begins_to_move(id, part),
             None => self.memory_is_made(id),
         };
+        if let Some(part) = moves.filter(|_| tier != Tier::Device) {
+            self.leaves_its_device(part, broker);
+        }
         let place = self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device);
         let Some((owner, place)) = owner.zip(place) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody, or nowhere"));
         };
-        self.facts.balance(owner, place).reserved += size;
         self.step.touched.push((owner, place));
-        self.step.admitted.push((owner, place));
+        let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.backing_is_made(part));
+        if !is_paid {
+            self.facts.balance(owner, place).reserved += size;
+            self.step.admitted.push((owner, place));
+        }
         let extent = ExtentFacts {
             place,
             size,
@@ -53,10 +64,16 @@ impl Oracle {
             debts: Vec::new(),
         };
         self.facts.extents.insert(id, extent);
+        if moves.is_none() && self.step.room_for.is_none() {
+            self.step.made_at_once.insert((owner, place));
+        }
+        if let Some(part) = made_for.filter(|_| moves.is_none() && kind == Kind::Movable) {
+            self.set_aside(part, owner, device, size);
+        }
     }
 
     /// Whose batch it is that new memory is made for.
-    fn memory_is_made(&mut self, id: ExtentId) -> Option<Tenant> {
+    pub(super) fn memory_is_made(&mut self, id: ExtentId) -> Option<Tenant> {
         self.takes_new(id);
         self.step.created += 1;
         let session = match &self.step.call {
@@ -116,6 +133,7 @@ impl Oracle {
             self.not_cached(id);
             self.step.touched.push(account);
         }
+        self.is_not_backing(id);
         self.facts.moves.remove(&id);
         self.expect(COPIES, !copied, || format!("{id} is released while it is copied"));
         self.expect(EXTENT_USE, live, || format!("{id} is released and was not there"));

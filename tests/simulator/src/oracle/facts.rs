@@ -8,7 +8,7 @@ use std::{
 
 use broker_core::{
     CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
-    Slot, StoredQuotas, Tier, Time,
+    Slot, StoredQuotas, Tier, Time, WaitView,
 };
 use vramd_types::{AllocationId, ExtentId, Quantity, SessionId};
 
@@ -153,6 +153,8 @@ pub(super) struct AllocationFacts {
     pub(super) sealed: bool,
     /// Its owner or an operator was told that it is freed.
     pub(super) freed: bool,
+    /// It is on its way out, whoever was told.
+    pub(super) leaving: bool,
     pub(super) parts: BTreeMap<u32, ExtentId>,
 }
 
@@ -166,6 +168,11 @@ pub(super) enum Asked {
 pub(super) struct Call {
     pub(super) asked: Asked,
     pub(super) key: Option<RequestKey>,
+    pub(super) at: Time,
+    /// The number of the event.
+    pub(super) came: u64,
+    /// It repeats what is under way.
+    pub(super) joined: bool,
 }
 
 /// A part that is to move to an extent, as long as that may be.
@@ -176,6 +183,15 @@ pub(super) struct MoveFacts {
     pub(super) from: Option<ExtentId>,
     /// The driver was told that it need not.
     pub(super) cancelled: bool,
+}
+
+/// What a part on its device has below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BackingFacts {
+    /// Bytes that are charged and in which nothing is made.
+    Reserved { owner: Tenant, place: usize, size: u64 },
+    /// What it came from, or was to go to.
+    Kept(ExtentId),
 }
 
 /// Guarantee and limit, by tenant, device (UUID or `*`) and tier.
@@ -233,6 +249,16 @@ pub(super) struct Facts {
     pub(super) words_pending: BTreeSet<PartRef>,
     /// By the extent that they go to.
     pub(super) moves: BTreeMap<ExtentId, MoveFacts>,
+    /// What parts on their devices have below.
+    pub(super) backings: BTreeMap<PartRef, BackingFacts>,
+    /// Parts that are on their way out of their devices, or about to set out.
+    pub(super) departing: BTreeSet<PartRef>,
+    /// Who was seen to pin what, when it was looked at last.
+    pub(super) pinned: BTreeSet<(PartRef, SessionId)>,
+    /// Who stood in the line after the last event.
+    pub(super) waits: BTreeMap<u64, WaitView>,
+    /// There were too many extents since devices were looked at last.
+    pub(super) extents_ran_out: bool,
     /// What was last written to each part, where that is known.
     pub(super) contents: BTreeMap<PartRef, u64>,
     /// Since which event somebody wants a part that is elsewhere.
@@ -313,6 +339,7 @@ impl Facts {
             }
         }
         self.evicting.remove(&(id, part));
+        self.pinned.remove(&(part, id));
         if self.fences.contains_key(&part)
             && !self.sessions.values().any(|session| session.holds.contains_key(&part))
         {

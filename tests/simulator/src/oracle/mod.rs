@@ -4,6 +4,7 @@
 //! shows, and compares. Nothing here calls the core's ledger or tables; getters of [`Broker`] are what is judged.
 
 mod admission;
+mod backings;
 mod bounds;
 mod callers;
 mod calls;
@@ -14,6 +15,7 @@ mod demands;
 mod devices;
 mod drained;
 mod draining;
+mod evictions;
 mod extents;
 mod facts;
 mod fences;
@@ -38,13 +40,15 @@ mod sent;
 mod slots;
 mod stalls;
 mod visibility;
+mod waits;
 
 use broker_core::{
-    Broker, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Time,
+    Broker, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier, Time,
     invariants::Violation,
 };
 use vramd_types::Quantity;
 
+use extents::Ordered;
 use facts::{Call, Facts, book_of};
 use ids::Ids;
 use repeats::Repeats;
@@ -84,12 +88,29 @@ struct Step {
     pending: usize,
     /// An allocation that the driver has read.
     digested: Option<vramd_types::AllocationId>,
+    /// Of whose parts on which device some began to leave: the largest of these, and what their tenant wanted there.
+    departed: std::collections::BTreeMap<(facts::Tenant, usize), (u64, u64)>,
+    /// What an operator's request changed, should it be refused.
+    before: Option<Before>,
+    /// Whose batch was made without waiting, and where.
+    made_at_once: std::collections::BTreeSet<(facts::Tenant, usize)>,
+    /// The driver has made something, or could not.
+    made: bool,
     /// The tenant whose batch waited for room and is looked at again.
     room_for: Option<facts::Tenant>,
+    /// Evicted by these, whose words are to be collected now.
+    to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// The words of this part have just been looked at.
     words_revoked: Option<broker_core::PartRef>,
     /// The driver or the disk has just said that it failed.
     failure_told: bool,
+}
+
+/// What an operator's request is taken to change at once.
+#[derive(Clone, Copy, Debug)]
+enum Before {
+    Ending { session: vramd_types::SessionId, ending: bool, kill_asked: bool },
+    Draining(bool),
 }
 
 impl Oracle {
@@ -151,18 +172,40 @@ impl Oracle {
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
             Command::ForgetProcess { channel } => self.process_forgotten(*channel),
             Command::KillProcess { channel } => self.killed(*channel),
-            Command::CreateExtent { extent, device, tier, size, .. } => {
-                let part = broker.made_for(*extent);
-                self.extent_ordered(*extent, usize::from(device.0), *tier, size.get(), part);
+            Command::CreateExtent { extent, device, tier, size, kind, .. } => {
+                self.forget_unmade(broker);
+                let ordered = Ordered {
+                    id: *extent,
+                    device: usize::from(device.0),
+                    tier: *tier,
+                    size: size.get(),
+                    kind: *kind,
+                };
+                self.extent_ordered(ordered, broker);
             }
-            Command::Copy { from, to, .. } => self.copy_begun(*from, *to),
+            Command::Copy { from, to, .. } => self.copy_begun(*from, *to, broker),
             Command::CancelCopy { to } => self.copy_cancelled(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
             Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),
             Command::StoreQuotas(stored) => self.quotas_staged(stored),
             Command::Notice(Notice::Cached { extent, .. }) => self.extent_cached(*extent),
-            Command::Notice(Notice::Reused { extent, .. }) => self.extent_reused(*extent),
-            Command::RevokeWords { part, words } => self.words_asked(*part, words),
+            Command::Notice(Notice::Reused { extent, part }) => {
+                self.forget_unmade(broker);
+                self.extent_reused(*extent, *part);
+            }
+            Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
+            Command::Notice(Notice::Moved { part, tier, .. }) => {
+                if *tier != Tier::Device {
+                    self.leaves_its_device(*part, broker);
+                }
+                self.has_moved(*part, *tier);
+            }
+            Command::Notice(
+                Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. },
+            ) => {
+                self.stays(*part, *tier);
+            }
+            Command::RevokeWords { part, words } => self.words_asked(*part, words, broker),
             Command::ForgetWord { channel, slot } => self.word_forgotten(*channel, *slot),
             Command::Notice(Notice::SessionSilent { session, .. }) => self.is_silent(*session, true),
             Command::Notice(Notice::SessionAnswered { session, .. }) => self.is_silent(*session, false),
@@ -177,6 +220,9 @@ impl Oracle {
     /// After the broker has done all that the event caused.
     pub fn after(&mut self, broker: &Broker) {
         self.learn_sealed(broker);
+        self.forget_unmade(broker);
+        self.words_are_collected();
+        self.guarantees_are_kept();
         self.liar_is_quarantined();
         self.answers_are_in_time();
         self.admitted();
@@ -189,6 +235,7 @@ impl Oracle {
         self.nobody_stalls();
         self.nobody_starves(broker);
         self.nobody_is_kept_waiting(broker);
+        self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, place, broker);
         }

@@ -6,7 +6,10 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, PartIndex};
 
-use super::Oracle;
+use super::{
+    Oracle,
+    facts::{BackingFacts, ExtentPhase},
+};
 
 impl Oracle {
     /// The tier that the part is in, where its extent is known: while it moves, the one that it comes from.
@@ -17,7 +20,10 @@ impl Oracle {
 
     /// Whether the part may be on its way, or about to set out.
     pub(super) fn may_move(&self, part: PartRef) -> bool {
+        let is_made = |id| self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating);
+        let below = self.facts.backings.get(&part);
         self.facts.moves.values().any(|moves| moves.part == part)
+            || matches!(below, Some(BackingFacts::Kept(id)) if is_made(id))
     }
 
     /// Whether somebody is being told to unmap the part for a while, or soon will be.

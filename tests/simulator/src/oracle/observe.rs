@@ -1,12 +1,13 @@
 //! Learning from events and commands; judging is elsewhere.
 
 use broker_core::{
-    CallId, ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, StoredQuotas, Target,
+    CallId, ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, RequestKey,
+    StoredQuotas, Target, TouchedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, SessionId};
 
 use super::{
-    Oracle,
+    Before, Oracle,
     facts::{Asked, Call, ExtentPhase, Hold, SessionFacts, book_of},
 };
 
@@ -38,11 +39,11 @@ impl Oracle {
             }
             Event::Client { call, session, peer, key, request } => {
                 let asked = Asked::Client { session: *session, peer: *peer, request: request.clone() };
-                self.called(*call, Call { asked, key: *key });
+                self.called(*call, self.new_call(asked, *key));
             }
             Event::Operator { call, uid, key, request } => {
                 let asked = Asked::Operator { uid: *uid, request: request.clone() };
-                self.called(*call, Call { asked, key: *key });
+                self.called(*call, self.new_call(asked, *key));
                 self.observe_operator(*call, request);
             }
             Event::Completion(completion) => self.observe_completion(completion),
@@ -54,7 +55,21 @@ impl Oracle {
                     self.facts.book = book;
                 }
             }
-            Event::Touched(_) | Event::Tick => {}
+            Event::Touched(touched) => touched.iter().for_each(|touched| self.observe_touch(touched)),
+            Event::Tick => {}
+        }
+    }
+
+    fn new_call(&self, asked: Asked, key: Option<RequestKey>) -> Call {
+        Call { asked, key, at: self.facts.now, came: self.facts.clock, joined: false }
+    }
+
+    fn observe_touch(&mut self, &TouchedPart { session, part, pinned }: &TouchedPart) {
+        let maps = self.facts.sessions.get(&session).is_some_and(|it| it.holds.contains_key(&part));
+        match pinned {
+            true if maps => _ = self.facts.pinned.insert((part, session)),
+            true => {}
+            false => _ = self.facts.pinned.remove(&(part, session)),
         }
     }
 
@@ -76,19 +91,33 @@ impl Oracle {
         {
             self.facts.revoking.insert(call, id_of(target));
         }
-        if let OperatorRequest::EndSession { session, kill } = request
+        if let OperatorRequest::EndSession { session: id, kill } = request
             && self.step.repeat.is_new()
-            && self.step.pending < self.limits.pending_requests_max
-            && let Some(session) = self.facts.sessions.get_mut(session)
+            && let Some(session) = self.facts.sessions.get_mut(id)
         {
+            let (ending, kill_asked) = (session.ending, session.kill_asked);
+            self.step.before = Some(Before::Ending { session: *id, ending, kill_asked });
             session.ending = true;
             session.kill_asked |= kill;
         }
         if let OperatorRequest::Drain { draining } = request
             && self.step.repeat.is_new()
-            && self.step.pending < self.limits.pending_requests_max
         {
+            self.step.before = Some(Before::Draining(self.facts.draining));
             self.facts.draining = *draining;
+        }
+    }
+
+    /// The queue was full: nothing came of the request.
+    pub(super) fn nothing_changed(&mut self) {
+        match self.step.before.take() {
+            Some(Before::Ending { session, ending, kill_asked }) => {
+                if let Some(session) = self.facts.sessions.get_mut(&session) {
+                    (session.ending, session.kill_asked) = (ending, kill_asked);
+                }
+            }
+            Some(Before::Draining(draining)) => self.facts.draining = draining,
+            None => {}
         }
     }
 
@@ -121,9 +150,13 @@ impl Oracle {
             }),
             ClientFrame::Unmapped(parts) => parts.iter().all(|unmapped| {
                 let session = self.facts.sessions.get(&id);
-                let holds = session.is_some_and(|session| session.holds.contains_key(&unmapped.part));
+                let hold =
+                    session.and_then(|session| session.holds.get(&unmapped.part)).map(|(hold, _)| *hold);
                 self.facts.drop_hold(id, unmapped.part);
-                holds
+                if hold == Some(Hold::Evicting) {
+                    self.step.to_collect.insert((id, unmapped.part));
+                }
+                hold.is_some()
             }),
             ClientFrame::Pin { call, parts, .. } => self.pin_asked(id, *call, parts),
             ClientFrame::PinEnded { call } => self.pin_ended(id, *call),
@@ -134,6 +167,7 @@ impl Oracle {
     fn observe_completion(&mut self, completion: &Completion) {
         match completion {
             Completion::Created { extent, result } => {
+                self.step.made = true;
                 self.step.failure_told = result.is_err();
                 let Some(facts) = self.facts.extents.get_mut(extent) else { return };
                 let (owner, place, size) = (facts.owner, facts.place, facts.size);
@@ -143,6 +177,7 @@ impl Oracle {
                 match result {
                     Ok(()) => balance.settled += size,
                     Err(_) => {
+                        self.backing_failed(*extent);
                         self.facts.extents.remove(extent);
                         let moves = self.facts.moves.remove(extent);
                         self.facts.unlucky.extend(moves.map(|moves| moves.part));
@@ -166,7 +201,10 @@ impl Oracle {
                 self.step.failure_told = result.is_err();
                 self.copy_ended(*to, result.is_ok());
             }
-            Completion::WordsRevoked { part, .. } => {
+            Completion::WordsRevoked { part, outcome } => {
+                if let WordsOutcome::Pinned { by } = outcome {
+                    self.facts.pinned.extend(by.iter().map(|session| (*part, *session)));
+                }
                 self.facts.words_pending.remove(part);
                 self.step.words_revoked = Some(*part);
             }
@@ -175,6 +213,7 @@ impl Oracle {
                 place.unbrokered = unbrokered.get();
                 place.contexts = u64::from(*contexts);
                 self.facts.unlucky.clear();
+                self.facts.extents_ran_out = false;
             }
         }
     }

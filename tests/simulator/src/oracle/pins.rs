@@ -59,6 +59,7 @@ impl Oracle {
                 Refusal::DeviceFull { free, asked, .. } => asked > free,
                 Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
                 Refusal::DriverFailed { .. } => self.step.failure_told,
+                Refusal::WaitCancelled { .. } => self.is_cancelling(),
                 refusal => OF_PINS.contains(&refusal.reason()),
             };
             return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));

@@ -34,6 +34,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::DriverFailed,
                 R::Raced,
                 R::AllocationNotFound,
+                R::WaitCancelled,
             ],
             ClientRequest::FreeBatch(_) | ClientRequest::Detach(_) => &[
                 R::SessionMissing,

@@ -2,8 +2,8 @@
 //! nobody is refused because of memory that is only cached.
 
 use broker_core::{
-    ClientRequest,
-    invariants::{EXTENT_USE, LIMIT, RECYCLED},
+    ClientRequest, PartRef,
+    invariants::{COPIES, EXTENT_USE, LIMIT, RECYCLED},
 };
 use vramd_types::ExtentId;
 
@@ -20,10 +20,16 @@ impl Oracle {
         let (owner, place, size) = (extent.owner, extent.place, extent.size);
         let live = std::mem::replace(&mut extent.phase, ExtentPhase::Cached) == ExtentPhase::Live;
         let unused = extent.mappers.is_empty() && !extent.being_read;
-        let (own, acknowledged) = (extent.sent_to == [owner], !extent.unacknowledged);
+        let (all_own, acknowledged) = (extent.sent_to.iter().all(|of| *of == owner), !extent.unacknowledged);
+        let (copied, was_sent) = (extent.copied, !extent.sent_to.is_empty());
         // What it is sent as next is its part then, and must be of the same tenant: see `extents.rs`.
+        extent.stray = false;
         let backed = extent.part.take().and_then(|part| self.facts.allocations.get(&part.allocation));
+        // A part has left it, and another of its tenant waits for as much.
+        let handed_over = backed.is_some_and(|allocation| !allocation.leaving);
+        let own = all_own && (was_sent || handed_over);
         let movable = backed.is_none_or(|allocation| allocation.kind == broker_core::Kind::Movable);
+        self.expect(COPIES, !copied, || format!("{id} is cached while it is copied"));
         self.expect(RECYCLED, live && unused, || format!("{id} is cached and in use"));
         self.expect(RECYCLED, own, || format!("{id} is cached and was sent to another tenant"));
         self.expect(RECYCLED, acknowledged, || {
@@ -31,25 +37,38 @@ impl Oracle {
         });
         self.expect(RECYCLED, movable, || format!("{id} is cached and was never movable"));
         let draining = self.facts.draining;
-        self.expect(RECYCLED, !draining, || format!("{id} is cached on a node that is drained"));
+        self.expect(RECYCLED, !draining || handed_over, || {
+            format!("{id} is cached on a node that is drained")
+        });
         let cached = self.facts.cached.entry((owner, place)).or_default();
         *cached += size;
         let (cached, most) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
-        self.expect(LIMIT, cached <= most, || format!("{cached} cached for one tenant, at most {most}"));
+        self.expect(LIMIT, cached <= most || handed_over, || {
+            format!("{cached} cached for one tenant, at most {most}")
+        });
         self.step.touched.push((owner, place));
     }
 
-    pub(super) fn extent_reused(&mut self, id: ExtentId) {
-        self.takes_new(id);
+    /// For a new part, or for one that moves there.
+    pub(super) fn extent_reused(&mut self, id: ExtentId, part: PartRef) {
         self.step.ordered += 1;
-        self.step.created += 1;
+        let moves = self.facts.allocations.contains_key(&part.allocation);
+        match moves {
+            true => _ = self.part_begins_to_move(id, part),
+            false => _ = self.memory_is_made(id),
+        }
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is used again and does not exist"));
         };
         let cached = std::mem::replace(&mut extent.phase, ExtentPhase::Live) == ExtentPhase::Cached;
         extent.recycled = true;
+        (extent.part, extent.stray) = (moves.then_some(part), moves);
+        let (owner, place, size) = (extent.owner, extent.place, extent.size);
         self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
         self.not_cached(id);
+        if !moves {
+            self.set_aside(part, owner, place, size);
+        }
     }
 
     /// What is cached of an extent's tenant is less by it.

@@ -166,7 +166,9 @@ impl Oracle {
 
     /// After the event: a repetition made nothing, and what is done is answered at once.
     pub(super) fn repeated_without_effect(&mut self) {
-        let (created, repeat) = (self.step.created, self.step.repeat);
+        // What waited for room may be made in the same event.
+        let created = if self.step.room_for.is_none() { self.step.created } else { 0 };
+        let repeat = self.step.repeat;
         self.expect(REPEATS, repeat.is_new() || created == 0, || {
             format!("a repeated request made {created} extents")
         });

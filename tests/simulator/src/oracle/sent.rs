@@ -25,6 +25,15 @@ impl Oracle {
         }
     }
 
+    /// What it was never sent has no slot that could be given up.
+    pub(super) fn keeps_no_more(&mut self, of: SessionId, allocation: AllocationId) {
+        if let Some(session) = self.facts.sessions.get_mut(&of) {
+            let slots = &session.slots;
+            let has_slot = |part: &PartRef| slots.values().any(|of| of == part);
+            session.away.retain(|part| part.allocation != allocation || has_slot(part));
+        }
+    }
+
     /// It was not served, so the session wants what it wanted.
     pub(super) fn owes_as_before(&mut self) {
         for (to, part) in std::mem::take(&mut self.step.owed_before) {

@@ -32,11 +32,24 @@ impl Oracle {
         self.expect(SLOT_USE, fits, || format!("{told:?} is revoked from {id}: not its slot"));
     }
 
+    /// After the event: what was said of writes before a part was evicted is not taken for what comes after.
+    pub(super) fn words_are_collected(&mut self) {
+        let left = std::mem::take(&mut self.step.to_collect);
+        self.expect(SLOT_USE, left.is_empty(), || {
+            format!("evicted, and their words not collected: {left:?}")
+        });
+    }
+
     pub(super) fn word_forgotten(&mut self, channel: ChannelId, slot: Slot) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
         // What was never sent is forgotten too: nobody has seen its slot.
-        let Some(part) = session.slots.remove(&slot) else { return };
+        let Some(part) = session.slots.get(&slot).copied() else { return };
+        // What is evicted keeps its slot: only what the word says of writes is collected.
+        if self.step.to_collect.remove(&(id, part)) {
+            return;
+        }
+        session.slots.remove(&slot);
         session.away.remove(&part);
         let held = session.holds.contains_key(&part);
         self.expect(SLOT_USE, !held, || format!("the word of {part:?} is given up, and {id} maps it"));

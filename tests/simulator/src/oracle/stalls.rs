@@ -75,7 +75,7 @@ impl Oracle {
         sessions.filter(move |(_, it)| it.holds.contains_key(&part)).map(|(id, _)| *id)
     }
 
-    fn is_being_revoked(&self, part: PartRef) -> bool {
+    pub(super) fn is_being_revoked(&self, part: PartRef) -> bool {
         self.facts.revoking.values().any(|it| it.is_none_or(|allocation| allocation == part.allocation))
     }
 }

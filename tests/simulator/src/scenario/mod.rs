@@ -63,6 +63,8 @@ pub struct Scenario {
     pub faults: Faults,
     /// Mean microseconds between two acts of one process.
     pub think_micros: u64,
+    /// Mean microseconds between two looks at what the words say of use.
+    pub harvest_micros: u64,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -86,6 +88,8 @@ impl Scenario {
             })
             .collect();
         let faults = Faults::draw(&mut dice, &plan.without);
-        Self { config, stored, seats, tenants, faults, think_micros: dice.one(&[300, 1_000, 4_000]) }
+        let think_micros = dice.one(&[300, 1_000, 4_000]);
+        let harvest_micros = dice.one(&[1_000, 10_000, 100_000]);
+        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros }
     }
 }

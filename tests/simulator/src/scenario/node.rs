@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use broker_core::{Config, DeviceConfig, Limits, StoredQuota, StoredQuotas, Tier};
-use vramd_types::{Bytes, Quantity};
+use broker_core::{Config, DeviceConfig, EvictionPolicy, Limits, PartRef, StoredQuota, StoredQuotas, Tier};
+use vramd_types::{AllocationId, Bytes, IdSource, PartIndex, Quantity};
 
 use super::TENANTS;
 use crate::dice::Dice;
@@ -21,11 +21,12 @@ pub(super) fn config(dice: &mut Dice) -> Config {
                 name: "sim".to_owned(),
                 total,
                 share,
-                host: match dice.roll(8) {
+                host: match dice.roll(9) {
                     0 | 1 => Bytes::ZERO,
-                    2..4 => Bytes::mib(4 + dice.small(12)),
-                    4..6 => total,
-                    _ => Bytes::new(total.get() * 2),
+                    2 | 3 => Bytes::mib(4 + dice.small(12)),
+                    4 => total,
+                    5 | 6 => Bytes::new(total.get() * 2),
+                    _ => Bytes::new(total.get() * 4),
                 },
                 context_bytes: if dice.chance(250) { Bytes::mib(2) } else { Bytes::ZERO },
                 makes_fixed: dice.chance(600),
@@ -43,9 +44,20 @@ pub(super) fn config(dice: &mut Dice) -> Config {
             Quantity::Bytes(Bytes::mib(24)),
         ]),
         sessions_reserved: dice.small(3),
-        eviction: broker_core::EvictionPolicy::default(),
+        eviction: eviction(dice),
         limits: limits(dice),
     }
+}
+
+/// By use, or in an order of no sense.
+fn eviction(dice: &mut Dice) -> EvictionPolicy {
+    if dice.chance(700) {
+        return EvictionPolicy::Lru;
+    }
+    let mut ids = IdSource::new(1);
+    let ids: Vec<_> = std::iter::from_fn(|| ids.next_raw()).take(64).map(AllocationId::from_raw).collect();
+    let part = |dice: &mut Dice| PartRef { allocation: dice.one(&ids), part: PartIndex(dice.small(4)) };
+    EvictionPolicy::Scripted((0..64).map(|_| part(dice)).collect())
 }
 
 fn limits(dice: &mut Dice) -> Limits {

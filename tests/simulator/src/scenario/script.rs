@@ -7,6 +7,8 @@ pub enum Script {
     Steady,
     /// Takes until it is refused, and frees late.
     Greedy,
+    /// Takes several times what there is, keeps it, and uses one after the other.
+    Turning,
     /// Sleeps long, then calls many times at once.
     Bursty,
     /// Ends in the middle of things.
@@ -35,8 +37,17 @@ pub struct Weights {
 }
 
 impl Script {
-    pub const ALL: [Self; 7] =
-        [Self::Steady, Self::Greedy, Self::Bursty, Self::Crashing, Self::Leaking, Self::Stopped, Self::Lying];
+    pub const ALL: [Self; 9] = [
+        Self::Steady,
+        Self::Greedy,
+        Self::Turning,
+        Self::Turning,
+        Self::Bursty,
+        Self::Crashing,
+        Self::Leaking,
+        Self::Stopped,
+        Self::Lying,
+    ];
 
     pub const fn weights(self) -> Weights {
         let usual = Weights {
@@ -54,6 +65,7 @@ impl Script {
         match self {
             Self::Steady | Self::Bursty | Self::Stopped | Self::Lying => usual,
             Self::Greedy => Weights { allocate: 50, free: 10, ..usual },
+            Self::Turning => Weights { allocate: 40, free: 3, detach: 2, seal: 4, ..usual },
             Self::Crashing => Weights { leave: 4, ..usual },
             Self::Leaking => Weights { free: 2, detach: 12, ..usual },
         }

@@ -112,7 +112,7 @@ impl World {
             return self.lie(pid, dice);
         }
         if session.is_some() {
-            for _ in 0..dice.roll(4) {
+            for _ in 0..dice.roll(if script == Script::Turning { 10 } else { 4 }) {
                 self.pin_some(pid, dice);
             }
             self.choose(pid, script, dice);

@@ -77,8 +77,8 @@ impl World {
         if let (DaemonFrame::Map(parts), Some(words)) = (&frame, &mut channel.words) {
             parts.iter().for_each(|part| words.serve(part));
         }
-        if let DaemonFrame::Welcome { slots, .. } = &frame {
-            channel.words = Words::new(*slots);
+        if let DaemonFrame::Welcome { slots, session, .. } = &frame {
+            channel.words = Words::new(*slots, *session);
         }
         if let DaemonFrame::Map(parts) = &frame
             && let Some(process) = self.processes.get_mut(&channel.pid)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use broker_core::{OperatorRequest, Target, Time};
 use vramd_types::Bytes;
 
-use super::{DRAIN_EVENTS_MAX, World, queue::Happening};
+use super::{DRAIN_EVENTS_MAX, World, queue::Happening, request::WAIT_MAX};
 use crate::failure::Failure;
 
 impl World {
@@ -60,11 +60,11 @@ impl World {
     fn settle(&mut self) -> Result<(), Failure> {
         let limits = &self.scenario.config.limits;
         let answers = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.pin_stall;
-        let grace = answers + limits.survey_interval * 2 + limits.cached_for;
+        let grace = answers + limits.survey_interval * 2 + limits.cached_for + WAIT_MAX;
         let mut quiet_since: Option<Time> = None;
         let last = self.events + DRAIN_EVENTS_MAX;
         while self.events < last {
-            let only_timers = self.queue.is_empty();
+            let only_timers = self.queue.is_empty() && !self.harvest();
             match quiet_since {
                 Some(since) if only_timers && self.now > since.after(grace) => return Ok(()),
                 None if only_timers => quiet_since = Some(self.now),

@@ -11,6 +11,7 @@ mod channel;
 mod copy;
 mod drain;
 mod driver;
+mod harvest;
 mod lie;
 mod operator;
 mod pin;
@@ -134,6 +135,7 @@ impl World {
             world.queue.at(Time::from_micros(u64::try_from(seat).unwrap_or(0)), 0, Happening::Act(seat));
         }
         world.queue.at(Time::from_micros(500), 0, Happening::Operate);
+        world.queue.at(Time::from_micros(700), 0, Happening::Harvest);
         world.queue.at(Time::from_micros(900), 0, Happening::Outsiders);
         world
     }
@@ -182,6 +184,7 @@ impl World {
         match happening {
             Happening::Act(seat) => self.act(seat),
             Happening::Operate => self.operate(),
+            Happening::Harvest => self.harvest_again(),
             Happening::Work(channel) => self.work(channel),
             Happening::Outsiders => self.outsiders(),
             Happening::Resume(pid) => self.resume(pid),

@@ -40,6 +40,12 @@ impl World {
         if dice.chance(if has_host { 800 } else { 20 }) {
             self.move_some(&mut dice);
         }
+        if dice.chance(150) {
+            self.cancel_some(&mut dice);
+        }
+        if dice.chance(100) {
+            self.lower_some(&mut dice);
+        }
         if dice.chance(200)
             && let Some((key, request)) = dice.pick(&self.operator_asked).cloned()
         {
@@ -131,6 +137,25 @@ impl World {
             let key = dice.chance(200).then(|| self.new_key());
             self.operator_call(key, OperatorRequest::MoveParts { target, parts, tier });
         }
+    }
+
+    /// Somebody who waits, or nobody.
+    fn cancel_some(&mut self, dice: &mut Dice) {
+        let waits: Vec<_> = self.broker.waits().iter().map(|wait| wait.id).collect();
+        let nobody = dice.roll(1_000);
+        let wait = dice.pick(&waits).copied().filter(|_| dice.chance(900)).unwrap_or(nobody);
+        let key = dice.chance(300).then(|| self.new_key());
+        self.operator_call(key, OperatorRequest::CancelWait { wait });
+    }
+
+    /// The limit of somebody whose memory is on its way.
+    fn lower_some(&mut self, dice: &mut Dice) {
+        let tenants: Vec<_> = self.broker.moves().into_iter().map(|moves| moves.tenant).collect();
+        let Some(tenant) = dice.pick(&tenants).cloned() else { return };
+        let limit = Some(Quantity::Bytes(Bytes::mib(dice.small(24))));
+        let (device, tier) = (DeviceSelector::All, Tier::Device);
+        let request = OperatorRequest::SetQuota { tenant, device, tier, guarantee: None, limit };
+        self.operator_call(None, request);
     }
 
     /// Parts that somebody maps or mapped, or whatever.

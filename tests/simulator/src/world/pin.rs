@@ -26,7 +26,10 @@ impl World {
             return;
         }
         if !thread.pinned.is_empty() && dice.chance(450) {
-            let parts = std::mem::take(&mut thread.pinned);
+            let writes = thread.writes.clone();
+            let parts = thread.let_go();
+            // It has written all the while.
+            writes.iter().for_each(|part| self.touch(id, *part, true));
             return self.unpin(pid, &parts);
         }
         let known: Vec<_> = channel.slots.keys().copied().collect();
@@ -49,9 +52,9 @@ impl World {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let Some(id) = process.channel else { return };
         let Some(channel) = self.channels.get(&id) else { return };
-        match channel.pin_words(&parts, access) {
+        match channel.pin_words(&parts, access, self.now) {
             Ok(()) => {
-                process.threads[at].pinned.extend(&parts);
+                process.threads[at].has(&parts, write);
                 parts.iter().for_each(|part| self.touch(id, *part, write));
             }
             Err(then) => {
@@ -77,7 +80,7 @@ impl World {
         let Some(Waits { parts, write, .. }) = thread.waits.take() else { return };
         let mut give_back = Vec::new();
         match refusal {
-            Some(Refusal::PinStalled { .. }) => give_back = std::mem::take(&mut thread.pinned),
+            Some(Refusal::PinStalled { .. }) => give_back = thread.let_go(),
             Some(Refusal::AllocationNotFound { .. }) => {
                 if let Some(channel) = self.channels.get_mut(&id) {
                     let mapped = &channel.mapped;
@@ -87,9 +90,10 @@ impl World {
             Some(_) => {}
             None => {
                 let access = if write { Access::Write } else { Access::Read };
-                let pinned = self.channels.get(&id).map(|channel| channel.pin_words(&parts, access));
+                let pinned =
+                    self.channels.get(&id).map(|channel| channel.pin_words(&parts, access, self.now));
                 if pinned == Some(Ok(())) {
-                    thread.pinned.extend(&parts);
+                    thread.has(&parts, write);
                     parts.iter().for_each(|part| self.touch(id, *part, write));
                 } else if pinned == Some(Err(Unpinned::WakeWorker)) {
                     self.unmap_wanted(pid, id);
@@ -110,7 +114,7 @@ impl World {
     pub(super) fn unpin_all(&mut self, pid: u32) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let free = process.threads.iter_mut().filter(|thread| thread.waits.is_none());
-        let parts: Vec<_> = free.flat_map(|thread| std::mem::take(&mut thread.pinned)).collect();
+        let parts: Vec<_> = free.flat_map(super::process::Thread::let_go).collect();
         self.unpin(pid, &parts);
     }
 

@@ -85,7 +85,24 @@ impl Process {
 #[derive(Debug, Default)]
 pub(super) struct Thread {
     pub(super) pinned: Vec<PartRef>,
+    /// Of these, what it pinned to write.
+    pub(super) writes: Vec<PartRef>,
     pub(super) waits: Option<Waits>,
+}
+
+impl Thread {
+    pub(super) fn has(&mut self, parts: &[PartRef], write: bool) {
+        self.pinned.extend(parts);
+        if write {
+            self.writes.extend(parts);
+        }
+    }
+
+    /// It has nothing pinned any more.
+    pub(super) fn let_go(&mut self) -> Vec<PartRef> {
+        self.writes.clear();
+        std::mem::take(&mut self.pinned)
+    }
 }
 
 /// A pin call that is not answered.

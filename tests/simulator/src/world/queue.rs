@@ -12,6 +12,8 @@ pub(super) enum Happening {
     Act(usize),
     /// Operators do their next thing.
     Operate,
+    /// The daemon reads the words of its sessions.
+    Harvest,
     /// The worker of a client takes its next frame.
     Work(ChannelId),
     /// An event reaches the broker.

@@ -1,5 +1,7 @@
 //! The requests of clients: good ones, edges, and nonsense.
 
+use std::time::Duration;
+
 use broker_core::{AllocationSpec, CallId, ClientRequest, Event, Kind, Lifetime, RequestKey, Target};
 use vramd_types::{AllocationId, Bytes};
 
@@ -7,6 +9,9 @@ use super::{World, act::Choice, driver::soon, process::Known, queue::Happening};
 use crate::{dice::Dice, scenario::TENANTS};
 
 const NAMES: [&str; 4] = ["llama", "gpt", "cache", "x"];
+
+/// How long a batch waits at most.
+pub(super) const WAIT_MAX: Duration = Duration::from_millis(300);
 
 /// How many requests a process remembers to repeat.
 const REPEATABLE: usize = 12;
@@ -57,7 +62,7 @@ impl World {
                 true => one_of(&any, dice),
                 false => self.guess(dice),
             })),
-            _ => ClientRequest::allocate(self.some_specs(dice)),
+            _ => ClientRequest::AllocateBatch { items: self.some_specs(dice), wait: some_wait(dice) },
         };
         let key = dice.chance(700).then(|| self.new_key());
         if let (Some(key), Some(process)) = (key, self.processes.get_mut(&pid)) {
@@ -179,6 +184,15 @@ impl World {
             uninitialized: dice.chance(500),
             unheld: false,
         }
+    }
+}
+
+/// Most do not wait; some would wait longer than anything takes.
+fn some_wait(dice: &mut Dice) -> Duration {
+    match dice.roll(10) {
+        0..6 => Duration::ZERO,
+        6 | 7 => Duration::from_micros(dice.between(1, 20_000)),
+        _ => Duration::from_millis(dice.between(50, 300)).min(WAIT_MAX),
     }
 }
 

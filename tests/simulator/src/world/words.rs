@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use broker_core::{ChannelId, Completion, Event, MapPart, PartRef, RevokedPart, Slot, WordsOutcome};
+use broker_core::{ChannelId, Completion, Event, MapPart, PartRef, RevokedPart, Slot, Time, WordsOutcome};
 use vramd_types::SessionId;
 use vramd_words::{
     Access, AtomicU64, Client, Daemon, Evict, Fence, HEADER_WORDS, Header, SLOT_WORDS, SetRefused, State,
     Unpinned, Waiting, Word, Worker, bytes_for, open, pin_set,
 };
 
-use super::{World, driver::soon, process::Channel, queue::Happening};
+use super::{World, driver::soon, harvest::Harvest, process::Channel, queue::Happening};
 
 type Memory = Arc<[AtomicU64]>;
 
@@ -19,22 +19,24 @@ const REVOKE: u64 = 1 << 26;
 #[derive(Debug)]
 pub(super) struct Words {
     memory: Memory,
-    daemon: Daemon<Memory>,
+    pub(super) daemon: Daemon<Memory>,
     client: Client<Memory>,
     worker: Worker<Memory>,
     /// Slots whose words carry REVOKE, as the daemon remembers.
     carry: BTreeSet<Slot>,
+    pub(super) harvest: Harvest,
 }
 
 impl Words {
     /// `None` where there are no slots.
-    pub(super) fn new(slots: u32) -> Option<Self> {
+    pub(super) fn new(slots: u32, session: SessionId) -> Option<Self> {
         let count = usize::try_from(bytes_for(slots) / 8).ok().filter(|_| slots > 0)?;
         let memory: Memory = (0..count).map(|_| AtomicU64::new(0)).collect();
         let header = Header { major: MAJOR, minor: 0, features: 0, slots };
         let daemon = Daemon::create(memory.clone(), header).expect("it is large enough");
         let (client, worker) = open(memory.clone(), MAJOR).expect("the header is good");
-        Some(Self { memory, daemon, client, worker, carry: BTreeSet::new() })
+        let harvest = Harvest::new(session);
+        Some(Self { memory, daemon, client, worker, carry: BTreeSet::new(), harvest })
     }
 
     /// Sets REVOKE where a frame is to say so. Whether the client made each of these words.
@@ -57,6 +59,9 @@ impl Words {
     pub(super) fn serve(&mut self, part: &MapPart) {
         if let Some(slot) = part.slot {
             self.carry.remove(&slot);
+            if let Some(word) = self.daemon.slot(slot.0) {
+                self.harvest.serve(part, slot, word.touched());
+            }
         }
     }
 
@@ -96,12 +101,21 @@ impl Channel {
     }
 
     /// Pins all of these, or none.
-    pub(super) fn pin_words(&self, parts: &[PartRef], access: Access) -> Result<(), Unpinned> {
+    pub(super) fn pin_words(&self, parts: &[PartRef], access: Access, now: Time) -> Result<(), Unpinned> {
         let Some(words) = &self.words else { return Err(Unpinned::Done) };
         let slot = |part| words.client.slot(self.slots.get(part)?.0);
         let set: Option<Vec<_>> = parts.iter().map(|part| Some((slot(part)?, access))).collect();
         let Some(set) = set else { return Err(Unpinned::Done) };
-        pin_set(&set).map_err(|SetRefused { then, .. }| then)
+        pin_set(&set).map_err(|SetRefused { then, .. }| then)?;
+        parts.iter().for_each(|part| self.touch_word(*part, now));
+        Ok(())
+    }
+
+    fn touch_word(&self, part: PartRef, now: Time) {
+        let word = self.words.as_ref().zip(self.slots.get(&part));
+        if let Some(word) = word.and_then(|(words, slot)| words.client.slot(slot.0)) {
+            word.touch(u32::try_from(now.as_micros() / 1_000).unwrap_or(u32::MAX));
+        }
     }
 
     /// Whether one of these was wanted back and this was the last pin on it.

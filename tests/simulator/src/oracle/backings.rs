@@ -1,0 +1,148 @@
+//! What parts have below their devices: bytes that are charged from when a part is made until it is freed, and in which
+//! memory stays once it has been made.
+
+use broker_core::{
+    AllocationState, Broker, PartRef, Target, Tier,
+    invariants::{BACKED, COPIES},
+};
+use vramd_types::{AllocationId, ExtentId};
+
+use super::{
+    Oracle,
+    facts::{BackingFacts, Tenant},
+};
+
+impl Oracle {
+    /// A part that can move is made on its device, or has lost what it had below: bytes are set aside, if there are any.
+    pub(super) fn set_aside(&mut self, part: PartRef, owner: Tenant, device: usize, size: u64) {
+        let Some(place) = self.facts.place(device, Tier::Host) else { return };
+        if self.facts.backings.contains_key(&part) || !self.would_admit(owner, place, size) {
+            return;
+        }
+        self.facts.balance(owner, place).reserved += size;
+        self.facts.backings.insert(part, BackingFacts::Reserved { owner, place, size });
+        self.step.touched.push((owner, place));
+    }
+
+    fn would_admit(&mut self, tenant: Tenant, place: usize, size: u64) -> bool {
+        let (guarantee, limit) = self.quota_now(tenant, place);
+        let (held, size, guarantee) =
+            (u128::from(self.facts.held(tenant, place)), u128::from(size), u128::from(guarantee));
+        let before = self.committed_all()[place];
+        let after = before - guarantee.max(held) + guarantee.max(held + size);
+        held + size <= u128::from(limit) && (after <= u128::from(self.capacity(place)) || after <= before)
+    }
+
+    /// Memory is made below for a part: in the bytes that it has there, or in others. Whether in its own.
+    pub(super) fn backing_is_made(&mut self, part: PartRef) -> bool {
+        let had = self.facts.backings.remove(&part);
+        let kept = matches!(had, Some(BackingFacts::Kept(_)));
+        self.expect(BACKED, !kept, || format!("{part:?} has memory below, and gets more"));
+        had.is_some()
+    }
+
+    /// What was to be made below for a part could not be.
+    pub(super) fn backing_failed(&mut self, id: ExtentId) {
+        let Some(extent) = self.facts.extents.get(&id) else { return };
+        let Some(part) = extent.part.filter(|_| self.facts.places[extent.place].tier == Tier::Host) else {
+            return;
+        };
+        let (owner, size) = (extent.owner, extent.size);
+        let goes = self.facts.moves.contains_key(&id)
+            || self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
+        self.facts.backings.remove(&part);
+        let stays = self.facts.allocations.get(&part.allocation).filter(|it| !it.leaving && goes);
+        if let Some(device) = stays.map(|it| it.device) {
+            self.set_aside(part, owner, device, size);
+        }
+    }
+
+    /// Memory below that the part is not in stays its own.
+    pub(super) fn keeps(&mut self, part: PartRef, id: ExtentId) {
+        let stays = self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving);
+        if stays && self.facts.extents.contains_key(&id) {
+            self.facts.backings.insert(part, BackingFacts::Kept(id));
+        }
+    }
+
+    /// What a part has below goes with it alone.
+    pub(super) fn is_not_backing(&mut self, id: ExtentId) {
+        let Some(part) = self.facts.extents.get(&id).and_then(|extent| extent.part) else { return };
+        let backs = self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
+        self.expect(BACKED, !backs, || format!("{id} is released, and is what {part:?} has below"));
+    }
+
+    /// An allocation is freed, and what its parts have below with it.
+    pub(super) fn begins_to_leave(&mut self, id: AllocationId) {
+        if let Some(allocation) = self.facts.allocations.get_mut(&id) {
+            allocation.leaving = true;
+        }
+        let all = PartRef { allocation: id, part: vramd_types::PartIndex(0) }..=PartRef {
+            allocation: id,
+            part: vramd_types::PartIndex(u32::MAX),
+        };
+        let parts: Vec<_> = self.facts.backings.range(all).map(|(part, _)| *part).collect();
+        for part in parts {
+            if let Some(BackingFacts::Reserved { owner, place, size }) = self.facts.backings.remove(&part) {
+                self.facts.balance(owner, place).reserved -= size;
+                self.step.touched.push((owner, place));
+            }
+        }
+    }
+
+    /// What could not be made as a whole is undone without a word.
+    pub(super) fn forget_unmade(&mut self, broker: &Broker) {
+        let told = |id: &AllocationId| self.facts.allocations.contains_key(id);
+        let mut unmade: Vec<_> = self.facts.backings.keys().map(|part| part.allocation).collect();
+        unmade.dedup();
+        unmade.retain(|id| !told(id));
+        for id in unmade {
+            let state = broker.show(&Target::Id(id)).map(|view| view.state);
+            if matches!(state, Err(_) | Ok(AllocationState::Freeing)) {
+                self.begins_to_leave(id);
+            }
+        }
+    }
+
+    /// A part is in another tier, as the core says: without a copy only if it holds there already what it holds.
+    pub(super) fn has_moved(&mut self, part: PartRef, tier: Tier) {
+        self.facts.departing.remove(&part);
+        if tier == Tier::Device || self.tier_of(part) != Some(Tier::Device) {
+            return;
+        }
+        let moves = self.facts.moves.iter().find(|(_, moves)| moves.part == part).map(|(to, _)| *to);
+        let kept = match self.facts.backings.remove(&part) {
+            Some(BackingFacts::Kept(id)) => Some(id),
+            _ => moves,
+        };
+        let there = kept.filter(|id| {
+            self.facts
+                .extents
+                .get(id)
+                .is_some_and(|it| it.phase == super::facts::ExtentPhase::Live && !it.copied)
+        });
+        self.expect(COPIES, there.is_some(), || format!("{part:?} has moved, and nothing was copied"));
+        let (Some(to), Some(allocation)) = (there, self.facts.allocations.get_mut(&part.allocation)) else {
+            return;
+        };
+        self.facts.moves.remove(&to);
+        let from = allocation.parts.insert(part.part.0, to);
+        for (id, stray) in [(Some(to), false), (from, true)] {
+            if let Some(extent) = id.and_then(|id| self.facts.extents.get_mut(&id)) {
+                extent.stray = stray;
+            }
+        }
+    }
+
+    /// A part stays where it is. What it was to go to is its own still.
+    pub(super) fn stays(&mut self, part: PartRef, tier: Tier) {
+        self.facts.departing.remove(&part);
+        let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
+        if let Some(to) = to.map(|(to, _)| *to).filter(|_| tier != Tier::Device)
+            && self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving)
+        {
+            self.facts.moves.remove(&to);
+            self.keeps(part, to);
+        }
+    }
+}

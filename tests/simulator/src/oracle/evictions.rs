@@ -1,0 +1,90 @@
+//! What leaves its device because somebody else needs the room is above what is guaranteed to its tenant. That nobody pins it
+//! shows when it is copied, or is said to have moved: nobody maps it then.
+
+use broker_core::{AllocationSpec, Broker, ClientRequest, PartRef, invariants::EVICTED};
+use vramd_types::GRANULARITY;
+
+use super::{
+    Oracle,
+    facts::{Asked, Call, ExtentPhase, Tenant},
+};
+
+impl Oracle {
+    /// A part begins to leave its device, or is about to. Operators have parts moved whatever is guaranteed.
+    pub(super) fn leaves_its_device(&mut self, part: PartRef, broker: &Broker) {
+        let lies = self.lies_on(part);
+        if !self.facts.departing.insert(part) || self.is_being_revoked(part) {
+            return;
+        }
+        if let Some((tenant, device, size)) = lies {
+            let wants = self.wanted_by(tenant, device, broker);
+            let (most, wanted) = self.step.departed.entry((tenant, device)).or_default();
+            (*most, *wanted) = ((*most).max(size), (*wanted).max(wants));
+        }
+    }
+
+    /// After the event: whichever of those that leave was chosen last was above what is guaranteed then. What is above the
+    /// limit leaves for its tenant's own sake, and so does what its tenant wants to exchange there.
+    pub(super) fn guarantees_are_kept(&mut self) {
+        for ((tenant, device), (last, wants)) in std::mem::take(&mut self.step.departed) {
+            let (guarantee, limit) = self.quota_now(tenant, device);
+            let left = self.facts.held(tenant, device).saturating_sub(self.on_its_way_out(tenant, device));
+            let (before, with) = (left + last, (left + last).saturating_add(wants));
+            let above = with > guarantee || before > limit || (wants > 0 && with > limit);
+            self.expect(EVICTED, above, || {
+                format!(
+                    "tenant {tenant} keeps {left} on device {device}, wants {wants}, and has {guarantee} guaranteed; what left had up to {last}"
+                )
+            });
+        }
+    }
+
+    /// Whose the part is, on which device, and how large, where its extent is known and there.
+    pub(super) fn lies_on(&self, part: PartRef) -> Option<(Tenant, usize, u64)> {
+        let allocation = self.facts.allocations.get(&part.allocation)?;
+        let extent = self.facts.extents.get(allocation.parts.get(&part.part.0)?)?;
+        let is_there = extent.place == allocation.device && !matches!(extent.phase, ExtentPhase::Releasing);
+        is_there.then_some((allocation.tenant, extent.place, extent.size))
+    }
+
+    /// Bytes of a tenant that will be gone from a device.
+    fn on_its_way_out(&self, tenant: Tenant, device: usize) -> u64 {
+        let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
+        let extents = self.facts.extents.values();
+        let released = extents
+            .filter(|it| (it.owner, it.place) == (tenant, device) && leaves(it.phase))
+            .map(|it| it.size);
+        let stays = |part: &&PartRef| {
+            let is_freed = self.facts.allocations.get(&part.allocation).is_none_or(|it| it.leaving);
+            !is_freed && (self.may_move(**part) || self.is_being_evicted(**part))
+        };
+        let departing = self.facts.departing.iter().filter(stays).filter_map(|part| self.lies_on(*part));
+        let departing = departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size);
+        released.chain(departing).sum()
+    }
+
+    /// Bytes that a tenant waits for on a device, or more: who wants more itself makes room for it itself.
+    fn wanted_by(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
+        let wanted: std::collections::BTreeSet<_> = self.wanted(broker).into_iter().collect();
+        let elsewhere = wanted.into_iter().filter(|part| self.lies_elsewhere(*part));
+        let sizes = elsewhere.filter_map(|part| {
+            let allocation = self.facts.allocations.get(&part.allocation)?;
+            let extent = self.facts.extents.get(allocation.parts.get(&part.part.0)?)?;
+            ((allocation.tenant, allocation.device) == (tenant, device)).then_some(extent.size)
+        });
+        let batches = self.facts.calls.values().filter_map(|call| self.asked_by(tenant, call));
+        sizes.chain(batches).fold(0, u64::saturating_add)
+    }
+
+    fn asked_by(&self, tenant: Tenant, call: &Call) -> Option<u64> {
+        let Asked::Client { session, request: ClientRequest::AllocateBatch { items, .. }, .. } = &call.asked
+        else {
+            return None;
+        };
+        let size = |spec: &AllocationSpec| {
+            spec.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get)
+        };
+        let its = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
+        its.then(|| items.iter().map(size).fold(0, u64::saturating_add))
+    }
+}

@@ -1,0 +1,52 @@
+//! Who stands in the line as the core says, and what may end that: room, time, or an operator.
+
+use std::time::Duration;
+
+use broker_core::{
+    AllocationSpec, CallId, OperatorRequest, Refusal, Tier, WaitView, Waiting, invariants::DEMANDS,
+};
+
+use super::{
+    Oracle,
+    facts::{Asked, Call},
+};
+
+impl Oracle {
+    /// Whether an operator has somebody wait no more at this moment.
+    pub(super) fn is_cancelling(&self) -> bool {
+        let asked = self.step.call.as_ref().map(|(_, call)| &call.asked);
+        matches!(asked, Some(Asked::Operator { request: OperatorRequest::CancelWait { .. }, .. }))
+    }
+
+    /// Who was to be sent the part keeps it, and is not to be sent it any more.
+    pub(super) fn wait_cancelled(&mut self, id: u64) {
+        let Some(WaitView { what: Waiting::Part { part, .. }, .. }) = self.facts.waits.get(&id) else {
+            return;
+        };
+        let part = *part;
+        for session in self.facts.sessions.values_mut() {
+            if session.owed.remove(&part) {
+                session.away.insert(part);
+            }
+        }
+    }
+
+    /// A batch that stood in the line was refused for want of room: not before its time.
+    pub(super) fn refused_in_time(
+        &mut self,
+        id: CallId,
+        call: &Call,
+        items: &[AllocationSpec],
+        wait: Duration,
+        refusal: &Refusal,
+    ) {
+        let (Refusal::QuotaLimit { tier, .. } | Refusal::DeviceFull { tier, .. }) = refusal else { return };
+        let Asked::Client { session: by, .. } = &call.asked else { return };
+        let stood = self.facts.waits.values().any(|it| {
+            matches!(it.what, Waiting::Batch { session, items: count } if session == *by && count == items.len())
+        });
+        let judged = stood && !call.joined && *tier == Tier::Device && !self.step.made;
+        let early = judged && call.at.after(wait) > self.facts.now;
+        self.expect(DEMANDS, !early, || format!("{id:?} came at {:?}, waits {wait:?}: {refusal:?}", call.at));
+    }
+}

@@ -1,0 +1,76 @@
+//! What the daemon reads in words from time to time: who has used a part since, and who pins it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use broker_core::{Event, MapPart, PartRef, Slot, TouchedPart};
+use vramd_types::SessionId;
+use vramd_words::{State, Touch};
+
+use super::{World, driver::soon, queue::Happening, words::Words};
+
+/// What was read last, by slot.
+#[derive(Debug)]
+pub(super) struct Harvest {
+    session: SessionId,
+    seen: BTreeMap<Slot, Seen>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    part: PartRef,
+    touch: Touch,
+    pinned: bool,
+}
+
+impl Harvest {
+    pub(super) const fn new(session: SessionId) -> Self {
+        Self { session, seen: BTreeMap::new() }
+    }
+
+    /// The slot's word is the part's from now on, or anew.
+    pub(super) fn serve(&mut self, sent: &MapPart, slot: Slot, touch: Touch) {
+        self.seen.insert(slot, Seen { part: sent.part, touch, pinned: false });
+    }
+}
+
+impl Words {
+    /// What has changed since. What stands in a word that is impossible is nothing to go by.
+    fn harvest(&mut self) -> Vec<TouchedPart> {
+        let Self { harvest: Harvest { session, seen }, daemon, .. } = self;
+        let mut touched = Vec::new();
+        for (slot, seen) in seen {
+            let Some(word) = daemon.slot(slot.0) else { continue };
+            let Ok(state) = word.state() else { continue };
+            let pins = matches!(state, State::Resident { pins } | State::Revoking { pins } if pins > 0);
+            let touch = word.touched();
+            if (touch, pins) != (seen.touch, seen.pinned) {
+                (seen.touch, seen.pinned) = (touch, pins);
+                touched.push(TouchedPart { session: *session, part: seen.part, pinned: pins });
+            }
+        }
+        touched
+    }
+}
+
+impl World {
+    pub(super) fn harvest_again(&mut self) {
+        if !self.calm {
+            self.harvest();
+            let again = self.links.between(1, self.scenario.harvest_micros * 2);
+            self.queue.at(self.now.after(Duration::from_micros(again)), 0, Happening::Harvest);
+        }
+    }
+
+    /// Whether anything has changed: it is heard of a little later.
+    pub(super) fn harvest(&mut self) -> bool {
+        let open = self.channels.values_mut().filter(|channel| channel.broker_open);
+        let touched: Vec<_> =
+            open.filter_map(|channel| channel.words.as_mut()).flat_map(Words::harvest).collect();
+        if touched.is_empty() {
+            return false;
+        }
+        let when = soon(&mut self.links, self.now, 1, 60);
+        self.queue.at(when, self.life, Happening::Arrive(Event::Touched(touched)));
+        true
+    }
+}
