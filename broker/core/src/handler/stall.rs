@@ -80,10 +80,10 @@ impl Broker {
             }
             if self.demands.contains(Waiter::Part(*part))
                 && let Some(Piece { device, .. }) = self.piece_of(*part)
+                && let Some(last) = self.waits_for_its_own(device, id.0)
             {
-                let (last, own) = self.waits_of_pinning(device, id.0)?;
                 since = since.max(last);
-                is_held_up |= own;
+                is_held_up = true;
             }
             let pinned = !words.prompt.contains(part);
             if pinned && self.map_state(id.0, *part) == Some(MapState::Evicting) {
@@ -94,9 +94,9 @@ impl Broker {
         is_held_up.then_some(since)
     }
 
-    /// Since when all wait who pin something on a device where room is short, and whether the session is one of them. It can
-    /// only help others by letting go of what it pins itself.
-    fn waits_of_pinning(&self, device: DeviceIndex, session: SessionId) -> Option<(Time, bool)> {
+    /// Since when all wait who pin something on a device where room is short, if the session is one of them: it can only help
+    /// others by letting go of what it pins itself.
+    fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId) -> Option<Time> {
         if self.awaited_room.is_made_on(device) {
             return None;
         }
@@ -105,7 +105,7 @@ impl Broker {
             since = since.max(self.pins.waits_since(pinning)?);
             own |= pinning == session;
         }
-        Some((since, own))
+        own.then_some(since)
     }
 
     /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.
