@@ -170,12 +170,19 @@ impl Broker {
         }
         let within_limit = |spared: &Spared| !matches!(admit(spared), Err(Shortage::Limit { .. }));
         let own = |of: TenantId, _: &Spared| of == tenant;
-        self.choose(choice, device, spared, need.came, within_limit, own);
+        self.choose(choice, device, spared, (need.came, Some(tenant)), within_limit, own);
         let weighs = |of: TenantId, spared: &Spared| {
             let more = if of == tenant { size } else { Bytes::ZERO };
             self.weighs(of, place, more, spared)
         };
-        self.choose(choice, device, spared, need.came, |spared| admit(spared).is_ok(), weighs);
+        self.choose(
+            choice,
+            device,
+            spared,
+            (need.came, Some(tenant)),
+            |spared| admit(spared).is_ok(),
+            weighs,
+        );
         admit(spared)
     }
 
@@ -196,7 +203,7 @@ impl Broker {
             spared.applied(of, account).held() > floor
         };
         if place.tier == Tier::Device {
-            self.choose(&mut choice, place.device, &mut spared, self.pins.now(), backed, weighs);
+            self.choose(&mut choice, place.device, &mut spared, (self.pins.now(), None), backed, weighs);
         }
         backed(&spared).then_some(choice)
     }
@@ -230,7 +237,7 @@ impl Broker {
             let (mut choice, mut spared) = (Choice::default(), Spared::default());
             let within = |spared: &Spared| spared.applied(tenant, account).held() <= account.limit;
             let own = |of: TenantId, _: &Spared| of == tenant;
-            self.choose(&mut choice, device, &mut spared, self.pins.now(), within, own);
+            self.choose(&mut choice, device, &mut spared, (self.pins.now(), Some(tenant)), within, own);
             self.clear(choice, Cause::Rebalance);
         }
     }
@@ -248,17 +255,18 @@ impl Broker {
         let (mut choice, mut spared) = (Choice::default(), Spared::default());
         let weighs = |of: TenantId, spared: &Spared| self.weighs(of, place, Bytes::ZERO, spared);
         let covered = |spared: &Spared| books.shortfall_without(spared).is_zero();
-        self.choose(&mut choice, device, &mut spared, self.pins.now(), covered, weighs);
+        self.choose(&mut choice, device, &mut spared, (self.pins.now(), None), covered, weighs);
         self.clear(choice, Cause::Rebalance);
     }
 
-    /// Adds what helps, until it is enough: what is going anyhow, then the oldest cached extents, then parts by policy.
+    /// Adds what helps, until it is enough: what is going anyhow, then the oldest cached extents, then parts by policy. When
+    /// who needs it came, and which tenant that is.
     fn choose(
         &self,
         choice: &mut Choice,
         device: DeviceIndex,
         spared: &mut Spared,
-        came: Arrival,
+        (came, needing): (Arrival, Option<TenantId>),
         enough: impl Fn(&Spared) -> bool,
         helps: impl Fn(TenantId, &Spared) -> bool,
     ) {
@@ -288,11 +296,28 @@ impl Broker {
             let Some(piece) = self.piece_of(part).filter(|_| !choice.victims.contains_key(&part)) else {
                 continue;
             };
-            if helps(piece.tenant, spared) && self.may_leave(part, came) {
+            let own = needing == Some(piece.tenant);
+            if helps(piece.tenant, spared)
+                && (own || self.is_above_guarantee(piece, choice, spared))
+                && self.may_leave(part, came)
+            {
                 spared.add(piece.tenant, piece.size);
                 choice.victims.insert(part, came);
             }
         }
+    }
+
+    /// Whether a tenant has more than its guarantee there without all that leaves: what is only promised to it is not there.
+    fn is_above_guarantee(&self, piece: Piece, choice: &Choice, spared: &Spared) -> bool {
+        let Piece { tenant, device, .. } = piece;
+        let account = self.ledger.account(tenant, Place::device(device)).unwrap_or_default();
+        let also = |(extent, was): &(ExtentId, Piece)| {
+            (was.tenant, was.device) == (tenant, device) && !choice.awaited.contains(extent)
+        };
+        let leaving = self.awaited_room.iter().filter(also).map(|(_, was)| was.size);
+        let leaving = leaving.fold(spared.less_of(tenant), Bytes::saturating_add);
+        let floor = if planted!(self, EvictedBelowGuarantee) { Bytes::ZERO } else { account.guarantee };
+        account.held().saturating_sub(leaving) > floor
     }
 
     /// Whether a part that could leave is used by nobody, as far as is known, that came before.

@@ -30,6 +30,11 @@ impl Spared {
         change.more = change.more.saturating_add(bytes);
     }
 
+    /// What of the tenant's is gone.
+    pub(crate) fn less_of(&self, tenant: TenantId) -> Bytes {
+        self.0.get(&tenant).map_or(Bytes::ZERO, |change| change.less)
+    }
+
     /// The account as it would be.
     pub(crate) fn applied(&self, tenant: TenantId, account: Account) -> Account {
         let Change { less, more } = self.0.get(&tenant).copied().unwrap_or_default();
