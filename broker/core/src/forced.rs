@@ -55,6 +55,7 @@ impl Broker {
                     state: from,
                     made: true,
                     clean: false,
+                    kept: false,
                     vacated: true,
                     stopped: None,
                     ops: Few::default(),

@@ -310,7 +310,9 @@ impl Broker {
 
     /// Whether it is what a part on its device has below.
     fn is_below(&self, extent: &Extent) -> bool {
-        extent.place.tier != Tier::Device && extent.part.is_some_and(|part| self.backings.contains_key(&part))
+        let goes_there = |part: &PartRef| self.migrations.get(part).is_some_and(|migration| migration.kept);
+        extent.place.tier != Tier::Device
+            && extent.part.is_some_and(|part| self.backings.contains_key(&part) || goes_there(&part))
     }
 
     /// What an allocation is charged for, what its parts have set aside below left out: the extents that are not gone.

@@ -3,11 +3,11 @@
 use broker_core::{
     AllocationState, AllocationView, Broker, PartRef, Refusal, Target, Tier, invariants::VISIBLE,
 };
-use vramd_types::PartIndex;
+use vramd_types::{ExtentId, PartIndex};
 
 use super::{
     Oracle,
-    facts::{AllocationFacts, ExtentFacts, ExtentPhase, SessionFacts, Tenant},
+    facts::{AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, SessionFacts, Tenant},
 };
 
 impl Oracle {
@@ -90,8 +90,14 @@ impl Oracle {
             let part = PartRef { allocation: view.id, part: PartIndex(*part) };
             self.facts.extents.get(id).filter(|extent| extent.part == Some(part) && !extent.stray)
         });
-        let of_it = |extent: &&ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
-        let strays = self.facts.extents.values().filter(|extent| extent.stray && of_it(extent));
+        let of_it = |extent: &ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
+        // What a part has below beside where it lies is not charged to its allocation a second time.
+        let is_below =
+            |id: ExtentId, part: PartRef| self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
+        let is_beside = |(id, extent): &(&ExtentId, &ExtentFacts)| {
+            extent.stray && of_it(extent) && !extent.part.is_some_and(|part| is_below(**id, part))
+        };
+        let strays = self.facts.extents.iter().filter(is_beside).map(|(_, extent)| extent);
         let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
         for extent in own.chain(strays) {
             match extent.phase {
