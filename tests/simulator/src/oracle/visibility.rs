@@ -3,11 +3,11 @@
 use broker_core::{
     AllocationState, AllocationView, Broker, PartRef, Refusal, Target, Tier, invariants::VISIBLE,
 };
-use vramd_types::PartIndex;
+use vramd_types::{ExtentId, PartIndex};
 
 use super::{
     Oracle,
-    facts::{AllocationFacts, ExtentFacts, ExtentPhase, SessionFacts, Tenant},
+    facts::{AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, SessionFacts, Tenant},
 };
 
 impl Oracle {
@@ -90,8 +90,15 @@ impl Oracle {
             let part = PartRef { allocation: view.id, part: PartIndex(*part) };
             self.facts.extents.get(id).filter(|extent| extent.part == Some(part) && !extent.stray)
         });
-        let of_it = |extent: &&ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
-        let strays = self.facts.extents.values().filter(|extent| extent.stray && of_it(extent));
+        let of_it = |extent: &ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
+        let backs = |id: &ExtentId, extent: &ExtentFacts| {
+            let backing = extent.part.and_then(|part| self.facts.backings.get(&part));
+            let leaves = self.facts.places[extent.place].tier != Tier::Device && !facts.leaving;
+            backing == Some(&BackingFacts::Kept(*id)) || (leaves && self.facts.moves.contains_key(id))
+        };
+        // What a part on its device has below is not shown, nor what it is on its way to.
+        let strays = self.facts.extents.iter();
+        let strays = strays.filter(|(id, it)| it.stray && of_it(it) && !backs(id, it)).map(|(_, it)| it);
         let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
         for extent in own.chain(strays) {
             match extent.phase {
