@@ -43,6 +43,30 @@ fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
 }
 
 #[test]
+fn what_it_has_below_is_not_charged_to_its_allocation_twice() {
+    let (mut world, client, part) = one_part();
+    let charged = |world: &World| {
+        let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
+        (tier(world, part) == Tier::Device).then_some(view.charged)
+    };
+    for round in 1..=2 {
+        world.start_operator(None, to(part.allocation, Tier::Host));
+        let mut steps = 0;
+        while let Some(charged) = charged(&world) {
+            assert_eq!(charged, Bytes::mib(4), "after {steps} steps out, round {round}");
+            if !world.work_once() {
+                world.answer_once(client.channel);
+            }
+            steps += 1;
+        }
+        world.pin_call(client, round, &[part]);
+        world.settle();
+        assert_eq!(charged(&world), Some(Bytes::mib(4)), "it is back, round {round}");
+        world.frame(client, ClientFrame::PinEnded { call: round });
+    }
+}
+
+#[test]
 fn an_operator_brings_in_what_nobody_asks_for() {
     let (mut world, client, part) = one_part();
     evict(&mut world, part);

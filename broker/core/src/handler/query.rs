@@ -262,7 +262,7 @@ impl Broker {
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         let mut in_host = Bytes::ZERO;
-        for extent in self.extents_of(id, allocation).filter(|extent| !self.is_below(extent)) {
+        for extent in self.charged_extents(id, allocation) {
             charged = charged.saturating_add(extent.size);
             match extent.state {
                 ExtentState::Live(_) if extent.place.tier == Tier::Host => {
@@ -308,17 +308,26 @@ impl Broker {
         }
     }
 
-    /// Whether it is what a part on its device has below.
-    fn is_below(&self, extent: &Extent) -> bool {
-        let goes_there = |part: &PartRef| self.migrations.get(part).is_some_and(|migration| migration.kept);
-        extent.place.tier != Tier::Device
-            && extent.part.is_some_and(|part| self.backings.contains_key(&part) || goes_there(&part))
+    /// What an allocation is charged for, what its parts have below their devices left out: the extents that are not gone.
+    pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
+        let extents = self.charged_extents(id, allocation);
+        Bytes::checked_sum(extents.map(|extent| extent.size)).unwrap_or(Bytes::MAX)
     }
 
-    /// What an allocation is charged for, what its parts have set aside below left out: the extents that are not gone.
-    pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
-        let extents = self.extents_of(id, allocation).filter(|extent| !self.is_below(extent));
-        Bytes::checked_sum(extents.map(|extent| extent.size)).unwrap_or(Bytes::MAX)
+    fn charged_extents<'a>(
+        &'a self,
+        id: AllocationId,
+        of: &'a Allocation,
+    ) -> impl Iterator<Item = &'a Extent> {
+        let is_freed = of.state == AllocationState::Freeing;
+        self.extents_of(id, of).filter(move |extent| is_freed || !self.is_below(extent))
+    }
+
+    /// Whether a part on its device has it below, or is on its way there.
+    fn is_below(&self, extent: &Extent) -> bool {
+        let out = |part| self.migrations.get(part).is_some_and(|it| it.towards != Tier::Device);
+        extent.place.tier != Tier::Device
+            && extent.part.as_ref().is_some_and(|part| self.backings.contains_key(part) || out(part))
     }
 
     /// The extents that back an allocation's parts still.

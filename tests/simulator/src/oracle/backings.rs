@@ -107,6 +107,9 @@ impl Oracle {
     /// A part is in another tier, as the core says: without a copy only if it holds there already what it holds.
     pub(super) fn has_moved(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
+        if tier != Tier::Device {
+            self.comes_no_more(part);
+        }
         if tier == Tier::Device || self.tier_of(part) != Some(Tier::Device) {
             return;
         }

@@ -21,6 +21,7 @@ impl Oracle {
         }
         if let (None, Asked::Client { session, request: ClientRequest::Detach(ids), .. }) =
             (&self.step.expected, &call.asked)
+            && self.step.repeat.is_new()
         {
             ids.iter().for_each(|allocation| self.owes_no_more(*session, *allocation));
         }
@@ -78,10 +79,6 @@ impl Oracle {
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
             (ClientRequest::Detach(ids), Reply::Released(items)) => {
-                for (allocation, _) in items.iter().filter(|(_, result)| result.is_ok()) {
-                    self.owes_no_more(by, *allocation);
-                    self.keeps_no_more(by, *allocation);
-                }
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
             (ClientRequest::Attach(target), Reply::Attached(view)) => {

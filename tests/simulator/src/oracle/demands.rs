@@ -197,7 +197,9 @@ impl Oracle {
             None => true,
         };
         let wants = |session: &SessionFacts| {
-            session.owed.contains(&part) || session.pin_calls.values().any(|call| call.parts.contains(&part))
+            session.owed.contains(&part)
+                || (session.coming.contains(&part) && !session.holds.contains_key(&part))
+                || session.pin_calls.values().any(|call| call.parts.contains(&part))
         };
         let mut pinned = self.facts.pinned.iter().filter(|(of, _)| *of == part);
         stands

@@ -78,6 +78,8 @@ pub(super) struct SessionFacts {
     pub(super) silent: bool,
     /// Evicted, and its own still.
     pub(super) away: BTreeSet<PartRef>,
+    /// What it asked to pin, and was not sent since: it may stand in the queue, though the call is over.
+    pub(super) coming: BTreeSet<PartRef>,
     pub(super) slots: BTreeMap<Slot, PartRef>,
     /// Told to unmap when nobody pinned.
     pub(super) prompt: BTreeSet<PartRef>,

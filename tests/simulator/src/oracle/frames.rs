@@ -46,6 +46,7 @@ impl Oracle {
         if let Some(session) = self.facts.sessions.get_mut(&id) {
             session.owed.remove(&part);
             session.away.remove(&part);
+            session.coming.remove(&part);
             session.holds.insert(part, (Hold::Offered, sent.extent));
             session.in_flight += 1;
         }

@@ -76,6 +76,8 @@ struct Step {
     by_client: bool,
     /// What a session that asks to part from memory was to be sent of it.
     owed_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
+    /// What it kept of it, and was never sent.
+    away_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
     answer: Option<Outcome>,
     /// Extents that were ordered, and how many of these for new memory.
     ordered: usize,

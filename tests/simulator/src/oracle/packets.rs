@@ -31,6 +31,7 @@ impl Oracle {
             pins: hello.pins,
             silent: false,
             away: Default::default(),
+            coming: Default::default(),
             slots: Default::default(),
             prompt: Default::default(),
             last_pin: None,

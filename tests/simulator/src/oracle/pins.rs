@@ -28,8 +28,18 @@ impl Oracle {
             session.last_pin = Some(call);
             let facts = PinFacts { parts: parts.to_vec(), came, answered: false, stuck: None };
             session.pin_calls.insert(call, facts);
+            session.coming.extend(parts);
         }
         fits
+    }
+
+    /// The part is on its device no more: only who waits for it is still to be sent it.
+    pub(super) fn comes_no_more(&mut self, part: PartRef) {
+        for session in self.facts.sessions.values_mut() {
+            if !session.pin_calls.values().any(|call| call.parts.contains(&part)) {
+                session.coming.remove(&part);
+            }
+        }
     }
 
     pub(super) fn pin_ended(&mut self, id: SessionId, call: u64) -> bool {

@@ -16,6 +16,10 @@ impl Oracle {
         let read: u64 = spans.iter().map(|span| span.bytes.get()).sum();
         let size = self.facts.allocations.get(&id).map(|allocation| allocation.size);
         self.expect(SEALED, size == Some(read), || format!("{read} bytes of {id} are hashed, not {size:?}"));
+        // Nobody keeps any of it: its owner is sent all of it anew.
+        for session in self.facts.sessions.values_mut() {
+            session.away.retain(|part| part.allocation != id);
+        }
         self.extents_read(id, spans);
         self.facts.digests.insert(id, digest_of(spans));
     }

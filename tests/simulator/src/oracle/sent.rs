@@ -16,21 +16,21 @@ impl Oracle {
         session.owed.extend(lacks);
     }
 
-    /// The session does not want it any more.
+    /// The session asks to part from it: what it asks for after that is not undone by the answer. What is away and was never
+    /// sent has no slot that could be given up.
     pub(super) fn owes_no_more(&mut self, to: SessionId, allocation: AllocationId) {
         if let Some(session) = self.facts.sessions.get_mut(&to) {
-            let of_it = |part: &PartRef| part.allocation == allocation;
-            self.step.owed_before.extend(session.owed.iter().copied().filter(of_it).map(|part| (to, part)));
-            session.owed.retain(|part| !of_it(part));
-        }
-    }
-
-    /// What it was never sent has no slot that could be given up.
-    pub(super) fn keeps_no_more(&mut self, of: SessionId, allocation: AllocationId) {
-        if let Some(session) = self.facts.sessions.get_mut(&of) {
             let slots = &session.slots;
-            let has_slot = |part: &PartRef| slots.values().any(|of| of == part);
-            session.away.retain(|part| part.allocation != allocation || has_slot(part));
+            let of_it = |part: &PartRef| part.allocation == allocation;
+            let unsent = |part: &PartRef| of_it(part) && !slots.values().any(|of| of == part);
+            self.step
+                .owed_before
+                .extend(session.owed.iter().filter(|part| of_it(part)).map(|part| (to, *part)));
+            self.step
+                .away_before
+                .extend(session.away.iter().filter(|part| unsent(part)).map(|part| (to, *part)));
+            session.owed.retain(|part| !of_it(part));
+            session.away.retain(|part| !unsent(part));
         }
     }
 
@@ -39,6 +39,11 @@ impl Oracle {
         for (to, part) in std::mem::take(&mut self.step.owed_before) {
             if let Some(session) = self.facts.sessions.get_mut(&to) {
                 session.owed.insert(part);
+            }
+        }
+        for (to, part) in std::mem::take(&mut self.step.away_before) {
+            if let Some(session) = self.facts.sessions.get_mut(&to) {
+                session.away.insert(part);
             }
         }
     }

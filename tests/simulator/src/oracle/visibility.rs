@@ -91,13 +91,14 @@ impl Oracle {
             self.facts.extents.get(id).filter(|extent| extent.part == Some(part) && !extent.stray)
         });
         let of_it = |extent: &ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
-        // What a part has below beside where it lies is not charged to its allocation a second time.
-        let is_below =
-            |id: ExtentId, part: PartRef| self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
-        let is_beside = |(id, extent): &(&ExtentId, &ExtentFacts)| {
-            extent.stray && of_it(extent) && !extent.part.is_some_and(|part| is_below(**id, part))
+        let backs = |id: &ExtentId, extent: &ExtentFacts| {
+            let backing = extent.part.and_then(|part| self.facts.backings.get(&part));
+            let leaves = self.facts.places[extent.place].tier != Tier::Device && !facts.leaving;
+            backing == Some(&BackingFacts::Kept(*id)) || (leaves && self.facts.moves.contains_key(id))
         };
-        let strays = self.facts.extents.iter().filter(is_beside).map(|(_, extent)| extent);
+        // What a part on its device has below is not shown, nor what it is on its way to.
+        let strays = self.facts.extents.iter();
+        let strays = strays.filter(|(id, it)| it.stray && of_it(it) && !backs(id, it)).map(|(_, it)| it);
         let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
         for extent in own.chain(strays) {
             match extent.phase {
