@@ -55,7 +55,6 @@ impl Broker {
                     state: from,
                     made: true,
                     clean: false,
-                    kept: false,
                     vacated: true,
                     stopped: None,
                     ops: Few::default(),

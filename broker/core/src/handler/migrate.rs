@@ -166,17 +166,17 @@ impl Broker {
         let size = allocation.size_of(part.part);
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
         let place = Place { device, tier: towards };
-        let (to, kept, clean) = match (towards, self.backings.remove(&part)) {
+        let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
-                (self.make_on_device(tenant, device, size, part, kind)?, false, false)
+                (self.make_on_device(tenant, device, size, part, kind)?, false)
             }
-            (_, Some(Backing::Kept { extent, clean })) => (extent, true, clean),
+            (_, Some(Backing::Kept { extent, clean })) => (extent, clean),
             (_, Some(Backing::Reserved(reservation))) => {
-                (self.order_reserved(reservation, place, size, part, kind)?, false, false)
+                (self.order_reserved(reservation, place, size, part, kind)?, false)
             }
-            (_, None) => (self.order_bounded(tenant, place, size, part, kind)?, false, false),
+            (_, None) => (self.order_bounded(tenant, place, size, part, kind)?, false),
         };
         if towards != Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
@@ -188,7 +188,6 @@ impl Broker {
             since: self.now,
             state: MigrationState::Preparing,
             made: self.is_live(to),
-            kept,
             clean,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,

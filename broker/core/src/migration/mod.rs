@@ -42,8 +42,6 @@ pub(crate) struct Migration {
     pub(crate) state: MigrationState,
     /// The destination has been made.
     pub(crate) made: bool,
-    /// The destination was there before: it is what the part had below.
-    pub(crate) kept: bool,
     /// The destination holds what the part holds: it need not be copied.
     pub(crate) clean: bool,
     /// Nobody maps the part, and nobody will until this is over.

@@ -20,7 +20,7 @@ impl Oracle {
         let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
         if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         {
-            self.leaves_its_device(part, broker);
+            self.leaves_its_device(part, false, broker);
             self.facts.backings.remove(&part);
             self.part_begins_to_move(to, part);
         }

@@ -10,23 +10,32 @@ use super::{
 };
 
 impl Oracle {
-    /// A part begins to leave its device, or is about to. Operators have parts moved whatever is guaranteed.
-    pub(super) fn leaves_its_device(&mut self, part: PartRef, broker: &Broker) {
+    /// A part begins to leave its device, or is about to. Operators have parts moved whatever is guaranteed. `chosen`: it
+    /// was chosen just now, and not before.
+    pub(super) fn leaves_its_device(&mut self, part: PartRef, chosen: bool, broker: &Broker) {
         let lies = self.lies_on(part);
-        if !self.facts.departing.insert(part) || self.is_being_revoked(part) {
+        let known = !self.facts.departing.insert(part) || self.is_being_revoked(part);
+        if let Some(allocation) = self.facts.allocations.get(&part.allocation).filter(|_| !chosen || known) {
+            self.step.chosen_before.insert((allocation.tenant, allocation.device));
+        }
+        if known {
             return;
         }
         if let Some((tenant, device, size)) = lies {
             let wants = self.wanted_by(tenant, device, broker);
-            let (most, wanted) = self.step.departed.entry((tenant, device)).or_default();
-            (*most, *wanted) = ((*most).max(size), (*wanted).max(wants));
+            self.step.departed.entry((tenant, device)).or_default().push((size, wants));
         }
     }
 
-    /// After the event: whichever of those that leave was chosen last was above what is guaranteed then. What is above the
-    /// limit leaves for its tenant's own sake, and so does what its tenant wants to exchange there.
+    /// After the event: what was chosen was above what is guaranteed. What is above the limit leaves for its tenant's own
+    /// sake, and so does what its tenant wants to exchange there. Of several of a tenant nobody knows which was the last.
     pub(super) fn guarantees_are_kept(&mut self) {
-        for ((tenant, device), (last, wants)) in std::mem::take(&mut self.step.departed) {
+        let before = std::mem::take(&mut self.step.chosen_before);
+        for ((tenant, device), departed) in std::mem::take(&mut self.step.departed) {
+            let [(last, wants)] = departed[..] else { continue };
+            if before.contains(&(tenant, device)) {
+                continue;
+            }
             let (guarantee, limit) = self.quota_now(tenant, device);
             let left = self.facts.held(tenant, device).saturating_sub(self.on_its_way_out(tenant, device));
             let (before, with) = (left + last, (left + last).saturating_add(wants));

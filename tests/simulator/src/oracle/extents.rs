@@ -36,7 +36,7 @@ impl Oracle {
             None => self.memory_is_made(id),
         };
         if let Some(part) = moves.filter(|_| tier != Tier::Device) {
-            self.leaves_its_device(part, broker);
+            self.leaves_its_device(part, true, broker);
         }
         let place = self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device);
         let Some((owner, place)) = owner.zip(place) else {

@@ -87,11 +87,12 @@ struct Step {
     admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
     gone: Vec<vramd_types::SessionId>,
-    pending: usize,
     /// An allocation that the driver has read.
     digested: Option<vramd_types::AllocationId>,
-    /// Of whose parts on which device some began to leave: the largest of these, and what their tenant wanted there.
-    departed: std::collections::BTreeMap<(facts::Tenant, usize), (u64, u64)>,
+    /// Of whose parts on which device some began to leave: how large each is, and what its tenant wanted there.
+    departed: std::collections::BTreeMap<(facts::Tenant, usize), Vec<(u64, u64)>>,
+    /// Of whose parts some go on leaving that were chosen before, or have left at once.
+    chosen_before: std::collections::BTreeSet<(facts::Tenant, usize)>,
     /// What an operator's request changed, should it be refused.
     before: Option<Before>,
     /// Whose batch was made without waiting, and where.
@@ -150,9 +151,10 @@ impl Oracle {
     pub fn event(&mut self, now: Time, event: &Event) {
         self.facts.now = now;
         self.facts.clock += 1;
-        self.step = Step { committed: self.committed_all(), ..Step::default() };
-        self.step.pending = self.facts.calls.len();
+        self.step = Step::default();
         self.observe_event(event);
+        // What nobody gives back is owed by others from now on, whatever is admitted.
+        self.step.committed = self.committed_all();
     }
 
     pub fn command(&mut self, command: &Command, broker: &Broker) {
@@ -198,7 +200,7 @@ impl Oracle {
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
             Command::Notice(Notice::Moved { part, tier, .. }) => {
                 if *tier != Tier::Device {
-                    self.leaves_its_device(*part, broker);
+                    self.leaves_its_device(*part, false, broker);
                 }
                 self.has_moved(*part, *tier);
             }

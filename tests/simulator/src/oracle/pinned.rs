@@ -14,7 +14,7 @@ impl Oracle {
         broker: &Broker,
     ) {
         if !self.is_being_revoked(part) {
-            self.leaves_its_device(part, broker);
+            self.leaves_its_device(part, true, broker);
         }
         for (_, session, _) in words {
             let taken = self.has_call_that_keeps(*session, part);
