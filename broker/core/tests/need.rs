@@ -452,3 +452,39 @@ fn what_a_later_batch_would_have_of_the_cache_goes_to_the_first_of_the_line() {
     assert!(matches!(world.replies.get(&first), Some(Ok(Reply::Allocated(_)))), "it came first");
     assert!(!world.replies.contains_key(&second));
 }
+
+/// Found by the simulator: the batch of a tenant at its limit kept everybody else waiting.
+#[test]
+fn who_waits_for_its_own_limit_keeps_nobody_else_waiting() {
+    let mut world = tiers(16, 64);
+    world.operate(set_quota("a", 0, 8)).expect("stored");
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    fill(&mut world, a, spec(8));
+    let wait = Duration::from_secs(60);
+    let large = waiting(&mut world, a, 4, wait);
+    let small = waiting(&mut world, a, 2, wait);
+    one(&mut world, b, 8, 1);
+    let other = waiting(&mut world, b, 8, wait);
+    assert!(!world.replies.contains_key(&large) && !world.replies.contains_key(&small));
+    assert!(world.replies[&other].is_ok(), "what b does not use leaves for it");
+}
+
+/// Found by the simulator: a part that had lost what was set aside for it was chosen to leave.
+#[test]
+fn what_has_lost_its_place_below_stays() {
+    let mut world = tiers(4, 4);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let part = one(&mut world, a, 4, 7);
+    let set = OperatorRequest::SetQuota {
+        tenant: "a".to_owned(),
+        device: broker_core::DeviceSelector::All,
+        tier: Tier::Host,
+        guarantee: None,
+        limit: Some(vramd_types::Quantity::Bytes(Bytes::ZERO)),
+    };
+    world.operate(set).expect("it is stored");
+    world.fail_creates.push_back(Some(broker_core::CreateError::OutOfHostMemory("no".to_owned())));
+    assert!(matches!(evict(&mut world, part), PartMove::Refused { .. }));
+    assert_eq!(world.allocate(b, spec(4)).expect_err("it can't leave").reason(), Reason::DeviceFull);
+    assert_eq!(world.read(a, part), 7);
+}

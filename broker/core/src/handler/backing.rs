@@ -62,9 +62,17 @@ impl Broker {
                 if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
                     self.set_aside(part, tenant, device, size);
                 }
+                self.stays_without(part);
             }
         }
         self.resides(part);
+    }
+
+    /// A part that has nothing below does not leave.
+    fn stays_without(&mut self, part: PartRef) {
+        if !self.backings.contains_key(&part) {
+            self.residents.gone(part);
+        }
     }
 
     /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew.
@@ -74,6 +82,7 @@ impl Broker {
             if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
                 self.set_aside(part, tenant, device, size);
             }
+            self.stays_without(part);
         }
     }
 

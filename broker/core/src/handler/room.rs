@@ -124,6 +124,7 @@ impl Broker {
     ) -> (Choice, Vec<Result<(), Shortage>>) {
         let (mut choice, mut spared) = (Choice::default(), Spared::default());
         let (mut results, mut full) = (Vec::with_capacity(needs.len()), None);
+        let mut at_limit: BTreeMap<TenantId, Shortage> = BTreeMap::new();
         for need in needs {
             let need = self.without_given_up(need, &choice);
             let Piece { tenant, size, .. } = need.piece;
@@ -132,7 +133,9 @@ impl Broker {
                 results.push(Err(shortage));
                 continue;
             }
-            if let Some(shortage) = full.filter(|_| !self.is_guaranteed(tenant, device, size)) {
+            let behind = full.filter(|_| !self.is_guaranteed(tenant, device, size));
+            // What its tenant waits for keeps it waiting too, and nobody else.
+            if let Some(shortage) = at_limit.get(&tenant).copied().or(behind) {
                 results.push(Err(shortage));
                 continue;
             }
@@ -145,7 +148,7 @@ impl Broker {
                     spared.promise(tenant, size);
                 }
                 Err(shortage @ Shortage::Room { .. }) => full = Some(shortage),
-                Err(Shortage::Limit { .. }) => {}
+                Err(shortage @ Shortage::Limit { .. }) => _ = at_limit.insert(tenant, shortage),
             }
             results.push(result);
         }

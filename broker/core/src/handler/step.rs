@@ -89,7 +89,7 @@ impl Broker {
             self.residents.unpinned(part, id);
         }
         // It may leave now: nobody maps it, or who does has answered and can be asked to let go.
-        if old.maps() || new == Some(MapState::Mapped) {
+        if old.maps() || old == MapState::Queued || new == Some(MapState::Mapped) {
             self.unsettled.demands |= self.is_room_wanted();
         }
         if old == MapState::Evicting && new == Some(MapState::Away) {
