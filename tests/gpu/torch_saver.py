@@ -7,6 +7,7 @@ one line with what both took. Ends with status 1 if a byte has changed.
 """
 
 import json
+import os
 import sys
 import time
 
@@ -53,3 +54,6 @@ def tell(**facts):
 
 if __name__ == "__main__":
     main()
+    # At the interpreter's end the package aborts, though all it was asked for is done.
+    sys.stdout.flush()
+    os._exit(0)
