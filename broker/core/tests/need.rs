@@ -486,5 +486,7 @@ fn what_has_lost_its_place_below_stays() {
     world.fail_creates.push_back(Some(broker_core::CreateError::OutOfHostMemory("no".to_owned())));
     assert!(matches!(evict(&mut world, part), PartMove::Refused { .. }));
     assert_eq!(world.allocate(b, spec(4)).expect_err("it can't leave").reason(), Reason::DeviceFull);
+    world.pin_call(a, 1, &[part]);
+    world.settle();
     assert_eq!(world.read(a, part), 7);
 }

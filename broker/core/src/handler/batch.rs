@@ -173,10 +173,11 @@ impl Broker {
     }
 
     fn give_up_batch(&mut self, op: OpId) {
-        if let Some((_, _, batch)) = self.batch_of(op) {
-            let why = batch.why.clone();
-            self.refuse_batch(op, why);
-        }
+        let Some((_, tenant, batch)) = self.batch_of(op) else { return };
+        let (plans, why) = (std::mem::take(&mut batch.plans), batch.why.clone());
+        // As it is now.
+        let lack = self.check_room(tenant, &plans).err();
+        self.refuse_batch(op, lack.map_or(why, |lack| self.why_lacking(tenant, &lack)));
     }
 
     pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {

@@ -383,8 +383,7 @@ impl Broker {
 
     /// An extent is out of its device, or stays there: who waited for it may be looked at again.
     pub(crate) fn room_returned(&mut self, extent: ExtentId) {
-        for op in self.awaited_room.returned(extent) {
-            self.resume_quota(op);
-        }
+        let ready = self.awaited_room.returned(extent);
+        self.unsettled.resumed.extend(ready);
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     invariants,
     migration::Waiter,
     residency::MapEvent,
-    tenancy::{PinId, PinnedPart},
+    tenancy::{OpId, PinId, PinnedPart},
 };
 
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ pub(crate) struct Unsettled {
     pub(crate) looks: BTreeSet<PinId>,
     /// There may be room for parts that are wanted on their devices, or one of these is wanted no more.
     pub(crate) demands: bool,
+    /// Changes of quotas that waited for room, and have it or do not.
+    pub(crate) resumed: Vec<OpId>,
     /// To be told so, in few frames.
     pub(crate) evicted: BTreeMap<SessionId, Vec<RevokedPart>>,
     /// Sessions that parts were queued for.
@@ -97,6 +99,8 @@ impl Broker {
                 self.settle_call(id, part);
             } else if let Some(part) = self.unsettled.revocations.pop_first() {
                 self.settle_revocation(part);
+            } else if let Some(op) = self.unsettled.resumed.pop() {
+                self.resume_quota(op);
             } else if std::mem::take(&mut self.unsettled.demands) {
                 self.serve_demands();
             } else {

@@ -229,7 +229,9 @@ impl Oracle {
         let Some(first) = line.first().filter(|_| one_device) else { return };
         let Waiting::Batch { .. } = first.what else { return };
         let tenant = self.facts.tenant(&first.tenant);
-        if self.something_leaves(0) {
+        // What operators have unmapped they may have moved too.
+        let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
+        if self.something_leaves(0) || is_unsure {
             return;
         }
         // What it would have of its tenant's cache is not among what it is said to ask.
