@@ -9,6 +9,9 @@
 //! The core can't read words, and whoever chooses what leaves a device must know what was used lately. A look is plain
 //! loads, and changes nothing; who lies there harms its own tenant alone. It has a thread of its own, so that the reactor
 //! pays for what it sends and not for what there is. The price is that a use is known `harvest_ms` later.
+//!
+//! Between two looks the core may ask a word itself, and is told that it is pinned. It asks again only once it hears of the
+//! unpin, so what it was told counts as seen here: or a pin that came and went between two looks would be one for good.
 
 mod sheet;
 
@@ -59,6 +62,11 @@ enum Change {
         part: PartRef,
         uses: u32,
     },
+    /// The core was told that it is pinned.
+    Pinned {
+        channel: ChannelId,
+        slot: Slot,
+    },
     Forgotten {
         channel: ChannelId,
         slot: Slot,
@@ -98,6 +106,11 @@ impl Harvest {
             }
             _ => {}
         }
+    }
+
+    /// The core has been told that the part is pinned: it hears when that is over.
+    pub(crate) fn found_pinned(&self, channel: ChannelId, slot: Slot) {
+        lock(&self.changes).push(Change::Pinned { channel, slot });
     }
 
     /// The slot will serve another part.
@@ -146,6 +159,11 @@ impl Sheets {
             Change::Mapped { channel, slot, part, uses } => {
                 if let Some(sheet) = self.0.get_mut(&channel) {
                     sheet.put(slot, part, uses);
+                }
+            }
+            Change::Pinned { channel, slot } => {
+                if let Some(sheet) = self.0.get_mut(&channel) {
+                    sheet.found_pinned(slot);
                 }
             }
             Change::Forgotten { channel, slot } => {

@@ -34,6 +34,13 @@ impl Sheet {
         }
     }
 
+    /// As if a look had seen that.
+    pub(super) fn found_pinned(&mut self, Slot(slot): Slot) {
+        if let Some(Some(watched)) = self.slots.get_mut(slot as usize) {
+            watched.seen.pinned = true;
+        }
+    }
+
     pub(super) fn remove(&mut self, Slot(slot): Slot) {
         if let Some(slot) = self.slots.get_mut(slot as usize) {
             *slot = None;

@@ -252,11 +252,14 @@ impl Executor {
     /// All mappers of a part are asked, or none: whose part is pinned by another keeps it.
     fn revoke_words(&self, part: PartRef, words: &[(ChannelId, SessionId, Slot)]) {
         let mut asked = Vec::with_capacity(words.len());
-        let mut by = Vec::new();
+        let (mut by, mut pinned) = (Vec::new(), Vec::new());
         for (channel, session, slot) in words.iter().copied() {
             match self.channels.evict(channel, slot) {
                 Ok(Asked::Revoked) => asked.push((channel, slot)),
-                Ok(Asked::Pinned) => by.push(session),
+                Ok(Asked::Pinned) => {
+                    by.push(session);
+                    pinned.push((channel, slot));
+                }
                 Ok(Asked::Leaving) => {}
                 Err(problem) => {
                     self.inbox.event(Event::Malformed { channel, problem });
@@ -271,6 +274,10 @@ impl Executor {
         }
         let outcome = if by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by } };
         self.inbox.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
+        // Not before: what is seen from now on reaches the core after this.
+        if let Some(harvest) = &self.harvest {
+            pinned.into_iter().for_each(|(channel, slot)| harvest.found_pinned(channel, slot));
+        }
     }
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {

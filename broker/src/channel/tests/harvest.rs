@@ -111,6 +111,29 @@ async fn uses_are_told_once_until_the_slot_or_the_channel_is_gone() {
     assert!(broken == beating && problem.contains("no honest client"), "{problem}");
 }
 
+/// Found by the end-to-end test of tenants that turn over more than there is: a part that came for a pin, and was unpinned
+/// before the next look, was never asked again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_found_pinned_between_two_looks_is_told_when_it_is_not() {
+    let mut daemon = Daemon::start();
+    let (to_reactor, mut queue) = inbox(InboxLimits::default());
+    let harvest = Harvest::start(Arc::clone(&daemon.channels), to_reactor, EVERY).unwrap();
+    let (_stays, beating, beat) = open(&mut daemon, &harvest, 9).await;
+    harvest.sends(beating, &map(9, 0));
+    let (_client, channel, table) = open(&mut daemon, &harvest, 3).await;
+    harvest.sends(channel, &map(0, 0));
+    table.write(0, [MAPPED, 0]);
+    looks(&mut queue, &beat).await;
+
+    harvest.found_pinned(channel, Slot(0));
+    assert_eq!(told(&mut queue).await, [touched(3, 0, false)], "its pin came and went");
+    table.write(0, [MAPPED | 1, 0]);
+    assert_eq!(told(&mut queue).await, [touched(3, 0, true)]);
+    harvest.found_pinned(channel, Slot(0));
+    harvest.found_pinned(channel, Slot(7));
+    looks(&mut queue, &beat).await;
+}
+
 async fn until_over(daemon: &Daemon, channel: ChannelId) {
     let over = async {
         while daemon.channels.look(channel, |_| ()).is_some() {
