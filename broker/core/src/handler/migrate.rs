@@ -123,8 +123,10 @@ impl Broker {
     pub(crate) fn evict_for(&mut self, part: PartRef, came: Arrival, cause: Cause) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
-        if self.begin_migration(part, Tier::Host, cause, None).is_err() {
+        if let Err(refusal) = self.begin_migration(part, Tier::Host, cause, None) {
             self.residents.is_stuck(part);
+            let outcome = PartMove::Refused { refusal: Box::new(refusal) };
+            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome);
             return None;
         }
         match self.revoke_part(None, part, false, came) {

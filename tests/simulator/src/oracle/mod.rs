@@ -205,8 +205,11 @@ impl Oracle {
                 self.has_moved(*part, *tier);
             }
             Command::Notice(
-                Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. },
+                notice @ (Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. }),
             ) => {
+                if *tier != Tier::Device && matches!(notice, Notice::MoveFailed { .. }) {
+                    self.facts.unlucky.insert(*part);
+                }
                 self.stays(*part, *tier);
             }
             Command::RevokeWords { part, words } => self.words_asked(*part, words, broker),
