@@ -12,6 +12,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartI
 use super::{
     Start, Started,
     batch::{Batch, Lack},
+    create::Order,
 };
 use crate::{
     broker::Broker,
@@ -99,10 +100,7 @@ impl Broker {
             }
         }
         self.check_counts(tenant, plans)?;
-        self.check_slots(
-            session,
-            plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count)),
-        )
+        self.check_slots(session, parts_of(plans))
     }
 
     /// Has all allocations of a batch made, whose bytes are there.
@@ -242,7 +240,7 @@ impl Broker {
         }
         let limits = &self.config.limits;
         let (allocations, parts) = self.allocations.count_of(tenant);
-        let new_parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
+        let new_parts = parts_of(plans);
         let too_many =
             |limit| Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit };
         if plans.iter().any(|plan| plan.part_count > PARTS_PER_ALLOCATION_MAX) {
@@ -275,8 +273,10 @@ impl Broker {
 
     /// Whether the batch as a whole is admitted now, device by device.
     pub(crate) fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Lack> {
+        let mut all_kept = BTreeSet::new();
         for (place, asked, kept) in self.asked_by_place(tenant, plans) {
             let recycled = self.sizes_of(&kept);
+            all_kept.extend(kept);
             let fresh = asked.saturating_sub(recycled);
             if !fresh.is_zero()
                 && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
@@ -284,10 +284,8 @@ impl Broker {
                 return Err(Lack::Bytes { place, shortage, asked, fresh });
             }
         }
-        let asked = self.asked_by_place(tenant, plans);
-        let kept: BTreeSet<Age> = asked.into_iter().flat_map(|(.., kept)| kept).collect();
-        let parts = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.part_count));
-        self.check_count(&kept, parts.saturating_sub(kept.len())).map_err(Lack::Extents)
+        let fresh = parts_of(plans).saturating_sub(all_kept.len());
+        self.check_count(&all_kept, fresh).map_err(Lack::Extents)
     }
 
     /// How much a batch asks in each place, and which cached extents it will have of that.
@@ -375,20 +373,22 @@ impl Broker {
             op: Some(op),
             watchers: Few::default(),
         };
+        let waited_for = lazy && self.is_waited_for(device);
         let mut ordered = 0;
         let parts = (0..).map(PartIndex).take(part_count).map(|index| {
             let part = PartRef { allocation: id, part: index };
             let size = allocation.size_of(index);
-            let place = match lazy && self.finds_no_room(tenant, device, size) {
+            let on_device = Place::device(device);
+            let place = match lazy && (waited_for || self.ledger.admit(tenant, on_device, size).is_err()) {
                 true => Place::host(device),
-                false => Place::device(device),
+                false => on_device,
             };
             let cached = takes_cached && place.tier == Tier::Device;
             let extent = match cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
                 Some(extent) => extent,
                 None => {
                     ordered += 1;
-                    self.order(tenant, place, size, part, allocation.kind, true)?
+                    self.order(tenant, Order { place, size, part, kind: allocation.kind, zeroed: true })?
                 }
             };
             if place.tier == Tier::Device && allocation.kind == Kind::Movable {
@@ -406,11 +406,6 @@ impl Broker {
             }
         }
         Ok((id, ordered))
-    }
-
-    /// Whether a part would have to wait for room on its device.
-    fn finds_no_room(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> bool {
-        self.is_waited_for(device) || self.ledger.admit(tenant, Place::device(device), size).is_err()
     }
 
     /// A cached extent of the tenant, which backs the part from now on.
@@ -496,6 +491,10 @@ impl Broker {
             }
         }
     }
+}
+
+fn parts_of(plans: &[Plan]) -> usize {
+    plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count))
 }
 
 /// The sum, unless it does not fit.

@@ -58,18 +58,16 @@ impl Broker {
         match self.pool.get(extent).is_some() {
             true => _ = self.backings.insert(part, Backing::Kept { extent, clean }),
             // It could not be made.
-            false => {
-                if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
-                    self.set_aside(part, tenant, device, size);
-                }
-                self.stays_without(part);
-            }
+            false => self.set_aside_anew(part),
         }
         self.resides(part);
     }
 
-    /// A part that has nothing below does not leave.
-    fn stays_without(&mut self, part: PartRef) {
+    /// A part that has nothing below, and gets nothing, does not leave.
+    fn set_aside_anew(&mut self, part: PartRef) {
+        if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
+            self.set_aside(part, tenant, device, size);
+        }
         if !self.backings.contains_key(&part) {
             self.residents.gone(part);
         }
@@ -79,10 +77,7 @@ impl Broker {
     pub(crate) fn lacks_backing(&mut self, part: PartRef, id: ExtentId) {
         if self.is_kept(part, id) {
             self.backings.remove(&part);
-            if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
-                self.set_aside(part, tenant, device, size);
-            }
-            self.stays_without(part);
+            self.set_aside_anew(part);
         }
     }
 

@@ -15,17 +15,20 @@ use crate::{
     tenancy::{OpKind, TenantId},
 };
 
+/// What is to be made, and for which part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    pub(crate) place: Place,
+    pub(crate) size: Bytes,
+    pub(crate) part: PartRef,
+    pub(crate) kind: Kind,
+    pub(crate) zeroed: bool,
+}
+
 impl Broker {
     /// Reserves the bytes of one part and has an extent made for it.
-    pub(crate) fn order(
-        &mut self,
-        tenant: TenantId,
-        place: Place,
-        size: Bytes,
-        part: PartRef,
-        kind: Kind,
-        zeroed: bool,
-    ) -> Result<ExtentId, Refusal> {
+    pub(crate) fn order(&mut self, tenant: TenantId, order: Order) -> Result<ExtentId, Refusal> {
+        let Order { place, size, .. } = order;
         let another = match place.tier {
             Tier::Device => planted!(self, WrongTenantCharged),
             Tier::Host | Tier::Disk => planted!(self, HostChargedToAnother),
@@ -40,19 +43,12 @@ impl Broker {
         };
         let reserved = self.ledger.reserve(payer, place, charged);
         let reservation = reserved.map_err(|shortage| self.shortage(tenant, place, shortage, size))?;
-        self.order_from(reservation, place, size, part, kind, zeroed)
+        self.order_from(reservation, order)
     }
 
     /// Has an extent made in bytes that are reserved.
-    pub(crate) fn order_from(
-        &mut self,
-        reservation: Reservation,
-        place: Place,
-        size: Bytes,
-        part: PartRef,
-        kind: Kind,
-        zeroed: bool,
-    ) -> Result<ExtentId, Refusal> {
+    pub(crate) fn order_from(&mut self, reservation: Reservation, order: Order) -> Result<ExtentId, Refusal> {
+        let Order { place, size, part, kind, zeroed } = order;
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let Some(extent) = self.ids.extents.next_raw().map(ExtentId::from_raw) else {
             self.ledger.cancel(reservation);

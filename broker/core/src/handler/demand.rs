@@ -142,19 +142,24 @@ impl Broker {
     /// Begins with what there is room for, in the order in which it was asked for; then has room made for the next.
     pub(crate) fn serve_demands(&mut self) {
         let line = self.serve_line();
-        let mut hopeless = BTreeMap::new();
+        let (mut hopeless, mut choices) = (BTreeMap::new(), Vec::with_capacity(line.len()));
         for (device, waiting) in &line {
             let (waiters, needs): (Vec<_>, Vec<_>) = waiting.iter().cloned().unzip();
-            let results = self.plan_room(*device, &needs).1;
+            let (choice, results) = self.plan_room(*device, &needs);
             let short = waiters.into_iter().zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?)));
             hopeless.extend(short);
+            choices.push(choice);
         }
-        for (device, waiting) in line {
-            let needs: Vec<_> = waiting
-                .into_iter()
-                .map(|(waiter, need)| Need { hopeless: hopeless.get(&waiter).copied(), ..need })
-                .collect();
-            let (choice, _) = self.plan_room(device, &needs);
+        // Nothing leaves one device for a batch that is short on another.
+        if line.len() > 1 && !hopeless.is_empty() {
+            let told = |(waiter, need)| Need { hopeless: hopeless.get(&waiter).copied(), ..need };
+            let again = line.into_iter().map(|(device, waiting)| {
+                let needs: Vec<_> = waiting.into_iter().map(told).collect();
+                self.plan_room(device, &needs).0
+            });
+            choices = again.collect();
+        }
+        for choice in choices {
             self.clear(choice, Cause::Demand);
         }
         for waiter in hopeless.into_keys() {
@@ -309,8 +314,13 @@ impl Broker {
             },
             _ => return,
         };
+        self.refuse_lacking(part, &refusal);
+    }
+
+    /// All calls that lack the part are refused.
+    pub(crate) fn refuse_lacking(&mut self, part: PartRef, why: &Refusal) {
         for (_, call) in self.pins.lacking(part).collect::<Vec<_>>() {
-            self.refuse_pin(call, refusal.clone());
+            self.refuse_pin(call, why.clone());
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
-use super::{Start, Started, room::Piece};
+use super::{Start, Started, create::Order, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
@@ -98,41 +98,43 @@ impl Broker {
         {
             return Some(outcome.into());
         }
-        if let Err(refusal) = self.begin_migration(part, towards, Cause::Operator, Some(op)) {
-            return Some(PartMove::Refused { refusal: Box::new(refusal) });
-        }
-        match self.revoke_part(None, part, false, self.pins.now()) {
+        self.set_out(part, (towards, Cause::Operator), Some(op), self.pins.now())
+            .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
+    }
+
+    /// Has a part leave its device once everybody has unmapped it. `None`: it is on its way.
+    fn set_out(
+        &mut self,
+        part: PartRef,
+        (towards, cause): (Tier, Cause),
+        op: Option<OpId>,
+        came: Arrival,
+    ) -> Result<Option<PartMove>, Refusal> {
+        self.begin_migration(part, towards, cause, op)?;
+        Ok(match self.revoke_part(None, part, false, came) {
+            None => None,
             Some(PartRevocation::Revoked) => {
                 self.emptied(part, &PartRevocation::Revoked);
                 // What need not be copied is there already.
-                if !self.migrations.contains_key(&part) {
-                    return Some(PartMove::Moved);
-                }
+                (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
             }
             Some(other) => {
-                self.forget_op(part, op);
+                op.into_iter().for_each(|op| self.forget_op(part, op));
                 self.stop_migration(part, other.clone().into());
-                return Some(other.into());
+                Some(other.into())
             }
-            None => {}
-        }
-        None
+        })
     }
 
     /// Begins to take a part out of its device because somebody needs the room, and says which extent goes.
     pub(crate) fn evict_for(&mut self, part: PartRef, came: Arrival, cause: Cause) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
-        if let Err(refusal) = self.begin_migration(part, Tier::Host, cause, None) {
+        if let Err(refusal) = self.set_out(part, (Tier::Host, cause), None, came) {
             self.residents.is_stuck(part);
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
             self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome);
             return None;
-        }
-        match self.revoke_part(None, part, false, came) {
-            None => {}
-            Some(PartRevocation::Revoked) => self.emptied(part, &PartRevocation::Revoked),
-            Some(other) => self.stop_migration(part, other.into()),
         }
         Some(leaves)
     }
@@ -168,17 +170,23 @@ impl Broker {
         let size = allocation.size_of(part.part);
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
         let place = Place { device, tier: towards };
+        let order = Order { place, size, part, kind, zeroed: false };
         let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
-                (self.make_on_device(tenant, device, size, part, kind)?, false)
+                // What the tenant has cached of that size will do: all of it is written.
+                let to = match self.reuse(tenant, device, size, part) {
+                    Some(extent) => self.has_stray(part, extent),
+                    None => self.order_beside(tenant, None, order)?,
+                };
+                (to, false)
             }
             (_, Some(Backing::Kept { extent, clean })) => (extent, clean),
-            (_, Some(Backing::Reserved(reservation))) => {
-                (self.order_reserved(reservation, place, size, part, kind)?, false)
+            (_, Some(Backing::Reserved(reserved))) => {
+                (self.order_beside(tenant, Some(reserved), order)?, false)
             }
-            (_, None) => (self.order_bounded(tenant, place, size, part, kind)?, false),
+            (_, None) => (self.order_beside(tenant, None, order)?, false),
         };
         if towards != Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
@@ -201,66 +209,34 @@ impl Broker {
         Ok(())
     }
 
-    /// What the tenant has cached of that size will do: all of it is written.
-    fn make_on_device(
+    /// Has an extent made for a part that is in another, in bytes that are reserved or are reserved now.
+    fn order_beside(
         &mut self,
         tenant: TenantId,
-        device: DeviceIndex,
-        size: Bytes,
-        part: PartRef,
-        kind: Kind,
-    ) -> Result<ExtentId, Refusal> {
-        match self.reuse(tenant, device, size, part) {
-            Some(extent) => {
-                self.has_stray(part, extent);
-                Ok(extent)
-            }
-            None => self.order_bounded(tenant, Place::device(device), size, part, kind),
-        }
-    }
-
-    fn order_bounded(
-        &mut self,
-        tenant: TenantId,
-        place: Place,
-        size: Bytes,
-        part: PartRef,
-        kind: Kind,
+        reserved: Option<Reservation>,
+        order: Order,
     ) -> Result<ExtentId, Refusal> {
         let limit = self.config.limits.extents_max;
         if self.pool.len() >= limit {
+            if let Some(reservation) = reserved {
+                self.backings.insert(order.part, Backing::Reserved(reservation));
+            }
             return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
         }
-        let extent = self.order(tenant, place, size, part, kind, false)?;
-        self.has_stray(part, extent);
-        Ok(extent)
-    }
-
-    fn order_reserved(
-        &mut self,
-        reservation: Reservation,
-        place: Place,
-        size: Bytes,
-        part: PartRef,
-        kind: Kind,
-    ) -> Result<ExtentId, Refusal> {
-        let limit = self.config.limits.extents_max;
-        if self.pool.len() >= limit {
-            let tenant = self.tenants.name(reservation.tenant()).to_owned();
-            self.backings.insert(part, Backing::Reserved(reservation));
-            return Err(Refusal::AllocationsTooMany { tenant, limit });
-        }
-        let extent = self.order_from(reservation, place, size, part, kind, false)?;
-        self.has_stray(part, extent);
-        Ok(extent)
+        let extent = match reserved {
+            Some(reservation) => self.order_from(reservation, order)?,
+            None => self.order(tenant, order)?,
+        };
+        Ok(self.has_stray(order.part, extent))
     }
 
     /// An extent of the allocation that no part is in.
-    fn has_stray(&mut self, part: PartRef, extent: ExtentId) {
+    fn has_stray(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
         self.strays.entry(part.allocation).or_default().insert(extent);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
             allocation.extents_left = allocation.extents_left.saturating_add(1);
         }
+        extent
     }
 
     /// A revocation is over: if a migration waited for it, it goes on, or is given up.
@@ -495,16 +471,20 @@ impl Broker {
         }
     }
 
+    /// The driver is told to let go of it, if it is there.
     pub(crate) fn release_extent(&mut self, id: ExtentId) {
         if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
             return;
         }
         self.command(Command::ReleaseExtent { extent: id });
         self.note_leaving(id);
+        if planted!(self, DoubleFree) {
+            self.command(Command::ReleaseExtent { extent: id });
+        }
     }
 
     /// Memory of a device that the driver is told to let go is room for who waits.
-    pub(crate) fn note_leaving(&mut self, id: ExtentId) {
+    fn note_leaving(&mut self, id: ExtentId) {
         if self.has_tiers()
             && let Some(extent) = self.pool.get(id)
             && let ExtentState::Releasing(charge) = &extent.state

@@ -8,11 +8,11 @@ use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
 use super::{Start, Started};
 use crate::{
     broker::Broker,
-    command::{Command, Notice, PartMove, Released, RevokeReason},
+    command::{Notice, PartMove, Released, RevokeReason},
     error::Refusal,
     event::{PartRef, Target},
     invariants,
-    pool::{Extent, ExtentState},
+    pool::ExtentState,
     residency::{Allocation, AllocationEvent, AllocationState},
     tenancy::{OpId, OpKind, Outcome, Releases, TenantId, Watched},
 };
@@ -278,13 +278,7 @@ impl Broker {
         if hashed || mapped || copied || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
             return;
         }
-        if self.pool.get_mut(id).is_some_and(Extent::start_release) {
-            self.command(Command::ReleaseExtent { extent: id });
-            self.note_leaving(id);
-            if planted!(self, DoubleFree) {
-                self.command(Command::ReleaseExtent { extent: id });
-            }
-        }
+        self.release_extent(id);
     }
 
     pub(crate) fn on_released(&mut self, id: ExtentId, returned: bool) {

@@ -74,9 +74,7 @@ impl Broker {
         match waiter {
             Waiter::Part(part) => {
                 self.comers.remove(&part);
-                for (_, call) in self.pins.lacking(part).collect::<Vec<_>>() {
-                    self.refuse_pin(call, why.clone());
-                }
+                self.refuse_lacking(part, &why);
             }
             Waiter::Batch(op) => self.refuse_batch(op, why),
         }
