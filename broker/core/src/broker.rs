@@ -65,7 +65,7 @@ pub struct Broker {
     pub(crate) transitions: Transitions,
     #[cfg(feature = "planted")]
     pub(crate) planted: Option<crate::Bug>,
-    outbox: VecDeque<Command>,
+    pub(crate) outbox: VecDeque<Command>,
 }
 
 /// Where ids come from. Each kind has its own count.
