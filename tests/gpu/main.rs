@@ -56,6 +56,9 @@ enum What {
         /// `sim` asks the same of a few MiB on any machine.
         #[arg(long, value_enum, default_value = "cuda")]
         driver: bench::Driver,
+        /// Only this question, and no peers; may be given several times.
+        #[arg(long = "ask", value_name = "NAME")]
+        asked: Vec<String>,
     },
     /// Whether killed sessions leave anything behind.
     Leak(Stage),
@@ -123,8 +126,8 @@ fn run(what: What) -> Result<bool> {
         }
         What::Copies(stage) => bench::copies(stage.quick, |report| stage.save(report)),
         What::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
-        What::Residency { stage, driver } => {
-            bench::residency(driver, stage.quick, |report| stage.save(report))
+        What::Residency { stage, driver, asked } => {
+            bench::residency(driver, &asked, stage.quick, |report| stage.save(report))
         }
         What::Holder { driver, bytes, part } => bench::holder(driver, bytes, part).map(|()| true),
         What::Neighbour { driver } => bench::neighbour(driver).map(|()| true),

@@ -58,6 +58,7 @@ impl Scene {
         };
         let host_bytes = (CLIENTS_IN_HOST * parts + ROOM) * part;
         let config = config
+            .log_level("info")
             .memory(&format!("host_size = \"{host_bytes}\""))
             .tenant(geteuid().as_raw(), TENANT)
             .tenant(OTHER_UID, "others");
