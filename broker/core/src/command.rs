@@ -33,6 +33,8 @@ pub enum Command {
     CancelCopy { to: ExtentId },
     /// Ends the broker's own hold on memory that nobody maps by its knowledge.
     ReleaseExtent { extent: ExtentId },
+    /// Somebody waits for what was released on this device: a driver that takes its time over that is to do it now.
+    ReleaseNow { device: DeviceIndex },
     /// Hashes these bytes, one after the other.
     Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
     /// Sets REVOKE in the words of all these sessions for one part, unless one of them is pinned: then in none. A word

@@ -151,6 +151,7 @@ impl Executor {
                 self.extents.remove(extent);
                 self.driver.submit(Submission::Release { extent });
             }
+            Command::ReleaseNow { device } => self.driver.submit(Submission::ReleaseNow { device }),
             Command::Digest { allocation, spans } => {
                 let spans = spans.into_iter().map(|span| (span.extent, span.bytes)).collect();
                 self.driver.submit(Submission::Digest { ticket: allocation.get(), spans });

@@ -62,7 +62,8 @@ impl Driver for Prompt {
             Submission::CreateHost { .. }
             | Submission::KeepHost { .. }
             | Submission::Copy { .. }
-            | Submission::CancelCopy { .. } => {
+            | Submission::CancelCopy { .. }
+            | Submission::ReleaseNow { .. } => {
                 panic!("nobody asks for {submission:?}")
             }
         });

@@ -102,7 +102,7 @@ impl Shell {
             }
             // No session here has pins, and no operator revokes or moves.
             Command::RevokeWords { .. } | Command::ForgetWord { .. } => {}
-            Command::Copy { .. } | Command::CancelCopy { .. } => {}
+            Command::Copy { .. } | Command::CancelCopy { .. } | Command::ReleaseNow { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }
     }

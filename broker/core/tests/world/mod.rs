@@ -61,6 +61,9 @@ pub struct World {
     pub clung_to: BTreeSet<ExtentId>,
     /// Extents whose release was answered so.
     pub unreturned: BTreeSet<ExtentId>,
+    /// The driver puts releases off, as long as nobody waits for them.
+    pub puts_off: bool,
+    pub put_off: Vec<Command>,
     pub killed: Vec<ChannelId>,
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
@@ -122,6 +125,8 @@ impl World {
             stopped: BTreeSet::new(),
             clung_to: BTreeSet::new(),
             unreturned: BTreeSet::new(),
+            puts_off: false,
+            put_off: Vec::new(),
             killed: Vec::new(),
             closed: BTreeSet::new(),
             stored: StoredQuotas::default(),
@@ -172,6 +177,8 @@ impl World {
                 Command::ForgetProcess { .. } => {}
                 // What has not begun is not done.
                 Command::CancelCopy { to } => self.cancelled(to),
+                release @ Command::ReleaseExtent { .. } if self.puts_off => self.put_off.push(release),
+                Command::ReleaseNow { .. } => self.work.extend(self.put_off.drain(..)),
                 work => self.work.push_back(work),
             }
         }

@@ -220,7 +220,7 @@ impl Oracle {
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::Survey { .. } | Command::Notice(_) => {}
+            Command::ReleaseNow { .. } | Command::Survey { .. } | Command::Notice(_) => {}
         }
     }
 

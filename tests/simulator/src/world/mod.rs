@@ -98,6 +98,7 @@ impl World {
             copies: BTreeMap::new(),
             last_content: 0,
             awaited: Default::default(),
+            put_off: Default::default(),
             outside: vec![Bytes::ZERO; scenario.config.devices.len()],
         };
         let mut world = Self {
@@ -260,7 +261,8 @@ impl World {
             }
             Command::Copy { from, to, bytes } => self.copy(from, to, bytes),
             Command::CancelCopy { to } => self.cancel_copy(to),
-            Command::ReleaseExtent { extent } => self.submit(Job::Release { extent }),
+            Command::ReleaseExtent { extent } => self.release(extent),
+            Command::ReleaseNow { device } => self.release_now(device),
             Command::Digest { allocation, spans } => self.submit(Job::Digest { allocation, spans }),
             Command::Survey { device, clients } => {
                 self.submit(Job::Survey { device, clients: clients.len() });
