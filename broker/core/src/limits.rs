@@ -13,9 +13,9 @@ pub const FDS_PER_PACKET_MAX: usize = 128;
 /// Most parts that one `Revoke` names.
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
-/// So many parts that leave one by one are told in one `Revoke`. A client answers a frame as a whole, and for each that costs more
-/// than unmapping a part; but what has left early is copied early.
-pub const REVOKED_TOGETHER: usize = 16;
+/// So many parts that leave one by one are told in one `Revoke`: a client answers a frame as a whole, and answering takes longer than
+/// unmapping a part. What has left early is copied early, though, so there are not more.
+pub const REVOKED_TOGETHER: usize = 64;
 
 /// Most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;

@@ -85,13 +85,13 @@ fn a_guarantee_has_released_what_it_waits_for() {
 /// As when they all come back from the words in one turn of whoever runs the broker.
 #[test]
 fn parts_that_leave_together_are_told_so_many_at_a_time() {
-    let mut base = config(&[Bytes::mib(256)]);
-    base.devices[0].host = Bytes::mib(256);
+    let mut base = config(&[Bytes::mib(1024)]);
+    base.devices[0].host = Bytes::mib(1024);
     let mut world = World::with(base, Default::default());
     let a = world.open_pinning("a");
-    let id = world.allocate(a, spec(160)).expect("room");
+    let id = world.allocate(a, spec(640)).expect("room");
     let count = parts(&world, id).len();
-    assert_eq!(count, 40);
+    assert_eq!(count, 160);
     let call = world.start_operator(None, to(id, Tier::Host));
     let asked = std::mem::take(&mut world.work);
     for command in asked {
@@ -113,6 +113,6 @@ fn parts_that_leave_together_are_told_so_many_at_a_time() {
     assert_eq!(frames.collect::<Vec<_>>(), [together, together, count - 2 * together]);
     world.settle();
     assert!(world.replies[&call].is_ok());
-    assert_eq!(held(&world), mib(0, 160));
+    assert_eq!(held(&world), mib(0, 640));
     world.call(a, ClientRequest::FreeBatch(vec![id])).expect("freed");
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// How far back among commands that nobody has taken yet a frame is looked for.
-const LOOKED_BACK: usize = 64;
+const LOOKED_BACK: usize = 4 * REVOKED_TOGETHER;
 
 impl Broker {
     /// Queues every part of an allocation that the session does not hold yet; what is being revoked waits for the end of

@@ -32,6 +32,8 @@ use crate::{Completion, ExtentKind};
 /// Scrubbing takes about 0.35 ms for a GiB.
 pub(super) const PATIENCE: Duration = Duration::from_millis(40);
 pub(super) const NAP: Duration = Duration::from_millis(2);
+/// Between two looks whether something has come back: each takes some 10 us.
+const LOOK_AGAIN: Duration = Duration::from_micros(250);
 
 /// Released between two readings of the figures, which take longer than a release. Of those that share one, the
 /// oldest are taken to be back where only some are.
@@ -261,7 +263,7 @@ pub(super) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, B
         if Instant::now() >= deadline {
             break;
         }
-        thread::sleep(NAP);
+        thread::sleep(LOOK_AGAIN);
     }
     back
 }
