@@ -61,11 +61,12 @@ impl Oracle {
         matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
     }
 
-    /// Whether it can be mapped now: it is where it can be, and not being revoked.
+    /// Whether it can be mapped now: it is where it can be, not being revoked, and not about to leave, whoever maps it still.
     fn is_at_hand(&self, part: PartRef) -> bool {
         let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
         let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
-        !(revoked || self.may_move(part) || self.lies_elsewhere(part))
+        let leaves = self.facts.departing.contains(&part);
+        !(revoked || leaves || self.may_move(part) || self.lies_elsewhere(part))
     }
 
     /// A session that can be sent to, owes no answer and has budget left waits for nothing.
