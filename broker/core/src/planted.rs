@@ -144,6 +144,13 @@ mod bugs {
         BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
         TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
+        MappersFromWords: "who was sent a part and has not answered is no mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES];
+        SourceReleasedEarly: "what a part leaves is released before the copy has ended", [EXTENT_RELEASED, MIGRATIONS, COPIES];
+        HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
+        HandOverChargedTwice: "an extent that is handed over is charged to its tenant once more", [LEDGER_BOOKS, LEDGER_ORACLE];
+        HandOverUncharged: "an extent that is handed over is charged to nobody from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        FailedCopyKept: "what a failed copy has left below is taken for what the part holds", [CONTENT];
+        PinGrantedToLeft: "a pin call is answered though its client wants it no more", [PIN_ANSWERS, DEMANDS];
     }
 
     impl Broker {

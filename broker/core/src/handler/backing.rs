@@ -8,7 +8,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 use super::room::Piece;
 use crate::{
     broker::Broker,
-    event::{PartRef, Tier},
+    event::{Kind, PartRef, Tier},
     ledger::Place,
     migration::Backing,
     pool::ExtentState,
@@ -25,6 +25,20 @@ impl Broker {
         }
         if let Ok(reservation) = self.ledger.reserve(tenant, place, size) {
             self.backings.insert(part, Backing::Reserved(reservation));
+        }
+    }
+
+    /// The same for all parts of a new allocation.
+    pub(crate) fn set_aside_all(&mut self, id: AllocationId) {
+        let movable = self.allocations.get(id).filter(|it| it.kind == Kind::Movable);
+        let backed = movable.filter(|it| self.ledger.books(Place::host(it.device)).is_some());
+        let Some(allocation) = backed else { return };
+        for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
+            if self.tier_of(part) == Some(Tier::Device)
+                && let Some(Piece { tenant, device, size }) = self.piece_of(part)
+            {
+                self.set_aside(part, tenant, device, size);
+            }
         }
     }
 

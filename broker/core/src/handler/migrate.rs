@@ -177,7 +177,14 @@ impl Broker {
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
                 // What the tenant has cached of that size will do: all of it is written.
                 let to = match self.reuse(tenant, device, size, part) {
-                    Some(extent) => self.has_stray(part, extent),
+                    Some(extent) => {
+                        if planted!(self, HandOverChargedTwice)
+                            && let Ok(again) = self.ledger.reserve(tenant, place, size)
+                        {
+                            let _charge = self.ledger.settle(again);
+                        }
+                        self.has_stray(part, extent)
+                    }
                     None => self.order_beside(tenant, None, order)?,
                 };
                 (to, false)
@@ -277,6 +284,12 @@ impl Broker {
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
         self.command(Command::Copy { from, to, bytes });
+        if planted!(self, SourceReleasedEarly) {
+            self.release_extent(from);
+        }
+        if planted!(self, HandedOverUnread) && self.is_as_much_awaited(part) {
+            self.hand_over(part, from);
+        }
     }
 
     /// Gives a migration up: the part stays where it is.
@@ -341,7 +354,8 @@ impl Broker {
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
-                self.keep(part, left, clean && !state.copies());
+                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean };
+                self.keep(part, left, clean);
                 self.unsettled.demands = true;
             }
         }
@@ -377,14 +391,17 @@ impl Broker {
     /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
     fn leave(&mut self, part: PartRef, extent: ExtentId) {
         self.residents.gone(part);
-        let wanted = self
-            .piece_of(part)
-            .is_some_and(|piece| self.demands.parts().any(|waiting| self.piece_of(waiting) == Some(piece)));
-        match wanted && self.hand_over(part, extent) {
+        match self.is_as_much_awaited(part) && self.hand_over(part, extent) {
             true => self.room_returned(extent),
             false if planted!(self, SourceKept) => {}
             false => self.release_extent(extent),
         }
+    }
+
+    /// Whether a part of the same tenant waits for as much on the part's device.
+    fn is_as_much_awaited(&self, part: PartRef) -> bool {
+        self.piece_of(part)
+            .is_some_and(|piece| self.demands.parts().any(|waiting| self.piece_of(waiting) == Some(piece)))
     }
 
     /// The part is at its destination; what it was in is left.

@@ -15,7 +15,7 @@ use crate::{
     ledger::Place,
     limits::PIN_PARTS_MAX,
     residency::{AllocationState, MapState},
-    tenancy::PinId,
+    tenancy::{PinCall, PinId},
 };
 
 impl Broker {
@@ -72,6 +72,10 @@ impl Broker {
         let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
         if words.and_then(|words| words.last_call).is_none_or(|last| call > last) {
             return Err(format!("pin call {call} has ended and never began"));
+        }
+        let waits = |call: &PinCall| call.is_waiting();
+        if planted!(self, PinGrantedToLeft) && self.pins.get((id, call)).is_some_and(waits) {
+            return Ok(());
         }
         self.end_pin((id, call));
         Ok(())

@@ -29,6 +29,8 @@ struct Why {
     tenant: Tenant,
     /// It would be within what is guaranteed to its tenant.
     guaranteed: bool,
+    /// It would be above its tenant's limit, as things are.
+    at_limit: bool,
     wait: Wait,
 }
 
@@ -55,7 +57,8 @@ impl Oracle {
         for (part, since, why) in &each {
             // Nobody overtakes on a full device, but for what is guaranteed; and no tenant overtakes itself.
             let before = |other: &&(PartRef, u64, Why)| {
-                let (full, limit) = (other.2.wait == Wait::Full, other.2.wait == Wait::Limit);
+                let (full, waits) = (other.2.wait == Wait::Full, other.2.wait != Wait::Nothing);
+                let limit = waits && other.2.at_limit;
                 let same = other.2.device == why.device;
                 other.1 <= *since
                     && same
@@ -109,16 +112,18 @@ impl Oracle {
         let allocation = self.facts.allocations.get(&part.allocation);
         let extent = allocation.and_then(|it| self.facts.extents.get(it.parts.get(&part.part.0)?));
         let Some((allocation, extent)) = allocation.zip(extent) else {
-            return Why { device: 0, tenant: Tenant::default(), guaranteed: false, wait: Wait::Full };
+            let (tenant, guaranteed, at_limit) = (Tenant::default(), false, false);
+            return Why { device: 0, tenant, guaranteed, at_limit, wait: Wait::Full };
         };
         let (tenant, device, size) = (allocation.tenant, allocation.device, extent.size);
-        let guarantee = self.quota_now(tenant, device).0;
+        let (guarantee, limit) = self.quota_now(tenant, device);
+        let at_limit = self.facts.held(tenant, device) + size > limit;
         let guaranteed = self.held_in_use(tenant, device) + size <= guarantee;
         let wait = match self.something_leaves(device) {
             true => Wait::Full,
             false => self.lacks(tenant, device, size, &leavable[device]),
         };
-        Why { device, tenant, guaranteed, wait }
+        Why { device, tenant, guaranteed, at_limit, wait }
     }
 
     /// Of what a tenant is short that wants so much more, even without what is cached and what could leave.

@@ -2,7 +2,7 @@
 //! nobody is refused because of memory that is only cached.
 
 use broker_core::{
-    ClientRequest, PartRef,
+    Broker, ClientRequest, PartRef,
     invariants::{COPIES, EXTENT_USE, LIMIT, RECYCLED},
 };
 use vramd_types::ExtentId;
@@ -50,9 +50,12 @@ impl Oracle {
     }
 
     /// For a new part, or for one that moves there.
-    pub(super) fn extent_reused(&mut self, id: ExtentId, part: PartRef) {
+    pub(super) fn extent_reused(&mut self, id: ExtentId, part: PartRef, broker: &Broker) {
         self.step.ordered += 1;
         let moves = self.facts.allocations.contains_key(&part.allocation);
+        if moves {
+            self.batch_is_ordered();
+        }
         match moves {
             true => _ = self.part_begins_to_move(id, part),
             false => _ = self.memory_is_made(id),
@@ -67,7 +70,7 @@ impl Oracle {
         self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
         self.not_cached(id);
         if !moves {
-            self.set_aside(part, owner, place, size);
+            self.lies_above(part, broker.is_unheld(part.allocation), (owner, place, size));
         }
     }
 
