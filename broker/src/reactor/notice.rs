@@ -122,6 +122,10 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(%extent, allocation = %part.allocation, part = part.part.0, "kept memory is used again");
         }
         Notice::GivenUp { extent, bytes } => debug!(%extent, bytes = bytes.get(), "kept memory is given up"),
+        Notice::WaitEnded { what, end, .. } => debug!(?what, ?end, "a wait for room ended"),
+        Notice::PinWaited { session, call, end, .. } => {
+            debug!(%session, call, ?end, "a pin's wait for memory that was elsewhere ended");
+        }
         Notice::RoomMade { tenant } => debug!(tenant, "kept memory has made room for a request that waited"),
         Notice::Unbrokered { device, bytes } if bytes.is_zero() => {
             info!(device = device.0, "memory of the device is held by tenants alone");

@@ -133,7 +133,7 @@ impl Broker {
         if let Err(refusal) = self.set_out(part, (Tier::Host, cause), None, came) {
             self.residents.is_stuck(part);
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
-            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome);
+            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome, false);
             return None;
         }
         Some(leaves)
@@ -219,7 +219,8 @@ impl Broker {
         let limit = self.config.limits.extents_max;
         if self.pool.len() >= limit {
             if let Some(reservation) = reserved {
-                self.backings.insert(order.part, Backing::Reserved(reservation));
+                let account = (tenant, order.place.device);
+                self.backings.insert(order.part, account, order.size, Backing::Reserved(reservation));
             }
             return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
         }
@@ -346,7 +347,7 @@ impl Broker {
             }
         }
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
-        self.tell_of_migration(part, towards, (cause, since), &outcome);
+        self.tell_of_migration(part, towards, (cause, since), &outcome, state.copies());
         for op in ops.iter().copied() {
             if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
                 moved.resolve(part.part, outcome.clone());
@@ -403,13 +404,15 @@ impl Broker {
         tier: Tier,
         (cause, began): (Cause, Time),
         outcome: &PartMove,
+        copied: bool,
     ) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
         let problem = match outcome {
             PartMove::Moved => {
-                return self.notice(Notice::Moved { part, tenant, device, tier, bytes, cause, began });
+                let moved = Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied };
+                return self.notice(moved);
             }
             PartMove::Failed { problem } => problem.clone(),
             PartMove::Refused { refusal } => refusal.to_string(),
