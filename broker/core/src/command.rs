@@ -353,6 +353,8 @@ pub enum Notice {
         began: Time,
         /// Not where what lay there held the same already.
         copied: bool,
+        /// Parts that wait for the room that it left.
+        for_parts: Vec<PartRef>,
     },
     /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
     MoveFailed {

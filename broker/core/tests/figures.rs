@@ -149,3 +149,23 @@ fn what_came_back_is_clean_until_somebody_says_that_it_was_written() {
     assert_eq!(below(&world), (0, 0));
     assert_eq!(world.broker.check(), []);
 }
+
+#[test]
+fn what_makes_room_says_for_which_parts() {
+    let mut world = tiers(8, 32);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = [0, 1].map(|_| part(world.allocate(a, spec(2)).expect("room"), 0));
+    for part in away {
+        evict(&mut world, part);
+    }
+    let theirs = [0, 1].map(|_| part(world.allocate(b, spec(4)).expect("room"), 0));
+    world.notices.clear();
+    world.pin_call(a, 1, &away);
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    let moved = world.notices.iter().filter_map(|notice| match notice {
+        Notice::Moved { part, for_parts, .. } => Some((*part, &for_parts[..])),
+        _ => None,
+    });
+    assert_eq!(moved.collect::<Vec<_>>(), [(theirs[0], &away[..]), (away[0], &[]), (away[1], &[])]);
+}

@@ -12,6 +12,8 @@ pub(super) struct EndedMove<'a> {
     pub(super) began: Time,
     /// Why it failed.
     pub(super) problem: Option<&'a str>,
+    /// Parts that wait for the room that it left.
+    pub(super) for_parts: &'a [PartRef],
 }
 
 /// What is counted apart.
@@ -53,7 +55,7 @@ impl<'a> EndedMove<'a> {
     /// If the notice tells of one.
     pub(super) fn of(notice: &'a Notice) -> Option<Self> {
         let (outcome, (part, tenant, device, tier, bytes, cause, began)) = match notice {
-            Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied } => {
+            Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, .. } => {
                 let outcome = if *copied { "moved" } else { "clean" };
                 (outcome, (part, tenant, device, tier, bytes, cause, began))
             }
@@ -67,11 +69,12 @@ impl<'a> EndedMove<'a> {
         };
         let direction = if *tier == Tier::Device { "in" } else { "out" };
         let kind = Kind { device: *device, direction, cause: name(*cause), outcome };
-        let problem = match notice {
-            Notice::MoveFailed { problem, .. } => Some(problem.as_str()),
-            _ => None,
+        let (problem, for_parts) = match notice {
+            Notice::Moved { for_parts, .. } => (None, &for_parts[..]),
+            Notice::MoveFailed { problem, .. } => (Some(problem.as_str()), &[][..]),
+            _ => (None, &[][..]),
         };
-        Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem })
+        Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts })
     }
 }
 

@@ -137,7 +137,8 @@ pub(super) mod tests {
 
     fn moved_to(tier: Tier, part: PartRef, tenant: &str, cause: Cause, copied: bool) -> Notice {
         let (tenant, device, bytes, began) = (tenant.into(), DeviceIndex(0), Bytes::mib(2), Time::START);
-        Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied }
+        let for_parts = Vec::new();
+        Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts }
     }
 
     /// That a part of 2 MiB has come to the host.

@@ -3,7 +3,7 @@
 //! A client that has all its pins by then says so by itself, and one that waits no longer says the same: its call has
 //! ended. One whose channel ends has been lost. Calls that are not traced are not known here.
 //!
-//! A move that ends while a call waits for its part is linked to by the call's span.
+//! A move that ends while a call waits for its part, or for the room that it left, is linked to by the call's span.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,7 @@ pub(super) struct Pins {
     parts: BTreeSet<(PartRef, Call)>,
 }
 
-type Call = (ChannelId, u64);
+pub(super) type Call = (ChannelId, u64);
 
 #[derive(Debug)]
 struct Waiting {
@@ -81,22 +81,20 @@ impl Pins {
         }
     }
 
-    pub(super) fn is_awaited(&self, part: PartRef) -> bool {
-        self.calls_for(part).next().is_some()
+    /// Calls that wait for one of the parts.
+    pub(super) fn waiting_for<'a>(&self, parts: impl Iterator<Item = &'a PartRef>) -> BTreeSet<Call> {
+        let (first, last) = ((ChannelId(u64::MIN), u64::MIN), (ChannelId(u64::MAX), u64::MAX));
+        let calls = parts.flat_map(|part| self.parts.range((*part, first)..=(*part, last)));
+        calls.map(|(_, call)| *call).collect()
     }
 
-    /// The part's move is over: whoever waits for the part waited for that.
-    pub(super) fn moved(&mut self, part: PartRef, span: &SpanContext) {
-        for call in self.calls_for(part).collect::<Vec<_>>() {
-            if let Some(waiting) = self.waiting.get_mut(&call) {
+    /// They waited for this.
+    pub(super) fn link(&mut self, calls: &BTreeSet<Call>, span: &SpanContext) {
+        for call in calls {
+            if let Some(waiting) = self.waiting.get_mut(call) {
                 waiting.span.add_link(span.clone(), Vec::new());
             }
         }
-    }
-
-    fn calls_for(&self, part: PartRef) -> impl Iterator<Item = Call> {
-        let first = (part, (ChannelId(u64::MIN), u64::MIN));
-        self.parts.range(first..=(part, (ChannelId(u64::MAX), u64::MAX))).map(|(_, call)| *call)
     }
 
     fn remove(&mut self, call: Call) -> Option<Waiting> {
@@ -156,18 +154,23 @@ mod tests {
         for call in [1, 2, 3] {
             pins.asked(channel, call, ended.span());
         }
-        assert!(!pins.is_awaited(part(0)), "the core has not heard of it");
+        let moved = |pins: &mut Pins, parts: &[u32], byte| {
+            let parts: Vec<_> = parts.iter().map(|index| part(*index)).collect();
+            let calls = pins.waiting_for(parts.iter());
+            pins.link(&calls, &span(byte));
+        };
+        moved(&mut pins, &[0], 8);
         pins.happened(&asks(channel, 1, &[0, 1]));
         pins.happened(&asks(channel, 2, &[1]));
         pins.happened(&asks(channel, 9, &[2]));
-        assert!(pins.is_awaited(part(1)) && !pins.is_awaited(part(2)), "one that is not traced");
-        pins.moved(part(1), &span(1));
-        pins.moved(part(0), &span(2));
-        pins.moved(part(5), &span(5));
+        // Two parts of one call are one link, and a call that is not traced has none.
+        moved(&mut pins, &[0, 1], 1);
+        moved(&mut pins, &[0], 2);
+        moved(&mut pins, &[2, 5], 5);
         for call in [1, 3] {
             pins.sent(channel, &answer(call, None));
         }
-        pins.moved(part(1), &span(3));
+        moved(&mut pins, &[1], 3);
         pins.happened(&Event::ChannelEnded { channel });
         let links = |span: SpanData| span.links.iter().map(|link| link.span_context.span_id()).collect();
         let links: Vec<Vec<_>> = ended.spans().into_iter().map(links).collect();

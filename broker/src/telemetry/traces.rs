@@ -153,7 +153,8 @@ impl Traces {
     pub(super) fn moved(&self, ended: &EndedMove<'_>, took: Duration) {
         let mut pins = self.pins();
         let cause = locked(&self.causes).get(&ended.part.allocation).cloned();
-        let awaited = || pins.is_awaited(ended.part).then(Context::new);
+        let calls = pins.waiting_for(ended.for_parts.iter().chain([&ended.part]));
+        let awaited = || (!calls.is_empty()).then(Context::new);
         let Some(parent) = cause.or_else(awaited).or_else(|| self.parent(None)) else { return };
         let Kind { device, direction, cause, outcome } = ended.kind;
         let attributes = [
@@ -174,7 +175,7 @@ impl Traces {
         if let Some(problem) = ended.problem {
             span.set_status(Status::error(problem.to_owned()));
         }
-        pins.moved(ended.part, span.span_context());
+        pins.link(&calls, span.span_context());
         span.end_with_timestamp(now);
     }
 }

@@ -174,7 +174,7 @@ fn gauge(metrics: &[Metric], name: &str) -> Option<f64> {
 #[test]
 fn a_pin_s_span_links_to_the_moves_that_it_waited_for() {
     let collector = Collector::start();
-    let config = tiers("8MiB", "8MiB").telemetry("export_interval_ms = 100");
+    let config = tiers("8MiB", "16MiB").telemetry("export_interval_ms = 100");
     let config = config
         .telemetry(&format!("otlp_endpoint = \"{}\"", collector.endpoint()))
         .telemetry("traces_sample_ratio = 0");
@@ -216,15 +216,7 @@ fn a_pin_s_span_links_to_the_moves_that_it_waited_for() {
         let _trace = vramd_client::enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();
         drop(weights.pin(Access::Read).unwrap());
     }
-    let (pin, moves) = received(&collector, "the pin and what it waited for", |received| {
-        let pin = named(received, TRACE, "pin").pop()?;
-        let linked = |link: &Link| {
-            let spans = received.spans.iter();
-            spans.filter(|span| span.name == "move").find(|span| span.span_id == link.span_id).cloned()
-        };
-        let moves: Option<Vec<_>> = pin.links.iter().map(linked).collect();
-        Some((pin, moves?))
-    });
+    let (pin, moves) = linked(&collector, 1);
     assert_eq!(moves.len(), 2, "one for each part");
     let uuid = daemon.books().devices[0].device.clone().unwrap().uuid;
     for span in &moves {
@@ -237,7 +229,41 @@ fn a_pin_s_span_links_to_the_moves_that_it_waited_for() {
         assert!(span.start_time_unix_nano >= pin.start_time_unix_nano - 1_000_000, "{span:?}");
         assert!(span.end_time_unix_nano <= pin.end_time_unix_nano, "it waited for its end");
     }
-    drop(weights);
+
+    // Now another has the room.
+    let mut others = client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
+    others.unhold().unwrap();
+    until_away(&daemon, id);
+    {
+        let _trace = vramd_client::enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();
+        drop(weights.pin(Access::Read).unwrap());
+    }
+    let (_, moves) = linked(&collector, 2);
+    let ways = moves.iter().map(|span| attribute(&span.attributes, "vramd.migration.direction"));
+    let mut ways: Vec<_> = ways.collect();
+    ways.sort_unstable();
+    assert_eq!(ways, ["in", "in", "out", "out"], "{moves:?}");
+    drop((weights, others));
     client.flush().unwrap();
     nothing_is_left(&daemon);
+}
+
+/// The pin of that number, and the moves that it links to.
+#[track_caller]
+fn linked(collector: &Collector, number: usize) -> (Span, Vec<Span>) {
+    received(collector, "the pin and what it waited for", |received| {
+        let pin = named(received, TRACE, "pin").into_iter().nth(number - 1)?;
+        let linked = |link: &Link| {
+            let mut moves = received.spans.iter().filter(|span| span.name == "move");
+            moves.find(|span| span.span_id == link.span_id).cloned()
+        };
+        let moves: Option<Vec<_>> = pin.links.iter().map(linked).collect();
+        Some((pin, moves?))
+    })
+}
+
+fn until_away(daemon: &Daemon, allocation: u64) {
+    until("nothing of it is on the device", || {
+        daemon.books().allocation(allocation).is_some_and(|row| row.resident_bytes == 0)
+    });
 }

@@ -86,6 +86,15 @@ impl Demands {
         self.line.remove(&place)
     }
 
+    /// Parts of which it was first asked then.
+    pub(crate) fn parts_since(&self, came: Arrival) -> impl Iterator<Item = PartRef> {
+        let at = |stood| Place { came, stood: Arrival::from_raw(stood) };
+        self.line.range(at(u64::MIN)..=at(u64::MAX)).filter_map(|(_, demand)| match demand.waiter {
+            Waiter::Part(part) => Some(part),
+            Waiter::Batch(_) => None,
+        })
+    }
+
     /// How many parts and batches wait.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.places.len().saturating_sub(self.batches), self.batches)
