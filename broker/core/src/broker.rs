@@ -105,7 +105,7 @@ impl Broker {
             revocations: Revocations::new(),
             migrations: Migrations::new(),
             demands: Demands::default(),
-            backings: Backings::new(),
+            backings: Backings::default(),
             residents: Residents::new(&config.eviction),
             over_limit: BTreeSet::new(),
             comers: BTreeMap::new(),

@@ -327,6 +327,19 @@ pub enum Notice {
         extent: ExtentId,
         bytes: Bytes,
     },
+    /// Somebody who stood in the line of those who wait for room does not any more.
+    WaitEnded {
+        what: Waited,
+        since: Time,
+        end: WaitEnd,
+    },
+    /// A pin call that waited for memory which was elsewhere waits no more.
+    PinWaited {
+        session: SessionId,
+        call: u64,
+        since: Time,
+        end: WaitEnd,
+    },
     /// All cached memory that a request waits for has been given up: it is tried again.
     RoomMade {
         tenant: Option<String>,
@@ -340,6 +353,10 @@ pub enum Notice {
         bytes: Bytes,
         cause: Cause,
         began: Time,
+        /// Not where what lay there held the same already.
+        copied: bool,
+        /// Parts that wait for the room that it left.
+        for_parts: Vec<PartRef>,
     },
     /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
     MoveFailed {
@@ -380,6 +397,27 @@ pub enum Notice {
         invariant: &'static str,
         detail: String,
     },
+}
+
+/// What stood in the line of those who wait for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Waited {
+    /// A part that somebody wants on its device.
+    Part,
+    /// An `AllocateBatch`.
+    Batch,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WaitEnd {
+    /// With what was waited for.
+    Served,
+    Refused,
+    /// An operator said so.
+    Cancelled,
+    /// Nobody wants it any more.
+    Left,
 }
 
 /// Who was refused.

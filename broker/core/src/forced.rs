@@ -56,6 +56,7 @@ impl Broker {
                     made: true,
                     clean: false,
                     vacated: true,
+                    room_for: None,
                     stopped: None,
                     ops: Few::default(),
                 };

@@ -44,6 +44,8 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
+        | Notice::WaitEnded { .. }
+        | Notice::PinWaited { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })
@@ -161,6 +163,8 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
+        | Notice::WaitEnded { .. }
+        | Notice::PinWaited { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })

@@ -264,7 +264,7 @@ fn what_moves_is_told_to_who_watches_and_counted() {
     };
     let tenant = format!("vramd_tenant=\"{}\"", session.tenant());
     let (host, bytes) = ("vramd_tier=\"host\"", 2.0 * MIB as f64);
-    assert_eq!(sum("vramd_quota_usage_bytes{", &[&tenant, host, "\"resident\""]), bytes);
+    assert_eq!(sum("vramd_quota_usage_bytes{", &[&tenant, host, "\"dirty\""]), bytes);
     assert_eq!(sum("vramd_memory_usage_bytes{", &[host, "\"resident\""]), bytes);
     assert_eq!(sum("vramd_memory_usage_bytes{", &["vramd_tier=\"device\""]), 0.0);
     assert_eq!(sum("vramd_memory_capacity_bytes{", &[host]), 4.0 * bytes);

@@ -20,11 +20,11 @@ impl Broker {
     /// Sets bytes aside below for a part on its device, if there are any for its tenant: only then can it leave.
     pub(crate) fn set_aside(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex, size: Bytes) {
         let place = Place::host(device);
-        if self.ledger.books(place).is_none() || self.backings.contains_key(&part) {
+        if self.ledger.books(place).is_none() || self.backings.contains(&part) {
             return;
         }
         if let Ok(reservation) = self.ledger.reserve(tenant, place, size) {
-            self.backings.insert(part, Backing::Reserved(reservation));
+            self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
         }
     }
 
@@ -69,10 +69,12 @@ impl Broker {
         if !stays {
             return self.release_extent(extent);
         }
-        match self.pool.get(extent).is_some() {
-            true => _ = self.backings.insert(part, Backing::Kept { extent, clean }),
+        match self.piece_of(part).filter(|_| self.pool.get(extent).is_some()) {
+            Some(Piece { tenant, device, size }) => {
+                self.backings.insert(part, (tenant, device), size, Backing::Kept { extent, clean });
+            }
             // It could not be made.
-            false => self.set_aside_anew(part),
+            None => self.set_aside_anew(part),
         }
         self.resides(part);
     }
@@ -82,7 +84,7 @@ impl Broker {
         if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
             self.set_aside(part, tenant, device, size);
         }
-        if !self.backings.contains_key(&part) {
+        if !self.backings.contains(&part) {
             self.residents.gone(part);
         }
     }
@@ -99,7 +101,7 @@ impl Broker {
     pub(crate) fn resides(&mut self, part: PartRef) {
         let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
         if let Some(device) = device
-            && self.backings.contains_key(&part)
+            && self.backings.contains(&part)
             && self.tier_of(part) == Some(Tier::Device)
         {
             self.residents.used(device, part, self.now);
@@ -127,9 +129,7 @@ impl Broker {
         if state == Some(AllocationState::Sealed) || planted!(self, ShadowOlderThanPart) {
             return;
         }
-        if let Some(Backing::Kept { clean, .. }) = self.backings.get_mut(&part) {
-            *clean = false;
-        }
+        self.backings.soil(&part);
         if let Some(migration) = self.migrations.get_mut(&part) {
             migration.clean = false;
         }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     broker::Broker,
-    command::Notice,
+    command::{Notice, WaitEnd},
     error::Refusal,
     event::Tier,
     ledger::{Place, Shortage},
@@ -104,7 +104,7 @@ impl Broker {
     /// Tries a batch of the line. `Err`: where it is short, and of what.
     pub(crate) fn try_batch(&mut self, op: OpId) -> Result<(), Shortage> {
         let Some((session, tenant, batch)) = self.batch_of(op) else {
-            self.demands.remove(Waiter::Batch(op));
+            self.leave_line(Waiter::Batch(op), WaitEnd::Left);
             return Ok(());
         };
         let plans = std::mem::take(&mut batch.plans);
@@ -135,7 +135,7 @@ impl Broker {
                 }
             });
         }
-        self.demands.remove(Waiter::Batch(op));
+        self.leave_line(Waiter::Batch(op), WaitEnd::Served);
         self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         match self.make_all(op, session, tenant, plans) {
             Ok(kind) => {
@@ -181,7 +181,7 @@ impl Broker {
     }
 
     pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {
-        self.demands.remove(Waiter::Batch(op));
+        self.leave_line(Waiter::Batch(op), WaitEnd::Refused);
         self.finish(op, Err(why));
         self.unsettled.demands = true;
     }

@@ -111,6 +111,9 @@ impl Broker {
         came: Arrival,
     ) -> Result<Option<PartMove>, Refusal> {
         self.begin_migration(part, towards, cause, op)?;
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            migration.room_for = (cause == Cause::Demand).then_some(came);
+        }
         Ok(match self.revoke_part(None, part, false, came) {
             None => None,
             Some(PartRevocation::Revoked) => {
@@ -133,7 +136,7 @@ impl Broker {
         if let Err(refusal) = self.set_out(part, (Tier::Host, cause), None, came) {
             self.residents.is_stuck(part);
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
-            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome);
+            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome, (false, None));
             return None;
         }
         Some(leaves)
@@ -208,6 +211,7 @@ impl Broker {
             clean,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
+            room_for: None,
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
@@ -226,7 +230,8 @@ impl Broker {
         let limit = self.config.limits.extents_max;
         if self.pool.len() >= limit {
             if let Some(reservation) = reserved {
-                self.backings.insert(order.part, Backing::Reserved(reservation));
+                let account = (tenant, order.place.device);
+                self.backings.insert(order.part, account, order.size, Backing::Reserved(reservation));
             }
             return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
         }
@@ -336,7 +341,7 @@ impl Broker {
     }
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
-        let Some(Migration { to, towards, cause, since, state, clean, stopped, ops, .. }) =
+        let Some(Migration { to, towards, cause, since, state, clean, room_for, stopped, ops, .. }) =
             self.migrations.remove(&part)
         else {
             return;
@@ -360,7 +365,7 @@ impl Broker {
             }
         }
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
-        self.tell_of_migration(part, towards, (cause, since), &outcome);
+        self.tell_of_migration(part, towards, (cause, since), &outcome, (state.copies(), room_for));
         for op in ops.iter().copied() {
             if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
                 moved.resolve(part.part, outcome.clone());
@@ -420,13 +425,26 @@ impl Broker {
         tier: Tier,
         (cause, began): (Cause, Time),
         outcome: &PartMove,
+        (copied, room_for): (bool, Option<Arrival>),
     ) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
         let problem = match outcome {
             PartMove::Moved => {
-                return self.notice(Notice::Moved { part, tenant, device, tier, bytes, cause, began });
+                let for_parts =
+                    room_for.into_iter().flat_map(|came| self.demands.parts_since(came)).collect();
+                return self.notice(Notice::Moved {
+                    part,
+                    tenant,
+                    device,
+                    tier,
+                    bytes,
+                    cause,
+                    began,
+                    copied,
+                    for_parts,
+                });
             }
             PartMove::Failed { problem } => problem.clone(),
             PartMove::Refused { refusal } => refusal.to_string(),

@@ -329,7 +329,7 @@ impl Broker {
         matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
-            && self.backings.contains_key(&part)
+            && self.backings.contains(&part)
             && matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
     }
 
