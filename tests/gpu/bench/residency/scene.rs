@@ -36,7 +36,7 @@ pub(super) struct Scene {
 }
 
 impl Driver {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
             Self::Sim => "sim",
