@@ -188,15 +188,16 @@ pub(super) mod tests {
 
     #[test]
     fn who_comes_late_is_one_of_the_others_and_no_count_ever_falls() {
-        // Beside all that the others can have there is room for 100 - 42 series.
-        let moves = Moves::new(100, 2);
+        // Beside all that the others can have.
+        let named = 58;
+        let moves = Moves::new(2 * Kind::ON_DEVICE + named, 2);
         let mut last = moves.all();
         for round in 0..3 {
             for tenant in 0..80 {
                 count(&moves, &moved(&format!("team-{:03}", 99 - tenant)));
             }
             let now = moves.all();
-            assert_eq!(now.len(), 58 + 1);
+            assert_eq!(now.len(), named + 1);
             let parts: u64 = now.values().flat_map(BTreeMap::values).map(|count| count.parts).sum();
             assert_eq!(parts, 80 * (round + 1));
             for (tenant, counts) in &last {
@@ -208,7 +209,7 @@ pub(super) mod tests {
         // What a named tenant does for the first time now is the others' too.
         count(&moves, &come(part(1), "team-099"));
         assert_eq!(moves.all()["team-099"].len(), 1);
-        assert_eq!(moves.all().values().map(BTreeMap::len).sum::<usize>(), 58 + 2);
+        assert_eq!(moves.all().values().map(BTreeMap::len).sum::<usize>(), named + 2);
         moves.sent([part(1)]);
         assert_eq!(used(&moves), 2, "and there it is found again");
     }
