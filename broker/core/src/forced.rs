@@ -55,6 +55,7 @@ impl Broker {
                     state: from,
                     made: true,
                     clean: false,
+                    shadow: false,
                     vacated: true,
                     stopped: None,
                     ops: Few::default(),

@@ -171,6 +171,7 @@ impl Broker {
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
         let place = Place { device, tier: towards };
         let order = Order { place, size, part, kind, zeroed: false };
+        let shadow = self.config.check_shadows && self.has_shadow(part);
         let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
@@ -198,7 +199,8 @@ impl Broker {
             since: self.now,
             state: MigrationState::Preparing,
             made: self.is_live(to),
-            clean,
+            clean: clean && !shadow,
+            shadow,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
             stopped: None,
@@ -267,7 +269,9 @@ impl Broker {
 
     fn copy_if_ready(&mut self, part: PartRef) {
         let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
-        let Some(to) = self.migrations.get(&part).filter(ready).map(|it| it.to) else { return };
+        let Some((to, shadow)) = self.migrations.get(&part).filter(ready).map(|it| (it.to, it.shadow)) else {
+            return;
+        };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         if self.migrations.get(&part).is_some_and(|it| it.clean && it.state == MigrationState::Preparing) {
@@ -276,7 +280,7 @@ impl Broker {
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
-        self.command(Command::Copy { from, to, bytes });
+        self.command(Command::Copy { from, to, bytes, shadow });
     }
 
     /// Gives a migration up: the part stays where it is.
@@ -323,7 +327,7 @@ impl Broker {
     }
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
-        let Some(Migration { to, towards, cause, since, state, clean, stopped, ops, .. }) =
+        let Some(Migration { to, towards, cause, since, state, clean, shadow, stopped, ops, .. }) =
             self.migrations.remove(&part)
         else {
             return;
@@ -341,7 +345,7 @@ impl Broker {
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
-                self.keep(part, left, clean && !state.copies());
+                self.keep(part, left, (clean || shadow) && !state.copies());
                 self.unsettled.demands = true;
             }
         }

@@ -258,7 +258,7 @@ impl World {
             Command::CreateExtent { extent, device, tier, size, .. } => {
                 self.submit(Job::Create { extent, device, tier, size });
             }
-            Command::Copy { from, to, bytes } => self.copy(from, to, bytes),
+            Command::Copy { from, to, bytes, shadow: _ } => self.copy(from, to, bytes),
             Command::CancelCopy { to } => self.cancel_copy(to),
             Command::ReleaseExtent { extent } => self.submit(Job::Release { extent }),
             Command::Digest { allocation, spans } => self.submit(Job::Digest { allocation, spans }),
