@@ -289,6 +289,7 @@ impl App {
             part_size: config.memory.part_size,
             sessions_reserved: config.memory.sessions_reserved,
             eviction: broker_core::EvictionPolicy::default(),
+            check_shadows: config.memory.check_shadows,
             default_limit: config.quota.default.limit,
             limits: self.core_limits(),
         }

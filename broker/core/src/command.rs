@@ -27,8 +27,9 @@ pub enum Command {
     /// Makes memory, not exported to anybody yet. In another tier than the device's it is the device's neighbour. What need
     /// not be zeroed is written as a whole before anybody sees it.
     CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
-    /// Copies the first bytes of one extent to another; neither is released or mapped by anybody until it is answered.
-    Copy { from: ExtentId, to: ExtentId, bytes: Bytes },
+    /// Copies the first bytes of one extent to another; neither is released or mapped by anybody until it is answered. A
+    /// shadow should hold them already: they are compared, and copied only if they differ.
+    Copy { from: ExtentId, to: ExtentId, bytes: Bytes, shadow: bool },
     /// A copy is of no use any more. It is answered all the same, as done or as failed.
     CancelCopy { to: ExtentId },
     /// Ends the broker's own hold on memory that nobody maps by its knowledge.
@@ -357,6 +358,14 @@ pub enum Notice {
         copied: bool,
         /// Parts that wait for the room that it left.
         for_parts: Vec<PartRef>,
+    },
+    /// A part that was to leave uncopied is copied: its shadow holds something else, so it was written behind its pins.
+    ShadowDiffers {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
     },
     /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
     MoveFailed {

@@ -55,6 +55,7 @@ impl Broker {
                     state: from,
                     made: true,
                     clean: false,
+                    shadow: false,
                     vacated: true,
                     room_for: None,
                     stopped: None,

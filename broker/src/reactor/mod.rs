@@ -16,6 +16,7 @@
 mod calls;
 mod clock;
 mod copies;
+mod digests;
 mod executor;
 mod extents;
 mod inbox;

@@ -16,6 +16,7 @@ pub(super) struct Notices {
     map_failed: Thinned,
     create_failed: Thinned,
     move_failed: Thinned,
+    shadow_differs: Thinned,
     pin_stalled: Thinned,
     unreturned: Thinned,
     returned: Thinned,
@@ -46,6 +47,7 @@ impl Notices {
             Notice::MapFailed { .. } => &mut self.map_failed,
             Notice::CreateFailed { .. } => &mut self.create_failed,
             Notice::MoveFailed { .. } => &mut self.move_failed,
+            Notice::ShadowDiffers { .. } => &mut self.shadow_differs,
             Notice::PinStalled { .. } => &mut self.pin_stalled,
             Notice::Unreturned { .. } => &mut self.unreturned,
             Notice::Returned { .. } => &mut self.returned,
@@ -111,6 +113,9 @@ fn log(notice: &Notice, left_out: u64) {
         }
         Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {
             warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "a part could not be moved, and is where it was");
+        }
+        Notice::ShadowDiffers { part, tenant, device, tier, bytes } => {
+            warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), left_out, "a part was written behind its pins, and is copied");
         }
         Notice::MoveStopped { part, tenant, device, tier, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, "a part's move was given up");

@@ -109,6 +109,7 @@ fn config() -> Config {
         boot_epoch: 1,
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
+        check_shadows: false,
         devices: vec![DeviceConfig {
             host: Bytes::ZERO,
             context_bytes: Bytes::ZERO,

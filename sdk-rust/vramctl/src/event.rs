@@ -223,6 +223,9 @@ fn of_move(event: &v1::MoveEvent) -> What {
         MoveChange::Unspecified => ("unknown", what),
         MoveChange::Moved => ("moved", format!("{what} {to}")),
         MoveChange::Failed => ("failed", format!("{what} {to} failed: {}", plain(&event.detail))),
+        MoveChange::ShadowDiffers => {
+            ("shadow_differs", format!("{what} {to}: written behind its pins, and copied"))
+        }
         MoveChange::Stopped => ("stopped", format!("{what} {to} given up: it is in use, or was freed")),
     };
     let fields = json!({

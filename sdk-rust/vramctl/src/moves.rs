@@ -154,6 +154,8 @@ fn outcome_name(outcome: Change) -> &'static str {
         Change::Moved => "moved",
         Change::Failed => "failed",
         Change::Stopped => "stopped",
+        // How none ends.
+        Change::ShadowDiffers => "shadow_differs",
     }
 }
 

@@ -158,6 +158,7 @@ fn config() -> Config {
         default_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
+        check_shadows: false,
         limits,
     }
 }

@@ -8,6 +8,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 use super::room::Piece;
 use crate::{
     broker::Broker,
+    command::Notice,
     event::{Kind, PartRef, Tier},
     ledger::Place,
     migration::Backing,
@@ -122,6 +123,11 @@ impl Broker {
         matches!(self.backings.get(&part), Some(Backing::Kept { extent, .. }) if *extent == id)
     }
 
+    /// Whether what it has below should hold what it holds.
+    pub(crate) fn has_shadow(&self, part: PartRef) -> bool {
+        matches!(self.backings.get(&part), Some(Backing::Kept { clean: true, .. }))
+    }
+
     /// Somebody has written the part, or may have: what was copied of it is old.
     pub(crate) fn was_written(&mut self, part: PartRef) {
         // Sealed memory is never written: who says so is mistaken.
@@ -131,8 +137,20 @@ impl Broker {
         }
         self.backings.soil(&part);
         if let Some(migration) = self.migrations.get_mut(&part) {
-            migration.clean = false;
+            (migration.clean, migration.shadow) = (false, false);
         }
+    }
+
+    /// Memory that was taken for the part's shadow is none: it was written behind its pins. It is copied there, and told.
+    pub(crate) fn shadow_differs(&mut self, to: ExtentId) {
+        let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
+        let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.towards) else {
+            return;
+        };
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let tenant = self.tenants.shared(allocation.tenant);
+        self.notice(Notice::ShadowDiffers { part, tenant, device, tier, bytes });
     }
 
     /// Whether it has been made, and is not being released.

@@ -174,6 +174,7 @@ impl Broker {
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
         let place = Place { device, tier: towards };
         let order = Order { place, size, part, kind, zeroed: false };
+        let shadow = self.config.check_shadows && self.has_shadow(part);
         let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
@@ -208,7 +209,8 @@ impl Broker {
             since: self.now,
             state: MigrationState::Preparing,
             made: self.is_live(to),
-            clean,
+            clean: clean && !shadow,
+            shadow,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
             room_for: None,
@@ -279,7 +281,9 @@ impl Broker {
 
     fn copy_if_ready(&mut self, part: PartRef) {
         let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
-        let Some(to) = self.migrations.get(&part).filter(ready).map(|it| it.to) else { return };
+        let Some((to, shadow)) = self.migrations.get(&part).filter(ready).map(|it| (it.to, it.shadow)) else {
+            return;
+        };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         if self.migrations.get(&part).is_some_and(|it| it.clean && it.state == MigrationState::Preparing) {
@@ -288,7 +292,7 @@ impl Broker {
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
-        self.command(Command::Copy { from, to, bytes });
+        self.command(Command::Copy { from, to, bytes, shadow });
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
         }
@@ -341,11 +345,9 @@ impl Broker {
     }
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
-        let Some(Migration { to, towards, cause, since, state, clean, room_for, stopped, ops, .. }) =
-            self.migrations.remove(&part)
-        else {
-            return;
-        };
+        let Some(migration) = self.migrations.remove(&part) else { return };
+        let Migration { to, towards, cause, since, state, clean, shadow, room_for, stopped, ops, .. } =
+            migration;
         let left = match arrived {
             true => self.arrive(part, to),
             false => to,
@@ -359,7 +361,7 @@ impl Broker {
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
-                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean };
+                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean || shadow };
                 self.keep(part, left, clean);
                 self.unsettled.demands = true;
             }

@@ -44,6 +44,8 @@ pub(crate) struct Migration {
     pub(crate) made: bool,
     /// The destination holds what the part holds: it need not be copied.
     pub(crate) clean: bool,
+    /// It should, and that is checked: they are compared before it is copied.
+    pub(crate) shadow: bool,
     /// Nobody maps the part, and nobody will until this is over.
     pub(crate) vacated: bool,
     /// When who needs its room came.

@@ -101,6 +101,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         default_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
+        check_shadows: false,
         limits: Limits::default(),
     }
 }
@@ -214,7 +215,10 @@ impl World {
                 let failure = self.fail_creates.pop_front().flatten();
                 Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
             }
-            Command::Copy { from, to, .. } => {
+            Command::Copy { from, to, shadow, .. } => {
+                if shadow && self.content(from) != self.content(to) {
+                    self.event(Event::Completion(Completion::ShadowDiffers { to }));
+                }
                 let result = self.fail_copies.pop_front().flatten().map_or(Ok(()), Err);
                 if result.is_ok() {
                     let content = self.content(from);

@@ -259,7 +259,7 @@ impl World {
             Command::CreateExtent { extent, device, tier, size, .. } => {
                 self.submit(Job::Create { extent, device, tier, size });
             }
-            Command::Copy { from, to, bytes } => self.copy(from, to, bytes),
+            Command::Copy { from, to, bytes, shadow: _ } => self.copy(from, to, bytes),
             Command::CancelCopy { to } => self.cancel_copy(to),
             Command::ReleaseExtent { extent } => self.release(extent),
             Command::ReleaseNow { device } => self.release_now(device),
