@@ -4,10 +4,13 @@
 
 mod world;
 
-use broker_core::{AllocationSpec, ClientFrame, ClientRequest, Refusal, Reply, Tier};
+use std::time::Duration;
+
+use broker_core::{AllocationSpec, ClientFrame, ClientRequest, Refusal, Reply, StoredQuotas, Tier};
 use vramd_types::{Bytes, Reason};
 use world::{
-    moving::{held, mib, tiers},
+    World, config,
+    moving::{fill, held, mib, tiers},
     revoking::part,
     spec,
 };
@@ -73,4 +76,25 @@ fn what_is_held_has_its_device_first() {
 fn what_is_not_held_has_its_room_below_first() {
     let placed = placed(4, 8, vec![spec(4), unheld(8)]);
     assert_eq!(placed, [vec![Tier::Device], vec![Tier::Host; 2]]);
+}
+
+/// Found by the simulator: it was said to be short of host memory, of which there was enough.
+#[test]
+fn who_is_behind_others_is_told_where() {
+    let mut config = config(&[Bytes::mib(8), Bytes::mib(8)]);
+    config.devices.iter_mut().for_each(|device| device.host = Bytes::mib(64));
+    let uuid = config.devices[1].uuid.clone();
+    let mut world = World::with(config, StoredQuotas::default());
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let on = |device: &str, spec| AllocationSpec { device: Some(device.to_owned()), ..spec };
+    fill(&mut world, a, on("1", spec(4)));
+    let items = vec![on("1", spec(8))];
+    world.start(b, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(60) });
+    world.settle();
+    let both = ClientRequest::allocate(vec![on("0", unheld(8)), on("1", spec(2))]);
+    let refused = world.call(c, both).expect_err("another waits");
+    assert!(
+        matches!(&refused, Refusal::DeviceFull { device, tier: Tier::Device, .. } if *device == uuid),
+        "{refused:?}"
+    );
 }

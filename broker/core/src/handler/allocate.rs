@@ -75,13 +75,13 @@ impl Broker {
         }
         self.check_plans(session, tenant, &plans)?;
         let why = match lack {
-            None if !self.is_behind(tenant, &plans) => {
-                return Ok(Started::Waiting(self.make_all(op, session, tenant, plans)?));
-            }
             None => self.why_behind(tenant, &plans),
-            Some(lack) => self.why_lacking(tenant, &lack),
+            Some(lack) => Some(self.why_lacking(tenant, &lack)),
         };
-        Ok(self.line_up(op, Batch::new(plans, self.now.after(wait), why)))
+        Ok(match why {
+            None => Started::Waiting(self.make_all(op, session, tenant, plans)?),
+            Some(why) => self.line_up(op, Batch::new(plans, self.now.after(wait), why)),
+        })
     }
 
     /// What may change while a batch waits.

@@ -2,7 +2,7 @@
 //!
 //! One that is not to wait stays there only while room is being made for it; any other is refused when its time is over.
 
-use vramd_types::{Bytes, DeviceIndex, SessionId};
+use vramd_types::{Bytes, SessionId};
 
 use super::{
     Started, Timer,
@@ -82,23 +82,18 @@ impl Broker {
         }
     }
 
-    /// Whether others wait for room that the batch would take.
-    pub(crate) fn is_behind(&self, tenant: TenantId, plans: &[Plan]) -> bool {
+    /// Why the batch is not served at once though there would be room: others wait for what it would take.
+    pub(crate) fn why_behind(&self, tenant: TenantId, plans: &[Plan]) -> Option<Refusal> {
+        if self.demands.is_empty() || planted!(self, BatchOvertakes) {
+            return None;
+        }
         let overtakes = |(place, asked, _): &(Place, Bytes, Vec<Age>)| {
             place.tier == Tier::Device
                 && self.is_waited_for(place.device)
                 && !self.is_guaranteed(tenant, place.device, *asked)
         };
-        !self.demands.is_empty()
-            && !planted!(self, BatchOvertakes)
-            && self.asked_by_place(tenant, plans).iter().any(overtakes)
-    }
-
-    /// There would be room, but for those who came before.
-    pub(crate) fn why_behind(&self, tenant: TenantId, plans: &[Plan]) -> Refusal {
-        let first = self.asked_by_place(tenant, plans).into_iter().next();
-        let (place, asked) = first.map_or((Place::device(DeviceIndex(0)), Bytes::ZERO), |it| (it.0, it.1));
-        self.shortage(tenant, place, Shortage::Room { free: Bytes::ZERO }, asked)
+        let (place, asked, _) = self.asked_by_place(tenant, plans).into_iter().find(overtakes)?;
+        Some(self.shortage(tenant, place, Shortage::Room { free: Bytes::ZERO }, asked))
     }
 
     /// Tries a batch of the line. `Err`: where it is short, and of what.
