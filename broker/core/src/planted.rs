@@ -70,10 +70,10 @@ mod bugs {
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE];
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE];
-        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS];
+        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
         UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS];
         ShortfallIgnored: "memory that others took still counts as capacity", [ADMISSION];
         AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
         AnswerToAnother: "an answer goes to another call that waits", [CALLS];
@@ -99,7 +99,7 @@ mod bugs {
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];
         StrangerServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];
         LieBelieved: "an answer that does not fit is ignored, and its session trusted on", [SESSION_LIES];
-        SilentTakenForGone: "a channel's end is taken for the process's end", [EXTENT_USE];
+        SilentTakenForGone: "a channel's end is taken for the process's end", [EXTENT_USE, LEDGER_ORACLE];
         MemoryOutlivesSession: "what a session did not free stays when it is gone", [LIFETIMES];
         NameNotFreed: "a freed allocation keeps its name", [NAMES];
         TimerLost: "nobody looks whether a map is answered in time", [TIMERS];
@@ -134,7 +134,7 @@ mod bugs {
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED];
         CopiedInPart: "the end of a part is not copied with it", [CONTENT];
         HostChargeForgotten: "what lies in host memory is charged to nobody", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS];
         DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
         PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
         SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES];
