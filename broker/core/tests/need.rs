@@ -8,8 +8,8 @@ mod world;
 use std::time::Duration;
 
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, EvictionPolicy, Notice, OperatorRequest, PartMove, PartRef,
-    Refusal, Reply, StoredQuotas, Tier, Waiting,
+    AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
+    PartRef, Refusal, Reply, StoredQuotas, Tier, Waiting,
 };
 use vramd_types::{Bytes, Reason};
 use world::{
@@ -460,4 +460,23 @@ fn what_has_lost_its_place_below_stays() {
     world.pin_call(a, 1, &[part]);
     world.settle();
     assert_eq!(world.read(a, part), 7);
+}
+
+/// Behind somebody for whom there is no room: on disk it need not be.
+#[test]
+fn a_guarantee_counts_for_who_waits_once_it_is_held_back() {
+    let mut world = tiers(12, 64);
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    for content in 1..3 {
+        let part = one(&mut world, a, 4, content);
+        world.pin(a, part);
+    }
+    let first = waiting(&mut world, c, 8, Duration::from_secs(1));
+    let behind = waiting(&mut world, b, 4, Duration::from_secs(1));
+    world.start_operator(None, set_quota("b", 4, 8));
+    let made = |work: &Command| matches!(work, Command::CreateExtent { .. });
+    assert!(world.work.iter().any(made), "before the quota is stored: {:?}", world.work);
+    world.settle();
+    assert!(matches!(world.replies.get(&behind), Some(Ok(_))));
+    assert_eq!(world.replies.get(&first), None);
 }

@@ -122,6 +122,8 @@ impl Broker {
             parts.extend(self.offer(id, tenant, part));
         }
         self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
+        // Until it is answered none of it can leave: who waits first may be one now whom nothing helps, and is passed by.
+        self.unsettled.demands |= self.is_room_wanted();
     }
 
     /// Makes the session a mapper of the part: its descriptor is about to leave.
