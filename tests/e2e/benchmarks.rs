@@ -34,6 +34,7 @@ fn every_question_of_residency_is_answered_on_the_simulated_driver() {
         "neighbour_slowdown",
         "evict_clean_unmapped_ms",
         "evict_clean_settled_ms",
+        "give_back_plainly_ms",
     ];
     for key in figures {
         assert!(report[key].as_f64().is_some_and(|figure| figure > 0.0), "{key} in {report:#}");

@@ -1,11 +1,11 @@
-//! Copies as a plain program makes them: between `cuMemAlloc` blocks and memory of `cuMemHostAlloc`, waited for once, at
-//! their end.
+//! What a plain program does: copies between `cuMemAlloc` blocks and memory of `cuMemHostAlloc`, waited for once, at their
+//! end; and memory in extents with descriptors, given back.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::cuda::{Gpu, Pinned};
+use crate::cuda::{Extent, Gpu, Pinned};
 
 /// As many bytes in each direction.
 #[derive(Debug)]
@@ -17,6 +17,7 @@ pub(crate) struct Plain<'a> {
     back: Pinned,
     /// One piece alone.
     single: Pinned,
+    pieces: usize,
     piece: usize,
 }
 
@@ -26,7 +27,7 @@ impl<'a> Plain<'a> {
         let size = pieces * piece;
         let (device, other) = (gpu.alloc(size)?, gpu.alloc(size)?);
         let [out, back, single] = [gpu.pin(size)?, gpu.pin(size)?, gpu.pin(piece)?];
-        let mut plain = Self { gpu, device, other, out, back, single, piece };
+        let mut plain = Self { gpu, device, other, out, back, single, pieces, piece };
         gpu.fill(device, size as u64, 1)?;
         gpu.fill(other, size as u64, 2)?;
         gpu.begin_out(device, &mut plain.out, piece)?;
@@ -54,6 +55,20 @@ impl<'a> Plain<'a> {
         let started = Instant::now();
         self.gpu.begin_in(&self.single, self.other, self.piece)?;
         self.gpu.end_copies()?;
+        Ok(started.elapsed())
+    }
+
+    /// As many pieces, each an extent of its own with a descriptor, until the driver has back all of them.
+    pub(crate) fn give_back(&self) -> Result<Duration> {
+        let extents: Vec<Extent> =
+            (0..self.pieces).map(|_| self.gpu.create(self.piece)).collect::<Result<_>>()?;
+        let descriptors = extents.iter().map(Extent::export).collect::<Result<Vec<_>>>()?;
+        let span = self.gpu.map(&extents, true)?;
+        self.gpu.fill(span.address(), (self.pieces * self.piece) as u64, 3)?;
+        let started = Instant::now();
+        drop(span);
+        drop(extents);
+        drop(descriptors);
         Ok(started.elapsed())
     }
 }

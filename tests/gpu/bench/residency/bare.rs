@@ -1,4 +1,4 @@
-//! The bare side: copies of as many bytes, without a daemon.
+//! The bare side: as many bytes copied or given back, without a daemon.
 
 use std::{
     thread,
@@ -15,6 +15,9 @@ pub(super) trait Bare {
 
     /// One part in.
     fn part_in(&mut self) -> Result<Duration>;
+
+    /// As many bytes, in as many extents, unmapped and given back to the driver.
+    fn give_back(&mut self) -> Result<Duration>;
 }
 
 impl Bare for Plain<'_> {
@@ -24,6 +27,10 @@ impl Bare for Plain<'_> {
 
     fn part_in(&mut self) -> Result<Duration> {
         self.piece_in()
+    }
+
+    fn give_back(&mut self) -> Result<Duration> {
+        Plain::give_back(self)
     }
 }
 
@@ -60,6 +67,13 @@ impl Bare for InMemory {
     fn part_in(&mut self) -> Result<Duration> {
         let started = Instant::now();
         self.other[..self.part].copy_from_slice(&self.back[..self.part]);
+        Ok(started.elapsed())
+    }
+
+    fn give_back(&mut self) -> Result<Duration> {
+        let parts: Vec<Vec<u8>> = self.device.chunks(self.part).map(<[u8]>::to_vec).collect();
+        let started = Instant::now();
+        drop(parts);
         Ok(started.elapsed())
     }
 }

@@ -12,17 +12,19 @@ use crate::bench::measure::{WARM_UP, median_ms};
 const UNMAPPED_MS_MAX: f64 = 3.0;
 const SETTLED_MS_MAX: f64 = 12.0;
 
-pub(super) fn ask(scene: &Scene, _: &mut dyn Bare) -> Result<Answer> {
+pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let mut holder = Holder::start(scene, None)?;
     holder.fill()?;
     scene.operator.move_all(holder.memory(), Tier::Host)?;
-    let mut evictions = Vec::new();
+    let (mut evictions, mut plainly) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + scene.pairs {
+        let given_back = bare.give_back()?;
         scene.operator.move_all(holder.memory(), Tier::Device)?;
         holder.check()?;
         let eviction = scene.operator.evict_watched(holder.memory())?;
         if round >= WARM_UP {
             evictions.push(eviction);
+            plainly.push(given_back);
         }
     }
     holder.check()?;
@@ -38,16 +40,23 @@ pub(super) fn ask(scene: &Scene, _: &mut dyn Bare) -> Result<Answer> {
         format!("{name} {ms:.2} ms ({} evictions); target {most:.2}: {verdict}", evictions.len())
     };
     let (to_unmapped, to_settled) = (median_ms(&unmapped), median_ms(&settled));
+    let bare_ms = median_ms(&plainly);
     let all_ms = |times: &[Duration]| times.iter().map(|time| time.as_secs_f64() * 1e3).collect::<Vec<_>>();
     Ok(Answer {
-        figures: vec![("evict_clean_unmapped_ms", to_unmapped), ("evict_clean_settled_ms", to_settled)],
+        figures: vec![
+            ("evict_clean_unmapped_ms", to_unmapped),
+            ("evict_clean_settled_ms", to_settled),
+            ("give_back_plainly_ms", bare_ms),
+        ],
         samples: json!({
             "bytes": scene.bytes(), "warm_up_rounds": WARM_UP,
             "unmapped_ms": all_ms(&unmapped), "answered_ms": all_ms(&answered), "settled_ms": all_ms(&settled),
+            "give_back_plainly_ms": all_ms(&plainly),
         }),
         lines: vec![
             line("evict_clean_unmapped", to_unmapped, UNMAPPED_MS_MAX),
             line("evict_clean_settled", to_settled, SETTLED_MS_MAX),
+            format!("give_back_plainly {bare_ms:.2} ms"),
         ],
     })
 }
