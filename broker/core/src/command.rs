@@ -212,6 +212,12 @@ pub enum Notice {
         tenant: Arc<str>,
         reason: String,
     },
+    /// It was silent for too long.
+    SessionKilled {
+        session: SessionId,
+        tenant: Arc<str>,
+        reason: String,
+    },
     SessionAnswered {
         session: SessionId,
         tenant: Arc<str>,

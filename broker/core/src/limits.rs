@@ -47,8 +47,14 @@ pub struct Limits {
     pub fds_in_flight_per_tenant_max: usize,
     /// A session that has not answered a `Map`, or mapped its word table, by then loses its channel.
     pub map_answer_timeout: Duration,
-    /// A session that has not answered a `Revoke` by then is silent until it does.
+    /// A session that has not let go by then of what was freed, or is to be sealed or detached, is silent until it does:
+    /// its program's pins may last. So long a fence waits for pins.
     pub revoke_answer_timeout: Duration,
+    /// A session that owes the unmapping of what nobody pins, and has unmapped nothing of it for so long, is silent until it does:
+    /// nothing that its program does holds it up, and others wait.
+    pub unmap_answer_timeout: Duration,
+    /// The process of a session that is silent for so long is killed; zero is never.
+    pub end_silent_after: Duration,
     /// Slots of a session's word table: parts that it maps, or keeps to map again. At least 1.
     pub words_per_session_max: u32,
     /// Pin calls of one session that have not ended.
@@ -81,6 +87,8 @@ impl Default for Limits {
             fds_in_flight_per_tenant_max: 2048,
             map_answer_timeout: Duration::from_secs(30),
             revoke_answer_timeout: Duration::from_secs(10),
+            unmap_answer_timeout: Duration::from_secs(1),
+            end_silent_after: Duration::ZERO,
             words_per_session_max: 65_536,
             pins_waiting_max: 256,
             pin_parts_waiting_max: 16_384,

@@ -20,6 +20,7 @@ fn short(notice: &Notice) -> String {
     match notice {
         Notice::SessionOpened { tenant, .. } => format!("opened {tenant}"),
         Notice::SessionSilent { tenant, .. } => format!("silent {tenant}"),
+        Notice::SessionKilled { tenant, .. } => format!("killed {tenant}"),
         Notice::SessionAnswered { tenant, .. } => format!("answered {tenant}"),
         Notice::SessionGone { tenant, .. } => format!("gone {tenant}"),
         Notice::Refused { request, refusal, .. } => format!("refused {request} {}", refusal.reason()),

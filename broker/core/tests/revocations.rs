@@ -4,14 +4,16 @@
 
 mod world;
 
+use std::time::Duration;
+
 use broker_core::{
     ClientFrame, ClientRequest, Command, Completion, DaemonFrame, Event, OperatorRequest, PartRevocation,
-    Refusal, Target, WordsOutcome,
+    Refusal, StoredQuotas, Target, WordsOutcome,
 };
 use vramd_types::{Bytes, PartIndex};
 use world::{
-    World, persistent,
-    revoking::{ANSWER, answer, mapped_bytes, one_part, outcome, outcomes, part, revoke},
+    World, named, persistent,
+    revoking::{ANSWER, UNMAPPED, answer, mapped_bytes, one_part, outcome, outcomes, part, revoke},
     spec, unmapped,
 };
 
@@ -112,6 +114,86 @@ fn who_does_not_answer_is_silent_until_it_does() {
     world.pin_call(client, 1, &[part(id, 0)]);
     world.settle();
     assert_eq!(answer(&world, client, 1), Some(&None));
+}
+
+#[test]
+fn who_does_not_answer_keeps_the_other_readers_waiting_for_no_longer_than_its_time() {
+    let mut world = World::new(64);
+    let owner = world.open_pinning("a");
+    let id = world.sealed(owner, named(4, "weights"));
+    let readers = ["a", "a", "a"].map(|tenant| world.open_pinning(tenant));
+    for reader in readers {
+        world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("a reader");
+    }
+    let [stopped, first, second] = readers;
+    world.stopped.insert(stopped.channel);
+    let evict = world.start_operator(None, revoke(id, false));
+    world.settle();
+    for reader in [first, second] {
+        world.pin_call(reader, 1, &[part(id, 0)]);
+    }
+    world.settle();
+    assert_eq!((answer(&world, first, 1), answer(&world, second, 1)), (None, None), "the evict lasts");
+
+    world.advance(UNMAPPED);
+    world.settle();
+    let silent = PartRevocation::Silent { by: vec![stopped.session] };
+    assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), [silent]);
+    assert_eq!((answer(&world, first, 1), answer(&world, second, 1)), (Some(&None), Some(&None)));
+}
+
+#[test]
+fn who_goes_on_unmapping_is_not_silent() {
+    let mut world = World::new(64);
+    let client = world.open_pinning("a");
+    let [first, second] = [(); 2].map(|()| world.allocate(client, spec(4)).expect("room"));
+    let evicts = [first, second].map(|id| world.start_operator(None, revoke(id, false)));
+    while world.work_once() {}
+    world.advance(UNMAPPED / 2);
+    assert!(world.answer_once(client.channel), "one of two");
+    world.advance(UNMAPPED / 2);
+    assert_eq!(world.broker.list_sessions(None, None, 9).0[0].silent_reason, None);
+    world.settle();
+    for evict in evicts {
+        assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), [PartRevocation::Revoked]);
+    }
+}
+
+#[test]
+fn silence_ends_a_process_only_where_that_is_configured() {
+    for end_silent_after in [Duration::ZERO, Duration::from_secs(30)] {
+        let mut config = world::config(&[Bytes::mib(64)]);
+        config.limits.end_silent_after = end_silent_after;
+        let mut world = World::with(config, StoredQuotas::default());
+        let client = world.open_pinning("a");
+        let id = world.allocate(client, spec(4)).expect("room");
+        world.stopped.insert(client.channel);
+        world.start_operator(None, revoke(id, false));
+        world.settle();
+        world.advance(UNMAPPED);
+        world.advance(29_000_000);
+        assert!(world.killed.is_empty(), "its time is not over");
+        world.advance(1_000_000);
+        let killed: &[_] = if end_silent_after.is_zero() { &[] } else { &[client.channel] };
+        assert_eq!(world.killed, killed);
+    }
+}
+
+#[test]
+fn who_answers_in_time_is_not_killed() {
+    let mut config = world::config(&[Bytes::mib(64)]);
+    config.limits.end_silent_after = Duration::from_secs(30);
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, spec(4)).expect("room");
+    world.stopped.insert(client.channel);
+    world.start_operator(None, revoke(id, false));
+    world.settle();
+    world.advance(UNMAPPED);
+    world.stopped.clear();
+    world.settle();
+    world.advance(60_000_000);
+    assert!(world.killed.is_empty());
 }
 
 #[test]

@@ -38,6 +38,11 @@ pub struct Limits {
     pub map_answer_timeout: Duration,
     #[serde(rename = "revoke_answer_timeout_ms", deserialize_with = "millis")]
     pub revoke_answer_timeout: Duration,
+    #[serde(rename = "unmap_answer_timeout_ms", deserialize_with = "millis")]
+    pub unmap_answer_timeout: Duration,
+    /// 0 never ends one.
+    #[serde(rename = "end_silent_after_ms", deserialize_with = "millis_or_none")]
+    pub end_silent_after: Duration,
     #[serde(rename = "survey_interval_ms", deserialize_with = "millis")]
     pub survey_interval: Duration,
     /// A quantity; 0 keeps nothing.
@@ -92,6 +97,8 @@ impl Default for Limits {
             fds_in_flight_per_tenant_max,
             map_answer_timeout,
             revoke_answer_timeout,
+            unmap_answer_timeout,
+            end_silent_after,
             survey_interval,
             cached_bytes_per_tenant_max,
             cached_for,
@@ -114,6 +121,8 @@ impl Default for Limits {
             fds_in_flight_per_tenant_max,
             map_answer_timeout,
             revoke_answer_timeout,
+            unmap_answer_timeout,
+            end_silent_after,
             survey_interval,
             cached_bytes_per_tenant_max,
             cached_for,
@@ -158,6 +167,8 @@ impl Limits {
             fds_in_flight_per_tenant_max: self.fds_in_flight_per_tenant_max,
             map_answer_timeout: self.map_answer_timeout,
             revoke_answer_timeout: self.revoke_answer_timeout,
+            unmap_answer_timeout: self.unmap_answer_timeout,
+            end_silent_after: self.end_silent_after,
             survey_interval: self.survey_interval,
             cached_bytes_per_tenant_max: self.cached_bytes_per_tenant_max,
             cached_for: self.cached_for,
@@ -194,6 +205,10 @@ fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
         slots if slots <= WORDS_MAX => Ok(slots),
         slots => Err(de::Error::custom(format!("{slots} are too many: at most {WORDS_MAX}"))),
     }
+}
+
+fn millis_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    u64::deserialize(deserializer).map(Duration::from_millis)
 }
 
 pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

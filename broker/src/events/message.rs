@@ -20,6 +20,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
     Some(match notice {
         Notice::SessionOpened { .. }
         | Notice::SessionSilent { .. }
+        | Notice::SessionKilled { .. }
         | Notice::SessionAnswered { .. }
         | Notice::SessionGone { .. }
         | Notice::MapFailed { .. } => EventKind::Session,
@@ -59,6 +60,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
     match notice {
         Notice::SessionOpened { tenant, .. }
         | Notice::SessionSilent { tenant, .. }
+        | Notice::SessionKilled { tenant, .. }
         | Notice::SessionAnswered { tenant, .. }
         | Notice::SessionGone { tenant, .. }
         | Notice::MapFailed { tenant, .. }
@@ -97,6 +99,10 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         Notice::SessionSilent { session, reason, .. } => Event::Session(v1::SessionEvent {
             detail: cut(reason),
             ..of_session(SessionChange::Silent, *session)
+        }),
+        Notice::SessionKilled { session, reason, .. } => Event::Session(v1::SessionEvent {
+            detail: cut(reason),
+            ..of_session(SessionChange::Killed, *session)
         }),
         Notice::SessionAnswered { session, .. } => {
             Event::Session(of_session(SessionChange::Answered, *session))

@@ -66,6 +66,9 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::SessionSilent { session, reason, .. } => {
             warn!(%session, reason, "session is silent: what it maps stands and stays charged");
         }
+        Notice::SessionKilled { session, reason, .. } => {
+            warn!(%session, reason, "session has been silent for too long: its process is killed");
+        }
         Notice::SessionAnswered { session, .. } => info!(%session, "session answered and is live again"),
         Notice::SessionGone { session, .. } => info!(%session, "session gone"),
         Notice::Refused { by, request, refusal } => {

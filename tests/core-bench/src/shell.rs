@@ -138,6 +138,7 @@ fn config() -> Config {
         extents_max: 4_000_000,
         map_answer_timeout: usual.map_answer_timeout / 1000,
         revoke_answer_timeout: usual.revoke_answer_timeout / 1000,
+        unmap_answer_timeout: usual.unmap_answer_timeout / 1000,
         survey_interval: usual.survey_interval / 1000,
         ..usual
     };

@@ -198,7 +198,7 @@ impl Broker {
     pub(crate) fn expect_answer(&mut self, id: SessionId) {
         let deadline = self.now.after(self.config.limits.revoke_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
-        if session.channel_open && session.owes_unmapped() && session.revoke_deadline.is_none() {
+        if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
             session.revoke_deadline = Some(deadline);
             if !planted!(self, RevokeTimerLost) {
                 self.arm_session(deadline, id);

@@ -220,9 +220,22 @@ impl Broker {
         }
         let told = self.revoked_part(id, part);
         self.unsettled.evicted.entry(id).or_default().push(told);
-        if prompt && let Some(words) = self.sessions.get_mut(id).and_then(|session| session.words.as_mut()) {
-            words.prompt.insert(part);
-            self.expect_answer(id);
+        if prompt {
+            self.expect_unmapped(id, part);
+        }
+    }
+
+    /// Nobody pins it, so it can be unmapped at once.
+    fn expect_unmapped(&mut self, id: SessionId, part: PartRef) {
+        let deadline = self.now.after(self.config.limits.unmap_answer_timeout);
+        let words = self.sessions.get_mut(id).and_then(|session| session.words.as_mut());
+        let Some(words) = words else { return };
+        words.prompt.insert(part);
+        if words.unmap_deadline.is_none() {
+            words.unmap_deadline = Some(deadline);
+            if !planted!(self, RevokeTimerLost) {
+                self.arm_session(deadline, id);
+            }
         }
     }
 

@@ -79,6 +79,7 @@ impl Broker {
             map_deadline: None,
             revoking: 0,
             revoke_deadline: None,
+            kill_at: None,
             alarm: None,
             ending: false,
             requests: RequestLog::default(),
@@ -179,6 +180,7 @@ impl Broker {
         session.revoke_deadline = None;
         if let Some(words) = &mut session.words {
             words.map_deadline = None;
+            words.unmap_deadline = None;
         }
         if session.maps.is_empty() || planted!(self, SilentTakenForGone) {
             return self.session_gone(id, SessionEvent::UnmappedAll);
@@ -202,6 +204,7 @@ impl Broker {
         session.state = next;
         session.silent_reason.clone_from(&reason);
         let tenant = session.tenant;
+        self.kill_if_silent(id, from);
         if let Some(reason) = reason {
             let (tenant, reason) = (self.tenants.shared(tenant), reason.to_string());
             self.notice(Notice::SessionSilent { session: id, tenant, reason });

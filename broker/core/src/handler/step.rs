@@ -62,9 +62,12 @@ impl Broker {
             self.evicting = self.evicting.saturating_sub(1);
             if let Some(words) = &mut session.words {
                 words.prompt.remove(&part);
+                let next = self.now.after(self.config.limits.unmap_answer_timeout);
+                words.unmap_deadline =
+                    words.unmap_deadline.filter(|_| !words.prompt.is_empty()).map(|_| next);
             }
         }
-        if !session.owes_unmapped() {
+        if session.revoking == 0 {
             session.revoke_deadline = None;
         }
         if new.is_none()

@@ -4,10 +4,10 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
-    command::Notice,
+    command::{Command, Notice},
     error::Refusal,
     event::PartRef,
-    tenancy::{OpId, OpKind, Outcome, SessionEvent, SilentReason},
+    tenancy::{OpId, OpKind, Outcome, SessionEvent, SessionState, SilentReason},
     time::Time,
 };
 
@@ -77,8 +77,16 @@ impl Broker {
             let within = self.config.limits.map_answer_timeout.as_millis();
             return self.quarantine(id, format!("the word table was not mapped within {within} ms"));
         }
-        if due(session.revoke_deadline) {
-            session.revoke_deadline = None;
+        if due(session.kill_at) {
+            session.kill_at = None;
+            self.kill(id);
+        }
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if due(session.revoke_deadline) || due(session.unmap_deadline()) {
+            session.revoke_deadline = session.revoke_deadline.filter(|deadline| *deadline > now);
+            if let Some(words) = &mut session.words {
+                words.unmap_deadline = words.unmap_deadline.filter(|deadline| *deadline > now);
+            }
             let (tenant, parts) = (session.tenant, session.parts_owed());
             let tenant = self.tenants.shared(tenant);
             self.notice(Notice::RevokeOverdue { session: id, tenant, parts });
@@ -90,6 +98,29 @@ impl Broker {
         }
         if let Some(next) = self.sessions.get(id).and_then(|session| session.deadlines().min()) {
             self.arm_session(next, id);
+        }
+    }
+
+    fn kill(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(id) else { return };
+        let (channel, tenant) = (session.channel, self.tenants.shared(session.tenant));
+        let reason = session.silent_reason.as_ref().map(ToString::to_string).unwrap_or_default();
+        self.notice(Notice::SessionKilled { session: id, tenant, reason });
+        self.command(Command::KillProcess { channel });
+    }
+
+    /// As configured: silence that lasts ends the process.
+    pub(crate) fn kill_if_silent(&mut self, id: SessionId, was: SessionState) {
+        let (now, after) = (self.now, self.config.limits.end_silent_after);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        match session.state {
+            SessionState::Silent if was != SessionState::Silent && !after.is_zero() => {
+                let deadline = now.after(after);
+                session.kill_at = Some(deadline);
+                self.arm_session(deadline, id);
+            }
+            SessionState::Silent => {}
+            SessionState::Live | SessionState::Gone => session.kill_at = None,
         }
     }
 
@@ -105,7 +136,7 @@ impl Broker {
             let Some(session) = self.sessions.get(id) else { return };
             if kill {
                 let channel = session.channel;
-                self.command(crate::command::Command::KillProcess { channel });
+                self.command(Command::KillProcess { channel });
             } else {
                 let still_mapped = session.mapped;
                 self.finish(op, Ok(Outcome::SessionEnded { gone: false, still_mapped }));

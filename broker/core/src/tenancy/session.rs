@@ -56,6 +56,8 @@ pub(crate) struct Session {
     /// Parts it was told to unmap, and has not.
     pub(crate) revoking: usize,
     pub(crate) revoke_deadline: Option<Time>,
+    /// When its process is killed, if it is silent until then.
+    pub(crate) kill_at: Option<Time>,
     /// When its deadlines are looked at next: the one entry it has among the timers.
     pub(crate) alarm: Option<Time>,
     /// An operator ended it: once it maps nothing its channel is closed and it is gone.
@@ -85,7 +87,13 @@ impl Session {
     /// All of them: when something is due of it.
     pub(crate) fn deadlines(&self) -> impl Iterator<Item = Time> {
         let words = self.words.as_ref().and_then(|words| words.map_deadline);
-        [self.map_deadline, self.revoke_deadline, words].into_iter().flatten()
+        [self.map_deadline, self.revoke_deadline, words, self.unmap_deadline(), self.kill_at]
+            .into_iter()
+            .flatten()
+    }
+
+    pub(crate) fn unmap_deadline(&self) -> Option<Time> {
+        self.words.as_ref().and_then(|words| words.unmap_deadline)
     }
 
     /// Whether its words may be looked at, and a `Revoke` be answered soon.

@@ -13,6 +13,8 @@ pub(crate) struct Words {
     /// Parts that it was told to unmap when nobody pinned them: it can do so at once, and is overdue if it does not. What
     /// is fenced may be pinned for as long as its program likes.
     pub(crate) prompt: BTreeSet<PartRef>,
+    /// By when it is to have unmapped one more of them.
+    pub(crate) unmap_deadline: Option<Time>,
     /// The number of its last pin call.
     pub(crate) last_call: Option<u64>,
     /// Its pin calls that have not ended.
@@ -27,6 +29,7 @@ impl Words {
             map_deadline: Some(map_deadline),
             slots: Slots::new(slots),
             prompt: BTreeSet::new(),
+            unmap_deadline: None,
             last_call: None,
             calls: 0,
             call_parts: 0,

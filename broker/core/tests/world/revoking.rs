@@ -6,6 +6,7 @@ use vramd_types::{AllocationId, Bytes, PartIndex};
 use super::{Client, World, spec};
 
 pub const STALL: u64 = 1_000_000;
+pub const UNMAPPED: u64 = 1_000_000;
 pub const ANSWER: u64 = 10_000_000;
 
 pub fn part(allocation: AllocationId, index: u32) -> PartRef {

@@ -66,6 +66,8 @@ fn counts_and_times(limits: &Limits) {
         fds_in_flight_per_tenant_max,
         map_answer_timeout,
         revoke_answer_timeout,
+        unmap_answer_timeout,
+        end_silent_after: _,
         survey_interval,
         cached_bytes_per_tenant_max: _,
         cached_for,
@@ -104,6 +106,7 @@ fn counts_and_times(limits: &Limits) {
     let times = [
         map_answer_timeout,
         revoke_answer_timeout,
+        unmap_answer_timeout,
         survey_interval,
         cached_for,
         pin_stall,

@@ -80,6 +80,8 @@ fn limits(dice: &mut Dice) -> Limits {
         pin_stall: Duration::from_millis(dice.one(&[1, 3, 10])),
         map_answer_timeout: Duration::from_millis(dice.one(&[5, 20, 60])),
         revoke_answer_timeout: Duration::from_millis(dice.one(&[5, 15, 40])),
+        unmap_answer_timeout: Duration::from_millis(dice.one(&[2, 5, 40])),
+        end_silent_after: Duration::from_millis(dice.one(&[0, 0, 0, 100])),
         survey_interval: Duration::from_millis(dice.one(&[20, 50, 200])),
         cached_bytes_per_tenant_max: Bytes::mib(dice.one(&[0, 0, 8, 64])),
         cached_for: Duration::from_millis(dice.one(&[5, 50, 500])),

@@ -62,7 +62,8 @@ impl World {
     /// Runs until nothing is under way, and every grace time and two surveys have passed, and nothing is kept for nobody.
     fn settle(&mut self) -> Result<(), Failure> {
         let limits = &self.scenario.config.limits;
-        let answers = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.pin_stall;
+        let answers = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.unmap_answer_timeout;
+        let answers = answers + limits.pin_stall + limits.end_silent_after;
         let grace = answers + limits.survey_interval * 2 + limits.cached_for + WAIT_MAX;
         let mut quiet_since: Option<Time> = None;
         // A pin that waits for what nobody lets go of is looked at again and again, which is an event each time.
