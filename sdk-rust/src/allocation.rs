@@ -13,7 +13,7 @@
 //! faults (SIGSEGV), and a kernel's access ends its context, as memory of a device that fell off the bus would; new slices
 //! and copies answer [`Error::NotMapped`]. `is_mapped` tells.
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, time::Duration};
 
 use vramd_types::AllocationId;
 use vramd_words::Access;
@@ -151,6 +151,12 @@ impl Allocation {
         self.handle.pin(Some(parts), access)
     }
 
+    /// As [`Self::pin_parts`], and waits for no longer than that for what is not here: [`Error::Deadline`] by then, and it is as
+    /// if it had not been asked for. The other pins wait for as long as [`crate::ClientBuilder::request_timeout`].
+    pub fn pin_timeout(&self, parts: Range<u32>, access: Access, wait: Duration) -> Result<Pinned> {
+        self.handle.pin_timeout(parts, access, wait)
+    }
+
     /// As [`Self::pin_parts`], with a guard that borrows this handle: half as dear.
     #[inline]
     pub fn pin_ref(&self, parts: Range<u32>, access: Access) -> Result<PinnedRef<'_>> {
@@ -254,6 +260,12 @@ impl Sealed {
     /// The same for some of its parts.
     pub fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
         self.handle.pin(Some(parts), access)
+    }
+
+    /// As [`Self::pin_parts`], and waits for no longer than that for what is not here: [`Error::Deadline`] by then, and it is as
+    /// if it had not been asked for. The other pins wait for as long as [`crate::ClientBuilder::request_timeout`].
+    pub fn pin_timeout(&self, parts: Range<u32>, access: Access, wait: Duration) -> Result<Pinned> {
+        self.handle.pin_timeout(parts, access, wait)
     }
 
     /// As [`Self::pin_parts`], with a guard that borrows this handle: half as dear.

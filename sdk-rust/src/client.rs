@@ -91,6 +91,12 @@ impl Client {
         pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline())
     }
 
+    /// The same, and waits for no longer than that.
+    pub fn pin_set_timeout(&self, set: &[(&dyn Pinnable, Access)], wait: Duration) -> Result<PinnedSet> {
+        check_home(&self.session)?;
+        pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline_after(wait))
+    }
+
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.
     pub fn free(&self, id: AllocationId) -> Result<Released> {
         now(operations::free_by_id(Face::Blocking, &self.session, id))

@@ -294,7 +294,7 @@ impl Handle {
         let parts = self.anchor.placed().map_or(0..0, |placed| placed.parts(&chunk));
         let access = access.map_or(vramd_words::Access::Read, |_| vramd_words::Access::Write);
         // Not by `pin`: that would end what the caller has of the handle's views.
-        let _pinned = self.take(face, parts, access).await?;
+        let _pinned = self.take(face, parts, access, self.session.deadline()).await?;
         if access == vramd_words::Access::Write && !table.is_writable(id) {
             return Err(Error::NotMapped { allocation: id.to_string() });
         }

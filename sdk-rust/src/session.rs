@@ -149,6 +149,11 @@ impl Session {
         Instant::now() + self.request_timeout
     }
 
+    /// A caller that names no end of it waits for as long as for any request.
+    pub(crate) fn deadline_after(&self, wait: Duration) -> Instant {
+        Instant::now().checked_add(wait).unwrap_or_else(|| self.deadline())
+    }
+
     pub(crate) fn releases(&self) -> &Releases {
         &self.releases
     }

@@ -11,9 +11,10 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vramd_proto::v1::{
-    DrainRequest, EndSessionRequest, EventKind, FreeBatchRequest, RevokeReason, WatchRequest, WatchResponse,
-    allocation_event::Change as AllocationChange, node_event::Change as NodeChange,
-    quota_event::Change as QuotaChange, session_event::Change as SessionChange, watch_response::Event,
+    DrainRequest, EndSessionRequest, EventKind, FreeBatchRequest, RevocationOutcome, RevokeMappingsRequest,
+    RevokeReason, WatchRequest, WatchResponse, allocation_event::Change as AllocationChange,
+    node_event::Change as NodeChange, quota_event::Change as QuotaChange, revoke_mappings_request,
+    session_event::Change as SessionChange, watch_response::Event,
 };
 use vramd_tests::{
     Config, Daemon, MIB, Watching,
@@ -162,6 +163,26 @@ fn a_session_that_does_not_answer_is_told_of() {
     assert!(!silent.detail.is_empty());
     probe.kill();
     watch.until(is_gone);
+}
+
+#[test]
+fn a_session_that_is_silent_for_too_long_is_killed_where_that_is_configured() {
+    let config = Config::default().limit("unmap_answer_timeout_ms = 200").limit("end_silent_after_ms = 300");
+    let daemon = Daemon::start(&config);
+    let kinds = vec![EventKind::Session.into()];
+    let mut watch = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
+    let mut probe = daemon.probe();
+    probe.ask("sdk open");
+    let id = probe.ask("sdk allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
+    probe.ask("sdk unhold");
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    probe.freeze();
+    let target = Some(revoke_mappings_request::Target::AllocationId(id));
+    let revoked = daemon.admin.revoke_mappings(RevokeMappingsRequest { target, ..Default::default() }).ok();
+    assert!(revoked.parts.iter().all(|part| part.outcome() == RevocationOutcome::Silent), "{revoked:?}");
+    let told: Vec<_> = watch.until(is_gone).iter().map(short).collect();
+    assert_eq!(told, ["session Opened", "session Silent", "session Killed", "session Gone"]);
+    daemon.drains();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What handles do that takes a while, as futures.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use vramd_types::Bytes;
 use vramd_words::Access;
@@ -22,12 +22,22 @@ struct Sealing(Option<Box<Handle>>);
 impl Allocation {
     /// See [`Self::pin`].
     pub async fn pin_async(&self, access: Access) -> Result<Pinned> {
-        self.handle().pin_async(None, access).await
+        self.handle().pin_async(None, access, None).await
     }
 
     /// See [`Self::pin_parts`].
     pub async fn pin_parts_async(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
-        self.handle().pin_async(Some(parts), access).await
+        self.handle().pin_async(Some(parts), access, None).await
+    }
+
+    /// See [`Self::pin_timeout`].
+    pub async fn pin_timeout_async(
+        &self,
+        parts: Range<u32>,
+        access: Access,
+        wait: Duration,
+    ) -> Result<Pinned> {
+        self.handle().pin_async(Some(parts), access, Some(wait)).await
     }
 
     /// See [`Self::hold`].
@@ -70,12 +80,22 @@ impl Allocation {
 impl Sealed {
     /// See [`Self::pin`].
     pub async fn pin_async(&self, access: Access) -> Result<Pinned> {
-        self.handle().pin_async(None, access).await
+        self.handle().pin_async(None, access, None).await
     }
 
     /// See [`Self::pin_parts`].
     pub async fn pin_parts_async(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
-        self.handle().pin_async(Some(parts), access).await
+        self.handle().pin_async(Some(parts), access, None).await
+    }
+
+    /// See [`Self::pin_timeout`].
+    pub async fn pin_timeout_async(
+        &self,
+        parts: Range<u32>,
+        access: Access,
+        wait: Duration,
+    ) -> Result<Pinned> {
+        self.handle().pin_async(Some(parts), access, Some(wait)).await
     }
 
     /// See [`Self::hold`].

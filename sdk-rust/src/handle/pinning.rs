@@ -44,18 +44,38 @@ impl Handle {
         PinnedRef::take(&self.anchor, parts, access, || self.session.deadline())
     }
 
-    /// The same for a task.
-    pub(crate) async fn pin_async(&self, parts: Option<Range<u32>>, access: Access) -> Result<Pinned> {
+    /// Waits for no longer than that.
+    pub(crate) fn pin_timeout(&self, parts: Range<u32>, access: Access, wait: Duration) -> Result<Pinned> {
         self.check_pin(access)?;
-        let parts = self.anchor.parts(parts)?;
-        self.take(Face::Async, parts, access).await
+        let parts = self.anchor.parts(Some(parts))?;
+        let deadline = || self.session.deadline_after(wait);
+        PinnedRef::take(&self.anchor, parts, access, deadline).map(PinnedRef::into_pinned)
     }
 
-    pub(super) async fn take(&self, face: Face, parts: Range<u32>, access: Access) -> Result<Pinned> {
+    /// For a task.
+    pub(crate) async fn pin_async(
+        &self,
+        parts: Option<Range<u32>>,
+        access: Access,
+        wait: Option<Duration>,
+    ) -> Result<Pinned> {
+        self.check_pin(access)?;
+        let parts = self.anchor.parts(parts)?;
+        let deadline = wait.map(|wait| self.session.deadline_after(wait));
+        self.take(Face::Async, parts, access, deadline.unwrap_or_else(|| self.session.deadline())).await
+    }
+
+    pub(super) async fn take(
+        &self,
+        face: Face,
+        parts: Range<u32>,
+        access: Access,
+        deadline: Instant,
+    ) -> Result<Pinned> {
         if let Some(pinned) = Pinned::at_hand(&self.anchor, parts.clone(), access)? {
             return Ok(pinned);
         }
-        let (anchor, deadline) = (self.anchor.clone(), self.session.deadline());
+        let anchor = self.anchor.clone();
         face.block(move || PinnedRef::take(&anchor, parts, access, || deadline).map(PinnedRef::into_pinned))
             .await
     }

@@ -91,6 +91,9 @@ fn of_session(event: &v1::SessionEvent) -> What {
         SessionChange::Unspecified => ("unknown", format!("{session}")),
         SessionChange::Opened => ("opened", format!("{session} opened by process {}", event.pid)),
         SessionChange::Silent => ("silent", format!("{session} silent: {detail}")),
+        SessionChange::Killed => {
+            ("killed", format!("{session} was silent for too long, its process is killed: {detail}"))
+        }
         SessionChange::Answered => ("answered", format!("{session} answered, and is live again")),
         SessionChange::Gone => ("gone", format!("{session} gone")),
         SessionChange::MapFailed => {

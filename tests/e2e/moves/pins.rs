@@ -1,8 +1,8 @@
 //! Pins of what is elsewhere: they bring it in, stop it from leaving, and wait for room.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use vramd_client::{Access, AllocationRequest, Bytes, Client};
+use vramd_client::{Access, AllocationRequest, Bytes, Client, Error};
 use vramd_proto::v1::{EndSessionRequest, MoveOutcome as Outcome, SealRequest, SessionState, Tier};
 use vramd_tests::{
     Daemon, MIB, MIB_2, RawSession,
@@ -134,6 +134,43 @@ fn who_gives_up_waiting_leaves_nothing_behind() {
     until_held(&daemon, 4, 4);
     other.free(filler);
     session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_pin_waits_for_no_longer_than_its_caller_says() {
+    let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
+    let client = connect(&daemon);
+    let mut weights =
+        client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
+    weights.as_mut_slice().unwrap().copy_from_slice(&content(8 * MIB, 5));
+    weights.unhold().unwrap();
+    assert_eq!(first(&moving(&daemon, weights.id().get(), Tier::Host).ok()).0, Outcome::Moved);
+    until_held(&daemon, 0, 8);
+    let other = client.allocate(AllocationRequest::new(Bytes::mib(6)).part_size(Bytes::mib(2))).unwrap();
+
+    let wait = Duration::from_millis(200);
+    for _ in 0..3 {
+        let began = Instant::now();
+        let outcome = weights.pin_timeout(0..4, Access::Read, wait);
+        assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+        assert!(began.elapsed() >= wait, "{:?}", began.elapsed());
+        let outcome = client.pin_set_timeout(&[(&weights, Access::Read)], wait);
+        assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+    }
+    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    let outcome = weights.pin_timeout(0..4, Access::Read, Duration::ZERO);
+    assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+
+    let pinned = std::thread::scope(|scope| {
+        let pin = scope.spawn(|| weights.pin_timeout(0..4, Access::Read, Duration::MAX));
+        until("it waits for room", || daemon.books().devices[0].awaited_part_count > 0);
+        drop(other);
+        pin.join().unwrap().unwrap()
+    });
+    assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(8 * MIB, 5)));
+    drop(pinned);
+    weights.free().unwrap();
     nothing_is_left(&daemon);
 }
 
