@@ -44,6 +44,8 @@ pub struct Broker {
     /// What parts on their devices have set aside below.
     pub(crate) backings: Backings,
     pub(crate) residents: Residents,
+    /// Parts that operators hold: they do not leave their devices.
+    pub(crate) held_by_hand: BTreeSet<PartRef>,
     /// Tenants that hold more on a device than their limit there.
     pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     /// Sessions that are to be sent a part once it is on its device.
@@ -107,6 +109,7 @@ impl Broker {
             demands: Demands::default(),
             backings: Backings::new(),
             residents: Residents::new(&config.eviction),
+            held_by_hand: BTreeSet::new(),
             over_limit: BTreeSet::new(),
             comers: BTreeMap::new(),
             strays: BTreeMap::new(),

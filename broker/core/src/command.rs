@@ -77,6 +77,11 @@ pub enum Reply {
         allocation: AllocationId,
         parts: Vec<(PartIndex, PartMove)>,
     },
+    /// They are held, or let go.
+    PartsHeld {
+        allocation: AllocationId,
+        parts: Vec<PartIndex>,
+    },
     WaitCancelled,
     Drained {
         draining: bool,
@@ -120,6 +125,8 @@ pub enum PartMove {
     Standing { by: Vec<SessionId> },
     /// It was wanted where it is: somebody pinned it, or had it moved the other way.
     Wanted,
+    /// An operator holds it where it is.
+    Held,
     /// It was freed.
     Freed,
     /// There is no room, or none for its tenant; or the driver could make none.
@@ -247,6 +254,13 @@ pub enum Notice {
     AllocationSealed {
         allocation: AllocationId,
         tenant: Arc<str>,
+    },
+    /// An operator holds so many parts more, or lets them go.
+    PartsHeld {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+        parts: usize,
+        held: bool,
     },
     /// Nobody can attach it any more.
     AllocationFreed {

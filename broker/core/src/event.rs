@@ -244,6 +244,13 @@ pub enum OperatorRequest {
         parts: Vec<PartIndex>,
         tier: Tier,
     },
+    /// Holds parts on their device, or lets them go.
+    HoldParts {
+        target: Target,
+        /// None is all.
+        parts: Vec<PartIndex>,
+        held: bool,
+    },
     /// Refuses a request that waits for room, or all pin calls that wait for one part.
     CancelWait {
         /// [`crate::WaitView::id`].

@@ -44,6 +44,8 @@ pub struct PartView {
     pub tier: Tier,
     /// Where it is on its way to.
     pub moves_to: Option<Tier>,
+    /// An operator holds it: it does not leave its device.
+    pub held: bool,
     /// `None` for clients.
     pub backing: Option<Backing>,
     /// Empty for clients.

@@ -30,6 +30,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         }
         Notice::AllocationMade { .. }
         | Notice::AllocationSealed { .. }
+        | Notice::PartsHeld { .. }
         | Notice::AllocationFreed { .. }
         | Notice::AllocationGone { .. } => EventKind::Allocation,
         Notice::Unbrokered { .. }
@@ -65,6 +66,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::RevokeOverdue { tenant, .. }
         | Notice::AllocationMade { tenant, .. }
         | Notice::AllocationSealed { tenant, .. }
+        | Notice::PartsHeld { tenant, .. }
         | Notice::AllocationFreed { tenant, .. }
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
         Notice::Moved { tenant, .. }
@@ -128,8 +130,15 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
             allocation_id: allocation.get(),
             session_id: session.map_or(0, SessionId::get),
             charged_bytes: bytes.get(),
+            ..Default::default()
         }),
         Notice::AllocationSealed { allocation: id, .. } => allocation(AllocationChange::Sealed, *id),
+        Notice::PartsHeld { allocation, parts, held, .. } => Event::Allocation(v1::AllocationEvent {
+            change: if *held { AllocationChange::Held } else { AllocationChange::LetGo }.into(),
+            allocation_id: allocation.get(),
+            part_count: u32::try_from(*parts).unwrap_or(u32::MAX),
+            ..Default::default()
+        }),
         Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),
         Notice::AllocationGone { allocation: id, .. } => allocation(AllocationChange::Gone, *id),
         Notice::Unbrokered { device, bytes } => of_device(DeviceChange::Unbrokered, Some(*device), *bytes),

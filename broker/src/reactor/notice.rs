@@ -77,6 +77,9 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(%allocation, %tenant, bytes = bytes.get(), "allocation made");
         }
         Notice::AllocationSealed { allocation, tenant } => debug!(%allocation, %tenant, "allocation sealed"),
+        Notice::PartsHeld { allocation, tenant, parts, held } => {
+            info!(%allocation, %tenant, parts, held, "an operator holds parts on their device, or lets them go");
+        }
         Notice::AllocationFreed { allocation, tenant } => debug!(%allocation, %tenant, "allocation freed"),
         Notice::AllocationGone { allocation, tenant } => debug!(%allocation, %tenant, "allocation gone"),
         Notice::RevokeSent { session, allocation, parts, reason, .. } => {

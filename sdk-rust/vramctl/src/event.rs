@@ -183,6 +183,10 @@ fn of_allocation(event: &v1::AllocationEvent) -> What {
             ("made", format!("{id} made for {by}: {} charged", size(event.charged_bytes)))
         }
         AllocationChange::Sealed => ("sealed", format!("{id} sealed")),
+        AllocationChange::Held => ("held", format!("{id}: an operator holds {} parts", event.part_count)),
+        AllocationChange::LetGo => {
+            ("let_go", format!("{id}: an operator lets {} parts go", event.part_count))
+        }
         AllocationChange::Freed => ("freed", format!("{id} freed")),
         AllocationChange::Gone => ("gone", format!("{id} gone: nothing of it is charged any more")),
     };
@@ -190,6 +194,7 @@ fn of_allocation(event: &v1::AllocationEvent) -> What {
         "allocation_id": id.to_string(),
         "session_id": session(event.session_id),
         "charged_bytes": some(event.charged_bytes),
+        "part_count": some(event.part_count.into()),
     });
     What { kind: "allocation", change, fields, text }
 }

@@ -82,6 +82,9 @@ impl Broker {
 
     /// Begins to take a part out of its device. `None`: the operation is told when it is over.
     fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+        if self.is_held_there(part) {
+            return Some(PartMove::Held);
+        }
         if let Some(under_way) = self.migrations.get_mut(&part) {
             if under_way.towards != towards || under_way.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
@@ -417,6 +420,7 @@ impl Broker {
             | PartMove::Silent { .. }
             | PartMove::Standing { .. }
             | PartMove::Wanted
+            | PartMove::Held
             | PartMove::Freed => {
                 return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
             }

@@ -11,6 +11,7 @@ mod create;
 mod demand;
 mod fd_budget;
 mod forget;
+mod hold;
 mod mapping;
 mod migrate;
 mod notice;

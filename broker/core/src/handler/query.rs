@@ -254,6 +254,7 @@ impl Broker {
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
                 tier: self.tier_of(of_part).unwrap_or(Self::tier()),
+                held: self.held_by_hand.contains(&of_part),
                 moves_to: self.migrations.get(&of_part).map(|migration| migration.towards),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.holds.iter().map(mapper).collect() } else { Vec::new() },

@@ -244,6 +244,7 @@ impl Broker {
         }
         self.forget_unmapped(id);
         self.forget_demands(id);
+        self.forget_held(id);
         if self.has_tiers() {
             self.forget_backings(id);
         }

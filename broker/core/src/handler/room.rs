@@ -330,6 +330,7 @@ impl Broker {
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
             && self.backings.contains_key(&part)
+            && (!self.held_by_hand.contains(&part) || planted!(self, EvictedThoughHeld))
             && matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
     }
 

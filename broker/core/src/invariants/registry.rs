@@ -123,6 +123,8 @@ registry! {
         "what a part has below its device is its own, and what is awaited back from a device leaves it";
     EVICTED = "INV-MOVE-6", Oracle "evictions.rs",
         "what leaves a device because somebody else needs the room is pinned by nobody, and was above its tenant's guarantee";
+    HELD = "INV-MOVE-7", Oracle "held.rs",
+        "what an operator holds on its device does not leave it until it is let go or freed";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs",

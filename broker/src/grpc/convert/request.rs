@@ -108,6 +108,7 @@ targets!(
     describe_allocation_request,
     show_allocation_request,
     free_allocation_request,
+    hold_parts_request,
     move_parts_request,
     revoke_mappings_request
 );

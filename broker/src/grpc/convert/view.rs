@@ -60,6 +60,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
         mappers: shown.iter().map(mapper).collect(),
         moves_to: view.moves_to.map_or(v1::Tier::Unspecified, tier).into(),
+        held: view.held,
     }
 }
 
@@ -92,6 +93,7 @@ pub(in crate::grpc) fn part_move((index, outcome): (PartIndex, PartMove)) -> v1:
         PartMove::Silent { by } => outcome_alone(Wire::Silent, &by),
         PartMove::Standing { by } => outcome_alone(Wire::Standing, &by),
         PartMove::Wanted => outcome_alone(Wire::Wanted, &[]),
+        PartMove::Held => outcome_alone(Wire::Held, &[]),
         PartMove::Freed => outcome_alone(Wire::Freed, &[]),
         PartMove::Refused { refusal } => {
             v1::PartMove { error: Some(status::item_refused(&refusal)), ..outcome_alone(Wire::Refused, &[]) }
@@ -273,6 +275,7 @@ mod tests {
                 size: Bytes::mib(2),
                 tier: Tier::Device,
                 moves_to: Some(Tier::Host),
+                held: false,
                 backing: Some(Backing::Live),
                 mappers: vec![
                     MapperView { session: SessionId::from_raw(4), state: MapState::Revoking },

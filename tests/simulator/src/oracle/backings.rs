@@ -77,6 +77,7 @@ impl Oracle {
         if let Some(allocation) = self.facts.allocations.get_mut(&id) {
             allocation.leaving = true;
         }
+        self.nobody_holds_freed(id);
         let all = PartRef { allocation: id, part: vramd_types::PartIndex(0) }..=PartRef {
             allocation: id,
             part: vramd_types::PartIndex(u32::MAX),

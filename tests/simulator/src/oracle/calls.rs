@@ -196,6 +196,20 @@ impl Oracle {
                 };
                 its && id_fits
             }
+            (
+                OperatorRequest::HoldParts { target, parts: asked, held },
+                Reply::PartsHeld { allocation, parts },
+            ) => {
+                if first {
+                    self.held_as_told(*allocation, parts, *held, broker);
+                }
+                let its = asked.is_empty() || parts.iter().all(|part| asked.contains(part));
+                let id_fits = match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                };
+                its && id_fits
+            }
             (OperatorRequest::CancelWait { wait }, Reply::WaitCancelled) => {
                 if first {
                     self.wait_cancelled(*wait);

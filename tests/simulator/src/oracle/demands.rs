@@ -186,6 +186,7 @@ impl Oracle {
             && !self.is_being_evicted(part)
             && !self.is_being_revoked(part)
             && !self.facts.fences.contains_key(&part)
+            && !self.facts.held_by_hand.contains(&part)
             && !self.facts.unlucky.contains(&part);
         let at_rest = |session: &SessionFacts| match session.holds.get(&part) {
             Some((hold, _)) => {

@@ -255,6 +255,8 @@ pub(super) struct Facts {
     pub(super) backings: BTreeMap<PartRef, BackingFacts>,
     /// Parts that are on their way out of their devices, or about to set out.
     pub(super) departing: BTreeSet<PartRef>,
+    /// What operators hold.
+    pub(super) held_by_hand: BTreeSet<PartRef>,
     /// Who was seen to pin what, when it was looked at last.
     pub(super) pinned: BTreeSet<(PartRef, SessionId)>,
     /// Who stood in the line after the last event.

@@ -20,6 +20,7 @@ mod extents;
 mod facts;
 mod fences;
 mod frames;
+mod held;
 mod ids;
 mod kills;
 mod ledger;
@@ -200,6 +201,7 @@ impl Oracle {
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
             Command::Notice(Notice::Moved { part, tier, .. }) => {
                 if *tier != Tier::Device {
+                    self.nobody_held(*part);
                     self.leaves_its_device(*part, false, broker);
                 }
                 self.has_moved(*part, *tier);

@@ -50,6 +50,7 @@ impl Oracle {
                     let view = broker.show(&Target::Id(allocation));
                     view.is_ok_and(|view| view.state == broker_core::AllocationState::Freeing)
                 }
+                PartMove::Held => super::held::shown_as_held(part, broker) || !at_once,
                 PartMove::Failed { .. } => self.step.failure_told || parts.len() > 1,
                 // Of several parts the first may have moved on before the last is there.
                 PartMove::Moved if parts.len() == 1 => self.tier_of(part).is_none_or(|tier| tier == towards),

@@ -105,7 +105,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
             OperatorRequest::FreeAllocation(_) => {
                 &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]
             }
-            OperatorRequest::RevokeMappings { .. } => &[
+            OperatorRequest::RevokeMappings { .. } | OperatorRequest::HoldParts { .. } => &[
                 R::RequestIdReused,
                 R::QueueFull,
                 R::RequestInvalid,

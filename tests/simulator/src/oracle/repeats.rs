@@ -88,6 +88,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 OperatorRequest::RevokeMappings { .. } => SET_QUOTA + 5,
                 OperatorRequest::MoveParts { .. } => SET_QUOTA + 6,
                 OperatorRequest::CancelWait { .. } => SET_QUOTA + 7,
+                OperatorRequest::HoldParts { .. } => SET_QUOTA + 8,
             };
             (Requester::Operator(*uid), method)
         }
@@ -108,7 +109,8 @@ fn summary(reply: &Reply) -> String {
         | Reply::SessionEnded { .. }
         | Reply::AllocationFreed { .. }
         | Reply::MappingsRevoked { .. }
-        | Reply::PartsMoved { .. } => {
+        | Reply::PartsMoved { .. }
+        | Reply::PartsHeld { .. } => {
             format!("{reply:?}")
         }
     }
