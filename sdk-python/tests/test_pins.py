@@ -233,6 +233,27 @@ def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
         memory.free()
 
 
+def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
+    daemon = start(memory="4MiB", more='[memory]\nhost_size = "2MiB"\n')
+    with daemon.connect("test") as client:
+        memory = client.allocate("4MiB", part_size="2MiB", discardable=True)
+        memory.copy_from(b"made")
+        memory.unhold()
+        with memory.pin() as pin:
+            assert pin.losses == 0
+        told = json.loads(vramctl(daemon, "alloc", "evict", f"a-{memory.id}", "--part", "0", "--json"))
+        assert told["parts"][0]["outcome"] == "moved"
+        pin = memory.pin(write=True)
+        assert pin.losses == 1
+        pin.release()
+        with pytest.raises(vramd.HandleClosed):
+            _ = pin.losses
+        assert memory.copy_to(0, 4) == b"\0\0\0\0"
+        with pytest.raises(vramd.Unsupported):
+            memory.seal()
+        memory.free()
+
+
 @pytest.mark.parametrize("wait", [-1.0, float("nan"), float("inf")])
 def test_a_wait_is_a_number_of_seconds(client: vramd.Client, wait: float) -> None:
     with pytest.raises(ValueError):

@@ -176,6 +176,8 @@ pub struct MapPart {
     pub writable: bool,
     /// With pins.
     pub slot: Option<Slot>,
+    /// How often its content was given up since it was allocated.
+    pub losses: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,6 +347,16 @@ pub enum Notice {
     },
     /// A part is in another tier now.
     Moved {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
+        cause: Cause,
+        began: Time,
+    },
+    /// The same, and its content was given up: it is nowhere, until new memory is made for it.
+    Dropped {
         part: PartRef,
         tenant: Arc<str>,
         device: DeviceIndex,

@@ -208,6 +208,8 @@ pub struct AllocationSpec {
     /// Nothing of it is mapped until it is pinned. What finds no room on its device begins in the tier below, so it may be
     /// larger than the device.
     pub unheld: bool,
+    /// Its content need not outlive its leaving the device: then it is not copied, and it needs nothing below.
+    pub discardable: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -38,7 +38,10 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Unreturned { .. }
         | Notice::Returned { .. }
         | Notice::CreateFailed { .. } => EventKind::Device,
-        Notice::Moved { .. } | Notice::MoveFailed { .. } | Notice::MoveStopped { .. } => EventKind::Move,
+        Notice::Moved { .. }
+        | Notice::Dropped { .. }
+        | Notice::MoveFailed { .. }
+        | Notice::MoveStopped { .. } => EventKind::Move,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
         // A stalled pin is a refusal, and an evict is made of revokes: both are told as such.
         Notice::Cached { .. }
@@ -70,6 +73,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::AllocationFreed { tenant, .. }
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
         Notice::Moved { tenant, .. }
+        | Notice::Dropped { tenant, .. }
         | Notice::MoveFailed { tenant, .. }
         | Notice::MoveStopped { tenant, .. } => Some(tenant),
         Notice::Refused { by: Asker::Process { tenant, .. }, .. } => Some(tenant),
@@ -153,6 +157,9 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         }),
         Notice::Moved { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Moved, *part, *device, *tier, *bytes))
+        }
+        Notice::Dropped { part, device, tier, bytes, .. } => {
+            Event::Move(of_move(MoveChange::Dropped, *part, *device, *tier, *bytes))
         }
         Notice::MoveFailed { part, device, tier, bytes, problem, .. } => Event::Move(v1::MoveEvent {
             detail: cut(problem),

@@ -112,6 +112,9 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::Moved { part, tenant, device, tier, bytes, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part moved");
         }
+        Notice::Dropped { part, tenant, device, bytes, .. } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, bytes = bytes.get(), "discardable part dropped");
+        }
         Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {
             warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "a part could not be moved, and is where it was");
         }

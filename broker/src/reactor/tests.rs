@@ -184,6 +184,7 @@ fn spec(size: Bytes) -> AllocationSpec {
         replace: false,
         uninitialized: false,
         unheld: false,
+        discardable: false,
     }
 }
 

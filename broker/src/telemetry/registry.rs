@@ -73,7 +73,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (MIGRATION_DIRECTION, "`in` to the device, or `out` of it"),
     (
         MIGRATION_OUTCOME,
-        "`moved`; `failed`, for want of memory or in the copy; or `stopped`, since somebody used it",
+        "`moved`; `dropped`, without being copied, since it is discardable; `failed`, for want of memory or in the copy; or `stopped`, since somebody used it",
     ),
     (REFUSAL_REASON, "A reason of [ERRORS.md](ERRORS.md)"),
     (REFUSAL_SCOPE, "What was refused: a `call`, one `item` of a batch, a `channel`, or a set to `pin`"),

@@ -149,7 +149,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("tenant", allocation.tenant.clone()),
         ("device", allocation.device.clone()),
         ("state", state_name(allocation.state()).to_owned()),
-        ("lifetime", lifetime_name(allocation.lifetime()).to_owned()),
+        ("lifetime", lifetime(allocation)),
         ("owner", owner),
         ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
         ("charged", size(allocation.charged_bytes)),
@@ -177,9 +177,17 @@ fn sheet(allocation: &v1::Allocation) -> String {
 
 /// Its tier, where it is on its way to, and whether an operator holds it.
 fn whereabouts(part: &v1::Part) -> String {
-    let from = tier_name(part.tier());
+    let from = tier_of(part).unwrap_or("-");
     let way = moves_to(part).map_or_else(|| from.to_owned(), |to| format!("{from}->{to}"));
     if part.held { format!("{way} (held)") } else { way }
+}
+
+/// `None` while it is nowhere.
+fn tier_of(part: &v1::Part) -> Option<&'static str> {
+    match part.tier() {
+        v1::Tier::Unspecified => None,
+        tier => Some(tier_name(tier)),
+    }
 }
 
 fn moves_to(part: &v1::Part) -> Option<&'static str> {
@@ -206,7 +214,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
                 "index": part.index,
                 "offset_bytes": part.offset_bytes,
                 "size_bytes": part.size_bytes,
-                "tier": tier_name(part.tier()),
+                "tier": tier_of(part),
                 "moves_to": moves_to(part),
                 "held": part.held,
                 "extent_state": extent_name(part.extent_state()),
@@ -222,6 +230,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "device": allocation.device,
         "state": state_name(allocation.state()),
         "lifetime": lifetime_name(allocation.lifetime()),
+        "discardable": allocation.discardable,
         "size_bytes": allocation.size_bytes,
         "charged_bytes": allocation.charged_bytes,
         "resident_bytes": allocation.resident_bytes,
@@ -275,6 +284,11 @@ fn state_name(state: v1::AllocationState) -> &'static str {
         v1::AllocationState::Sealed => "sealed",
         v1::AllocationState::Freeing => "freeing",
     }
+}
+
+fn lifetime(allocation: &v1::Allocation) -> String {
+    let name = lifetime_name(allocation.lifetime());
+    if allocation.discardable { format!("{name}, discardable") } else { name.to_owned() }
 }
 
 fn lifetime_name(lifetime: v1::Lifetime) -> &'static str {

@@ -159,7 +159,11 @@ impl Broker {
             Kind::Movable if spec.unheld && !has_pins => {
                 problem("unheld", "the session has no pins, so it could never map it")
             }
+            Kind::Movable if spec.discardable && is_to_be_sealed(spec) => {
+                problem("discardable", "what can be lost is never sealed, so it is its session's alone")
+            }
             Kind::Movable => Ok(()),
+            Kind::Fixed if spec.discardable => problem("discardable", "fixed memory never leaves its device"),
             Kind::Fixed if spec.unheld => problem("unheld", "fixed memory is mapped for life"),
             Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
             Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
@@ -308,7 +312,7 @@ impl Broker {
 
     /// Whether its parts may begin in the tier below.
     fn is_lazy(&self, plan: &Plan) -> bool {
-        plan.spec.unheld && self.ledger.books(Place::host(plan.device)).is_some()
+        plan.spec.unheld && !plan.spec.discardable && self.ledger.books(Place::host(plan.device)).is_some()
     }
 
     pub(crate) fn sizes_of(&self, ages: &[Age]) -> Bytes {
@@ -367,6 +371,7 @@ impl Broker {
             digest: None,
             digesting: false,
             unheld: spec.unheld,
+            discardable: spec.discardable,
             extents_left: 0,
             hold_count: 0,
             extents_unreturned: 0,
@@ -391,8 +396,10 @@ impl Broker {
                     self.order(tenant, Order { place, size, part, kind: allocation.kind, zeroed: true })?
                 }
             };
-            if place.tier == Tier::Device && allocation.kind == Kind::Movable {
-                self.set_aside(part, tenant, device, size);
+            match (place.tier, allocation.kind) {
+                (Tier::Device, Kind::Movable) if spec.discardable => self.needs_no_backing(part, device),
+                (Tier::Device, Kind::Movable) => self.set_aside(part, tenant, device, size),
+                _ => {}
             }
             Ok(Part { extent, holds: Few::default() })
         });
@@ -491,6 +498,11 @@ impl Broker {
             }
         }
     }
+}
+
+/// Whether it asks for what sealed memory alone has.
+const fn is_to_be_sealed(spec: &AllocationSpec) -> bool {
+    matches!(spec.lifetime, Lifetime::Persistent) || spec.replace || !spec.readers.is_empty()
 }
 
 fn parts_of(plans: &[Plan]) -> usize {

@@ -11,7 +11,7 @@ use crate::{
     event::{PartRef, Tier},
     ledger::Place,
     migration::Backing,
-    pool::ExtentState,
+    pool::Extent,
     residency::{Allocation, AllocationState},
     tenancy::TenantId,
 };
@@ -35,7 +35,7 @@ impl Broker {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             // What has not been made yet is released once it is.
             Some(Backing::Kept { extent, .. }) => self.release_extent(extent),
-            None => {}
+            Some(Backing::Needless) | None => {}
         }
     }
 
@@ -55,10 +55,14 @@ impl Broker {
         if !stays {
             return self.release_extent(extent);
         }
-        match self.pool.get(extent).is_some() {
-            true => _ = self.backings.insert(part, Backing::Kept { extent, clean }),
+        match self.pool.get(extent).map(Extent::is_nothing) {
+            Some(false) => _ = self.backings.insert(part, Backing::Kept { extent, clean }),
+            Some(true) => {
+                self.nothing_left(extent);
+                self.backings.insert(part, Backing::Needless);
+            }
             // It could not be made.
-            false => self.set_aside_anew(part),
+            None => self.set_aside_anew(part),
         }
         self.resides(part);
     }
@@ -108,9 +112,12 @@ impl Broker {
 
     /// Somebody has written the part, or may have: what was copied of it is old.
     pub(crate) fn was_written(&mut self, part: PartRef) {
-        // Sealed memory is never written: who says so is mistaken.
+        // Sealed memory is never written: who says so is mistaken. What may be lost is never copied.
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        if state == Some(AllocationState::Sealed) || planted!(self, ShadowOlderThanPart) {
+        if state == Some(AllocationState::Sealed)
+            || self.is_discardable(part)
+            || planted!(self, ShadowOlderThanPart)
+        {
             return;
         }
         if let Some(Backing::Kept { clean, .. }) = self.backings.get_mut(&part) {
@@ -123,6 +130,6 @@ impl Broker {
 
     /// Whether it has been made, and is not being released.
     pub(crate) fn is_live(&self, id: ExtentId) -> bool {
-        self.pool.get(id).is_some_and(|extent| matches!(extent.state, ExtentState::Live(_)))
+        self.pool.get(id).is_some_and(Extent::is_there)
     }
 }

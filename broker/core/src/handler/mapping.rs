@@ -161,7 +161,8 @@ impl Broker {
         {
             extent.sent_to.push(tenant);
         }
-        Some(MapPart { part, extent, device, offset, size, span, writable, slot })
+        let losses = self.losses_of(part);
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot, losses })
     }
 
     /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.

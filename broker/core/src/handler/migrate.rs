@@ -155,8 +155,11 @@ impl Broker {
         if self.tier_of(part) == Some(Tier::Device) {
             return Some(PartMove::Moved);
         }
-        let begun = self.begin_migration(part, Tier::Device, Cause::Operator, Some(op));
-        begun.err().map(|refusal| PartMove::Refused { refusal: Box::new(refusal) })
+        match self.begin_migration(part, Tier::Device, Cause::Operator, Some(op)) {
+            Err(refusal) => Some(PartMove::Refused { refusal: Box::new(refusal) }),
+            // What need not be copied is there already.
+            Ok(()) => (!self.migrations.contains_key(&part)).then_some(PartMove::Moved),
+        }
     }
 
     /// Reserves room for a part in another tier, and has an extent made there.
@@ -170,10 +173,11 @@ impl Broker {
         let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
         let allocation = self.allocations.get(part.allocation).ok_or_else(not_found)?;
         let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
-        let size = allocation.size_of(part.part);
+        let (size, discardable) = (allocation.size_of(part.part), allocation.discardable);
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
         let place = Place { device, tier: towards };
-        let order = Order { place, size, part, kind, zeroed: false };
+        // What was given up is not copied over what its memory held before.
+        let order = Order { place, size, part, kind, zeroed: discardable };
         let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
@@ -183,7 +187,11 @@ impl Broker {
                     Some(extent) => self.has_stray(part, extent),
                     None => self.order_beside(tenant, None, order)?,
                 };
-                (to, false)
+                (to, discardable)
+            }
+            (_, Some(Backing::Needless)) => {
+                let to = self.nothing(part, place, size)?;
+                (self.has_stray(part, to), true)
             }
             (_, Some(Backing::Kept { extent, clean })) => (extent, clean),
             (_, Some(Backing::Reserved(reserved))) => {
@@ -340,7 +348,12 @@ impl Broker {
                 self.keep(part, left, true);
                 self.unsettled.demands |= self.is_room_wanted();
             }
-            (false, true) => self.leave(part, left),
+            (false, true) => {
+                if self.is_nowhere(part) {
+                    self.content_lost(part);
+                }
+                self.leave(part, left);
+            }
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
@@ -411,6 +424,9 @@ impl Broker {
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
         let problem = match outcome {
+            PartMove::Moved if self.is_nowhere(part) => {
+                return self.notice(Notice::Dropped { part, tenant, device, tier, bytes, cause, began });
+            }
             PartMove::Moved => {
                 return self.notice(Notice::Moved { part, tenant, device, tier, bytes, cause, began });
             }
@@ -477,6 +493,9 @@ impl Broker {
 
     /// The driver is told to let go of it, if it is there.
     pub(crate) fn release_extent(&mut self, id: ExtentId) {
+        if self.pool.get(id).is_some_and(crate::pool::Extent::is_nothing) {
+            return self.nothing_left(id);
+        }
         if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
             return;
         }

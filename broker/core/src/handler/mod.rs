@@ -9,6 +9,7 @@ mod client;
 mod completion;
 mod create;
 mod demand;
+mod discard;
 mod fd_budget;
 mod forget;
 mod hold;

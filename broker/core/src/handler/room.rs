@@ -330,6 +330,8 @@ impl Broker {
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
             && self.backings.contains_key(&part)
+            // It may just have come for who has not been sent it yet.
+            && self.pins.first_lacking(part).is_none_or(|first| first > came)
             && (!self.held_by_hand.contains(&part) || planted!(self, EvictedThoughHeld))
             && matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
     }

@@ -114,7 +114,7 @@ registry! {
     MIGRATIONS = "INV-MOVE-1", Recomputed "migrations.rs",
         "what is copied is mapped by nobody and both its ends are there; what is not on its device is mapped by nobody";
     CONTENT = "INV-MOVE-2", Oracle "content.rs",
-        "what a session maps or pins holds what was last written there, wherever it has been meanwhile";
+        "what a session maps or pins holds what was last written there, wherever it has been meanwhile, or it is told that this was given up";
     COPIES = "INV-MOVE-3", Oracle "copies.rs",
         "a copy begins in the part's extent while nobody maps either end, and neither is released before it has ended";
     DEMANDS = "INV-MOVE-4", Oracle "demands.rs",

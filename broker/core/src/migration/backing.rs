@@ -14,6 +14,8 @@ pub(crate) enum Backing {
     /// Memory that it came from, or was about to go to. A clean one holds what the part holds: then it leaves without being
     /// copied.
     Kept { extent: ExtentId, clean: bool },
+    /// Its content may be given up: it needs none.
+    Needless,
 }
 
 pub(crate) type Backings = BTreeMap<PartRef, Backing>;

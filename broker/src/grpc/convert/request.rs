@@ -46,6 +46,7 @@ fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
         replace: item.replace,
         uninitialized: item.uninitialized,
         unheld: item.unheld,
+        discardable: item.discardable,
     })
 }
 

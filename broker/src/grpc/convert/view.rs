@@ -38,6 +38,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         mapper_count: count(view.mapper_count),
         unreturned_bytes: view.unreturned.get(),
         host_bytes: view.in_host.get(),
+        discardable: view.discardable,
     }
 }
 
@@ -55,7 +56,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         index: view.index.0,
         offset_bytes: view.offset.get(),
         size_bytes: view.size.get(),
-        tier: tier(view.tier).into(),
+        tier: if view.dropped { v1::Tier::Unspecified } else { tier(view.tier) }.into(),
         mapper_session_ids: holding.map(|mapper| mapper.session.get()).collect(),
         extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
         mappers: shown.iter().map(mapper).collect(),
@@ -260,6 +261,7 @@ mod tests {
             device: "GPU-0".to_owned(),
             kind: Kind::Movable,
             lifetime: Lifetime::Persistent,
+            discardable: false,
             state: AllocationState::Sealed,
             size: Bytes::new(5),
             charged: Bytes::mib(2),
@@ -276,6 +278,7 @@ mod tests {
                 tier: Tier::Device,
                 moves_to: Some(Tier::Host),
                 held: false,
+                dropped: false,
                 backing: Some(Backing::Live),
                 mappers: vec![
                     MapperView { session: SessionId::from_raw(4), state: MapState::Revoking },

@@ -119,6 +119,7 @@ impl Oracle {
             readers: view.readers.clone(),
             size: view.size.get(),
             uninitialized: spec.uninitialized,
+            discardable: spec.discardable,
             part_count: view.parts.len(),
             sealed: false,
             freed: false,

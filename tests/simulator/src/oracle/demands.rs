@@ -107,11 +107,10 @@ impl Oracle {
     /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
     fn why(&mut self, part: PartRef, leavable: &[Leavable]) -> Why {
         let allocation = self.facts.allocations.get(&part.allocation);
-        let extent = allocation.and_then(|it| self.facts.extents.get(it.parts.get(&part.part.0)?));
-        let Some((allocation, extent)) = allocation.zip(extent) else {
+        let Some((allocation, size)) = allocation.zip(self.size_of(part)) else {
             return Why { device: 0, tenant: Tenant::default(), guaranteed: false, wait: Wait::Full };
         };
-        let (tenant, device, size) = (allocation.tenant, allocation.device, extent.size);
+        let (tenant, device) = (allocation.tenant, allocation.device);
         let guarantee = self.quota_now(tenant, device).0;
         let guaranteed = self.held_in_use(tenant, device) + size <= guarantee;
         let wait = match self.something_leaves(device) {
@@ -155,7 +154,7 @@ impl Oracle {
             BackingFacts::Kept(id) => {
                 self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating)
             }
-            BackingFacts::Reserved { .. } => false,
+            BackingFacts::Reserved { .. } | BackingFacts::Needless => false,
         };
         self.facts.extents.values().any(released)
             || self.facts.departing.iter().any(on_device)

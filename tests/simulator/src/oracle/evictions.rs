@@ -78,8 +78,8 @@ impl Oracle {
         let elsewhere = wanted.into_iter().filter(|part| self.lies_elsewhere(*part));
         let sizes = elsewhere.filter_map(|part| {
             let allocation = self.facts.allocations.get(&part.allocation)?;
-            let extent = self.facts.extents.get(allocation.parts.get(&part.part.0)?)?;
-            ((allocation.tenant, allocation.device) == (tenant, device)).then_some(extent.size)
+            let size = self.size_of(part)?;
+            ((allocation.tenant, allocation.device) == (tenant, device)).then_some(size)
         });
         let batches = self.facts.calls.values().filter_map(|call| self.asked_by(tenant, call));
         sizes.chain(batches).fold(0, u64::saturating_add)

@@ -68,7 +68,7 @@ impl Oracle {
             self.step.made_at_once.insert((owner, place));
         }
         if let Some(part) = made_for.filter(|_| moves.is_none() && kind == Kind::Movable) {
-            self.set_aside(part, owner, device, size);
+            self.set_aside(part, (owner, Self::is_discardable(part, broker)), device, size);
         }
     }
 
@@ -91,7 +91,8 @@ impl Oracle {
         let (id, part) = (sent.extent, sent.part);
         let allocation = self.facts.allocations.get(&part.allocation);
         let owner = allocation.map(|allocation| allocation.tenant);
-        let takes_old = allocation.is_some_and(|allocation| allocation.uninitialized);
+        let was_lost = self.facts.losses.contains_key(&part);
+        let takes_old = allocation.is_some_and(|allocation| allocation.uninitialized) || was_lost;
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self
                 .expect(EXTENT_USE, false, || format!("{id} is sent to {session} and does not exist"));

@@ -15,6 +15,7 @@ mod demands;
 mod devices;
 mod drained;
 mod draining;
+mod dropped;
 mod evictions;
 mod extents;
 mod facts;
@@ -196,7 +197,7 @@ impl Oracle {
             Command::Notice(Notice::Cached { extent, .. }) => self.extent_cached(*extent),
             Command::Notice(Notice::Reused { extent, part }) => {
                 self.forget_unmade(broker);
-                self.extent_reused(*extent, *part);
+                self.extent_reused(*extent, *part, broker);
             }
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
             Command::Notice(Notice::Moved { part, tier, .. }) => {
@@ -205,6 +206,11 @@ impl Oracle {
                     self.leaves_its_device(*part, false, broker);
                 }
                 self.has_moved(*part, *tier);
+            }
+            Command::Notice(Notice::Dropped { part, bytes, .. }) => {
+                self.nobody_held(*part);
+                self.leaves_its_device(*part, false, broker);
+                self.was_dropped(*part, bytes.get());
             }
             Command::Notice(
                 notice @ (Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. }),

@@ -14,6 +14,9 @@ use super::{
 impl Oracle {
     /// The tier that the part is in, where its extent is known: while it moves, the one that it comes from.
     pub(super) fn tier_of(&self, part: PartRef) -> Option<Tier> {
+        if self.facts.dropped.contains_key(&part) {
+            return Some(Tier::Host);
+        }
         let extent = self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
         Some(self.facts.places[self.facts.extents.get(extent)?.place].tier)
     }

@@ -168,6 +168,10 @@ impl World {
             (Kind::Movable, 3) => Some(Bytes::mib(6)),
             _ => None,
         };
+        let replace = named && kind != Kind::Fixed && dice.chance(400);
+        // What is to be sealed is refused as discardable.
+        let plain = kind == Kind::Movable && !persistent && !replace && readers.is_empty();
+        let discardable = dice.chance(if plain { 250 } else { 10 });
         AllocationSpec {
             size,
             device,
@@ -180,9 +184,10 @@ impl World {
             name: named.then(|| some_name(dice, None)),
             readers,
             part_size,
-            replace: named && kind != Kind::Fixed && dice.chance(400),
+            replace,
             uninitialized: dice.chance(500),
             unheld: false,
+            discardable,
         }
     }
 }
@@ -209,6 +214,7 @@ fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
         replace: false,
         uninitialized: false,
         unheld: false,
+        discardable: false,
     };
     let half = Bytes::new(1 << 63);
     let kind = if dice.chance(800) { Kind::Fixed } else { Kind::Movable };
