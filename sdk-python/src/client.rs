@@ -144,8 +144,13 @@ impl Client {
         Allocation::create(py, shared)
     }
 
-    fn attach(&self, py: Python<'_>, name_or_id: Name) -> PyResult<Py<Sealed>> {
-        let shared = self.claim(py, |sdk| sdk.attach(name_or_id).map(Handle::Sealed))?;
+    #[pyo3(signature = (name_or_id, *, unheld = false))]
+    fn attach(&self, py: Python<'_>, name_or_id: Name, unheld: bool) -> PyResult<Py<Sealed>> {
+        let attach = |sdk: &vramd_client::Client| match unheld {
+            true => sdk.attach_unheld(name_or_id),
+            false => sdk.attach(name_or_id),
+        };
+        let shared = self.claim(py, |sdk| attach(sdk).map(Handle::Sealed))?;
         Sealed::create(py, shared)
     }
 

@@ -153,6 +153,8 @@ pub enum ClientRequest {
     },
     FreeBatch(Vec<AllocationId>),
     Attach(Target),
+    /// The same, and nothing of it is sent before it is pinned.
+    AttachUnheld(Target),
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
 }

@@ -77,8 +77,11 @@ class Client:
         larger than the device. Parts of `discardable` memory that nobody holds or pins are dropped where somebody needs their
         room, not copied: `Pin.losses` says so. It can't be sealed. Where there is no room, `wait` is for how many seconds it waits for some.
         """
-    def attach(self, name_or_id: str | int) -> Sealed:
-        """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id."""
+    def attach(self, name_or_id: str | int, *, unheld: bool = False) -> Sealed:
+        """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id.
+
+        Of an `unheld` one nothing is mapped before somebody looks, copies or pins, so it may be larger than the device.
+        """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
         """What the tenant owns whose name begins so. `tenant/…` shows what that tenant lets this one read."""
     def describe(self, name_or_id: str | int) -> AllocationInfo: ...

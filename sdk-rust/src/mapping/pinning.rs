@@ -233,10 +233,10 @@ impl Table {
         }
     }
 
-    /// Nothing of it has to be here, and what comes is to be written.
-    pub(crate) fn begin_unheld(&self, id: AllocationId) {
+    /// Nothing of it has to be here, and whether what comes is to be written.
+    pub(crate) fn begin_unheld(&self, id: AllocationId, writes: bool) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
-            region.writes = true;
+            region.writes = writes;
         }
         self.unhold(id);
     }

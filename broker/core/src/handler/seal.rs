@@ -119,7 +119,7 @@ impl Broker {
             self.finish(op, outcome);
         }
         if let Some(owner) = owner {
-            self.queue_maps(owner, id);
+            self.queue_maps(owner, id, false);
         }
     }
 

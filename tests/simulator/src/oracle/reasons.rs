@@ -46,7 +46,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::RequestInvalid,
                 R::BatchTooLarge,
             ],
-            ClientRequest::Attach(_) => &[
+            ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => &[
                 R::SessionMissing,
                 R::SessionNotFound,
                 R::SessionLost,
