@@ -148,7 +148,9 @@ fn what_is_larger_than_the_device_is_sealed_attached_and_read_by_ranges() {
     let told: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
     assert_eq!(told["digest"], digest(&written), "{told}");
     also.detach().unwrap();
-    sealed.free().unwrap();
+    let id = sealed.id();
+    sealed.detach().unwrap();
+    owner.free(id).unwrap();
     drop((owner, reader, other));
     daemon.drains();
 }
@@ -170,7 +172,9 @@ fn a_task_attaches_what_is_larger_than_the_device() {
             let bytes = pinned.as_slice().unwrap();
             assert!(bytes == &written[at..at + bytes.len()], "part {first}");
         }
-        sealed.free_async().await.unwrap();
+        let id = sealed.id();
+        sealed.detach_async().await.unwrap();
+        owner.free(id).unwrap();
     });
     drop(owner);
     daemon.drains();
