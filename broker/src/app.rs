@@ -148,13 +148,11 @@ impl App {
         for submission in self.kept_host() {
             self.driver.submit(submission);
         }
+        let uuids: Vec<_> = core_config.devices.iter().map(|device| device.uuid.clone()).collect();
         let (telemetry, telling) = self.telemetry.start(
             self.inbox.clone(),
-            Node {
-                driver: self.driver.name(),
-                boot_epoch: self.boot_epoch,
-                devices: core_config.devices.len(),
-            },
+            self.clock,
+            Node { driver: self.driver.name(), boot_epoch: self.boot_epoch, devices: &uuids },
         )?;
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
@@ -291,6 +289,7 @@ impl App {
             part_size: config.memory.part_size,
             sessions_reserved: config.memory.sessions_reserved,
             eviction: broker_core::EvictionPolicy::default(),
+            check_shadows: config.memory.check_shadows,
             default_limit: config.quota.default.limit,
             limits: self.core_limits(),
         }

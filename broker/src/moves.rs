@@ -67,10 +67,10 @@ impl Moves {
     /// Keeps it, if it is the end of a move.
     pub(crate) fn told(&self, notice: &Notice) {
         let (outcome, detail, (part, tenant, device, tier, bytes, cause, began)) = match notice {
-            Notice::Moved { part, tenant, device, tier, bytes, cause, began } => {
+            Notice::Moved { part, tenant, device, tier, bytes, cause, began, .. } => {
                 (Change::Moved, "", (part, tenant, device, tier, bytes, cause, began))
             }
-            Notice::Dropped { part, tenant, device, tier, bytes, cause, began } => {
+            Notice::Dropped { part, tenant, device, tier, bytes, cause, began, .. } => {
                 (Change::Dropped, "", (part, tenant, device, tier, bytes, cause, began))
             }
             Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem } => {

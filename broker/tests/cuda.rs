@@ -184,8 +184,11 @@ fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
     let parts_pinned = u32::try_from(pinned / (4 << 20)).unwrap();
     for part in 0..=parts_pinned {
         let answer = evicting(&daemon, allocation, part);
-        while !answer.is_answered() {
-            if session.channel.waits(Duration::from_millis(5)) {
+        // What was sent before the answer may be read after it.
+        let mut answered = false;
+        while !answered {
+            answered = answer.is_answered();
+            while session.channel.waits(Duration::from_millis(5)) {
                 let revoke = session.receive_revoke();
                 session.unmap_parts(revoke.parts);
             }

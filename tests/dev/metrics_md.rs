@@ -55,7 +55,7 @@ fn tables(page: &mut String) -> std::fmt::Result {
     for (attribute, meaning) in ATTRIBUTES {
         writeln!(page, "| `{attribute}` | {meaning} |")?;
     }
-    writeln!(page, "\n## Buckets\n\n| Histogram | Upper bounds in seconds |\n|---|---|")?;
+    writeln!(page, "\n## Buckets\n\n| Histogram | Upper bounds, in its unit |\n|---|---|")?;
     for metric in ALL.iter().filter(|metric| !metric.boundaries.is_empty()) {
         let bounds: Vec<_> = metric.boundaries.iter().map(f64::to_string).collect();
         writeln!(page, "| `{}` | {} |", metric.name, bounds.join(", "))?;

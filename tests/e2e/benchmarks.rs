@@ -1,4 +1,4 @@
-//! Benchmarks whose figures need a GPU: that their questions can be answered shows without one.
+//! What needs a GPU: that it can be asked, and how it goes on the simulated driver, shows without one.
 
 use std::{fs, process::Command};
 
@@ -7,18 +7,24 @@ use vramd_tests::programs::program;
 
 use crate::has_other_users;
 
-#[test]
-fn every_question_of_residency_is_answered_on_the_simulated_driver() {
+/// What a stage of the GPU suite has seen here. It must go well.
+#[track_caller]
+fn suite(stage: &str) -> Value {
     // It lies beside the suite, which starts it.
     program("vramd");
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("residency.json");
+    let file = folder.path().join("report.json");
     let mut suite = Command::new(env!("CARGO_BIN_EXE_gpu-suite"));
-    suite.args(["residency", "--driver", "sim", "--quick", "--json"]).arg(&file);
+    suite.args([stage, "--driver", "sim", "--quick", "--json"]).arg(&file);
     let output = suite.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    let report: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    serde_json::from_slice(&fs::read(&file).unwrap()).unwrap()
+}
+
+#[test]
+fn every_question_of_residency_is_answered_on_the_simulated_driver() {
+    let report = suite("residency");
     let figures = [
         "one_way_out",
         "one_way_in",
@@ -42,4 +48,19 @@ fn every_question_of_residency_is_answered_on_the_simulated_driver() {
     if has_other_users("residency across tenants") {
         assert!(report["duplex_across"].is_f64(), "{report:#}");
     }
+}
+
+#[test]
+fn three_tenants_take_turns_in_the_gpu_suite_on_the_simulated_driver() {
+    let report = suite("e2e");
+    let case = &report["cases"]["three tenants, four times the device"];
+    assert_eq!(case["passed"], true, "{report:#}");
+    let seen = &case["seen"];
+    assert!(seen["killed"].as_u64().is_some_and(|killed| killed > 0), "{seen}");
+    let clients = seen["clients"].as_array().unwrap();
+    let compared = clients.iter().filter_map(|client| client["compared_bytes"].as_u64()).sum::<u64>();
+    assert!(clients.iter().all(|client| client["pins"].as_u64().is_some_and(|pins| pins > 0)), "{seen}");
+    assert_eq!(Some(compared), seen["capacity_bytes"].as_u64().map(|bytes| bytes * 4), "{seen}");
+    let tenants = if has_other_users("three tenants in the GPU suite") { 3 } else { 1 };
+    assert_eq!(seen["tenants"], tenants, "{seen}");
 }

@@ -5,7 +5,8 @@ mod clients;
 mod faults;
 mod holds;
 mod operators;
-mod pins;
+pub(super) mod pins;
+mod shadows;
 mod turns;
 mod under_way;
 mod waits;
@@ -26,7 +27,7 @@ use vramd_tests::{
 use vramd_words::{Access, Unpinned};
 
 /// One device, and memory of the host beside it.
-fn tiers(device: &str, host: &str) -> Config {
+pub(super) fn tiers(device: &str, host: &str) -> Config {
     Config::devices(&[device]).memory(&format!("host_size = \"{host}\""))
 }
 
@@ -54,7 +55,7 @@ fn first(answer: &MovePartsResponse) -> (Outcome, &[u64]) {
 
 /// Has all of an allocation leave its device. This session alone maps it, and does what it is told.
 #[track_caller]
-fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
+pub(super) fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
     evict_from(daemon, &mut [session], allocation);
 }
 
@@ -87,36 +88,36 @@ fn unmap_as_told(session: &mut RawSession, allocation: u64) {
 
 /// Pins all of an allocation, and leaves it unprotected again.
 #[track_caller]
-fn bring_in_by_pin(session: &mut RawSession, allocation: u64, parts: u32) {
+pub(super) fn bring_in_by_pin(session: &mut RawSession, allocation: u64, parts: u32) {
     let call = session.pin((0..parts).map(|index| part(allocation, index)).collect());
     session.pin_answer(call).expect("there is room for it");
     session.pin_ended(call);
 }
 
 /// Uses so many parts, so that they stay.
-fn pin_words(session: &RawSession, allocation: u64, parts: u32) {
+pub(super) fn pin_words(session: &RawSession, allocation: u64, parts: u32) {
     for index in 0..parts {
         session.word_table().client(session.slot(allocation, index)).pin(Access::Write).unwrap();
     }
 }
 
-fn unpin_words(session: &RawSession, allocation: u64, parts: u32) {
+pub(super) fn unpin_words(session: &RawSession, allocation: u64, parts: u32) {
     for index in 0..parts {
         assert_eq!(session.word_table().client(session.slot(allocation, index)).unpin(), Ok(Unpinned::Done));
     }
 }
 
-fn part(allocation_id: u64, part_index: u32) -> PartRef {
+pub(super) fn part(allocation_id: u64, part_index: u32) -> PartRef {
     PartRef { allocation_id, part_index }
 }
 
 /// Of parts of 2 MiB.
-fn parts(count: u64) -> AllocationSpec {
+pub(super) fn parts(count: u64) -> AllocationSpec {
     AllocationSpec { part_size_bytes: MIB_2, ..spec(count * MIB_2) }
 }
 
 /// One with pins that has written so many parts.
-fn written(daemon: &Daemon, count: u64) -> (RawSession, u64) {
+pub(super) fn written(daemon: &Daemon, count: u64) -> (RawSession, u64) {
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(parts(count)).allocation_id;
     session.write(id, &content(count * MIB_2, id));
@@ -137,7 +138,7 @@ fn until_held(daemon: &Daemon, device: u64, host: u64) {
 
 /// No byte, no descriptor and no mapping, whoever looks; memory of the host is the daemon's alone, which keeps it.
 #[track_caller]
-fn nothing_is_left(daemon: &Daemon) {
+pub(super) fn nothing_is_left(daemon: &Daemon) {
     daemon.drains();
     let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
     until("nobody has any memory of it", || memory_of(&uuid).is_empty());

@@ -2,6 +2,7 @@
 
 mod collectors;
 mod health;
+mod moves;
 mod scrape;
 mod traces;
 

@@ -10,7 +10,17 @@ fn word(seed: u64, index: u64) -> u64 {
 
 /// So many bytes of it; a multiple of 8.
 pub(crate) fn bytes(seed: u64, size: u64) -> Vec<u8> {
-    (0..size / 8).flat_map(|index| word(seed, index).to_le_bytes()).collect()
+    let mut bytes = vec![0; usize::try_from(size / 8 * 8).expect("it fits in memory")];
+    write(seed, &mut bytes);
+    bytes
+}
+
+/// The same where it is to lie; what is beyond the last whole word is left alone.
+pub(crate) fn write(seed: u64, bytes: &mut [u8]) {
+    let (words, _) = bytes.as_chunks_mut();
+    for (place, index) in words.iter_mut().zip(0..) {
+        *place = word(seed, index).to_le_bytes();
+    }
 }
 
 /// The sum of it, in which each word counts by its place.

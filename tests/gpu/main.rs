@@ -12,6 +12,7 @@ mod client;
 mod content;
 mod cuda;
 mod e2e;
+mod eye;
 mod machine;
 mod nvml;
 
@@ -20,6 +21,7 @@ use std::{
     io::{self, Write as _},
     path::PathBuf,
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -42,6 +44,9 @@ enum What {
         /// Only this case; may be given several times.
         #[arg(long = "case", value_name = "NAME")]
         cases: Vec<String>,
+        /// `sim` plays those that need no GPU, on any machine.
+        #[arg(long, value_enum, default_value = "cuda")]
+        driver: bench::Driver,
     },
     /// What the daemon costs over a bare program.
     HandOff(Stage),
@@ -56,12 +61,18 @@ enum What {
         /// `sim` asks the same of a few MiB on any machine.
         #[arg(long, value_enum, default_value = "cuda")]
         driver: bench::Driver,
+        /// Only this question, and no peers; may be given several times.
+        #[arg(long = "ask", value_name = "NAME")]
+        asked: Vec<String>,
     },
     /// Whether killed sessions leave anything behind.
     Leak(Stage),
     /// A client of the cases.
     #[command(hide = true)]
     Client,
+    /// A client that owns more than the device.
+    #[command(hide = true)]
+    Turner { driver: bench::Driver, parts: u32, part: u64, millis: u64 },
     /// The other process of the bare program.
     #[command(hide = true)]
     BareOwner { uuid: String },
@@ -114,7 +125,9 @@ fn main() -> ExitCode {
 /// True if all is as it should be.
 fn run(what: What) -> Result<bool> {
     match what {
-        What::E2e { stage, cases } => e2e::run(&cases, |report| stage.save(report)),
+        What::E2e { stage, cases, driver } => {
+            e2e::run(driver, stage.quick, &cases, |report| stage.save(report))
+        }
         What::HandOff(stage) => bench::hand_off(stage.quick, |report| stage.save(report)),
         What::Leak(stage) => {
             let (good, report) = bench::leak(stage.quick)?;
@@ -123,13 +136,16 @@ fn run(what: What) -> Result<bool> {
         }
         What::Copies(stage) => bench::copies(stage.quick, |report| stage.save(report)),
         What::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
-        What::Residency { stage, driver } => {
-            bench::residency(driver, stage.quick, |report| stage.save(report))
+        What::Residency { stage, driver, asked } => {
+            bench::residency(driver, &asked, stage.quick, |report| stage.save(report))
         }
         What::Holder { driver, bytes, part } => bench::holder(driver, bytes, part).map(|()| true),
         What::Neighbour { driver } => bench::neighbour(driver).map(|()| true),
         What::Pinner => bench::pinner().map(|()| true),
         What::Client => client::run().map(|()| true),
+        What::Turner { driver, parts, part, millis } => {
+            client::turner(driver, parts, part, Duration::from_millis(millis)).map(|()| true)
+        }
         What::BareOwner { uuid } => bench::bare_owner(&uuid).map(|()| true),
         What::Victim { steps } => bench::victim(steps).map(|()| true),
     }

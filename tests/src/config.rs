@@ -22,6 +22,7 @@ pub struct Config {
     pub default_quota: Vec<String>,
     pub daemon: Vec<String>,
     pub telemetry: Vec<String>,
+    pub log_level: &'static str,
 }
 
 /// A scheduled failure of the simulated driver.
@@ -70,6 +71,7 @@ impl Default for Config {
             default_quota: Vec::new(),
             daemon: Vec::new(),
             telemetry: Vec::new(),
+            log_level: "debug",
         }
     }
 }
@@ -82,6 +84,12 @@ impl Config {
     /// The GPUs of this machine.
     pub fn cuda() -> Self {
         Self { driver: "cuda", devices: Vec::new(), ..Self::default() }
+    }
+
+    /// Where what is logged costs what is measured: `info` is what a daemon says unless it is told otherwise.
+    #[must_use]
+    pub fn log_level(self, log_level: &'static str) -> Self {
+        Self { log_level, ..self }
     }
 
     #[must_use]
@@ -151,7 +159,7 @@ impl Config {
         section(&mut text, "[daemon]", &self.daemon);
         line(&mut text, &format!("socket_dir = \"{}\"", home.join("run").display()));
         line(&mut text, &format!("state_dir = \"{}\"", home.join("state").display()));
-        line(&mut text, "log_level = \"debug\"");
+        line(&mut text, &format!("log_level = \"{}\"", self.log_level));
         section(&mut text, "[driver]", &[format!("kind = \"{}\"", self.driver)]);
         section(&mut text, "[driver.sim]", &self.sim);
         for memory in &self.devices {

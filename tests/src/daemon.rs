@@ -15,6 +15,7 @@ use vramd_proto::v1::{GetNodeRequest, SetQuotaRequest};
 use crate::{
     books::Books,
     config::Config,
+    http,
     probe::Probe,
     programs::program,
     rpc::{Admin, Memory, is_serving},
@@ -130,6 +131,17 @@ impl Daemon {
             let books = self.books();
             (books.node.fds_in_flight == 0).then_some(books)
         })
+    }
+
+    /// What it measures, where it serves that by the configuration.
+    #[track_caller]
+    pub fn metrics(&self) -> String {
+        let address = eventually("the daemon says where its metrics are", || {
+            let log = self.log();
+            let line = log.lines().rfind(|line| line.contains("metrics are served"))?;
+            line.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
+        });
+        http::get(address, "/metrics").body
     }
 
     /// Waits until nothing is allocated, charged or on its way.

@@ -69,7 +69,7 @@ pub struct Broker {
     pub(crate) transitions: Transitions,
     #[cfg(feature = "planted")]
     pub(crate) planted: Option<crate::Bug>,
-    outbox: VecDeque<Command>,
+    pub(crate) outbox: VecDeque<Command>,
 }
 
 /// Where ids come from. Each kind has its own count.
@@ -109,7 +109,7 @@ impl Broker {
             revocations: Revocations::new(),
             migrations: Migrations::new(),
             demands: Demands::default(),
-            backings: Backings::new(),
+            backings: Backings::default(),
             residents: Residents::new(&config.eviction),
             losses: BTreeMap::new(),
             held_by_hand: BTreeSet::new(),

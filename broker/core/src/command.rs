@@ -27,12 +27,15 @@ pub enum Command {
     /// Makes memory, not exported to anybody yet. In another tier than the device's it is the device's neighbour. What need
     /// not be zeroed is written as a whole before anybody sees it.
     CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
-    /// Copies the first bytes of one extent to another; neither is released or mapped by anybody until it is answered.
-    Copy { from: ExtentId, to: ExtentId, bytes: Bytes },
+    /// Copies the first bytes of one extent to another; neither is released or mapped by anybody until it is answered. A
+    /// shadow should hold them already: they are compared, and copied only if they differ.
+    Copy { from: ExtentId, to: ExtentId, bytes: Bytes, shadow: bool },
     /// A copy is of no use any more. It is answered all the same, as done or as failed.
     CancelCopy { to: ExtentId },
     /// Ends the broker's own hold on memory that nobody maps by its knowledge.
     ReleaseExtent { extent: ExtentId },
+    /// Somebody waits for what was released on this device: a driver that takes its time over that is to do it now.
+    ReleaseNow { device: DeviceIndex },
     /// Hashes these bytes, one after the other.
     Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
     /// Sets REVOKE in the words of all these sessions for one part, unless one of them is pinned: then in none. A word
@@ -341,6 +344,19 @@ pub enum Notice {
         extent: ExtentId,
         bytes: Bytes,
     },
+    /// Somebody who stood in the line of those who wait for room does not any more.
+    WaitEnded {
+        what: Waited,
+        since: Time,
+        end: WaitEnd,
+    },
+    /// A pin call that waited for memory which was elsewhere waits no more.
+    PinWaited {
+        session: SessionId,
+        call: u64,
+        since: Time,
+        end: WaitEnd,
+    },
     /// All cached memory that a request waits for has been given up: it is tried again.
     RoomMade {
         tenant: Option<String>,
@@ -354,8 +370,20 @@ pub enum Notice {
         bytes: Bytes,
         cause: Cause,
         began: Time,
+        /// Not where what lay there held the same already, or where nothing was left of it.
+        copied: bool,
+        /// Parts that wait for the room that it left.
+        for_parts: Vec<PartRef>,
     },
-    /// The same, and its content was given up: it is nowhere, until new memory is made for it.
+    /// A part that was to leave uncopied is copied: its shadow holds something else, so it was written behind its pins.
+    ShadowDiffers {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
+    },
+    /// A part has left its device, and its content was given up: it is nowhere, until new memory is made for it.
     Dropped {
         part: PartRef,
         tenant: Arc<str>,
@@ -364,6 +392,8 @@ pub enum Notice {
         bytes: Bytes,
         cause: Cause,
         began: Time,
+        /// Parts that wait for the room that it left.
+        for_parts: Vec<PartRef>,
     },
     /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
     MoveFailed {
@@ -404,6 +434,27 @@ pub enum Notice {
         invariant: &'static str,
         detail: String,
     },
+}
+
+/// What stood in the line of those who wait for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Waited {
+    /// A part that somebody wants on its device.
+    Part,
+    /// An `AllocateBatch`.
+    Batch,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WaitEnd {
+    /// With what was waited for.
+    Served,
+    Refused,
+    /// An operator said so.
+    Cancelled,
+    /// Nobody wants it any more.
+    Left,
 }
 
 /// Who was refused.

@@ -18,6 +18,8 @@ pub struct Config {
     pub sessions_reserved: u32,
     /// Who leaves a device when somebody needs the room.
     pub eviction: EvictionPolicy,
+    /// What leaves as unchanged is compared with its shadow first, and copied if it differs.
+    pub check_shadows: bool,
     pub limits: Limits,
 }
 

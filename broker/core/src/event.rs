@@ -294,6 +294,10 @@ pub enum Completion {
         to: ExtentId,
         result: Result<(), String>,
     },
+    /// A shadow that was compared holds something else: it is copied to all the same, and that is answered apart.
+    ShadowDiffers {
+        to: ExtentId,
+    },
     Digested {
         allocation: AllocationId,
         result: Result<[u8; 32], String>,

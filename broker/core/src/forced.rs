@@ -55,7 +55,9 @@ impl Broker {
                     state: from,
                     made: true,
                     clean: false,
+                    shadow: false,
                     vacated: true,
+                    room_for: None,
                     stopped: None,
                     ops: Few::default(),
                 };

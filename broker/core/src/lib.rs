@@ -46,7 +46,7 @@ mod view;
 pub use broker::Broker;
 pub use command::{
     Asker, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, Released, Reply,
-    RevokeReason, RevokedPart,
+    RevokeReason, RevokedPart, WaitEnd, Waited,
 };
 pub use config::{Config, DeviceConfig};
 pub use error::Refusal;

@@ -13,6 +13,10 @@ pub const FDS_PER_PACKET_MAX: usize = 128;
 /// Most parts that one `Revoke` names.
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
+/// So many parts that leave one by one are told in one `Revoke`: a client answers a frame as a whole, and answering takes longer than
+/// unmapping a part. What has left early is copied early, though, so there are not more.
+pub const REVOKED_TOGETHER: usize = 64;
+
 /// Most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;
 

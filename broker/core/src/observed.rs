@@ -102,6 +102,11 @@ mod watched {
             self.pool.get(extent)?.part
         }
 
+        /// Whether the owner of an allocation maps what it pins, and nothing before.
+        pub fn is_unheld(&self, id: vramd_types::AllocationId) -> bool {
+            self.allocations.get(id).is_some_and(|allocation| allocation.unheld)
+        }
+
         /// Forgets what the last event touched.
         pub(crate) fn forget_observed(&mut self) {
             self.transitions.steps.clear();

@@ -70,10 +70,10 @@ mod bugs {
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE];
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE];
-        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS];
+        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
         UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS];
         ShortfallIgnored: "memory that others took still counts as capacity", [ADMISSION];
         AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
         AnswerToAnother: "an answer goes to another call that waits", [CALLS];
@@ -99,7 +99,7 @@ mod bugs {
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];
         StrangerServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];
         LieBelieved: "an answer that does not fit is ignored, and its session trusted on", [SESSION_LIES];
-        SilentTakenForGone: "a channel's end is taken for the process's end", [EXTENT_USE];
+        SilentTakenForGone: "a channel's end is taken for the process's end", [EXTENT_USE, LEDGER_ORACLE];
         MemoryOutlivesSession: "what a session did not free stays when it is gone", [LIFETIMES];
         NameNotFreed: "a freed allocation keeps its name", [NAMES];
         TimerLost: "nobody looks whether a map is answered in time", [TIMERS];
@@ -128,13 +128,13 @@ mod bugs {
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
-        CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES];
+        CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
         FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT];
         SourceKept: "what a part has left is not released", [DRAINS, DEMANDS, BACKED];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED];
         CopiedInPart: "the end of a part is not copied with it", [CONTENT];
         HostChargeForgotten: "what lies in host memory is charged to nobody", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS];
         DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
         PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
         SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES];
@@ -146,6 +146,13 @@ mod bugs {
         BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
         TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
+        MappersFromWords: "who was sent a part and has not answered is no mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES];
+        SourceReleasedEarly: "what a part leaves is released before the copy has ended", [EXTENT_RELEASED, MIGRATIONS, COPIES];
+        HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
+        HandOverChargedTwice: "an extent that is handed over is charged to its tenant once more", [LEDGER_BOOKS, LEDGER_ORACLE];
+        HandOverUncharged: "an extent that is handed over is charged to nobody from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        FailedCopyKept: "what a failed copy has left below is taken for what the part holds", [CONTENT];
+        PinGrantedToLeft: "a pin call is answered though its client wants it no more", [PIN_ANSWERS, DEMANDS];
     }
 
     impl Broker {

@@ -116,6 +116,10 @@ pub struct QuotaInForce {
     pub unreturned: Bytes,
     /// Of what is held, what backs nothing and is the first to go when anybody needs room.
     pub cached: Bytes,
+    /// Of what lies on the device, what can leave without being copied.
+    pub clean: Bytes,
+    /// Of what is held below the device, memory of parts that lie on it.
+    pub backing: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,6 +202,9 @@ pub struct NodeView {
     pub sessions: usize,
     pub allocations: usize,
     pub fds_in_flight: usize,
+    /// Those that wait for room on devices.
+    pub parts_waiting: usize,
+    pub batches_waiting: usize,
     pub invariant_violations: u64,
 }
 

@@ -8,8 +8,8 @@ mod world;
 use std::time::Duration;
 
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, EvictionPolicy, Notice, OperatorRequest, PartMove, PartRef,
-    Refusal, Reply, StoredQuotas, Tier, Waiting,
+    AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
+    PartRef, Refusal, Reply, StoredQuotas, Tier, Waiting,
 };
 use vramd_types::{Bytes, Reason};
 use world::{
@@ -330,35 +330,6 @@ fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
     assert_eq!(answer(&world, c, 1), Some(&None));
 }
 
-#[test]
-fn what_nobody_holds_may_be_larger_than_the_device() {
-    let mut world = tiers(8, 64);
-    let client = world.open_pinning("a");
-    let large = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(32) };
-    let id = world.allocate(client, large.clone()).expect("its parts are placed where there is room");
-    let parts: Vec<_> = (0..8).map(|at| part(id, at)).collect();
-    assert!(!parts.iter().any(|part| world.maps(client, *part)), "nothing is mapped");
-    assert_eq!(held(&world), mib(8, 32));
-    for round in 0..2 {
-        for (call, part) in (1..).zip(&parts) {
-            world.pin_call(client, round * 8 + call, &[*part]);
-            world.settle();
-            let seen = world.read(client, *part);
-            assert_eq!(seen, if round == 0 { 0 } else { call }, "zeros at first");
-            world.write(client, *part, call);
-            world.frame(client, ClientFrame::PinEnded { call: round * 8 + call });
-        }
-    }
-    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
-    assert_eq!(held(&world), mib(0, 0));
-    let without = world.open("b");
-    assert_eq!(world.allocate(without, large).expect_err("no pins").reason(), Reason::RequestInvalid);
-    let too_large = AllocationSpec { unheld: true, ..spec(66) };
-    let refused = world.allocate(client, too_large).expect_err("more than there is below");
-    assert!(matches!(refused, Refusal::QuotaLimit { tier: Tier::Host, .. }), "{refused:?}");
-}
-
 /// At every step of a part's way out for somebody who needs its room.
 #[test]
 fn who_frees_pins_or_dies_while_a_part_leaves_for_another_loses_nothing() {
@@ -489,4 +460,23 @@ fn what_has_lost_its_place_below_stays() {
     world.pin_call(a, 1, &[part]);
     world.settle();
     assert_eq!(world.read(a, part), 7);
+}
+
+/// Behind somebody for whom there is no room: on disk it need not be.
+#[test]
+fn a_guarantee_counts_for_who_waits_once_it_is_held_back() {
+    let mut world = tiers(12, 64);
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    for content in 1..3 {
+        let part = one(&mut world, a, 4, content);
+        world.pin(a, part);
+    }
+    let first = waiting(&mut world, c, 8, Duration::from_secs(1));
+    let behind = waiting(&mut world, b, 4, Duration::from_secs(1));
+    world.start_operator(None, set_quota("b", 4, 8));
+    let made = |work: &Command| matches!(work, Command::CreateExtent { .. });
+    assert!(world.work.iter().any(made), "before the quota is stored: {:?}", world.work);
+    world.settle();
+    assert!(matches!(world.replies.get(&behind), Some(Ok(_))));
+    assert!(!world.replies.contains_key(&first));
 }

@@ -25,7 +25,7 @@ mod pool;
 pub mod sim;
 mod threads;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
@@ -53,7 +53,10 @@ pub enum ExtentKind {
     Fixed,
 }
 
-/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy), is answered by exactly one
+/// For how long a release may be put off.
+pub const RELEASE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy) and [`ReleaseNow`](Self::ReleaseNow), is answered by exactly one
 /// [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any order.
 #[derive(Debug)]
 pub enum Submission {
@@ -79,7 +82,12 @@ pub enum Submission {
     CancelCopy { copy: CopyId },
     /// Ends the driver's own hold on an extent, whose handle the caller has dropped. Memory lives on while any
     /// process maps it or holds its descriptor. Who else holds memory of the host, a driver need not be able to see.
+    ///
+    /// While bytes arrive on the device from the host it may be put off, for [`RELEASE_WITHIN`] at most: some devices clear what is
+    /// released with the engine by which bytes arrive.
     Release { extent: ExtentId },
+    /// What was released of the device until now is put off no longer. Has no answer of its own.
+    ReleaseNow { device: DeviceIndex },
     /// Hashes the first bytes of these extents, one after the other, on the driver's own mapping.
     Digest { ticket: u64, spans: Vec<(ExtentId, Bytes)> },
     /// Looks, independent of any ledger, at who holds memory of the device. Extents that have come back since

@@ -55,6 +55,7 @@ impl Daemon {
             let config = broker_core::Config {
                 sessions_reserved: 0,
                 eviction: broker_core::EvictionPolicy::default(),
+                check_shadows: false,
                 boot_epoch: 1,
                 devices: vec![],
                 part_size: vramd_types::GRANULARITY,

@@ -250,6 +250,8 @@ pub struct Memory {
     /// How often it is looked at what clients use, where there is a host tier.
     #[serde(rename = "harvest_ms", deserialize_with = "harvest")]
     pub harvest: Duration,
+    /// Whether what leaves a device uncopied, since nobody said that it was written, is compared with its copy first.
+    pub check_shadows: bool,
 }
 
 impl Default for Memory {
@@ -262,6 +264,7 @@ impl Default for Memory {
             part_size: Bytes::mib(256),
             host_size: Bytes::ZERO,
             harvest: Duration::from_millis(100),
+            check_shadows: false,
         }
     }
 }

@@ -97,6 +97,7 @@ fn what_is_said_is_read() {
         device_share = "90%"
         part_size = "2MiB"
         harvest_ms = 60000
+        check_shadows = true
         [quota.default]
         limit = "1.5GiB"
         [[tenants]]
@@ -124,7 +125,7 @@ fn what_is_said_is_read() {
     assert_eq!(config.driver.sim.revocations, [revocation]);
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
-    assert_eq!(config.memory.harvest, Duration::from_secs(60));
+    assert_eq!((config.memory.harvest, config.memory.check_shadows), (Duration::from_secs(60), true));
     assert_eq!(config.quota.default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
     assert_eq!(config.tenants[0].0.tenant, "pods");
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));

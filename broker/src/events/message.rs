@@ -40,6 +40,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::CreateFailed { .. } => EventKind::Device,
         Notice::Moved { .. }
         | Notice::Dropped { .. }
+        | Notice::ShadowDiffers { .. }
         | Notice::MoveFailed { .. }
         | Notice::MoveStopped { .. } => EventKind::Move,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
@@ -48,6 +49,8 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
+        | Notice::WaitEnded { .. }
+        | Notice::PinWaited { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })
@@ -74,6 +77,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
         Notice::Moved { tenant, .. }
         | Notice::Dropped { tenant, .. }
+        | Notice::ShadowDiffers { tenant, .. }
         | Notice::MoveFailed { tenant, .. }
         | Notice::MoveStopped { tenant, .. } => Some(tenant),
         Notice::Refused { by: Asker::Process { tenant, .. }, .. } => Some(tenant),
@@ -161,6 +165,9 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         Notice::Dropped { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Dropped, *part, *device, *tier, *bytes))
         }
+        Notice::ShadowDiffers { part, device, tier, bytes, .. } => {
+            Event::Move(of_move(MoveChange::ShadowDiffers, *part, *device, *tier, *bytes))
+        }
         Notice::MoveFailed { part, device, tier, bytes, problem, .. } => Event::Move(v1::MoveEvent {
             detail: cut(problem),
             ..of_move(MoveChange::Failed, *part, *device, *tier, *bytes)
@@ -177,6 +184,8 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
+        | Notice::WaitEnded { .. }
+        | Notice::PinWaited { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })

@@ -73,7 +73,8 @@ impl Admin {
         // What is named otherwise is found by the core.
         let about = |request: &OperatorRequest| match request {
             OperatorRequest::FreeAllocation(Target::Id(id))
-            | OperatorRequest::RevokeMappings { target: Target::Id(id), .. } => vec![*id],
+            | OperatorRequest::RevokeMappings { target: Target::Id(id), .. }
+            | OperatorRequest::MoveParts { target: Target::Id(id), .. } => vec![*id],
             _ => Vec::new(),
         };
         decision::of_request(&self.telemetry, request, about, |request| {

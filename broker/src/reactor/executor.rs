@@ -10,10 +10,16 @@ use broker_core::{
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, HostNode, SessionId};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode, SessionId};
 
 use super::{
-    calls::Calls, copies::Copies, extents::Extents, inbox::Inbox, notice::Notices, revoker::Revoker,
+    calls::Calls,
+    copies::Copies,
+    digests::{Digests, Hashed},
+    extents::Extents,
+    inbox::Inbox,
+    notice::Notices,
+    revoker::Revoker,
 };
 use crate::{
     channel::{Asked, Channels, frame},
@@ -49,6 +55,7 @@ pub struct Executor {
     harvest: Option<Harvest>,
     moves: Option<Moves>,
     copies: Copies,
+    digests: Digests,
     /// For tests alone.
     revoker: Option<Revoker>,
 }
@@ -82,6 +89,7 @@ impl Executor {
             harvest: None,
             moves: None,
             copies: Copies::default(),
+            digests: Digests::default(),
             revoker: None,
         }
     }
@@ -138,12 +146,16 @@ impl Executor {
             Command::CreateExtent { extent, device, tier, size, kind, zeroed } => {
                 self.create(extent, device, tier, size, kind, zeroed);
             }
-            Command::Copy { from, to, bytes } => {
-                let copy = self.copies.begin(to);
-                self.driver.submit(Submission::Copy { copy, from, to, size: bytes });
+            Command::Copy { from, to, bytes, shadow: true } => {
+                for (ticket, end) in self.digests.of_shadow(from, to, bytes) {
+                    self.driver.submit(Submission::Digest { ticket, spans: vec![(end, bytes)] });
+                }
             }
+            Command::Copy { from, to, bytes, shadow: false } => self.copy(from, to, bytes),
             Command::CancelCopy { to } => {
-                if let Some(copy) = self.copies.towards(to) {
+                if !self.digests.cancel(to)
+                    && let Some(copy) = self.copies.towards(to)
+                {
                     self.driver.submit(Submission::CancelCopy { copy });
                 }
             }
@@ -151,9 +163,11 @@ impl Executor {
                 self.extents.remove(extent);
                 self.driver.submit(Submission::Release { extent });
             }
+            Command::ReleaseNow { device } => self.driver.submit(Submission::ReleaseNow { device }),
             Command::Digest { allocation, spans } => {
                 let spans = spans.into_iter().map(|span| (span.extent, span.bytes)).collect();
-                self.driver.submit(Submission::Digest { ticket: allocation.get(), spans });
+                let ticket = self.digests.of_allocation(allocation);
+                self.driver.submit(Submission::Digest { ticket, spans });
             }
             Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
             Command::RevokeWords { part, words } => self.revoke_words(part, &words),
@@ -201,9 +215,19 @@ impl Executor {
             },
             Driver::Released { extent, returned } => Completion::Released { extent, returned },
             Driver::Returned { extent } => Completion::Returned { extent },
-            Driver::Digested { ticket, result } => Completion::Digested {
-                allocation: AllocationId::from_raw(ticket),
-                result: result.map_err(|error| error.to_string()),
+            Driver::Digested { ticket, result } => match self.digests.ended(ticket, result) {
+                None => return Ok(None),
+                Some(Hashed::Allocation(allocation, result)) => {
+                    Completion::Digested { allocation, result: result.map_err(|error| error.to_string()) }
+                }
+                Some(Hashed::Compared { to, result }) => Completion::Copied { to, result },
+                Some(Hashed::Copy { from, to, bytes, differs }) => {
+                    self.copy(from, to, bytes);
+                    if !differs {
+                        return Ok(None);
+                    }
+                    Completion::ShadowDiffers { to }
+                }
             },
             Driver::Surveyed { device, unbrokered, contexts } => {
                 Completion::Surveyed { device, unbrokered, contexts }
@@ -219,6 +243,11 @@ impl Executor {
             }
             Driver::Lost { problem } => return Err(DriverLost { problem }),
         }))
+    }
+
+    fn copy(&self, from: ExtentId, to: ExtentId, size: Bytes) {
+        let copy = self.copies.begin(to);
+        self.driver.submit(Submission::Copy { copy, from, to, size });
     }
 
     fn create(

@@ -16,6 +16,7 @@
 mod calls;
 mod clock;
 mod copies;
+mod digests;
 mod executor;
 mod extents;
 mod inbox;
@@ -104,6 +105,9 @@ impl Reactor {
     /// One by one, so that nobody who looks waits for what they do.
     fn start_commands(&mut self) {
         while let Some(command) = self.next_command() {
+            if !matches!(command, Command::Notice(_)) {
+                tracing::trace!(?command, "begins");
+            }
             self.executor.start(command, &mut self.calls);
         }
     }
@@ -126,11 +130,15 @@ impl Turn<'_> {
         let now = self.now;
         match message {
             Message::Event(event) => {
+                tracing::trace!(?event, "happened");
                 self.executor.hears(&event);
                 self.broker.handle(now, event);
             }
             Message::Driver(completion) => match self.executor.completed(completion) {
-                Ok(Some(completion)) => self.broker.handle(now, Event::Completion(completion)),
+                Ok(Some(completion)) => {
+                    tracing::trace!(?completion, "done");
+                    self.broker.handle(now, Event::Completion(completion));
+                }
                 Ok(None) => {}
                 Err(lost) => return ControlFlow::Break(Err(lost)),
             },

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use broker_core::Notice;
 use tokio::time::Instant;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info, trace, warn};
 
 /// Of what happens to parts one by one, a line of each kind is logged in this time: one request, or the end of one
 /// process, can concern ten thousands of them.
@@ -16,6 +16,7 @@ pub(super) struct Notices {
     map_failed: Thinned,
     create_failed: Thinned,
     move_failed: Thinned,
+    shadow_differs: Thinned,
     pin_stalled: Thinned,
     unreturned: Thinned,
     returned: Thinned,
@@ -46,6 +47,7 @@ impl Notices {
             Notice::MapFailed { .. } => &mut self.map_failed,
             Notice::CreateFailed { .. } => &mut self.create_failed,
             Notice::MoveFailed { .. } => &mut self.move_failed,
+            Notice::ShadowDiffers { .. } => &mut self.shadow_differs,
             Notice::PinStalled { .. } => &mut self.pin_stalled,
             Notice::Unreturned { .. } => &mut self.unreturned,
             Notice::Returned { .. } => &mut self.returned,
@@ -118,6 +120,9 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {
             warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "a part could not be moved, and is where it was");
         }
+        Notice::ShadowDiffers { part, tenant, device, tier, bytes } => {
+            warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), left_out, "a part was written behind its pins, and is copied");
+        }
         Notice::MoveStopped { part, tenant, device, tier, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, "a part's move was given up");
         }
@@ -128,6 +133,10 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(%extent, allocation = %part.allocation, part = part.part.0, "kept memory is used again");
         }
         Notice::GivenUp { extent, bytes } => debug!(%extent, bytes = bytes.get(), "kept memory is given up"),
+        Notice::WaitEnded { what, end, .. } => trace!(?what, ?end, "a wait for room ended"),
+        Notice::PinWaited { session, call, end, .. } => {
+            trace!(%session, call, ?end, "a pin's wait for memory that was elsewhere ended");
+        }
         Notice::RoomMade { tenant } => debug!(tenant, "kept memory has made room for a request that waited"),
         Notice::Unbrokered { device, bytes } if bytes.is_zero() => {
             info!(device = device.0, "memory of the device is held by tenants alone");

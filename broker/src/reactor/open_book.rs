@@ -98,6 +98,7 @@ mod tests {
             boot_epoch: 1,
             sessions_reserved: 0,
             eviction: broker_core::EvictionPolicy::default(),
+            check_shadows: false,
             devices: Vec::new(),
             part_size: vramd_types::Bytes::mib(256),
             default_limit: vramd_types::Quantity::Percent(100),

@@ -62,7 +62,8 @@ impl Driver for Prompt {
             Submission::CreateHost { .. }
             | Submission::KeepHost { .. }
             | Submission::Copy { .. }
-            | Submission::CancelCopy { .. } => {
+            | Submission::CancelCopy { .. }
+            | Submission::ReleaseNow { .. } => {
                 panic!("nobody asks for {submission:?}")
             }
         });
@@ -108,6 +109,7 @@ fn config() -> Config {
         boot_epoch: 1,
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
+        check_shadows: false,
         devices: vec![DeviceConfig {
             host: Bytes::ZERO,
             context_bytes: Bytes::ZERO,

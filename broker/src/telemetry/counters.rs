@@ -38,6 +38,7 @@ pub(super) struct Counters {
     refusals: [Box<[AtomicU64]>; Scope::ALL.len()],
     dropped: [AtomicU64; Signal::ALL.len()],
     failures: [AtomicU64; Signal::ALL.len()],
+    pin_stalls: AtomicU64,
 }
 
 impl Default for Counters {
@@ -47,6 +48,7 @@ impl Default for Counters {
             refusals: [zeros(), zeros(), zeros(), zeros()],
             dropped: Default::default(),
             failures: Default::default(),
+            pin_stalls: AtomicU64::new(0),
         }
     }
 }
@@ -63,6 +65,14 @@ impl Counters {
 
     pub(super) fn export_failed(&self, signal: Signal) {
         add(self.failures.get(signal as usize), 1);
+    }
+
+    pub(super) fn pin_stalled(&self) {
+        add(Some(&self.pin_stalls), 1);
+    }
+
+    pub(super) fn pin_stalls(&self) -> u64 {
+        read(&self.pin_stalls)
     }
 
     /// All that is not zero.

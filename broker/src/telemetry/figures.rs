@@ -2,13 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, Counts, DeviceView, NodeView, QuotaView};
+use broker_core::{Broker, Counts, DeviceView, NodeView, QuotaView, Tier};
 use vramd_types::Bytes;
 
 use super::registry::OTHER_TENANTS;
 
 /// Series that one tenant has in one place: one for each state that its memory can be in.
-const STATES_OF_MEMORY: usize = 4;
+const fn states_of_memory(tier: Tier) -> usize {
+    match tier {
+        Tier::Device => 5,
+        Tier::Host | Tier::Disk => 4,
+    }
+}
 
 /// As the broker shows itself. Taken under its lock, so nothing is computed here.
 #[derive(Debug)]
@@ -41,6 +46,8 @@ pub(super) struct Figures {
     pub(super) sessions: BTreeMap<String, u64>,
     pub(super) devices: Vec<DeviceView>,
     pub(super) fds_in_flight: u64,
+    pub(super) parts_waiting: u64,
+    pub(super) batches_waiting: u64,
     pub(super) violations: u64,
 }
 
@@ -50,7 +57,7 @@ pub(super) struct Account {
     pub(super) tenant: String,
     /// UUID.
     pub(super) device: String,
-    pub(super) tier: broker_core::Tier,
+    pub(super) tier: Tier,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,8 +67,12 @@ pub(super) struct Balance {
     pub(super) reserved: Bytes,
     pub(super) unreturned: Bytes,
     pub(super) cached: Bytes,
+    /// Lies there, and can leave without being copied.
+    pub(super) clean: Bytes,
+    /// Is kept there for parts that lie on the device.
+    pub(super) backing: Bytes,
     /// All else that is held.
-    pub(super) resident: Bytes,
+    pub(super) dirty: Bytes,
 }
 
 impl Balance {
@@ -72,7 +83,9 @@ impl Balance {
         sum(&mut self.reserved, other.reserved);
         sum(&mut self.unreturned, other.unreturned);
         sum(&mut self.cached, other.cached);
-        sum(&mut self.resident, other.resident);
+        sum(&mut self.clean, other.clean);
+        sum(&mut self.backing, other.backing);
+        sum(&mut self.dirty, other.dirty);
     }
 }
 
@@ -93,16 +106,18 @@ impl Roll {
         let Look { quotas, devices, counts, node } = look;
         let quotas: Vec<_> = quotas.into_iter().filter_map(in_force).collect();
         let places: BTreeSet<_> = quotas.iter().map(|(of, _)| (&of.device, of.tier)).collect();
-        let places = places.len();
+        let each = series_each(places.into_iter().map(|(_, tier)| tier));
         let tenants = quotas.iter().map(|(of, _)| &of.tenant);
         let tenants = tenants.chain(counts.allocations_of.keys());
-        self.call(&tenants.collect(), places);
+        self.call(&tenants.collect(), each);
 
         let mut figures = Figures {
             sessions: by_name(counts.sessions),
             allocations: by_name(counts.allocations),
             devices,
             fds_in_flight: wide(node.fds_in_flight),
+            parts_waiting: wide(node.parts_waiting),
+            batches_waiting: wide(node.batches_waiting),
             violations: node.invariant_violations,
             ..Figures::default()
         };
@@ -118,8 +133,8 @@ impl Roll {
     }
 
     /// Strikes out who is gone, and enters who is new as long as there is room beside all the others.
-    fn call(&mut self, tenants: &BTreeSet<&String>, places: usize) {
-        let most = (self.series_max / series_each(places)).saturating_sub(1);
+    fn call(&mut self, tenants: &BTreeSet<&String>, each: usize) {
+        let most = (self.series_max / each).saturating_sub(1);
         self.named.retain(|name| tenants.contains(name));
         while self.named.len() > most {
             self.named.pop_last();
@@ -139,9 +154,9 @@ impl Roll {
     }
 }
 
-/// Most series that one tenant has of one metric.
-pub(super) fn series_each(places: usize) -> usize {
-    places.max(1).saturating_mul(STATES_OF_MEMORY)
+/// Most series that one tenant has of one metric, being in places of these tiers.
+pub(super) fn series_each(tiers: impl IntoIterator<Item = Tier>) -> usize {
+    tiers.into_iter().map(states_of_memory).fold(0, usize::saturating_add).max(states_of_memory(Tier::Device))
 }
 
 /// A row of a device that is there.
@@ -149,13 +164,18 @@ fn in_force(row: QuotaView) -> Option<(Account, Balance)> {
     let QuotaView { tenant, device, tier, in_force, .. } = row;
     let force = in_force?;
     let apart = force.reserved.saturating_add(force.unreturned).saturating_add(force.cached);
+    let resident = force.held.saturating_sub(apart);
+    let clean = force.clean.min(resident);
+    let backing = force.backing.min(resident.saturating_sub(clean));
     let balance = Balance {
         guarantee: force.guarantee,
         limit: force.limit,
         reserved: force.reserved,
         unreturned: force.unreturned,
         cached: force.cached,
-        resident: force.held.saturating_sub(apart),
+        clean,
+        backing,
+        dirty: resident.saturating_sub(clean).saturating_sub(backing),
     };
     Some((Account { tenant, device, tier }, balance))
 }
@@ -176,7 +196,7 @@ fn wide(count: usize) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{AllocationState, HostView, QuotaInForce, Tier};
+    use broker_core::{AllocationState, HostView, QuotaInForce};
     use vramd_types::Quantity;
 
     use super::*;
@@ -203,6 +223,8 @@ pub(super) mod tests {
             sessions: 0,
             allocations: tenants,
             fds_in_flight: 3,
+            parts_waiting: 2,
+            batches_waiting: 1,
             invariant_violations: 0,
         };
         Look { quotas, devices: Vec::new(), counts, node }
@@ -245,6 +267,7 @@ pub(super) mod tests {
 
     fn row(tenant: &str, device: &str, tier: Tier) -> QuotaView {
         let mib = Bytes::mib;
+        let on = |only, count| if tier == only { mib(count) } else { Bytes::ZERO };
         QuotaView {
             tenant: tenant.to_owned(),
             device: device.to_owned(),
@@ -257,7 +280,9 @@ pub(super) mod tests {
                 held: mib(16),
                 reserved: mib(2),
                 unreturned: mib(4),
-                cached: mib(1),
+                cached: on(Tier::Device, 1),
+                clean: on(Tier::Device, 3),
+                backing: on(Tier::Host, 4),
             }),
             default_quota: false,
             device_absent: false,
@@ -268,10 +293,15 @@ pub(super) mod tests {
     fn the_states_of_a_balance_add_up_to_what_is_held() {
         let figures = Roll::new(4000).figures(look(1));
         for balance in figures.tenants.values() {
-            let states = [balance.resident, balance.reserved, balance.unreturned, balance.cached];
+            let states = [balance.clean, balance.backing, balance.dirty, balance.reserved];
+            let states = states.into_iter().chain([balance.unreturned, balance.cached]);
             assert_eq!(Bytes::checked_sum(states), Some(Bytes::mib(16)));
-            assert_eq!(balance.resident, Bytes::mib(9));
         }
+        let lies_in = |tier| {
+            let balance = figures.tenants.iter().find(|(of, _)| of.tier == tier).unwrap().1;
+            [balance.clean, balance.backing, balance.dirty].map(|bytes| bytes.get() >> 20)
+        };
+        assert_eq!((lies_in(Tier::Device), lies_in(Tier::Host)), ([3, 0, 6], [0, 4, 6]));
         assert_eq!(figures.tenants.len(), 4);
     }
 
@@ -280,13 +310,15 @@ pub(super) mod tests {
         let mut roll = Roll::new(512);
         let figures = roll.figures(look(200));
         let named: BTreeSet<_> = figures.tenants.keys().map(|of| of.tenant.as_str()).collect();
-        assert!(figures.tenants.len() * STATES_OF_MEMORY <= 512, "{} accounts", figures.tenants.len());
-        assert_eq!(named.len(), 512 / 16);
+        // Each is on two devices and below them.
+        let each = 2 * (5 + 4);
+        assert_eq!(named.len(), 512 / each);
+        assert_eq!(figures.tenants.len(), named.len() * 4);
         assert!(named.contains(OTHER_TENANTS));
         let held = figures.tenants.values().map(|balance| balance.reserved);
         assert_eq!(Bytes::checked_sum(held), Some(Bytes::mib(2 * 4 * 200)));
         assert_eq!(figures.allocations_of.values().sum::<u64>(), 400);
-        assert_eq!(figures.allocations_of.len(), 512 / 16);
+        assert_eq!(figures.allocations_of.len(), 512 / each);
         assert_eq!(figures.allocations, [("sealing".to_owned(), 400)].into());
     }
 
@@ -298,7 +330,7 @@ pub(super) mod tests {
         late.counts.allocations_of.clear();
         roll.figures(late);
         let named = roll.named.clone();
-        assert_eq!(named.len(), 31);
+        assert_eq!(named.len(), 512 / 18 - 1);
         roll.figures(look(200));
         assert_eq!(roll.named, named);
         roll.figures(look(3));

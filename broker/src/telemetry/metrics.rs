@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use broker_core::Tier;
 use opentelemetry::{
     KeyValue,
     metrics::{Histogram, Meter, MeterProvider as _},
@@ -26,14 +27,16 @@ use prometheus::TextEncoder;
 use super::{
     counters::Counters,
     durations::Durations,
+    ended_move::Kind as Move,
+    ends::Ends,
     figures::{Figures, Look, Roll, series_each},
     moves::Moves,
     registry::{self, Definition, Kind},
     series,
 };
 
-/// How many tiers there can be.
-const TIERS: usize = 3;
+/// All there can be.
+const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
 
 #[derive(Debug)]
 pub(super) struct Metrics {
@@ -44,6 +47,7 @@ pub(super) struct Metrics {
     roll: Mutex<Roll>,
     pub(super) calls: Durations,
     pub(super) revocations: Histogram<f64>,
+    pub(super) ends: Ends,
 }
 
 /// What instruments read when they are collected.
@@ -74,7 +78,8 @@ impl Metrics {
             .build()?;
         let reader = Reader(Arc::new(exporter));
         // The roll keeps to the limit, but for one tenant on very many devices.
-        let limit = series_max.max(series_each(devices.saturating_mul(TIERS)));
+        let each = series_each(TIERS).max(Move::ON_DEVICE);
+        let limit = series_max.max(each.saturating_mul(devices));
         let by_tenant = registry::ALL.iter().filter(|metric| metric.is_by_tenant()).map(|metric| metric.name);
         let by_tenant: Vec<_> = by_tenant.collect();
         let provider = SdkMeterProvider::builder()
@@ -91,10 +96,14 @@ impl Metrics {
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));
         }
+        for (definition, series) in series::RATIOS {
+            observe_ratio(&meter, definition, *series, Arc::clone(&shown));
+        }
         let calls = Durations::new(histogram(&meter, &registry::RPC_DURATION));
         let revocations = histogram(&meter, &registry::REVOCATION_DURATION);
+        let ends = Ends::new(&meter);
         let roll = Mutex::new(Roll::new(series_max));
-        Ok(Self { provider, prometheus, reader, shown, roll, calls, revocations })
+        Ok(Self { provider, prometheus, reader, shown, roll, calls, revocations, ends })
     }
 
     /// Where moves are counted.
@@ -153,8 +162,17 @@ fn observe(meter: &Meter, definition: &'static Definition, series: series::Serie
             };
             let _ = counter.with_callback(each).build();
         }
-        Kind::Histogram => unreachable!("{} is written to, not observed", definition.name),
+        Kind::Gauge | Kind::Histogram => unreachable!("{} is no count", definition.name),
     }
+}
+
+fn observe_ratio(meter: &Meter, definition: &'static Definition, series: series::Ratios, shown: Arc<Shown>) {
+    let gauge = meter.f64_observable_gauge(definition.name);
+    let gauge = gauge.with_unit(definition.unit).with_description(definition.meaning);
+    let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<f64>| {
+        series(&shown, &mut |value, attributes| observer.observe(value, attributes));
+    };
+    let _ = gauge.with_callback(each).build();
 }
 
 fn non_zero(mut observe: impl FnMut(u64, &[KeyValue])) -> impl FnMut(u64, &[KeyValue]) {
@@ -165,9 +183,18 @@ fn non_zero(mut observe: impl FnMut(u64, &[KeyValue])) -> impl FnMut(u64, &[KeyV
     }
 }
 
-fn histogram(meter: &Meter, definition: &'static Definition) -> Histogram<f64> {
+pub(super) fn histogram(meter: &Meter, definition: &'static Definition) -> Histogram<f64> {
     meter
         .f64_histogram(definition.name)
+        .with_unit(definition.unit)
+        .with_description(definition.meaning)
+        .with_boundaries(definition.boundaries.to_vec())
+        .build()
+}
+
+pub(super) fn size_histogram(meter: &Meter, definition: &'static Definition) -> Histogram<u64> {
+    meter
+        .u64_histogram(definition.name)
         .with_unit(definition.unit)
         .with_description(definition.meaning)
         .with_boundaries(definition.boundaries.to_vec())

@@ -15,6 +15,8 @@ mod calls;
 mod counters;
 mod decision;
 mod durations;
+mod ended_move;
+mod ends;
 mod export;
 mod figures;
 mod http;
@@ -32,9 +34,12 @@ mod traces;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Notice, Refusal, Reply};
+use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Notice, Refusal, Reply, Time};
 use tonic::codegen::http::HeaderMap;
 use vramd_proto::v1;
 use vramd_types::Reason;
@@ -43,10 +48,13 @@ pub use calls::Call;
 use calls::Methods;
 use counters::{Counters, Scope};
 pub use decision::Decision;
+use ended_move::EndedMove;
 use metrics::Metrics;
 use revocations::Revocations;
 pub use start::{Node, Opening, Running};
 use traces::Traces;
+
+use crate::reactor::Clock;
 
 /// Where things happen they are told to this. Clones are the same; the default one tells nobody.
 ///
@@ -59,6 +67,8 @@ struct Shared {
     metrics: Metrics,
     counters: Arc<Counters>,
     methods: Methods,
+    /// The broker's.
+    clock: Clock,
     traces: Option<Traces>,
     /// The reactor's alone, so nobody ever waits for it.
     revocations: Mutex<Revocations>,
@@ -91,8 +101,19 @@ impl Telemetry {
 
     /// Something happened that operators may want to hear of.
     pub fn noticed(&self, notice: &Notice) {
-        if let Some(shared) = self.0 {
-            shared.metrics.moves().told(notice);
+        let Some(shared) = self.0 else { return };
+        shared.metrics.moves().told(notice);
+        shared.metrics.ends.told(notice, |began| shared.since(began));
+        if let Some(ended) = EndedMove::of(notice) {
+            shared.metrics.moves().ended(&ended);
+            let took = shared.since(ended.began);
+            shared.metrics.ends.moved(&ended, took);
+            if let Some(traces) = &shared.traces {
+                traces.moved(&ended, took);
+            }
+        }
+        if let Notice::PinStalled { .. } = notice {
+            shared.counters.pin_stalled();
         }
     }
 
@@ -123,6 +144,7 @@ impl Telemetry {
                     traces.pins().sent(channel, frame);
                 }
             }
+            DaemonFrame::Map(parts) => shared.metrics.moves().sent(parts.iter().map(|sent| sent.part)),
             DaemonFrame::Revoke { parts, reason } => {
                 let span = shared.traces.as_ref().and_then(|traces| traces.revocation(parts, *reason));
                 shared.revocations().sent(channel, frame, span);
@@ -149,6 +171,11 @@ impl Telemetry {
 }
 
 impl Shared {
+    /// How long ago that was.
+    fn since(&self, began: Time) -> Duration {
+        Duration::from_micros(self.clock.now().as_micros().saturating_sub(began.as_micros()))
+    }
+
     fn revocations(&self) -> std::sync::MutexGuard<'_, Revocations> {
         self.revocations.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,148 +1,243 @@
-//! Parts that went to another tier, or were to: counted where it is told, for as long as the daemon lives.
+//! Parts that went to another tier, or were to: counted where it is told, for as long as the daemon lives. Of those that
+//! were brought in, who is sent one before it leaves again: to bring in what nobody uses is work for nothing.
 //!
-//! A counter must not fall, so who is counted by name here stays so, and who comes when no names are left is one of the others
-//! for good. [`super::figures::Roll`] is more generous with names, since what it shows may fall.
+//! A counter must not fall, so what is counted by name here stays so, and what comes when no series are left is of the
+//! others for good. [`super::figures::Roll`] is more generous with names, since what it shows may fall.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use broker_core::{Notice, Tier};
-use vramd_types::{Bytes, DeviceIndex};
+use broker_core::{Notice, PartRef};
+use vramd_types::{AllocationId, Bytes, PartIndex};
 
-use super::registry::OTHER_TENANTS;
-
-/// Series that one tenant has on one device: for each direction and outcome.
-const SERIES_ON_DEVICE: usize = 7;
+use super::{
+    ended_move::{EndedMove, Kind},
+    registry::OTHER_TENANTS,
+};
 
 #[derive(Debug)]
 pub(super) struct Moves {
-    /// Tenants that are counted by name.
+    /// Most series of tenants by name: beside them there is room for all that the others can have.
     named_max: usize,
-    tenants: Mutex<BTreeMap<String, Counts>>,
+    counted: Mutex<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    tenants: BTreeMap<String, Counts>,
+    /// How many of the counts are a tenant's by name.
+    named: usize,
+    /// What is on its device and has not been sent to anybody since it came, with where it is counted.
+    unused: BTreeMap<PartRef, (String, Kind, Bytes)>,
 }
 
 pub(super) type Counts = BTreeMap<Kind, Count>;
-
-/// What is counted apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Kind {
-    pub(super) device: DeviceIndex,
-    /// `in` or `out`, as seen from the device.
-    pub(super) direction: &'static str,
-    pub(super) outcome: &'static str,
-}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
     pub(super) parts: u64,
     pub(super) bytes: u64,
+    /// Of these bytes, those that came and were sent to somebody before they left again.
+    pub(super) used: u64,
 }
 
 impl Moves {
     pub(super) fn new(series_max: usize, devices: usize) -> Self {
-        let each = devices.max(1).saturating_mul(SERIES_ON_DEVICE);
-        Self { named_max: (series_max / each).saturating_sub(1), tenants: Mutex::default() }
+        let of_others = devices.max(1).saturating_mul(Kind::ON_DEVICE);
+        Self { named_max: series_max.saturating_sub(of_others), counted: Mutex::default() }
     }
 
-    /// Counts it, if it is a move.
-    pub(super) fn told(&self, notice: &Notice) {
-        let (outcome, tenant, device, tier, bytes) = match notice {
-            Notice::Moved { tenant, device, tier, bytes, .. } => ("moved", tenant, device, tier, bytes),
-            Notice::Dropped { tenant, device, tier, bytes, .. } => ("dropped", tenant, device, tier, bytes),
-            Notice::MoveFailed { tenant, device, tier, bytes, .. } => ("failed", tenant, device, tier, bytes),
-            Notice::MoveStopped { tenant, device, tier, bytes, .. } => {
-                ("stopped", tenant, device, tier, bytes)
-            }
-            _ => return,
-        };
-        let direction = if *tier == Tier::Device { "in" } else { "out" };
-        self.count(tenant, Kind { device: *device, direction, outcome }, *bytes);
-    }
-
-    fn count(&self, tenant: &str, kind: Kind, bytes: Bytes) {
-        let mut tenants = self.lock();
-        let named = tenants.len().saturating_sub(usize::from(tenants.contains_key(OTHER_TENANTS)));
-        let fits = named < self.named_max || tenants.contains_key(tenant);
-        let name = if fits { tenant } else { OTHER_TENANTS };
-        let count = tenants.entry(name.to_owned()).or_default().entry(kind).or_default();
+    /// Counts it.
+    pub(super) fn ended(&self, ended: &EndedMove<'_>) {
+        let EndedMove { part, tenant, kind, bytes, .. } = *ended;
+        let mut counted = self.lock();
+        let name = counted.name(tenant, kind, self.named_max);
+        let count = counted.count(&name, kind);
         count.parts = count.parts.saturating_add(1);
         count.bytes = count.bytes.saturating_add(bytes.get());
+        if kind.has_come() {
+            counted.unused.insert(part, (name, kind, bytes));
+        } else if kind.has_left() {
+            counted.unused.remove(&part);
+        }
+    }
+
+    /// Somebody is about to be sent these.
+    pub(super) fn sent(&self, parts: impl IntoIterator<Item = PartRef>) {
+        let mut counted = self.lock();
+        if counted.unused.is_empty() {
+            return;
+        }
+        for part in parts {
+            if let Some((name, kind, bytes)) = counted.unused.remove(&part) {
+                let count = counted.count(&name, kind);
+                count.used = count.used.saturating_add(bytes.get());
+            }
+        }
+    }
+
+    /// What is gone will be sent to nobody.
+    pub(super) fn told(&self, notice: &Notice) {
+        if let Notice::AllocationGone { allocation, .. } = notice {
+            self.lock().forget(*allocation);
+        }
     }
 
     /// By tenant.
     pub(super) fn all(&self) -> BTreeMap<String, Counts> {
-        self.lock().clone()
+        self.lock().tenants.clone()
     }
 
     /// The reactor and whoever collects: neither has it for long.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Counts>> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counted {
+    /// In whose name such a move of the tenant is counted.
+    fn name(&self, tenant: &str, kind: Kind, named_max: usize) -> String {
+        let is_named = self.tenants.get(tenant).is_some_and(|counts| counts.contains_key(&kind));
+        let name = if is_named || self.named < named_max { tenant } else { OTHER_TENANTS };
+        name.to_owned()
+    }
+
+    fn count(&mut self, name: &str, kind: Kind) -> &mut Count {
+        match self.tenants.entry(name.to_owned()).or_default().entry(kind) {
+            Entry::Occupied(count) => count.into_mut(),
+            Entry::Vacant(vacant) => {
+                self.named += usize::from(name != OTHER_TENANTS);
+                vacant.insert(Count::default())
+            }
+        }
+    }
+
+    fn forget(&mut self, allocation: AllocationId) {
+        let part = |index| PartRef { allocation, part: PartIndex(index) };
+        let gone: Vec<_> =
+            self.unused.range(part(u32::MIN)..=part(u32::MAX)).map(|(part, _)| *part).collect();
+        for part in gone {
+            self.unused.remove(&part);
+        }
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{Cause, PartRef, Time};
-    use vramd_types::{AllocationId, PartIndex};
+    use broker_core::{Cause, Tier, Time};
+    use vramd_types::DeviceIndex;
 
     use super::*;
 
+    pub(in crate::telemetry) fn part(index: u32) -> PartRef {
+        PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) }
+    }
+
+    pub(in crate::telemetry) fn moved_to(
+        tier: Tier,
+        part: PartRef,
+        tenant: &str,
+        cause: Cause,
+        copied: bool,
+    ) -> Notice {
+        let (tenant, device, bytes, began) = (tenant.into(), DeviceIndex(0), Bytes::mib(2), Time::START);
+        let for_parts = Vec::new();
+        Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts }
+    }
+
     /// That a part of 2 MiB has come to the host.
     pub(in crate::telemetry) fn moved(tenant: &str) -> Notice {
-        let part = PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(0) };
-        let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
-        let (cause, began) = (Cause::Operator, Time::START);
-        Notice::Moved { part, tenant: tenant.into(), device, tier, bytes, cause, began }
+        moved_to(Tier::Host, part(0), tenant, Cause::Operator, true)
+    }
+
+    /// That one has come to its device, since somebody wanted it there.
+    pub(in crate::telemetry) fn come(part: PartRef, tenant: &str) -> Notice {
+        moved_to(Tier::Device, part, tenant, Cause::Demand, true)
+    }
+
+    fn count(moves: &Moves, notice: &Notice) {
+        moves.ended(&EndedMove::of(notice).unwrap());
+    }
+
+    fn used(moves: &Moves) -> u64 {
+        moves.all().values().flat_map(BTreeMap::values).map(|count| count.used >> 20).sum()
     }
 
     #[test]
-    fn each_way_and_each_end_is_counted_apart() {
+    fn each_way_cause_and_end_is_counted_apart() {
         let moves = Moves::new(4000, 2);
-        moves.told(&moved("a"));
-        moves.told(&moved("a"));
-        if let Notice::Moved { part, tenant, device, bytes, cause, began, .. } = moved("a") {
-            let (tier, problem) = (Tier::Device, "a cable".to_owned());
-            let failed = tenant.clone();
-            moves.told(&Notice::MoveFailed {
-                part,
-                tenant: failed,
-                device,
-                tier,
-                bytes,
-                cause,
-                began,
-                problem,
-            });
-            moves.told(&Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
-        }
-        moves.told(&Notice::Draining { draining: true });
+        count(&moves, &moved("a"));
+        count(&moves, &moved("a"));
+        count(&moves, &moved_to(Tier::Host, part(1), "a", Cause::Demand, false));
+        let (tier, device, bytes, began) = (Tier::Device, DeviceIndex(0), Bytes::mib(2), Time::START);
+        let (part, tenant, cause) = (part(1), "a".into(), Cause::Rebalance);
+        let problem = "a cable".to_owned();
+        count(&moves, &Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
+        let tenant = "a".into();
+        count(&moves, &Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
         let counted: Vec<_> = moves.all()["a"]
             .iter()
-            .map(|(kind, count)| (kind.direction, kind.outcome, count.parts, count.bytes >> 20))
+            .map(|(kind, count)| (kind.direction, kind.cause, kind.outcome, count.parts, count.bytes >> 20))
             .collect();
-        assert_eq!(counted, [("in", "failed", 1, 2), ("in", "stopped", 1, 2), ("out", "moved", 2, 4)]);
+        assert_eq!(
+            counted,
+            [
+                ("in", "rebalance", "failed", 1, 2),
+                ("in", "rebalance", "stopped", 1, 2),
+                ("out", "demand", "clean", 1, 2),
+                ("out", "operator", "moved", 2, 4)
+            ]
+        );
     }
 
     #[test]
     fn who_comes_late_is_one_of_the_others_and_no_count_ever_falls() {
-        // Room for 512 / 14 = 36 tenants, and one of these is all the others.
-        let moves = Moves::new(512, 2);
+        // Beside all that the others can have.
+        let named = 58;
+        let moves = Moves::new(2 * Kind::ON_DEVICE + named, 2);
         let mut last = moves.all();
         for round in 0..3 {
-            for tenant in 0..100 {
-                moves.told(&moved(&format!("team-{:03}", 99 - tenant)));
+            for tenant in 0..80 {
+                count(&moves, &moved(&format!("team-{:03}", 99 - tenant)));
             }
             let now = moves.all();
-            assert_eq!(now.len(), 36);
+            assert_eq!(now.len(), named + 1);
             let parts: u64 = now.values().flat_map(BTreeMap::values).map(|count| count.parts).sum();
-            assert_eq!(parts, 100 * (round + 1));
+            assert_eq!(parts, 80 * (round + 1));
             for (tenant, counts) in &last {
                 assert!(counts.iter().all(|(kind, count)| now[tenant][kind].parts >= count.parts));
             }
             last = now;
         }
-        assert_eq!(last[OTHER_TENANTS].values().map(|count| count.parts).sum::<u64>(), 3 * 65);
+        assert_eq!(last[OTHER_TENANTS].values().map(|count| count.parts).sum::<u64>(), 3 * 22);
+        // What a named tenant does for the first time now is the others' too.
+        count(&moves, &come(part(1), "team-099"));
+        assert_eq!(moves.all()["team-099"].len(), 1);
+        assert_eq!(moves.all().values().map(BTreeMap::len).sum::<usize>(), named + 2);
+        moves.sent([part(1)]);
+        assert_eq!(used(&moves), 2, "and there it is found again");
+    }
+
+    #[test]
+    fn what_comes_is_used_once_and_only_if_it_is_sent_before_it_leaves_or_is_gone() {
+        let moves = Moves::new(4000, 1);
+        for index in 0..4 {
+            count(&moves, &come(part(index), "a"));
+        }
+        moves.sent([part(0), part(9)]);
+        moves.sent([part(0)]);
+        assert_eq!(used(&moves), 2);
+        // It left again before.
+        count(&moves, &moved_to(Tier::Host, part(1), "a", Cause::Demand, false));
+        moves.sent([part(1)]);
+        assert_eq!(used(&moves), 2);
+        moves.sent([part(2)]);
+        assert_eq!(used(&moves), 4);
+        moves.told(&Notice::AllocationGone { allocation: AllocationId::from_raw(1), tenant: "a".into() });
+        moves.sent([part(3)]);
+        assert_eq!(used(&moves), 4);
+        assert!(moves.lock().unused.is_empty());
     }
 }

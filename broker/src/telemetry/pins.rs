@@ -2,13 +2,18 @@
 //!
 //! A client that has all its pins by then says so by itself, and one that waits no longer says the same: its call has
 //! ended. One whose channel ends has been lost. Calls that are not traced are not known here.
+//!
+//! A move that ends while a call waits for its part, or for the room that it left, is linked to by the call's span.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
-use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Refusal};
+use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, PartRef, Refusal};
 use opentelemetry::{
     KeyValue,
-    trace::{Span as _, Status},
+    trace::{Span as _, SpanContext, Status},
 };
 use opentelemetry_sdk::trace::Span;
 
@@ -16,24 +21,29 @@ use super::registry;
 
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    waiting: BTreeMap<(ChannelId, u64), Waiting>,
+    waiting: BTreeMap<Call, Waiting>,
+    /// Parts of calls that the core has heard of.
+    parts: BTreeSet<(PartRef, Call)>,
 }
+
+pub(super) type Call = (ChannelId, u64);
 
 #[derive(Debug)]
 struct Waiting {
     since: Instant,
     span: Span,
+    parts: Vec<PartRef>,
 }
 
 impl Pins {
     pub(super) fn asked(&mut self, channel: ChannelId, call: u64, span: Span) {
-        self.waiting.insert((channel, call), Waiting { since: Instant::now(), span });
+        self.waiting.insert((channel, call), Waiting { since: Instant::now(), span, parts: Vec::new() });
     }
 
     /// A frame is about to be sent.
     pub(super) fn sent(&mut self, channel: ChannelId, frame: &DaemonFrame) {
         if let DaemonFrame::PinAnswer { call, refusal } = frame
-            && let Some(waiting) = self.waiting.remove(&(channel, *call))
+            && let Some(waiting) = self.remove((channel, *call))
         {
             match refusal {
                 None => waiting.end("granted"),
@@ -45,8 +55,15 @@ impl Pins {
     /// Something has happened.
     pub(super) fn happened(&mut self, event: &Event) {
         match event {
+            Event::Frame { channel, frame: ClientFrame::Pin { call, parts, .. } } => {
+                let call = (*channel, *call);
+                if let Some(waiting) = self.waiting.get_mut(&call) {
+                    waiting.parts.clone_from(parts);
+                    self.parts.extend(parts.iter().map(|part| (*part, call)));
+                }
+            }
             Event::Frame { channel, frame: ClientFrame::PinEnded { call } } => {
-                if let Some(waiting) = self.waiting.remove(&(*channel, *call)) {
+                if let Some(waiting) = self.remove((*channel, *call)) {
                     waiting.end("ended");
                 }
             }
@@ -56,12 +73,36 @@ impl Pins {
                     .range((*channel, u64::MIN)..=(*channel, u64::MAX))
                     .map(|(key, _)| *key)
                     .collect();
-                for waiting in gone.iter().filter_map(|key| self.waiting.remove(key)).collect::<Vec<_>>() {
+                for waiting in gone.iter().filter_map(|key| self.remove(*key)).collect::<Vec<_>>() {
                     waiting.end("lost");
                 }
             }
             _ => {}
         }
+    }
+
+    /// Calls that wait for one of the parts.
+    pub(super) fn waiting_for<'a>(&self, parts: impl Iterator<Item = &'a PartRef>) -> BTreeSet<Call> {
+        let (first, last) = ((ChannelId(u64::MIN), u64::MIN), (ChannelId(u64::MAX), u64::MAX));
+        let calls = parts.flat_map(|part| self.parts.range((*part, first)..=(*part, last)));
+        calls.map(|(_, call)| *call).collect()
+    }
+
+    /// They waited for this.
+    pub(super) fn link(&mut self, calls: &BTreeSet<Call>, span: &SpanContext) {
+        for call in calls {
+            if let Some(waiting) = self.waiting.get_mut(call) {
+                waiting.span.add_link(span.clone(), Vec::new());
+            }
+        }
+    }
+
+    fn remove(&mut self, call: Call) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&call)?;
+        for part in &waiting.parts {
+            self.parts.remove(&(*part, call));
+        }
+        Some(waiting)
     }
 }
 
@@ -82,10 +123,60 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry::trace::{SpanId, TraceFlags, TraceId, TraceState};
+    use opentelemetry_sdk::trace::SpanData;
+    use vramd_types::{AllocationId, PartIndex};
+
     use super::*;
     use crate::telemetry::tests::Ended;
 
     const OUTCOME: &str = "vramd.decision.outcome";
+
+    fn part(index: u32) -> PartRef {
+        PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) }
+    }
+
+    fn asks(channel: ChannelId, call: u64, parts: &[u32]) -> Event {
+        let parts = parts.iter().map(|index| part(*index)).collect();
+        Event::Frame { channel, frame: ClientFrame::Pin { call, parts, write: false } }
+    }
+
+    #[test]
+    fn a_call_links_to_moves_of_its_parts_that_end_while_it_waits() {
+        let ended = Ended::default();
+        let mut pins = Pins::default();
+        let channel = ChannelId(1);
+        let id = |byte| SpanId::from_bytes([byte; 8]);
+        let span = |byte| {
+            let trace = TraceId::from_bytes([byte; 16]);
+            SpanContext::new(trace, id(byte), TraceFlags::SAMPLED, false, TraceState::default())
+        };
+        for call in [1, 2, 3] {
+            pins.asked(channel, call, ended.span());
+        }
+        let moved = |pins: &mut Pins, parts: &[u32], byte| {
+            let parts: Vec<_> = parts.iter().map(|index| part(*index)).collect();
+            let calls = pins.waiting_for(parts.iter());
+            pins.link(&calls, &span(byte));
+        };
+        moved(&mut pins, &[0], 8);
+        pins.happened(&asks(channel, 1, &[0, 1]));
+        pins.happened(&asks(channel, 2, &[1]));
+        pins.happened(&asks(channel, 9, &[2]));
+        // Two parts of one call are one link, and a call that is not traced has none.
+        moved(&mut pins, &[0, 1], 1);
+        moved(&mut pins, &[0], 2);
+        moved(&mut pins, &[2, 5], 5);
+        for call in [1, 3] {
+            pins.sent(channel, &answer(call, None));
+        }
+        moved(&mut pins, &[1], 3);
+        pins.happened(&Event::ChannelEnded { channel });
+        let links = |span: SpanData| span.links.iter().map(|link| link.span_context.span_id()).collect();
+        let links: Vec<Vec<_>> = ended.spans().into_iter().map(links).collect();
+        assert_eq!(links, [vec![id(1), id(2)], vec![], vec![id(1), id(3)]]);
+        assert!(pins.parts.is_empty());
+    }
 
     fn answer(call: u64, refusal: Option<Refusal>) -> DaemonFrame {
         DaemonFrame::PinAnswer { call, refusal }

@@ -10,7 +10,9 @@ pub enum Kind {
     Counter,
     /// What there is now: sums of it mean something.
     UpDownCounter,
-    /// Times, in the buckets that its definition names.
+    /// What a share there is now: sums of it mean nothing.
+    Gauge,
+    /// Times or sizes, in the buckets that its definition names.
     Histogram,
 }
 
@@ -19,6 +21,7 @@ impl Kind {
         match self {
             Self::Counter => "counter",
             Self::UpDownCounter => "up-down counter",
+            Self::Gauge => "gauge",
             Self::Histogram => "histogram",
         }
     }
@@ -43,7 +46,10 @@ pub const MEMORY_STATE: &str = "vramd.memory.state";
 pub const ALLOCATION_STATE: &str = "vramd.allocation.state";
 pub const SESSION_STATE: &str = "vramd.session.state";
 pub const MIGRATION_DIRECTION: &str = "vramd.migration.direction";
+pub const MIGRATION_CAUSE: &str = "vramd.migration.cause";
 pub const MIGRATION_OUTCOME: &str = "vramd.migration.outcome";
+pub const WAIT_KIND: &str = "vramd.wait.kind";
+pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
 pub const REFUSAL_SCOPE: &str = "vramd.refusal.scope";
 pub const SIGNAL: &str = "vramd.telemetry.signal";
@@ -64,16 +70,31 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (TIER, "`device`, `host` or `disk`"),
     (
         MEMORY_STATE,
-        "`resident`, `reserved` (being made), `cached` (kept for the tenant), `unreturned` (released, and some process \
-         holds it still); of a device also `unbrokered` (held by processes of no tenant) and `context` (kept for the \
-         contexts of clients)",
+        "`resident`, which of a tenant is `clean` (below lies the same, as far as is known, so it can leave without being \
+         copied; whether who maps it has written it is learnt when it is unmapped), `dirty` (all else, whatever is discardable or lies below a \
+         device among it) or `backing` (below a device, kept for parts that lie on it); `reserved` (being made, or set aside \
+         below a device), `cached` (kept for the tenant), `unreturned` (released, and some process holds it still); of a \
+         device also `unbrokered` (held by processes of no tenant) and `context` (kept for the contexts of clients)",
     ),
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
     (SESSION_STATE, "`live` or `silent`"),
     (MIGRATION_DIRECTION, "`in` to the device, or `out` of it"),
     (
+        MIGRATION_CAUSE,
+        "`demand` (somebody wants it on its device, or the room that it takes there), `rebalance` (its tenant is above its \
+         limit, or others took memory of the device) or `operator`",
+    ),
+    (
         MIGRATION_OUTCOME,
-        "`moved`; `dropped`, without being copied, since it is discardable; `failed`, for want of memory or in the copy; or `stopped`, since somebody used it",
+        "`moved`; `clean`, it left and was not copied, since what lies below held the same; `dropped`, it left and its \
+         content was given up, since it is discardable; `failed`, for want of memory or in the copy; or `stopped`, since \
+         somebody used it",
+    ),
+    (WAIT_KIND, "`part` (somebody wants it on its device) or `batch` (an `AllocateBatch`)"),
+    (
+        WAIT_OUTCOME,
+        "`served`; `refused`, because its time was over or it could not be had; `cancelled` by an operator; or `left`, who \
+         waited is gone, has it all already, or waits no more",
     ),
     (REFUSAL_REASON, "A reason of [ERRORS.md](ERRORS.md)"),
     (REFUSAL_SCOPE, "What was refused: a `call`, one `item` of a batch, a `channel`, or a set to `pin`"),
@@ -89,6 +110,25 @@ const SECONDS_RPC: &[f64] =
     &[0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 const SECONDS_REVOCATION: &[f64] =
     &[0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
+
+/// Of moves, and of waits for them.
+const SECONDS_MIGRATION: &[f64] = &[
+    0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+    20.0, 50.0, 100.0,
+];
+/// From one page of a device to some ordinary parts.
+const BYTES_MIGRATION: &[f64] = &[
+    2_097_152.0,
+    4_194_304.0,
+    8_388_608.0,
+    16_777_216.0,
+    33_554_432.0,
+    67_108_864.0,
+    134_217_728.0,
+    268_435_456.0,
+    536_870_912.0,
+    1_073_741_824.0,
+];
 
 const fn bytes(name: &'static str, attributes: &'static [&'static str], meaning: &'static str) -> Definition {
     Definition { name, kind: Kind::UpDownCounter, unit: "By", meaning, attributes, boundaries: &[] }
@@ -116,6 +156,15 @@ pub const QUOTA_LIMIT: Definition = bytes(
     &[TENANT, HW_ID, TIER],
     "What a tenant may hold at most, of tenants that have a quota or hold something.",
 );
+pub const OVERSUBSCRIPTION: Definition = Definition {
+    name: "vramd.memory.oversubscription",
+    kind: Kind::Gauge,
+    unit: "1",
+    meaning: "What is `clean` or `dirty` of all tenants on a device and below it, over the device's capacity. What moves \
+              counts at both ends.",
+    attributes: &[HW_ID, HW_NAME],
+    boundaries: &[],
+};
 pub const MEMORY_USAGE: Definition = bytes(
     "vramd.memory.usage",
     &[HW_ID, HW_NAME, TIER, MEMORY_STATE],
@@ -139,15 +188,70 @@ pub const MIGRATIONS: Definition = count(
     Kind::Counter,
     "vramd.migrations",
     "{part}",
-    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_OUTCOME],
-    "Parts that went to another tier, or were to. A tenant that comes when no series are left is `_other` for good.",
+    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    "Parts that went to another tier, or were to. What is counted for the first time when no series are left is counted for \
+     `_other` from then on.",
 );
 pub const MIGRATION_IO: Definition = count(
     Kind::Counter,
     "vramd.migration.io",
     "By",
-    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_OUTCOME],
-    "The sizes of these parts.",
+    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    "The sizes of these parts; of `moved` alone they were copied as a whole.",
+);
+pub const MIGRATION_USED: Definition = count(
+    Kind::Counter,
+    "vramd.migration.used",
+    "By",
+    &[TENANT, HW_ID, MIGRATION_CAUSE],
+    "Of what was `moved` `in` by `vramd.migration.io`, what was sent to a client to be mapped before it left again.",
+);
+pub const MIGRATION_DURATION: Definition = Definition {
+    name: "vramd.migration.duration",
+    kind: Kind::Histogram,
+    unit: "s",
+    meaning: "From the moment at which a part's way to another tier begins, its memory there being reserved, until it is over.",
+    attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    boundaries: SECONDS_MIGRATION,
+};
+pub const MIGRATION_SIZE: Definition = Definition {
+    name: "vramd.migration.size",
+    kind: Kind::Histogram,
+    unit: "By",
+    meaning: "How large these parts are.",
+    attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    boundaries: BYTES_MIGRATION,
+};
+pub const QUEUE_SIZE: Definition = count(
+    Kind::UpDownCounter,
+    "vramd.migration.queue.size",
+    "{wait}",
+    &[WAIT_KIND],
+    "What waits for room on a device, or for its tenant to be below its limit there.",
+);
+pub const QUEUE_WAIT: Definition = Definition {
+    name: "vramd.migration.queue.wait",
+    kind: Kind::Histogram,
+    unit: "s",
+    meaning: "How long that waited; what was absent and found room at once waited for no time.",
+    attributes: &[WAIT_KIND, WAIT_OUTCOME],
+    boundaries: SECONDS_MIGRATION,
+};
+pub const PIN_WAIT: Definition = Definition {
+    name: "vramd.pin.wait",
+    kind: Kind::Histogram,
+    unit: "s",
+    meaning: "From the moment at which a client asks for a set until all of it is mapped, of sets with a part that was not on \
+              its device.",
+    attributes: &[WAIT_OUTCOME],
+    boundaries: SECONDS_MIGRATION,
+};
+pub const PIN_STALLS: Definition = count(
+    Kind::Counter,
+    "vramd.pin.stalls",
+    "{pin}",
+    &[],
+    "Pins that were aborted because all who stood in their way waited themselves.",
 );
 pub const TENANT_ALLOCATIONS: Definition = count(
     Kind::UpDownCounter,
@@ -227,8 +331,16 @@ pub const ALL: &[&Definition] = &[
     &MEMORY_CAPACITY,
     &MEMORY_COMMITTED,
     &MEMORY_SHORTFALL,
+    &OVERSUBSCRIPTION,
     &MIGRATIONS,
     &MIGRATION_IO,
+    &MIGRATION_USED,
+    &MIGRATION_DURATION,
+    &MIGRATION_SIZE,
+    &QUEUE_SIZE,
+    &QUEUE_WAIT,
+    &PIN_WAIT,
+    &PIN_STALLS,
     &TENANT_ALLOCATIONS,
     &ALLOCATIONS,
     &SESSIONS,
@@ -248,6 +360,7 @@ impl Definition {
         let unit = match self.unit {
             "By" => "_bytes",
             "s" => "_seconds",
+            "1" => "_ratio",
             _ => "",
         };
         let total = if self.kind == Kind::Counter { "_total" } else { "" };
@@ -276,9 +389,10 @@ mod tests {
             assert!(!name.contains("bytes") && !name.contains("seconds"), "{name} has its unit in it");
             let unit = metric.unit;
             assert!(
-                matches!(unit, "By" | "s") || (unit.starts_with('{') && unit.ends_with('}')),
+                matches!(unit, "By" | "s" | "1") || (unit.starts_with('{') && unit.ends_with('}')),
                 "{name} {unit}"
             );
+            assert_eq!(metric.kind == Kind::Gauge, unit == "1", "{name}");
             assert!(!name.ends_with("count"), "{name} would be taken for a part of a histogram");
             assert!(metric.meaning.ends_with('.'), "{name}");
             assert_eq!(metric.kind == Kind::Histogram, !metric.boundaries.is_empty(), "{name}");

@@ -5,6 +5,8 @@ use opentelemetry::{KeyValue, Value};
 use vramd_types::Bytes;
 
 use super::{
+    ended_move::Kind,
+    ends,
     figures::{Account, Balance},
     metrics::Shown,
     moves::Count,
@@ -13,6 +15,11 @@ use super::{
 
 /// Says each series of a metric once; those that are zero are left out by whoever listens.
 pub(super) type Series = fn(&Shown, &mut dyn FnMut(u64, &[KeyValue]));
+
+/// The same of what is a share of something.
+pub(super) type Ratios = fn(&Shown, &mut dyn FnMut(f64, &[KeyValue]));
+
+pub(super) const RATIOS: &[(&Definition, Ratios)] = &[(&of::OVERSUBSCRIPTION, oversubscription)];
 
 /// Every metric that is read when it is collected.
 pub(super) const OBSERVED: &[(&Definition, Series)] = &[
@@ -30,8 +37,19 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&of::MEMORY_SHORTFALL, |shown, say| {
         of_devices(shown, say, |device| device.shortfall, |host| host.shortfall);
     }),
-    (&of::MIGRATIONS, |shown, say| migrations(shown, say, |count| count.parts)),
-    (&of::MIGRATION_IO, |shown, say| migrations(shown, say, |count| count.bytes)),
+    (&of::MIGRATIONS, |shown, say| migrations(shown, say, &by_outcome(|count| count.parts))),
+    (&of::MIGRATION_IO, |shown, say| migrations(shown, say, &by_outcome(|count| count.bytes))),
+    (&of::MIGRATION_USED, |shown, say| {
+        migrations(shown, say, &|kind, count, [tenant, device]| {
+            (count.used, vec![tenant, device, text(of::MIGRATION_CAUSE, kind.cause)])
+        });
+    }),
+    (&of::QUEUE_SIZE, |shown, say| {
+        let figures = shown.figures();
+        say(figures.parts_waiting, &[text(of::WAIT_KIND, ends::PART)]);
+        say(figures.batches_waiting, &[text(of::WAIT_KIND, ends::BATCH)]);
+    }),
+    (&of::PIN_STALLS, |shown, say| say(shown.counters.pin_stalls(), &[])),
     (&of::TENANT_ALLOCATIONS, allocations_of),
     (&of::ALLOCATIONS, allocations),
     (&of::SESSIONS, sessions),
@@ -57,7 +75,9 @@ fn quota_usage(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
         let [tenant, device, tier] = place(account);
         let mut attributes = [tenant, device, tier, text(of::MEMORY_STATE, "")];
         let states = [
-            ("resident", balance.resident),
+            ("clean", balance.clean),
+            ("dirty", balance.dirty),
+            ("backing", balance.backing),
             ("reserved", balance.reserved),
             ("cached", balance.cached),
             ("unreturned", balance.unreturned),
@@ -65,6 +85,19 @@ fn quota_usage(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
         for (state, bytes) in states {
             attributes[3].value = Value::from(state);
             say(bytes.get(), &attributes);
+        }
+    }
+}
+
+fn oversubscription(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {
+    let figures = shown.figures();
+    for device in figures.devices.iter().filter(|device| !device.capacity.is_zero()) {
+        let of_device = figures.tenants.iter().filter(|(account, _)| account.device == device.uuid);
+        let owned = of_device.map(|(_, balance)| balance.clean.saturating_add(balance.dirty));
+        let owned = owned.fold(Bytes::ZERO, Bytes::saturating_add);
+        if !owned.is_zero() {
+            let attributes = [text(of::HW_ID, device.uuid.clone()), text(of::HW_NAME, device.name.clone())];
+            say(owned.get() as f64 / device.capacity.get() as f64, &attributes);
         }
     }
 }
@@ -138,23 +171,33 @@ fn of_devices(
     }
 }
 
-fn migrations(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue]), value: fn(&Count) -> u64) {
+/// A value of what was counted, and what says which it is.
+type OfMoves = dyn Fn(&Kind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>);
+
+fn migrations(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue]), value: &OfMoves) {
     let figures = shown.figures();
     for (tenant, counts) in shown.moves.all() {
         for (kind, count) in counts {
             let Some(device) = figures.devices.iter().find(|device| device.index == kind.device) else {
                 continue;
             };
-            say(
-                value(&count),
-                &[
-                    text(of::TENANT, tenant.clone()),
-                    text(of::HW_ID, device.uuid.clone()),
-                    text(of::MIGRATION_DIRECTION, kind.direction),
-                    text(of::MIGRATION_OUTCOME, kind.outcome),
-                ],
-            );
+            let place = [text(of::TENANT, tenant.clone()), text(of::HW_ID, device.uuid.clone())];
+            let (value, attributes) = value(&kind, &count, place);
+            say(value, &attributes);
         }
+    }
+}
+
+fn by_outcome(value: fn(&Count) -> u64) -> impl Fn(&Kind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>) {
+    move |kind, count, [tenant, device]| {
+        let attributes = vec![
+            tenant,
+            device,
+            text(of::MIGRATION_DIRECTION, kind.direction),
+            text(of::MIGRATION_CAUSE, kind.cause),
+            text(of::MIGRATION_OUTCOME, kind.outcome),
+        ];
+        (value(count), attributes)
     }
 }
 

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     config::{self, Signal},
     exit::Failure,
-    reactor::Inbox,
+    reactor::{Clock, Inbox},
 };
 
 /// How long the daemon's stop may wait for what is still to be sent.
@@ -60,7 +60,8 @@ pub struct Node<'a> {
     /// `sim` or `cuda`.
     pub driver: &'a str,
     pub boot_epoch: u64,
-    pub devices: usize,
+    /// UUIDs.
+    pub devices: &'a [String],
 }
 
 impl Opening {
@@ -95,8 +96,8 @@ impl Opening {
         Ok(())
     }
 
-    /// From here on all is told that is configured.
-    pub fn start(self, inbox: Inbox, node: Node<'_>) -> Result<(Telemetry, Running), Failure> {
+    /// From here on all is told that is configured. `clock` is the broker's.
+    pub fn start(self, inbox: Inbox, clock: Clock, node: Node<'_>) -> Result<(Telemetry, Running), Failure> {
         let Self { config, collector, counters, logs, listener } = self;
         if collector.is_none() && listener.is_none() {
             return Ok((Telemetry::default(), Running(None)));
@@ -110,13 +111,16 @@ impl Opening {
             .map_err(|error| failed("start a runtime", &error))?;
         let resource = resource(node);
         let metrics =
-            Metrics::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.devices)
+            Metrics::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.devices.len())
                 .map_err(|error| failed("make instruments", &error))?;
         let traced = collector.as_ref().is_some_and(|collector| collector.is_sent(Signal::Traces));
         let (traces, spans) = traced
             .then(|| queue(Signal::Traces, &counters))
             .map(|(queue, waiting): (Queue<SpanData>, _)| {
-                (Traces::new(resource.clone(), queue, config.traces_sample_ratio.get()), waiting)
+                (
+                    Traces::new(resource.clone(), queue, config.traces_sample_ratio.get(), node.devices),
+                    waiting,
+                )
             })
             .unzip();
         let revocations = Mutex::new(Revocations::new(metrics.revocations.clone()));
@@ -124,6 +128,7 @@ impl Opening {
             metrics,
             counters,
             methods: Methods::default(),
+            clock,
             traces,
             revocations,
         }));

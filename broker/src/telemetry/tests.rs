@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use broker_core::{Notice, PartRef, Time, WaitEnd, Waited};
 use opentelemetry::{
     Context,
     metrics::{Histogram, MeterProvider as _},
@@ -21,14 +22,15 @@ use opentelemetry_sdk::{
     trace::{SdkTracerProvider, Span, SpanData, SpanProcessor},
 };
 use tonic::Code;
-use vramd_types::Reason;
+use vramd_types::{AllocationId, PartIndex, Reason, SessionId};
 
 use super::{
     calls::Methods,
     counters::{Counters, Scope},
+    ended_move::EndedMove,
     figures::tests::look,
     metrics::Metrics,
-    moves::tests::moved,
+    moves::tests::{come, moved},
     registry::{self, Kind, OTHER_TENANTS},
 };
 use crate::config::Signal;
@@ -84,7 +86,12 @@ impl Ended {
             let found = span.attributes.iter().find(|found| found.key.as_str() == attribute);
             found.map(|found| found.value.to_string()).unwrap_or_default()
         };
-        self.0.lock().unwrap().drain(..).map(said).collect()
+        self.spans().into_iter().map(said).collect()
+    }
+
+    /// Those that have ended since the last time.
+    pub(super) fn spans(&self) -> Vec<SpanData> {
+        self.0.lock().unwrap().drain(..).collect()
     }
 }
 
@@ -128,13 +135,25 @@ fn every_metric_has_the_name_that_the_table_says() {
     let methods: &'static Methods = Box::leak(Box::default());
     metrics.calls.took(methods.of("guess"), Code::NotFound, Duration::from_millis(1));
     metrics.revocations.record(0.001, &[]);
-    metrics.moves().told(&moved("team-000"));
+    let part = PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(0) };
+    for notice in [moved("team-000"), come(part, "team-000")] {
+        let ended = EndedMove::of(&notice).unwrap();
+        metrics.moves().ended(&ended);
+        metrics.ends.moved(&ended, Duration::from_millis(1));
+    }
+    metrics.moves().sent([part]);
+    let (what, since, end) = (Waited::Batch, Time::START, WaitEnd::Refused);
+    let (session, call) = (SessionId::from_raw(1), 1);
+    for notice in [Notice::WaitEnded { what, since, end }, Notice::PinWaited { session, call, since, end }] {
+        metrics.ends.told(&notice, |_| Duration::from_millis(1));
+    }
+    counters.pin_stalled();
     let text = metrics.text(super::figures::tests::full_look()).unwrap();
     for metric in registry::ALL {
         let name = metric.prometheus_name();
         let kind = match metric.kind {
             Kind::Counter => "counter",
-            Kind::UpDownCounter => "gauge",
+            Kind::UpDownCounter | Kind::Gauge => "gauge",
             Kind::Histogram => "histogram",
         };
         assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}\n{text}");
@@ -186,7 +205,7 @@ fn both_readers_see_the_same_and_zero_is_left_out() {
     let data = metrics.data(look(2)).unwrap();
     let usage = points(&data, registry::QUOTA_USAGE.name);
     let read = of_prometheus.keys().filter(|name| name.starts_with("vramd_quota_usage_bytes{")).count();
-    assert_eq!((usage, read), (2 * 2 * 2 * 4, 2 * 2 * 2 * 4));
+    assert_eq!((usage, read), (2 * 2 * (5 + 4), 2 * 2 * (5 + 4)));
     let gone = series(&metrics.text(look(0)).unwrap());
     assert!(!gone.keys().any(|name| name.contains("vramd_quota")), "{gone:?}");
 }
@@ -216,7 +235,8 @@ fn two_hundred_tenants_have_series_of_their_own() {
     let text = metrics.text(look(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
-    assert_eq!(series(&text).len(), 200 * (2 * 2 * (4 + 1 + 1) + 1) + 2);
+    // In each place a guarantee, a limit and the states.
+    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 1) + 4);
 }
 
 fn points(data: &ResourceMetrics, name: &str) -> usize {

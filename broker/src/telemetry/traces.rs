@@ -1,16 +1,19 @@
 //! Spans: one for a call, and below it one for what the core decided and one for each client that it tells to unmap
-//! something; one for a pin that the daemon is asked for.
+//! something; one for a pin that the daemon is asked for, with links to those of the moves that it waited for.
 //!
 //! Whether a call is traced is settled before anything is made for it, so one that is not costs a number from the dice.
 //! The caller's word counts where it sends a `traceparent`; for all others it is the configured share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
 
 use broker_core::{ChannelId, RevokeReason, RevokedPart};
 use opentelemetry::{
     Context, KeyValue,
     propagation::{Extractor, TextMapPropagator as _},
-    trace::{SpanKind, TraceContextExt as _, Tracer as _, TracerProvider as _},
+    trace::{Span as _, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _},
 };
 use opentelemetry_sdk::{
     Resource,
@@ -24,6 +27,7 @@ use vramd_proto::v1;
 
 use super::{
     decision::{Causes, Decision},
+    ended_move::{EndedMove, Kind},
     export::Queue,
     pins::Pins,
     registry,
@@ -37,6 +41,8 @@ pub(super) struct Traces {
     tracer: SdkTracer,
     ratio: f64,
     propagator: TraceContextPropagator,
+    /// UUIDs of the devices.
+    devices: Vec<String>,
     pins: Mutex<Pins>,
     /// What is being decided of these, and there they are told to be unmapped.
     causes: Mutex<Causes>,
@@ -45,7 +51,7 @@ pub(super) struct Traces {
 }
 
 impl Traces {
-    pub(super) fn new(resource: Resource, queue: Queue<SpanData>, ratio: f64) -> Self {
+    pub(super) fn new(resource: Resource, queue: Queue<SpanData>, ratio: f64, devices: &[String]) -> Self {
         let provider = SdkTracerProvider::builder()
             .with_resource(resource)
             .with_sampler(Sampler::AlwaysOn)
@@ -55,6 +61,7 @@ impl Traces {
             tracer: provider.tracer("vramd"),
             ratio,
             propagator: TraceContextPropagator::new(),
+            devices: devices.to_vec(),
             pins: Mutex::default(),
             causes: Mutex::default(),
             _provider: provider,
@@ -140,6 +147,36 @@ impl Traces {
         ];
         let span = self.tracer.span_builder("revoke").with_kind(SpanKind::Internal);
         Some(span.with_attributes(attributes).start_with_context(&self.tracer, &parent))
+    }
+
+    /// A part's move is over. It is traced if the decision that it comes of is, or a pin that waits for it, or by chance.
+    pub(super) fn moved(&self, ended: &EndedMove<'_>, took: Duration) {
+        let mut pins = self.pins();
+        let cause = locked(&self.causes).get(&ended.part.allocation).cloned();
+        let calls = pins.waiting_for(ended.for_parts.iter().chain([&ended.part]));
+        let awaited = || (!calls.is_empty()).then(Context::new);
+        let Some(parent) = cause.or_else(awaited).or_else(|| self.parent(None)) else { return };
+        let Kind { device, direction, cause, outcome } = ended.kind;
+        let attributes = [
+            KeyValue::new(registry::TENANT, ended.tenant.to_owned()),
+            KeyValue::new(
+                registry::HW_ID,
+                self.devices.get(usize::from(device.0)).cloned().unwrap_or_default(),
+            ),
+            KeyValue::new(registry::MIGRATION_DIRECTION, direction),
+            KeyValue::new(registry::MIGRATION_CAUSE, cause),
+            KeyValue::new(registry::MIGRATION_OUTCOME, outcome),
+            KeyValue::new("vramd.migration.bytes", i64::try_from(ended.bytes.get()).unwrap_or(i64::MAX)),
+        ];
+        let now = SystemTime::now();
+        let span = self.tracer.span_builder("move").with_kind(SpanKind::Internal).with_attributes(attributes);
+        let span = span.with_start_time(now.checked_sub(took).unwrap_or(now));
+        let mut span = span.start_with_context(&self.tracer, &parent);
+        if let Some(problem) = ended.problem {
+            span.set_status(Status::error(problem.to_owned()));
+        }
+        pins.link(&calls, span.span_context());
+        span.end_with_timestamp(now);
     }
 }
 

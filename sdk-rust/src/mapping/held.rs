@@ -36,19 +36,37 @@ impl Region {
         Ok(())
     }
 
-    /// The daemon wants a part back. An error means that something is mapped that should not be.
-    pub(super) fn revoke(&mut self, index: u32, reason: RevokeReason, words: &Words) -> Result<Left, String> {
-        let Some(part) = self.parts.get_mut(&index) else { return Ok(Left::NotHere) };
+    /// The daemon wants parts back. An error means that something is mapped that should not be.
+    pub(super) fn revoke(
+        &mut self,
+        indexes: &[u32],
+        reason: RevokeReason,
+        words: &Words,
+    ) -> Result<Vec<(u32, Left)>, String> {
+        let (mut left, mut wanted) = (Vec::with_capacity(indexes.len()), Vec::with_capacity(indexes.len()));
+        for index in indexes.iter().copied() {
+            match self.want_back(index, reason, words) {
+                Some(at_once) => left.push((index, at_once)),
+                None => wanted.push(index),
+            }
+        }
+        left.extend(self.leave(&wanted, words)?);
+        Ok(left)
+    }
+
+    /// What becomes of the part, if nothing has to be unmapped for that.
+    fn want_back(&mut self, index: u32, reason: RevokeReason, words: &Words) -> Option<Left> {
+        let Some(part) = self.parts.get_mut(&index) else { return Some(Left::NotHere) };
         let comes_back = reason == RevokeReason::Evicted;
         if !comes_back {
             self.revoked = Some(reason);
         }
         let Some(slot) = part.slot else {
             if matches!(part.place, Place::HandedOver) && !self.yielded {
-                return Ok(Left::NotHere);
+                return Some(Left::NotHere);
             }
             self.parts.remove(&index);
-            return Ok(Left::Unmapped { written: false });
+            return Some(Left::Unmapped { written: false });
         };
         if !comes_back && part.standing {
             words.unpin(slot);
@@ -57,22 +75,26 @@ impl Region {
         if part.wanted.is_none() || !comes_back {
             part.wanted = Some(reason);
         }
-        self.leave(index, words)
+        None
     }
 
-    /// Unmaps a part that is wanted back, if nobody uses it.
-    pub(super) fn leave(&mut self, index: u32, words: &Words) -> Result<Left, String> {
-        let Some((slot, _)) = self.parts.get(&index).and_then(|part| part.slot.zip(part.wanted)) else {
-            return Ok(Left::NotHere);
-        };
-        match words.begin_revoked(slot)? {
-            Unmappable::Pinned => Ok(Left::Pinned),
-            Unmappable::Now(unmapping) => {
-                self.unmap_part(index)?;
-                self.parts.remove(&index);
-                Ok(Left::Unmapped { written: unmapping.finish() })
+    /// Unmaps those of the parts that are wanted back and used by nobody.
+    pub(super) fn leave(&mut self, indexes: &[u32], words: &Words) -> Result<Vec<(u32, Left)>, String> {
+        let (mut left, mut going) = (Vec::with_capacity(indexes.len()), Vec::new());
+        for index in indexes.iter().copied() {
+            let slot = self.parts.get(&index).and_then(|part| part.slot.filter(|_| part.wanted.is_some()));
+            match slot.map(|slot| words.begin_revoked(slot)).transpose()? {
+                None => left.push((index, Left::NotHere)),
+                Some(Unmappable::Pinned) => left.push((index, Left::Pinned)),
+                Some(Unmappable::Now(unmapping)) => going.push((index, unmapping)),
             }
         }
+        self.unmap_parts(going.iter().map(|(index, _)| *index))?;
+        for (index, unmapping) in going {
+            self.parts.remove(&index);
+            left.push((index, Left::Unmapped { written: unmapping.finish() }));
+        }
+        Ok(left)
     }
 
     /// Lets go of all parts, and says which they were, and which were written. No guard of the program's is left, but a
@@ -80,15 +102,17 @@ impl Region {
     /// such a part stays until the daemon has asked for it.
     pub(super) fn let_go(&mut self, words: &Words) -> Result<Vec<(u32, bool)>, String> {
         self.release_standing(words);
-        let mut gone = Vec::new();
-        let all: Vec<_> = self.parts.iter().map(|(index, part)| (*index, part.slot)).collect();
-        for (index, slot) in all {
-            let unmapping = match slot.map(|slot| words.begin_own(slot)).transpose()? {
-                Some(Unmappable::Pinned) => continue,
-                Some(Unmappable::Now(unmapping)) => Some(unmapping),
-                None => None,
-            };
-            self.unmap_part(index)?;
+        let mut going = Vec::with_capacity(self.parts.len());
+        for (index, part) in &self.parts {
+            match part.slot.map(|slot| words.begin_own(slot)).transpose()? {
+                Some(Unmappable::Pinned) => {}
+                Some(Unmappable::Now(unmapping)) => going.push((*index, Some(unmapping))),
+                None => going.push((*index, None)),
+            }
+        }
+        self.unmap_parts(going.iter().map(|(index, _)| *index))?;
+        let mut gone = Vec::with_capacity(going.len());
+        for (index, unmapping) in going {
             self.parts.remove(&index);
             gone.push((index, unmapping.is_some_and(|unmapping| unmapping.finish())));
         }

@@ -262,14 +262,19 @@ impl Region {
         Ok(self.space.insert(space))
     }
 
-    /// What lies there goes; the part is forgotten by the caller.
-    pub(super) fn unmap_part(&mut self, index: u32) -> Result<(), String> {
-        match self.parts.get(&index) {
-            Some(Part { offset, size, place: Place::Mapped | Place::Placed, .. }) => {
-                self.unmap(*offset, *size)
-            }
-            _ => Ok(()),
+    /// What lies there goes, by one call for each run of neighbours; the parts are forgotten by the caller.
+    pub(super) fn unmap_parts(&mut self, indexes: impl Iterator<Item = u32>) -> Result<(), String> {
+        let mut mapped: Vec<_> = indexes
+            .filter_map(|index| self.parts.get(&index))
+            .filter(|part| matches!(part.place, Place::Mapped | Place::Placed))
+            .map(|part| (part.offset, part.size))
+            .collect();
+        mapped.sort_unstable();
+        for run in mapped.chunk_by(|(offset, size), (next, _)| offset + size == *next) {
+            let [(offset, _), ..] = run else { continue };
+            self.unmap(*offset, run.iter().map(|(_, size)| size).sum())?;
         }
+        Ok(())
     }
 
     fn unmap(&mut self, offset: usize, size: usize) -> Result<(), String> {

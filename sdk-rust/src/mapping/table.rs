@@ -185,12 +185,15 @@ impl Table {
         let mut state = self.lock();
         self.revokes.fetch_add(1, Ordering::Release);
         let mut answer = Answer::default();
-        for part in &revoke.parts {
-            let id = AllocationId::from_raw(part.allocation_id);
+        for of_one in revoke.parts.chunk_by(|one, next| one.allocation_id == next.allocation_id) {
+            let Some(id) = of_one.first().map(|part| AllocationId::from_raw(part.allocation_id)) else {
+                continue;
+            };
+            let indexes: Vec<u32> = of_one.iter().map(|part| part.part_index).collect();
             let State { regions, words, .. } = &mut *state;
             let Some(region) = regions.get_mut(&id) else { continue };
-            let left = region.revoke(part.part_index, revoke.reason(), words)?;
-            state.left(id, part.part_index, left, &mut answer);
+            let left = region.revoke(&indexes, revoke.reason(), words)?;
+            state.left(id, left, &mut answer);
         }
         self.changed.notify_all();
         Ok(answer)
@@ -393,10 +396,13 @@ impl State {
     /// Lets go of what is wanted back and nobody uses any more.
     pub(super) fn leave(&mut self) -> Result<Answer, String> {
         let mut answer = Answer::default();
-        for (id, index) in std::mem::take(&mut self.wanted) {
+        let wanted: Vec<_> = std::mem::take(&mut self.wanted).into_iter().collect();
+        for of_one in wanted.chunk_by(|(one, _), (next, _)| one == next) {
+            let Some((id, _)) = of_one.first().copied() else { continue };
+            let indexes: Vec<u32> = of_one.iter().map(|(_, index)| *index).collect();
             let Some(region) = self.regions.get_mut(&id) else { continue };
-            let left = region.leave(index, &self.words)?;
-            self.left(id, index, left, &mut answer);
+            let left = region.leave(&indexes, &self.words)?;
+            self.left(id, left, &mut answer);
         }
         Ok(answer)
     }
@@ -410,16 +416,18 @@ impl State {
         }
     }
 
-    fn left(&mut self, id: AllocationId, index: u32, left: Left, answer: &mut Answer) {
-        match left {
-            Left::Unmapped { written } => {
-                self.wanted.remove(&(id, index));
-                answer.unmapped.push(done(id, index, written));
-                self.forget(id);
+    fn left(&mut self, id: AllocationId, left: Vec<(u32, Left)>, answer: &mut Answer) {
+        for (index, left) in left {
+            match left {
+                Left::Unmapped { written } => {
+                    self.wanted.remove(&(id, index));
+                    answer.unmapped.push(done(id, index, written));
+                }
+                Left::Pinned => drop(self.wanted.insert((id, index))),
+                Left::NotHere => {}
             }
-            Left::Pinned => drop(self.wanted.insert((id, index))),
-            Left::NotHere => {}
         }
+        self.forget(id);
     }
 }
 

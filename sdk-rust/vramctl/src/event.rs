@@ -229,6 +229,9 @@ fn of_move(event: &v1::MoveEvent) -> What {
         MoveChange::Moved => ("moved", format!("{what} {to}")),
         MoveChange::Failed => ("failed", format!("{what} {to} failed: {}", plain(&event.detail))),
         MoveChange::Dropped => ("dropped", format!("{what} by dropping it: it is discardable")),
+        MoveChange::ShadowDiffers => {
+            ("shadow_differs", format!("{what} {to}: written behind its pins, and copied"))
+        }
         MoveChange::Stopped => ("stopped", format!("{what} {to} given up: it is in use, or was freed")),
     };
     let fields = json!({

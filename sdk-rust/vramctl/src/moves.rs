@@ -155,6 +155,8 @@ fn outcome_name(outcome: Change) -> &'static str {
         Change::Failed => "failed",
         Change::Stopped => "stopped",
         Change::Dropped => "dropped",
+        // How none ends.
+        Change::ShadowDiffers => "shadow_differs",
     }
 }
 

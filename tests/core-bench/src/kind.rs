@@ -68,7 +68,9 @@ impl Kind {
                 Completion::Digested { .. } => Self::Digested,
                 Completion::Surveyed { .. } => Self::Surveyed,
                 // No operator revokes here.
-                Completion::WordsRevoked { .. } | Completion::Copied { .. } => Self::Other,
+                Completion::WordsRevoked { .. }
+                | Completion::Copied { .. }
+                | Completion::ShadowDiffers { .. } => Self::Other,
             },
             Event::QuotasStored { .. } => Self::QuotasStored,
             Event::Tick => Self::Tick,

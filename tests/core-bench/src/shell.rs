@@ -102,7 +102,7 @@ impl Shell {
             }
             // No session here has pins, and no operator revokes or moves.
             Command::RevokeWords { .. } | Command::ForgetWord { .. } => {}
-            Command::Copy { .. } | Command::CancelCopy { .. } => {}
+            Command::Copy { .. } | Command::CancelCopy { .. } | Command::ReleaseNow { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }
     }
@@ -158,6 +158,7 @@ fn config() -> Config {
         default_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
+        check_shadows: false,
         limits,
     }
 }

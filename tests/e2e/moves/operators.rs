@@ -5,11 +5,8 @@ use vramd_proto::v1::{
     WatchRequest, move_event::Change, move_parts_request::Target, watch_response::Event,
 };
 use vramd_tests::{
-    Config, Daemon, Home, MIB, MIB_2, RawSession, Watching, content,
-    daemon::quota,
-    digest, http,
-    proc::host_memory_of,
-    wait::{eventually, until},
+    Config, Daemon, Home, MIB, MIB_2, RawSession, Watching, content, daemon::quota, digest,
+    proc::host_memory_of, wait::until,
 };
 use vramd_types::Reason;
 use vramd_words::{Access, Unpinned};
@@ -257,14 +254,14 @@ fn what_moves_is_told_to_who_watches_and_counted() {
     assert_eq!(told, [of(Change::Moved, Tier::Host, ""), of(Change::Failed, Tier::Device, "a cable")]);
 
     until_held(&daemon, 0, 2);
-    let scrape = metrics(&daemon);
+    let scrape = daemon.metrics();
     let sum = |metric: &str, labels: &[&str]| -> f64 {
         let of = |line: &&str| line.starts_with(metric) && labels.iter().all(|label| line.contains(label));
         scrape.lines().filter(of).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
     };
     let tenant = format!("vramd_tenant=\"{}\"", session.tenant());
     let (host, bytes) = ("vramd_tier=\"host\"", 2.0 * MIB as f64);
-    assert_eq!(sum("vramd_quota_usage_bytes{", &[&tenant, host, "\"resident\""]), bytes);
+    assert_eq!(sum("vramd_quota_usage_bytes{", &[&tenant, host, "\"dirty\""]), bytes);
     assert_eq!(sum("vramd_memory_usage_bytes{", &[host, "\"resident\""]), bytes);
     assert_eq!(sum("vramd_memory_usage_bytes{", &["vramd_tier=\"device\""]), 0.0);
     assert_eq!(sum("vramd_memory_capacity_bytes{", &[host]), 4.0 * bytes);
@@ -280,15 +277,6 @@ fn what_moves_is_told_to_who_watches_and_counted() {
     assert_eq!(sum("vramd_migrations_total{", &[]), 2.0);
     session.free(id);
     nothing_is_left(&daemon);
-}
-
-pub(super) fn metrics(daemon: &Daemon) -> String {
-    let address = eventually("the daemon says where its metrics are", || {
-        let log = daemon.log();
-        let line = log.lines().rfind(|line| line.contains("metrics are served"))?;
-        line.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
-    });
-    http::get(address, "/metrics").body
 }
 
 #[test]

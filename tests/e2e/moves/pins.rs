@@ -19,7 +19,7 @@ use super::{
 
 const SIZE: u64 = 3 * MIB_2;
 
-pub(super) fn connect(daemon: &Daemon) -> Client {
+pub(crate) fn connect(daemon: &Daemon) -> Client {
     let patience = Duration::from_secs(60);
     Client::builder().socket_dir(daemon.sockets()).name("test").request_timeout(patience).connect().unwrap()
 }

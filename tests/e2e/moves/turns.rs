@@ -3,7 +3,7 @@
 
 use vramd_tests::{Daemon, MIB_2, Probe, wait::until};
 
-use super::{held, nothing_is_left, operators::metrics, said, tiers};
+use super::{held, nothing_is_left, said, tiers};
 use crate::has_other_users;
 
 /// Of 16 MiB that the device has.
@@ -53,7 +53,7 @@ fn three_tenants_four_times_the_device() {
     nothing_is_left(&daemon);
     let node = said(&daemon, &["node", "show"]);
     assert_eq!(node["node"]["invariant_violations"], 0, "{node}");
-    let scrape = metrics(&daemon);
+    let scrape = daemon.metrics();
     let moved = |line: &&str| line.starts_with("vramd_migrations_total{") && line.contains("\"moved\"");
     let counts = scrape.lines().filter(moved).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
     let moves: f64 = counts.sum();

@@ -122,7 +122,7 @@ fn tenants_beyond_the_limit_are_summed_up() {
     }
     let scrape = scrape(&daemon);
     let named = scrape.lines().filter(|line| line.starts_with("vramd_quota_limit_bytes{")).count();
-    assert_eq!(named, 512 / 4, "one of them is all the others");
+    assert_eq!(named, 512 / 5, "one of them is all the others");
     assert_eq!(sum(&scrape, "vramd_quota_limit_bytes{"), (150 * 10 * MIB) as f64);
     assert!(scrape.contains("vramd_tenant=\"_other\""));
     assert!(!scrape.contains("overflow"), "{scrape}");

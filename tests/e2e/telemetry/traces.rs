@@ -10,9 +10,9 @@ use vramd_tests::{
     wait::{eventually, until},
 };
 
-const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
-const OPERATOR_S: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
-const OPERATOR_S_PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+pub(super) const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+pub(super) const OPERATOR_S: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+pub(super) const OPERATOR_S_PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 fn sending(collector: &Collector) -> Config {
     let endpoint = format!("otlp_endpoint = \"{}\"", collector.endpoint());
@@ -21,7 +21,7 @@ fn sending(collector: &Collector) -> Config {
 
 /// The first thing received that is looked for.
 #[track_caller]
-fn received<T>(collector: &Collector, what: &str, look: impl Fn(&Received) -> Option<T>) -> T {
+pub(super) fn received<T>(collector: &Collector, what: &str, look: impl Fn(&Received) -> Option<T>) -> T {
     eventually(what, || look(&collector.received()))
 }
 
@@ -80,7 +80,7 @@ fn a_client_s_trace_is_found_again_with_the_decision_and_the_log() {
 }
 
 /// Spans of that name in a trace.
-fn named(received: &Received, trace: &str, name: &str) -> Vec<Span> {
+pub(super) fn named(received: &Received, trace: &str, name: &str) -> Vec<Span> {
     let all = received.spans.iter().filter(|span| hex(&span.trace_id) == trace && span.name == name);
     all.cloned().collect()
 }

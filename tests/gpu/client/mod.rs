@@ -6,6 +6,7 @@
 mod capture;
 mod memory;
 mod pins;
+mod turner;
 
 use std::io::{self, Write as _};
 
@@ -15,6 +16,8 @@ use vramd_client::{Client, Pinned};
 
 use crate::cuda::{self, Failed, Gpu};
 use memory::Memory;
+
+pub(crate) use turner::run as turner;
 
 #[derive(Default)]
 struct Actor {

@@ -12,6 +12,7 @@ mod python;
 mod restart;
 mod sharing;
 mod torch;
+mod turns;
 
 use std::{
     any::Any,
@@ -26,7 +27,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use vramd_types::GRANULARITY;
 
-use crate::{cuda, machine, nvml::Witness};
+use crate::{bench::Driver, cuda, machine, nvml::Witness};
 use actor::Actor;
 
 /// What every case may use. Panics fail a case.
@@ -34,9 +35,15 @@ pub(crate) struct World {
     pub(crate) witness: Witness,
     /// By UUID, in CUDA's order: clients use the first unless told.
     pub(crate) gpus: Vec<String>,
+    /// Whether cases that take long are to take less.
+    quick: bool,
 }
 
 type Case = fn(&World) -> Value;
+/// Quickly or not.
+type SimCase = fn(bool) -> Value;
+
+const THREE_TENANTS: &str = "three tenants, four times the device";
 
 const CASES: &[(&str, Case)] = &[
     ("shared by three processes", sharing::three_processes),
@@ -51,18 +58,22 @@ const CASES: &[(&str, Case)] = &[
     ("evicted and pinned again", pins::evicted_and_pinned_again),
     ("unpinned after a stream", pins::unpinned_after_a_stream),
     ("moved to the host and back", moves::to_the_host_and_back),
+    (THREE_TENANTS, |world| turns::three_tenants(Driver::Cuda, world.quick)),
     ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),
     ("torch shares a model", torch::shares_a_model),
 ];
 
+/// Those that the simulated driver can play too: they show here what the suite asks there.
+const ON_SIM: &[(&str, SimCase)] = &[(THREE_TENANTS, |quick| turns::three_tenants(Driver::Sim, quick))];
+
 impl World {
-    fn new() -> Result<Self> {
+    fn new(quick: bool) -> Result<Self> {
         let witness = Witness::new()?;
         let gpus = cuda::uuids()?;
         gpus.first().context("this machine has no GPU that CUDA can use")?;
         warm_up()?;
-        Ok(Self { witness, gpus })
+        Ok(Self { witness, gpus, quick })
     }
 
     pub(crate) fn gpu(&self) -> &str {
@@ -89,23 +100,45 @@ impl World {
     }
 }
 
-/// Runs every case, or those that are named; true if none failed. The report is saved after each one, since a later one may hang.
-pub(crate) fn run(only: &[String], save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
-    for wanted in only {
-        ensure!(CASES.iter().any(|(name, _)| name == wanted), "there is no case `{wanted}`");
+/// Runs every case of that driver, or those that are named; true if none failed.
+pub(crate) fn run(
+    driver: Driver,
+    quick: bool,
+    only: &[String],
+    save: impl Fn(&Value) -> Result<()>,
+) -> Result<bool> {
+    match driver {
+        Driver::Cuda => {
+            let world = World::new(quick)?;
+            let play = |case: &Case| {
+                let before = world.used();
+                let seen = case(&world);
+                world.comes_down_to(before);
+                seen
+            };
+            run_all(CASES, only, machine::facts(&world.witness)?, play, save)
+        }
+        Driver::Sim => run_all(ON_SIM, only, json!("none: the simulated driver"), |case| case(quick), save),
     }
-    let world = World::new()?;
-    let mut report = json!({ "machine": machine::facts(&world.witness)?, "cases": {} });
+}
+
+/// The report is saved after each one, since a later one may hang.
+fn run_all<C>(
+    cases: &[(&str, C)],
+    only: &[String],
+    machine: Value,
+    play: impl Fn(&C) -> Value,
+    save: impl Fn(&Value) -> Result<()>,
+) -> Result<bool> {
+    for wanted in only {
+        ensure!(cases.iter().any(|(name, _)| name == wanted), "there is no case `{wanted}`");
+    }
+    let mut report = json!({ "machine": machine, "cases": {} });
     let mut good = true;
     let chosen = |name: &&str| only.is_empty() || only.iter().any(|wanted| wanted == name);
-    for (name, case) in CASES.iter().filter(|(name, _)| chosen(name)) {
-        let before = world.used();
+    for (name, case) in cases.iter().filter(|(name, _)| chosen(name)) {
         let started = Instant::now();
-        let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
-            let seen = case(&world);
-            world.comes_down_to(before);
-            seen
-        }));
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| play(case)));
         let seconds = started.elapsed().as_secs_f64();
         good &= outcome.is_ok();
         let (word, seen) = match outcome {

@@ -36,6 +36,7 @@ fn broker_with_one_of_each() -> Broker {
         default_limit: Quantity::Percent(100),
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
+        check_shadows: false,
         limits: Limits::default(),
     };
     let mut broker = Broker::new(config, StoredQuotas::default(), Time::START);

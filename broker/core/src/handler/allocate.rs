@@ -76,13 +76,13 @@ impl Broker {
         }
         self.check_plans(session, tenant, &plans)?;
         let why = match lack {
-            None if !self.is_behind(tenant, &plans) => {
-                return Ok(Started::Waiting(self.make_all(op, session, tenant, plans)?));
-            }
             None => self.why_behind(tenant, &plans),
-            Some(lack) => self.why_lacking(tenant, &lack),
+            Some(lack) => Some(self.why_lacking(tenant, &lack)),
         };
-        Ok(self.line_up(op, Batch::new(plans, self.now.after(wait), why)))
+        Ok(match why {
+            None => Started::Waiting(self.make_all(op, session, tenant, plans)?),
+            Some(why) => self.line_up(op, Batch::new(plans, self.now.after(wait), why)),
+        })
     }
 
     /// What may change while a batch waits.
@@ -104,7 +104,8 @@ impl Broker {
         self.check_slots(session, parts_of(plans))
     }
 
-    /// Has all allocations of a batch made, whose bytes are there.
+    /// Has all allocations of a batch made, whose bytes are there. What is held has its device first, since it can lie nowhere
+    /// else; and what it could leave for is set aside last, since unheld parts may have to lie there.
     pub(crate) fn make_all(
         &mut self,
         op: OpId,
@@ -112,13 +113,20 @@ impl Broker {
         tenant: TenantId,
         plans: Vec<Plan>,
     ) -> Result<OpKind, Refusal> {
-        let mut allocations = Vec::with_capacity(plans.len());
+        let (lazy, held): (Vec<_>, Vec<_>) =
+            plans.into_iter().enumerate().partition(|(_, plan)| self.is_lazy(plan));
+        let mut made = Vec::with_capacity(lazy.len().saturating_add(held.len()));
         let mut extents_left = 0usize;
-        for plan in plans {
+        for (at, plan) in held.into_iter().chain(lazy) {
             let (allocation, ordered) = self.make(op, session, tenant, plan)?;
             extents_left = extents_left.saturating_add(ordered);
-            allocations.push(allocation);
+            made.push((at, allocation));
         }
+        for (_, allocation) in &made {
+            self.set_aside_all(*allocation);
+        }
+        made.sort_unstable();
+        let allocations = made.into_iter().map(|(_, allocation)| allocation).collect();
         Ok(OpKind::Allocate { allocations, extents_left, failure: None })
     }
 
@@ -395,10 +403,8 @@ impl Broker {
                     self.order(tenant, Order { place, size, part, kind: allocation.kind, zeroed: true })?
                 }
             };
-            match (place.tier, allocation.kind) {
-                (Tier::Device, Kind::Movable) if spec.discardable => self.needs_no_backing(part, device),
-                (Tier::Device, Kind::Movable) => self.set_aside(part, tenant, device, size),
-                _ => {}
+            if lazy && place.tier == Tier::Device {
+                self.set_aside(part, tenant, device, size);
             }
             Ok(Part { extent, holds: Few::default() })
         });

@@ -8,7 +8,8 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 use super::room::Piece;
 use crate::{
     broker::Broker,
-    event::{PartRef, Tier},
+    command::Notice,
+    event::{Kind, PartRef, Tier},
     ledger::Place,
     migration::Backing,
     pool::Extent,
@@ -20,11 +21,29 @@ impl Broker {
     /// Sets bytes aside below for a part on its device, if there are any for its tenant: only then can it leave.
     pub(crate) fn set_aside(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex, size: Bytes) {
         let place = Place::host(device);
-        if self.ledger.books(place).is_none() || self.backings.contains_key(&part) {
+        if self.ledger.books(place).is_none() || self.backings.contains(&part) {
             return;
         }
         if let Ok(reservation) = self.ledger.reserve(tenant, place, size) {
-            self.backings.insert(part, Backing::Reserved(reservation));
+            self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
+        }
+    }
+
+    /// The same for all parts of a new allocation.
+    pub(crate) fn set_aside_all(&mut self, id: AllocationId) {
+        let movable = self.allocations.get(id).filter(|it| it.kind == Kind::Movable);
+        let backed = movable.filter(|it| self.ledger.books(Place::host(it.device)).is_some());
+        let Some(allocation) = backed else { return };
+        let discardable = allocation.discardable;
+        for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
+            if self.tier_of(part) == Some(Tier::Device)
+                && let Some(piece) = self.piece_of(part)
+            {
+                match discardable {
+                    true => self.needs_no_backing(part, piece),
+                    false => self.set_aside(part, piece.tenant, piece.device, piece.size),
+                }
+            }
         }
     }
 
@@ -55,11 +74,13 @@ impl Broker {
         if !stays {
             return self.release_extent(extent);
         }
-        match self.pool.get(extent).map(Extent::is_nothing) {
-            Some(false) => _ = self.backings.insert(part, Backing::Kept { extent, clean }),
-            Some(true) => {
+        match self.piece_of(part).zip(self.pool.get(extent).map(Extent::is_nothing)) {
+            Some((piece, true)) => {
                 self.nothing_left(extent);
-                self.backings.insert(part, Backing::Needless);
+                self.needs_no_backing(part, piece);
+            }
+            Some((Piece { tenant, device, size }, false)) => {
+                self.backings.insert(part, (tenant, device), size, Backing::Kept { extent, clean });
             }
             // It could not be made.
             None => self.set_aside_anew(part),
@@ -72,7 +93,7 @@ impl Broker {
         if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
             self.set_aside(part, tenant, device, size);
         }
-        if !self.backings.contains_key(&part) {
+        if !self.backings.contains(&part) {
             self.residents.gone(part);
         }
     }
@@ -89,7 +110,7 @@ impl Broker {
     pub(crate) fn resides(&mut self, part: PartRef) {
         let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
         if let Some(device) = device
-            && self.backings.contains_key(&part)
+            && self.backings.contains(&part)
             && self.tier_of(part) == Some(Tier::Device)
         {
             self.residents.used(device, part, self.now);
@@ -110,6 +131,11 @@ impl Broker {
         matches!(self.backings.get(&part), Some(Backing::Kept { extent, .. }) if *extent == id)
     }
 
+    /// Whether what it has below should hold what it holds.
+    pub(crate) fn has_shadow(&self, part: PartRef) -> bool {
+        matches!(self.backings.get(&part), Some(Backing::Kept { clean: true, .. }))
+    }
+
     /// Somebody has written the part, or may have: what was copied of it is old.
     pub(crate) fn was_written(&mut self, part: PartRef) {
         // Sealed memory is never written: who says so is mistaken. What may be lost is never copied.
@@ -120,12 +146,22 @@ impl Broker {
         {
             return;
         }
-        if let Some(Backing::Kept { clean, .. }) = self.backings.get_mut(&part) {
-            *clean = false;
-        }
+        self.backings.soil(&part);
         if let Some(migration) = self.migrations.get_mut(&part) {
-            migration.clean = false;
+            (migration.clean, migration.shadow) = (false, false);
         }
+    }
+
+    /// Memory that was taken for the part's shadow is none: it was written behind its pins. It is copied there, and told.
+    pub(crate) fn shadow_differs(&mut self, to: ExtentId) {
+        let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
+        let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.towards) else {
+            return;
+        };
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let tenant = self.tenants.shared(allocation.tenant);
+        self.notice(Notice::ShadowDiffers { part, tenant, device, tier, bytes });
     }
 
     /// Whether it has been made, and is not being released.

@@ -2,7 +2,7 @@
 //!
 //! One that is not to wait stays there only while room is being made for it; any other is refused when its time is over.
 
-use vramd_types::{Bytes, DeviceIndex, SessionId};
+use vramd_types::{Bytes, SessionId};
 
 use super::{
     Started, Timer,
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     broker::Broker,
-    command::Notice,
+    command::{Notice, WaitEnd},
     error::Refusal,
     event::Tier,
     ledger::{Place, Shortage},
@@ -82,29 +82,24 @@ impl Broker {
         }
     }
 
-    /// Whether others wait for room that the batch would take.
-    pub(crate) fn is_behind(&self, tenant: TenantId, plans: &[Plan]) -> bool {
+    /// Why the batch is not served at once though there would be room: others wait for what it would take.
+    pub(crate) fn why_behind(&self, tenant: TenantId, plans: &[Plan]) -> Option<Refusal> {
+        if self.demands.is_empty() || planted!(self, BatchOvertakes) {
+            return None;
+        }
         let overtakes = |(place, asked, _): &(Place, Bytes, Vec<Age>)| {
             place.tier == Tier::Device
                 && self.is_waited_for(place.device)
                 && !self.is_guaranteed(tenant, place.device, *asked)
         };
-        !self.demands.is_empty()
-            && !planted!(self, BatchOvertakes)
-            && self.asked_by_place(tenant, plans).iter().any(overtakes)
-    }
-
-    /// There would be room, but for those who came before.
-    pub(crate) fn why_behind(&self, tenant: TenantId, plans: &[Plan]) -> Refusal {
-        let first = self.asked_by_place(tenant, plans).into_iter().next();
-        let (place, asked) = first.map_or((Place::device(DeviceIndex(0)), Bytes::ZERO), |it| (it.0, it.1));
-        self.shortage(tenant, place, Shortage::Room { free: Bytes::ZERO }, asked)
+        let (place, asked, _) = self.asked_by_place(tenant, plans).into_iter().find(overtakes)?;
+        Some(self.shortage(tenant, place, Shortage::Room { free: Bytes::ZERO }, asked))
     }
 
     /// Tries a batch of the line. `Err`: where it is short, and of what.
     pub(crate) fn try_batch(&mut self, op: OpId) -> Result<(), Shortage> {
         let Some((session, tenant, batch)) = self.batch_of(op) else {
-            self.demands.remove(Waiter::Batch(op));
+            self.leave_line(Waiter::Batch(op), WaitEnd::Left);
             return Ok(());
         };
         let plans = std::mem::take(&mut batch.plans);
@@ -135,7 +130,7 @@ impl Broker {
                 }
             });
         }
-        self.demands.remove(Waiter::Batch(op));
+        self.leave_line(Waiter::Batch(op), WaitEnd::Served);
         self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         match self.make_all(op, session, tenant, plans) {
             Ok(kind) => {
@@ -181,7 +176,7 @@ impl Broker {
     }
 
     pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {
-        self.demands.remove(Waiter::Batch(op));
+        self.leave_line(Waiter::Batch(op), WaitEnd::Refused);
         self.finish(op, Err(why));
         self.unsettled.demands = true;
     }

@@ -10,7 +10,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
 use super::room::{Need, Piece};
 use crate::{
     broker::Broker,
-    command::PartMove,
+    command::{PartMove, WaitEnd},
     error::Refusal,
     event::{PartRef, Tier},
     ledger::{Account, Place, Shortage},
@@ -183,7 +183,7 @@ impl Broker {
                 break;
             }
             if !self.is_in_earnest(waiter) {
-                self.demands.remove(waiter);
+                self.leave_line(waiter, self.why_not_in_earnest(waiter));
                 continue;
             }
             let needs = self.needs(waiter, place.came);
@@ -205,6 +205,14 @@ impl Broker {
                 self.is_wanted(part) && !self.migrations.contains_key(&part) && self.is_elsewhere(part)
             }
             Waiter::Batch(_) => true,
+        }
+    }
+
+    /// What is wanted still is on its way, or there: others saw to that.
+    fn why_not_in_earnest(&self, waiter: Waiter) -> WaitEnd {
+        match waiter {
+            Waiter::Part(part) if self.is_wanted(part) => WaitEnd::Served,
+            Waiter::Part(_) | Waiter::Batch(_) => WaitEnd::Left,
         }
     }
 
@@ -237,7 +245,7 @@ impl Broker {
         };
         match self.begin_migration(part, Tier::Device, Cause::Demand, None) {
             Ok(()) => {
-                self.demands.remove(waiter);
+                self.leave_line(waiter, WaitEnd::Served);
                 Ok(())
             }
             Err(Refusal::QuotaLimit { .. }) => Err(Some(Lacking::Limit)),
@@ -291,7 +299,7 @@ impl Broker {
 
     /// The part is on its device and stays there: it is sent to those who wait for it.
     pub(crate) fn at_hand(&mut self, part: PartRef) {
-        self.demands.remove(Waiter::Part(part));
+        self.leave_line(Waiter::Part(part), WaitEnd::Served);
         for comer in self.comers.remove(&part).unwrap_or_default() {
             if planted!(self, ComerForgotten) {
                 continue;

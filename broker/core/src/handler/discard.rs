@@ -3,8 +3,9 @@
 //!
 //! While it is nowhere it is in an extent that is nothing, so it moves as any other part does.
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, ExtentId};
 
+use super::room::Piece;
 use crate::{
     broker::Broker,
     collections::Few,
@@ -22,11 +23,9 @@ impl Broker {
         self.allocations.get(part.allocation).is_some_and(|allocation| allocation.discardable)
     }
 
-    /// The part may leave its device, where parts can, and needs no bytes for that.
-    pub(crate) fn needs_no_backing(&mut self, part: PartRef, device: DeviceIndex) {
-        if self.ledger.books(Place::host(device)).is_some() {
-            self.backings.insert(part, Backing::Needless);
-        }
+    /// The part may leave its device, and needs no bytes for that.
+    pub(super) fn needs_no_backing(&mut self, part: PartRef, Piece { tenant, device, size }: Piece) {
+        self.backings.insert(part, (tenant, device), size, Backing::Needless);
     }
 
     /// What a part goes to whose content is given up.

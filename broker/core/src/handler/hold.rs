@@ -39,8 +39,8 @@ impl Broker {
                 held,
             });
         }
-        // Who waits may have the room of what is let go.
-        self.unsettled.demands |= !held && self.is_room_wanted();
+        // Who waits may have the room of what is let go; and whom nothing helps any more is passed by.
+        self.unsettled.demands |= changed > 0 && self.is_room_wanted();
         Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts }))
     }
 

@@ -10,11 +10,14 @@ use crate::{
     command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     invariants,
-    limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
+    limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKED_TOGETHER},
     observed::Transition,
     residency::{AllocationState, Hold, MapEvent, MapState, MapStep},
     tenancy::{SessionEvent, TenantId},
 };
+
+/// How far back among commands that nobody has taken yet a frame is looked for.
+const LOOKED_BACK: usize = 4 * REVOKED_TOGETHER;
 
 impl Broker {
     /// Queues every part of an allocation that the session does not hold yet; what is being revoked waits for the end of
@@ -119,6 +122,8 @@ impl Broker {
             parts.extend(self.offer(id, tenant, part));
         }
         self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
+        // Until it is answered none of it can leave: who waits first may be one now whom nothing helps, and is passed by.
+        self.unsettled.demands |= self.is_room_wanted();
     }
 
     /// Makes the session a mapper of the part: its descriptor is about to leave.
@@ -221,11 +226,31 @@ impl Broker {
             let (tenant, parts) = (self.tenants.shared(tenant), of_one.len());
             self.notice(Notice::RevokeSent { session: id, tenant, allocation, parts, reason });
         }
+        if parts.len() < REVOKED_TOGETHER
+            && let Some(told) = self.unsent_revoke(channel, reason)
+            && told.len().saturating_add(parts.len()) <= REVOKED_TOGETHER
+        {
+            return told.extend(parts);
+        }
         while !parts.is_empty() {
             let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
             let frame = DaemonFrame::Revoke { parts, reason };
             self.command(Command::Send { channel, frame });
             parts = rest;
+        }
+    }
+
+    /// What the last frame of a channel revokes that nobody has taken from the queue yet: as much may be added to it as if it came
+    /// next.
+    fn unsent_revoke(&mut self, channel: ChannelId, reason: RevokeReason) -> Option<&mut Vec<RevokedPart>> {
+        let recent = self.outbox.iter_mut().rev().take(LOOKED_BACK);
+        let frames = recent.filter_map(|command| match command {
+            Command::Send { channel: of, frame } if *of == channel => Some(frame),
+            _ => None,
+        });
+        match frames.into_iter().next()? {
+            DaemonFrame::Revoke { parts, reason: why } if *why == reason => Some(parts),
+            _ => None,
         }
     }
 

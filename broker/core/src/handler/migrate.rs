@@ -114,6 +114,9 @@ impl Broker {
         came: Arrival,
     ) -> Result<Option<PartMove>, Refusal> {
         self.begin_migration(part, towards, cause, op)?;
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            migration.room_for = (cause == Cause::Demand).then_some(came);
+        }
         Ok(match self.revoke_part(None, part, false, came) {
             None => None,
             Some(PartRevocation::Revoked) => {
@@ -136,7 +139,7 @@ impl Broker {
         if let Err(refusal) = self.set_out(part, (Tier::Host, cause), None, came) {
             self.residents.is_stuck(part);
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
-            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome);
+            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome, (false, None));
             return None;
         }
         Some(leaves)
@@ -178,13 +181,21 @@ impl Broker {
         let place = Place { device, tier: towards };
         // What was given up is not copied over what its memory held before.
         let order = Order { place, size, part, kind, zeroed: discardable };
+        let shadow = self.config.check_shadows && self.has_shadow(part);
         let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
                 // What the tenant has cached of that size will do: all of it is written.
                 let to = match self.reuse(tenant, device, size, part) {
-                    Some(extent) => self.has_stray(part, extent),
+                    Some(extent) => {
+                        if planted!(self, HandOverChargedTwice)
+                            && let Ok(again) = self.ledger.reserve(tenant, place, size)
+                        {
+                            let _charge = self.ledger.settle(again);
+                        }
+                        self.has_stray(part, extent)
+                    }
                     None => self.order_beside(tenant, None, order)?,
                 };
                 (to, discardable)
@@ -209,9 +220,11 @@ impl Broker {
             since: self.now,
             state: MigrationState::Preparing,
             made: self.is_live(to),
-            clean,
+            clean: clean && !shadow,
+            shadow,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
+            room_for: None,
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
@@ -230,7 +243,8 @@ impl Broker {
         let limit = self.config.limits.extents_max;
         if self.pool.len() >= limit {
             if let Some(reservation) = reserved {
-                self.backings.insert(order.part, Backing::Reserved(reservation));
+                let account = (tenant, order.place.device);
+                self.backings.insert(order.part, account, order.size, Backing::Reserved(reservation));
             }
             return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
         }
@@ -278,7 +292,9 @@ impl Broker {
 
     fn copy_if_ready(&mut self, part: PartRef) {
         let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
-        let Some(to) = self.migrations.get(&part).filter(ready).map(|it| it.to) else { return };
+        let Some((to, shadow)) = self.migrations.get(&part).filter(ready).map(|it| (it.to, it.shadow)) else {
+            return;
+        };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         if self.migrations.get(&part).is_some_and(|it| it.clean && it.state == MigrationState::Preparing) {
@@ -287,7 +303,13 @@ impl Broker {
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
-        self.command(Command::Copy { from, to, bytes });
+        self.command(Command::Copy { from, to, bytes, shadow });
+        if planted!(self, SourceReleasedEarly) {
+            self.release_extent(from);
+        }
+        if planted!(self, HandedOverUnread) && self.is_as_much_awaited(part) {
+            self.hand_over(part, from);
+        }
     }
 
     /// Gives a migration up: the part stays where it is.
@@ -334,11 +356,9 @@ impl Broker {
     }
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
-        let Some(Migration { to, towards, cause, since, state, clean, stopped, ops, .. }) =
-            self.migrations.remove(&part)
-        else {
-            return;
-        };
+        let Some(migration) = self.migrations.remove(&part) else { return };
+        let Migration { to, towards, cause, since, state, clean, shadow, room_for, stopped, ops, .. } =
+            migration;
         let left = match arrived {
             true => self.arrive(part, to),
             false => to,
@@ -357,12 +377,13 @@ impl Broker {
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
-                self.keep(part, left, clean && !state.copies());
+                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean || shadow };
+                self.keep(part, left, clean);
                 self.unsettled.demands = true;
             }
         }
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
-        self.tell_of_migration(part, towards, (cause, since), &outcome);
+        self.tell_of_migration(part, towards, (cause, since), &outcome, (state.copies(), room_for));
         for op in ops.iter().copied() {
             if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
                 moved.resolve(part.part, outcome.clone());
@@ -393,14 +414,17 @@ impl Broker {
     /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
     fn leave(&mut self, part: PartRef, extent: ExtentId) {
         self.residents.gone(part);
-        let wanted = self
-            .piece_of(part)
-            .is_some_and(|piece| self.demands.parts().any(|waiting| self.piece_of(waiting) == Some(piece)));
-        match wanted && self.hand_over(part, extent) {
+        match self.is_as_much_awaited(part) && self.hand_over(part, extent) {
             true => self.room_returned(extent),
             false if planted!(self, SourceKept) => {}
             false => self.release_extent(extent),
         }
+    }
+
+    /// Whether a part of the same tenant waits for as much on the part's device.
+    fn is_as_much_awaited(&self, part: PartRef) -> bool {
+        self.piece_of(part)
+            .is_some_and(|piece| self.demands.parts().any(|waiting| self.piece_of(waiting) == Some(piece)))
     }
 
     /// The part is at its destination; what it was in is left.
@@ -419,16 +443,39 @@ impl Broker {
         tier: Tier,
         (cause, began): (Cause, Time),
         outcome: &PartMove,
+        (copied, room_for): (bool, Option<Arrival>),
     ) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
+        let for_parts = || room_for.into_iter().flat_map(|came| self.demands.parts_since(came)).collect();
         let problem = match outcome {
             PartMove::Moved if self.is_nowhere(part) => {
-                return self.notice(Notice::Dropped { part, tenant, device, tier, bytes, cause, began });
+                let for_parts = for_parts();
+                return self.notice(Notice::Dropped {
+                    part,
+                    tenant,
+                    device,
+                    tier,
+                    bytes,
+                    cause,
+                    began,
+                    for_parts,
+                });
             }
             PartMove::Moved => {
-                return self.notice(Notice::Moved { part, tenant, device, tier, bytes, cause, began });
+                let for_parts = for_parts();
+                return self.notice(Notice::Moved {
+                    part,
+                    tenant,
+                    device,
+                    tier,
+                    bytes,
+                    cause,
+                    began,
+                    copied,
+                    for_parts,
+                });
             }
             PartMove::Failed { problem } => problem.clone(),
             PartMove::Refused { refusal } => refusal.to_string(),
@@ -501,6 +548,7 @@ impl Broker {
         }
         self.command(Command::ReleaseExtent { extent: id });
         self.note_leaving(id);
+        self.hasten_if_waited_for(id);
         if planted!(self, DoubleFree) {
             self.command(Command::ReleaseExtent { extent: id });
         }

@@ -9,13 +9,14 @@ use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Asker, Command, DaemonFrame, Notice},
+    command::{Asker, Command, DaemonFrame, Notice, WaitEnd},
     error::Refusal,
     event::PartRef,
     ledger::Place,
     limits::PIN_PARTS_MAX,
     residency::{AllocationState, MapState},
-    tenancy::PinId,
+    tenancy::{PinCall, PinId},
+    time::Time,
 };
 
 impl Broker {
@@ -73,7 +74,11 @@ impl Broker {
         if words.and_then(|words| words.last_call).is_none_or(|last| call > last) {
             return Err(format!("pin call {call} has ended and never began"));
         }
-        self.end_pin((id, call));
+        let waits = |call: &PinCall| call.is_waiting();
+        if planted!(self, PinGrantedToLeft) && self.pins.get((id, call)).is_some_and(waits) {
+            return Ok(());
+        }
+        self.end_pin((id, call), WaitEnd::Left);
         Ok(())
     }
 
@@ -153,7 +158,7 @@ impl Broker {
     pub(crate) fn settle_call(&mut self, id: PinId, part: PartRef) {
         self.unsettled.count(1);
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
-        let look = call.look;
+        let (look, elsewhere_since) = (call.look, call.elsewhere.then_some(call.came));
         let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
         let waits = held_up || !self.pins.lacks(id, part);
         match state {
@@ -162,6 +167,9 @@ impl Broker {
                 self.refuse_pin(id, why);
             }
             Some(MapState::Away) if !waits && self.is_elsewhere(part) => {
+                if let Some(call) = self.pins.get_mut(id) {
+                    call.elsewhere = true;
+                }
                 self.want(part);
                 if planted!(self, PinGrantedElsewhere) && self.pins.got(id, part) {
                     self.forget_look(id, look);
@@ -172,6 +180,7 @@ impl Broker {
             Some(MapState::Mapped) if !waits => {
                 if self.pins.got(id, part) {
                     self.forget_look(id, look);
+                    self.note_waited(id, elsewhere_since, WaitEnd::Served);
                     self.answer_pin(id, None);
                 }
             }
@@ -180,11 +189,18 @@ impl Broker {
     }
 
     pub(crate) fn refuse_pin(&mut self, id: PinId, why: Refusal) {
-        self.end_pin(id);
+        self.end_pin(id, WaitEnd::Refused);
         if planted!(self, PinCallLost) && matches!(why, Refusal::AllocationNotFound { .. }) {
             return;
         }
         self.answer_pin(id, Some(why));
+    }
+
+    /// Tells of a call that waited for memory which was elsewhere.
+    fn note_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
+        if let Some(since) = since {
+            self.notice(Notice::PinWaited { session, call, since, end });
+        }
     }
 
     fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
@@ -197,8 +213,8 @@ impl Broker {
         self.command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });
     }
 
-    /// Its parts are protected no more.
-    fn end_pin(&mut self, id: PinId) {
+    /// Its parts are protected no more. If it waits still, that is how its wait ends.
+    fn end_pin(&mut self, id: PinId, end: WaitEnd) {
         let Some(call) = self.pins.remove(id) else { return };
         if let Some(words) = self.sessions.get_mut(id.0).and_then(|session| session.words.as_mut()) {
             words.calls = words.calls.saturating_sub(1);
@@ -206,6 +222,7 @@ impl Broker {
         }
         if call.is_waiting() {
             self.forget_look(id, call.look);
+            self.note_waited(id, call.elsewhere.then_some(call.came), end);
         }
         // What it kept from leaving may leave, and what it waited for is wanted no more.
         self.unsettled.demands |= self.is_room_wanted();
@@ -222,7 +239,7 @@ impl Broker {
         self.unsettled.demands |= !self.demands.is_empty();
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
         for call in calls {
-            self.end_pin(call);
+            self.end_pin(call, WaitEnd::Left);
         }
     }
 

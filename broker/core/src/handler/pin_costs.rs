@@ -47,6 +47,7 @@ impl Fenced {
             default_limit: Quantity::Percent(100),
             sessions_reserved: 1,
             eviction: crate::eviction::EvictionPolicy::default(),
+            check_shadows: false,
             limits: Limits::default(),
         };
         let broker = Broker::new(config, StoredQuotas::default(), Time::START);

@@ -182,7 +182,10 @@ impl Broker {
     }
 
     pub fn node(&self) -> NodeView {
+        let (parts_waiting, batches_waiting) = self.demands.counts();
         NodeView {
+            parts_waiting,
+            batches_waiting,
             draining: self.draining,
             boot_epoch: self.config.boot_epoch,
             sessions: self.sessions.len(),
@@ -334,7 +337,7 @@ impl Broker {
     fn is_below(&self, extent: &Extent) -> bool {
         let out = |part| self.migrations.get(part).is_some_and(|it| it.towards != Tier::Device);
         extent.place.tier != Tier::Device
-            && extent.part.as_ref().is_some_and(|part| self.backings.contains_key(part) || out(part))
+            && extent.part.as_ref().is_some_and(|part| self.backings.contains(part) || out(part))
     }
 
     /// The extents that back an allocation's parts still.
@@ -385,6 +388,14 @@ impl Broker {
                     cached: match tier {
                         Tier::Device => self.pool.cache().bytes_of(tenant, *index),
                         Tier::Host | Tier::Disk => Bytes::ZERO,
+                    },
+                    clean: match tier {
+                        Tier::Device => self.backings.below((tenant, *index)).clean,
+                        Tier::Host | Tier::Disk => Bytes::ZERO,
+                    },
+                    backing: match tier {
+                        Tier::Host => self.backings.below((tenant, *index)).kept,
+                        Tier::Device | Tier::Disk => Bytes::ZERO,
                     },
                 });
                 QuotaView {

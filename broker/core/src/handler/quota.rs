@@ -213,6 +213,8 @@ impl Broker {
         for (place, share) in places {
             self.ledger.stage(change.tenant, place, book.open(change.tenant, place, share).guarantee);
         }
+        // What is held back for a tenant is there for who waits of it.
+        self.unsettled.demands |= self.is_room_wanted();
         let request = self.request_of(op, &change);
         let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
             tenant: self.tenants.name(tenant).to_owned(),

@@ -34,6 +34,14 @@ impl Broker {
         if !self.is_its_tenants_alone(allocation, id) {
             return false;
         }
+        #[cfg(feature = "planted")]
+        if planted!(self, HandOverUncharged)
+            && let (tenant, place) = (allocation.tenant, Place::device(allocation.device))
+            && let Ok(nothing) = self.ledger.reserve(tenant, place, vramd_types::Bytes::ZERO)
+        {
+            let nothing = self.ledger.settle(nothing);
+            self.pool.pay_with(id, nothing).into_iter().for_each(|charge| self.ledger.discharge(charge));
+        }
         self.cache(part, id);
         self.forget_stray(part.allocation, id);
         true

@@ -329,7 +329,7 @@ impl Broker {
         matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
-            && self.backings.contains_key(&part)
+            && self.backings.contains(&part)
             // It may just have come for who has not been sent it yet.
             && self.pins.first_lacking(part).is_none_or(|first| first > came)
             && (!self.held_by_hand.contains(&part) || planted!(self, EvictedThoughHeld))
@@ -352,10 +352,29 @@ impl Broker {
     /// Does what was chosen, and says which extents will go.
     pub(crate) fn clear(&mut self, choice: Choice, cause: Cause) -> Vec<ExtentId> {
         let mut going = self.give_up(choice.given_up);
+        self.hasten(choice.awaited.into_iter().chain(going.iter().copied()));
         for (part, came) in choice.victims {
             going.extend(self.evict_for(part, came, cause));
         }
         going
+    }
+
+    /// Somebody waits for these: those that the driver was told to release it releases now.
+    fn hasten(&mut self, extents: impl IntoIterator<Item = ExtentId>) {
+        let releasing = extents.into_iter().filter_map(|extent| self.pool.get(extent));
+        let releasing = releasing.filter(|extent| matches!(extent.state, ExtentState::Releasing(_)));
+        let on_device = releasing.filter(|extent| extent.place.tier == Tier::Device);
+        let devices: BTreeSet<_> = on_device.map(|extent| extent.place.device).collect();
+        for device in devices {
+            self.command(Command::ReleaseNow { device });
+        }
+    }
+
+    /// The driver was told to release it, and takes its time unless somebody waits for room.
+    pub(crate) fn hasten_if_waited_for(&mut self, extent: ExtentId) {
+        if self.is_room_wanted() || !self.awaited_room.left.is_empty() {
+            self.hasten([extent]);
+        }
     }
 
     /// Gives cached extents back to the driver.

@@ -86,7 +86,7 @@ impl Broker {
             for id in std::mem::take(&mut self.unsettled.to_pump) {
                 self.pump(id);
             }
-            if !self.abort_stalled() {
+            if !self.abort_stalled() && !self.unsettled.demands {
                 return;
             }
         }

@@ -5,6 +5,7 @@ use vramd_types::Bytes;
 use super::{Start, Started, room::Piece};
 use crate::{
     broker::Broker,
+    command::{Notice, WaitEnd, Waited},
     error::Refusal,
     event::PartRef,
     migration::{InLine, Migration, Waiter},
@@ -67,10 +68,22 @@ impl Broker {
         })
     }
 
+    /// Somebody waits for room no more, if it did.
+    pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
+        if let Some(demand) = self.demands.remove(waiter) {
+            let what = match waiter {
+                Waiter::Part(_) => Waited::Part,
+                Waiter::Batch(_) => Waited::Batch,
+            };
+            self.notice(Notice::WaitEnded { what, since: demand.since, end });
+        }
+    }
+
     /// An operator has somebody wait no more: who pins the part is refused, and who was to be sent it keeps it away.
     pub(crate) fn cancel_wait(&mut self, wait: u64) -> Start {
         let waiter = self.demands.find(Arrival::from_raw(wait)).ok_or(Refusal::WaitNotFound { wait })?;
         let why = Refusal::WaitCancelled { wait };
+        self.leave_line(waiter, WaitEnd::Cancelled);
         match waiter {
             Waiter::Part(part) => {
                 self.comers.remove(&part);
@@ -78,7 +91,6 @@ impl Broker {
             }
             Waiter::Batch(op) => self.refuse_batch(op, why),
         }
-        self.demands.remove(waiter);
         self.unsettled.demands = true;
         Ok(Started::Done(Outcome::WaitCancelled))
     }

@@ -43,7 +43,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
     for device in broker.device_indices() {
         for part in broker.residents.order(device) {
-            let there = broker.backings.contains_key(&part) || broker.migrations.contains_key(&part);
+            let there = broker.backings.contains(&part) || broker.migrations.contains_key(&part);
             expect(found, BACKED, there, || format!("{part:?} could leave, and has nothing below"));
         }
     }

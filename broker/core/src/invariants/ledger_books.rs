@@ -57,7 +57,7 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
             }
         }
     }
-    for backing in broker.backings.values() {
+    for (_, backing) in broker.backings.iter() {
         if let Backing::Reserved(it) = backing {
             add((it.tenant(), it.place()), it.bytes(), |a| &mut a.reserved);
         }

@@ -1,10 +1,13 @@
 //! What is counted along the way, so that nobody has to look at everything, says what looking would.
 
+use std::collections::BTreeMap;
+
 use vramd_types::{AllocationId, Bytes, SessionId};
 
 use super::{SUMS, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
+    migration::{BackedBy, Backing, Below, Waiter},
     residency::{Allocation, MapState, mappers_of},
     tenancy::Session,
 };
@@ -26,7 +29,26 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             &broker.evicting,
             &evicting.count(),
         );
+        let below = broker.backings.sums().filter(|(_, below)| *below != Below::default()).collect();
+        expect_equal(found, SUMS, || "what parts have below".to_owned(), &below, &below_of(broker));
+        let batches = broker.demands.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
+        let waiting = (broker.demands.iter().count().saturating_sub(batches), batches);
+        expect_equal(found, SUMS, || "what waits for room".to_owned(), &broker.demands.counts(), &waiting);
     }
+}
+
+fn below_of(broker: &Broker) -> BTreeMap<BackedBy, Below> {
+    let mut sums: BTreeMap<_, Below> = BTreeMap::new();
+    for (part, backing) in broker.backings.iter() {
+        if let (Backing::Kept { clean, .. }, Some(piece)) = (backing, broker.piece_of(*part)) {
+            let sum = sums.entry((piece.tenant, piece.device)).or_default();
+            sum.kept = sum.kept.saturating_add(piece.size);
+            if *clean {
+                sum.clean = sum.clean.saturating_add(piece.size);
+            }
+        }
+    }
+    sums
 }
 
 fn maps_of<'a>(broker: &'a Broker, session: &'a Session) -> impl Iterator<Item = &'a Allocation> {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::ExtentId;
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
-use crate::{event::PartRef, ledger::Reservation};
+use crate::{event::PartRef, ledger::Reservation, tenancy::TenantId};
 
 /// What a part has below while it lies on its device. A part without one stays there.
 #[derive(Debug)]
@@ -18,4 +18,120 @@ pub(crate) enum Backing {
     Needless,
 }
 
-pub(crate) type Backings = BTreeMap<PartRef, Backing>;
+/// Those of all parts, and how much of it there is: whoever wants to know need not look at each.
+#[derive(Debug, Default)]
+pub(crate) struct Backings {
+    parts: BTreeMap<PartRef, Backed>,
+    sums: BTreeMap<Account, Below>,
+}
+
+/// Whose it is, and of which device.
+pub(crate) type Account = (TenantId, DeviceIndex);
+
+#[derive(Debug)]
+struct Backed {
+    backing: Backing,
+    account: Account,
+    size: Bytes,
+}
+
+/// Memory that a tenant's parts on one device have below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Below {
+    pub(crate) kept: Bytes,
+    /// Of that, what holds the same as its parts.
+    pub(crate) clean: Bytes,
+}
+
+impl Backings {
+    pub(crate) fn insert(&mut self, part: PartRef, account: Account, size: Bytes, backing: Backing) {
+        let backed = Backed { backing, account, size };
+        count(&mut self.sums, &backed, Bytes::saturating_add);
+        if let Some(before) = self.parts.insert(part, backed) {
+            count(&mut self.sums, &before, Bytes::saturating_sub);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, part: &PartRef) -> Option<Backing> {
+        let backed = self.parts.remove(part)?;
+        count(&mut self.sums, &backed, Bytes::saturating_sub);
+        Some(backed.backing)
+    }
+
+    /// What the part has below does not hold the same any more.
+    pub(crate) fn soil(&mut self, part: &PartRef) {
+        let Some(backed) = self.parts.get_mut(part) else { return };
+        count(&mut self.sums, backed, Bytes::saturating_sub);
+        if let Backing::Kept { clean, .. } = &mut backed.backing {
+            *clean = false;
+        }
+        count(&mut self.sums, backed, Bytes::saturating_add);
+    }
+
+    pub(crate) fn contains(&self, part: &PartRef) -> bool {
+        self.parts.contains_key(part)
+    }
+
+    pub(crate) fn get(&self, part: &PartRef) -> Option<&Backing> {
+        self.parts.get(part).map(|backed| &backed.backing)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&PartRef, &Backing)> {
+        self.parts.iter().map(|(part, backed)| (part, &backed.backing))
+    }
+
+    pub(crate) fn below(&self, account: Account) -> Below {
+        self.sums.get(&account).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn sums(&self) -> impl Iterator<Item = (Account, Below)> {
+        self.sums.iter().map(|(account, below)| (*account, *below))
+    }
+}
+
+fn count(sums: &mut BTreeMap<Account, Below>, backed: &Backed, change: fn(Bytes, Bytes) -> Bytes) {
+    let Backed { backing: Backing::Kept { clean, .. }, account, size } = backed else { return };
+    let below = sums.entry(*account).or_default();
+    below.kept = change(below.kept, *size);
+    if *clean {
+        below.clean = change(below.clean, *size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramd_types::{AllocationId, PartIndex};
+
+    use super::*;
+    use crate::tenancy::Tenants;
+
+    #[test]
+    fn what_is_kept_and_clean_is_counted_until_it_is_not() {
+        let part = |index| PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) };
+        let kept = |clean| Backing::Kept { extent: ExtentId::from_raw(9), clean };
+        let account = (Tenants::default().intern("a"), DeviceIndex(0));
+        let mut backings = Backings::default();
+        let sums = |backings: &Backings| {
+            let Below { kept, clean } = backings.below(account);
+            (kept.get(), clean.get())
+        };
+        backings.insert(part(0), account, Bytes::new(3), kept(true));
+        backings.insert(part(1), account, Bytes::new(5), kept(false));
+        assert_eq!(sums(&backings), (8, 3));
+        backings.insert(part(1), account, Bytes::new(5), kept(true));
+        assert_eq!(sums(&backings), (8, 8));
+        for _ in 0..2 {
+            backings.soil(&part(0));
+            assert_eq!(sums(&backings), (8, 5));
+        }
+        for _ in 0..2 {
+            backings.remove(&part(1));
+            assert_eq!(sums(&backings), (3, 0));
+        }
+        // What needs none has none, and can leave.
+        backings.insert(part(0), account, Bytes::new(3), Backing::Needless);
+        backings.soil(&part(0));
+        assert!(backings.contains(&part(0)));
+        assert_eq!(sums(&backings), (0, 0));
+    }
+}

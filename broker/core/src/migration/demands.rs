@@ -33,6 +33,8 @@ pub(crate) struct Place {
 pub(crate) struct Demands {
     line: BTreeMap<Place, Demand>,
     places: BTreeMap<Waiter, Place>,
+    /// How many of them are batches.
+    batches: usize,
     /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
     /// can say so.
     aside: BTreeSet<PartRef>,
@@ -51,6 +53,7 @@ impl Demands {
     pub(crate) fn add(&mut self, waiter: Waiter, place: Place, since: Time) {
         if let std::collections::btree_map::Entry::Vacant(entry) = self.places.entry(waiter) {
             entry.insert(place);
+            self.batches = self.batches.saturating_add(usize::from(matches!(waiter, Waiter::Batch(_))));
             self.line.insert(place, Demand { waiter, since });
         }
     }
@@ -73,13 +76,28 @@ impl Demands {
         self.aside.clear();
     }
 
-    pub(crate) fn remove(&mut self, waiter: Waiter) {
+    /// Who stood there, if it did.
+    pub(crate) fn remove(&mut self, waiter: Waiter) -> Option<Demand> {
         if let Waiter::Part(part) = waiter {
             self.aside.remove(&part);
         }
-        if let Some(place) = self.places.remove(&waiter) {
-            self.line.remove(&place);
-        }
+        let place = self.places.remove(&waiter)?;
+        self.batches = self.batches.saturating_sub(usize::from(matches!(waiter, Waiter::Batch(_))));
+        self.line.remove(&place)
+    }
+
+    /// Parts of which it was first asked then.
+    pub(crate) fn parts_since(&self, came: Arrival) -> impl Iterator<Item = PartRef> {
+        let at = |stood| Place { came, stood: Arrival::from_raw(stood) };
+        self.line.range(at(u64::MIN)..=at(u64::MAX)).filter_map(|(_, demand)| match demand.waiter {
+            Waiter::Part(part) => Some(part),
+            Waiter::Batch(_) => None,
+        })
+    }
+
+    /// How many parts and batches wait.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.places.len().saturating_sub(self.batches), self.batches)
     }
 
     /// The first one after that.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::ExtentId;
 
-pub(crate) use backing::{Backing, Backings};
+pub(crate) use backing::{Account as BackedBy, Backing, Backings, Below};
 pub(crate) use demands::{Demands, Place as InLine, Waiter};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
@@ -17,7 +17,7 @@ use crate::{
     collections::Few,
     command::PartMove,
     event::{PartRef, Tier},
-    tenancy::OpId,
+    tenancy::{Arrival, OpId},
     time::Time,
 };
 
@@ -44,8 +44,12 @@ pub(crate) struct Migration {
     pub(crate) made: bool,
     /// The destination holds what the part holds: it need not be copied.
     pub(crate) clean: bool,
+    /// It should, and that is checked: they are compared before it is copied.
+    pub(crate) shadow: bool,
     /// Nobody maps the part, and nobody will until this is over.
     pub(crate) vacated: bool,
+    /// When who needs its room came.
+    pub(crate) room_for: Option<Arrival>,
     /// Why it was given up, once it was.
     pub(crate) stopped: Option<PartMove>,
     /// Operations that wait for it to be over.

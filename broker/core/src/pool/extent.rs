@@ -214,6 +214,15 @@ impl Pool {
             .map(|it| it.tenant)
     }
 
+    /// Pays for a live extent with another charge, and says what was paid before, for the bug of that name.
+    #[cfg(feature = "planted")]
+    pub(crate) fn pay_with(&mut self, id: ExtentId, charge: Charge) -> Option<Charge> {
+        match &mut self.get_mut(id)?.state {
+            ExtentState::Live(paid) => Some(std::mem::replace(paid, charge)),
+            _ => None,
+        }
+    }
+
     /// How many there are that the driver has made, or makes.
     pub(crate) fn len(&self) -> usize {
         self.extents.len().saturating_sub(self.nothing)

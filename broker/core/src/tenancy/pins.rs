@@ -34,6 +34,8 @@ pub(crate) struct PinCall {
     pub(crate) parts: Box<[PartRef]>,
     /// How many of these are not mapped, or about to be revoked. Once none is, the call is answered.
     missing: usize,
+    /// One of them was elsewhere when it was looked at.
+    pub(crate) elsewhere: bool,
     /// While it waits: when it is looked at next, since it may have stalled.
     pub(crate) look: Time,
 }
@@ -78,7 +80,7 @@ impl PinTable {
         let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: came });
         waiting.calls = waiting.calls.saturating_add(1);
         let (missing, parts) = (parts.len(), parts.into_boxed_slice());
-        self.calls.insert(id, PinCall { arrival, came, parts, missing, look });
+        self.calls.insert(id, PinCall { arrival, came, parts, missing, elsewhere: false, look });
     }
 
     pub(crate) fn remove(&mut self, id: PinId) -> Option<PinCall> {

@@ -61,6 +61,9 @@ pub struct World {
     pub clung_to: BTreeSet<ExtentId>,
     /// Extents whose release was answered so.
     pub unreturned: BTreeSet<ExtentId>,
+    /// The driver puts releases off, as long as nobody waits for them.
+    pub puts_off: bool,
+    pub put_off: Vec<Command>,
     pub killed: Vec<ChannelId>,
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
@@ -100,6 +103,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         default_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
+        check_shadows: false,
         limits: Limits::default(),
     }
 }
@@ -124,6 +128,8 @@ impl World {
             stopped: BTreeSet::new(),
             clung_to: BTreeSet::new(),
             unreturned: BTreeSet::new(),
+            puts_off: false,
+            put_off: Vec::new(),
             killed: Vec::new(),
             closed: BTreeSet::new(),
             stored: StoredQuotas::default(),
@@ -175,6 +181,8 @@ impl World {
                 Command::ForgetProcess { .. } => {}
                 // What has not begun is not done.
                 Command::CancelCopy { to } => self.cancelled(to),
+                release @ Command::ReleaseExtent { .. } if self.puts_off => self.put_off.push(release),
+                Command::ReleaseNow { .. } => self.work.extend(self.put_off.drain(..)),
                 work => self.work.push_back(work),
             }
         }
@@ -210,7 +218,10 @@ impl World {
                 let failure = self.fail_creates.pop_front().flatten();
                 Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
             }
-            Command::Copy { from, to, .. } => {
+            Command::Copy { from, to, shadow, .. } => {
+                if shadow && self.content(from) != self.content(to) {
+                    self.event(Event::Completion(Completion::ShadowDiffers { to }));
+                }
                 let result = self.fail_copies.pop_front().flatten().map_or(Ok(()), Err);
                 if result.is_ok() {
                     let content = self.content(from);

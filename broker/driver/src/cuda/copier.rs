@@ -10,7 +10,7 @@ use vramd_types::{Bytes, ExtentId};
 
 use super::{
     api::{CudaError, Stream, Transfer, Way},
-    device::Device,
+    device::{Arrival, Device},
     memory::Held,
     node,
     state::State,
@@ -31,6 +31,7 @@ const AT_THE_END: Duration = Duration::from_micros(10);
 pub(super) struct Work {
     from: Held,
     to: Held,
+    _arrival: Option<Arc<Arrival>>,
 }
 
 /// What is to be copied, if it can be.
@@ -42,13 +43,17 @@ pub(super) fn find(
 ) -> Result<(Direction, Work), DriverError> {
     let live =
         |extent| state.live(extent).ok_or_else(|| DriverError::Failed(format!("there is no {extent}")));
-    let work = Work { from: live(from)?, to: live(to)? };
+    let mut work = Work { from: live(from)?, to: live(to)?, _arrival: None };
     check((from, work.from.size()), (to, work.to.size()), size)?;
     let place = |held: &Held| match held {
         Held::Device(memory) => Place::Device(state.index_of(memory.device())),
         Held::Host(_) => Place::Host,
     };
-    Ok((Direction::of(place(&work.from), place(&work.to)), work))
+    let direction = Direction::of(place(&work.from), place(&work.to));
+    if let (Direction::In(_), Held::Device(memory)) = (direction, &work.to) {
+        work._arrival = Some(Arc::new(Arrival::at(memory.device())));
+    }
+    Ok((direction, work))
 }
 
 /// One direction.

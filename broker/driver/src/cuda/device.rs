@@ -3,7 +3,10 @@
 use std::{
     os::fd::OwnedFd,
     process,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
 
@@ -36,6 +39,8 @@ pub(super) struct Device {
     overhead: Mutex<Bytes>,
     /// Who had what at the latest look that NVML answered.
     crowd: Mutex<Crowd>,
+    /// Copies from the host that were asked for and have not ended.
+    arriving: AtomicUsize,
     /// While one descriptor of memory is open in a process, making another takes 20 us, else 570.
     _sentinel: (OwnedFd, Physical),
     /// After all that needs it.
@@ -63,6 +68,23 @@ pub(super) struct Sight {
     pub(super) strangers: Bytes,
     /// Of clients.
     pub(super) contexts: u32,
+}
+
+/// While it lives bytes of the host are on their way to the device. It orders nothing.
+#[derive(Debug)]
+pub(super) struct Arrival(Arc<Device>);
+
+impl Arrival {
+    pub(super) fn at(device: &Arc<Device>) -> Self {
+        device.arriving.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(device))
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        self.0.arriving.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Device {
@@ -96,6 +118,7 @@ impl Device {
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
             crowd: Mutex::default(),
+            arriving: AtomicUsize::new(0),
             _sentinel: sentinel,
             context,
         };
@@ -134,6 +157,11 @@ impl Device {
 
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Whether bytes of the host are on their way there.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.arriving.load(Ordering::Relaxed) > 0
     }
 
     /// New physical memory, not entered anywhere.

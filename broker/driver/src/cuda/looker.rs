@@ -23,6 +23,7 @@ use super::{
     freer::Free,
     host_maker::HostOrder,
     memory::{Held, Memory, Trace},
+    put_off::PutOff,
     state::{Extent, State, hand},
     surveys::Surveys,
 };
@@ -31,6 +32,8 @@ use crate::{Completion, ExtentKind};
 /// Scrubbing takes about 0.35 ms for a GiB.
 pub(super) const PATIENCE: Duration = Duration::from_millis(40);
 pub(super) const NAP: Duration = Duration::from_millis(2);
+/// Between two looks whether something has come back: each takes some 10 us.
+const LOOK_AGAIN: Duration = Duration::from_micros(250);
 
 /// Released between two readings of the figures, which take longer than a release. Of those that share one, the
 /// oldest are taken to be back where only some are.
@@ -40,6 +43,9 @@ const AT_ONCE: usize = 16;
 pub(super) enum Look {
     Release {
         extent: ExtentId,
+    },
+    ReleaseNow {
+        device: DeviceIndex,
     },
     Survey {
         device: DeviceIndex,
@@ -58,17 +64,26 @@ pub(super) struct Onward {
 
 /// Until nobody can send any more.
 pub(super) fn run(state: &State, looks: &Receiver<Look>, onward: &Onward) {
-    let mut surveys = Surveys::of(state);
+    let mut looker = Looker { state, onward, surveys: Surveys::of(state), put_off: PutOffs::default() };
+    looker.put_off.extend(state.devices.iter().map(|_| PutOff::new()));
     loop {
-        match next(looks, surveys.due()) {
-            Ok(first) => {
-                serve(state, iter::once(first).chain(looks.try_iter()).collect(), &mut surveys, onward)
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+        match next(looks, looker.due()) {
+            Ok(first) => looker.serve(iter::once(first).chain(looks.try_iter()).collect()),
+            Err(RecvTimeoutError::Timeout) => looker.release(PutOff::take),
+            Err(RecvTimeoutError::Disconnected) => return looker.release(|all, _| all.take_all()),
         }
-        surveys.confirm(state);
+        looker.surveys.confirm(state);
     }
+}
+
+/// By device.
+type PutOffs = Vec<PutOff<Release>>;
+
+struct Looker<'a> {
+    state: &'a State,
+    onward: &'a Onward,
+    surveys: Surveys,
+    put_off: PutOffs,
 }
 
 /// What was asked for, or a timeout once we have to look by ourselves.
@@ -79,10 +94,33 @@ fn next(looks: &Receiver<Look>, due: Option<Instant>) -> Result<Look, RecvTimeou
     }
 }
 
-fn serve(state: &State, batch: Vec<Look>, surveys: &mut Surveys, onward: &Onward) {
-    let mut releases: Vec<Vec<Release>> = state.devices.iter().map(|_| Vec::new()).collect();
-    for look in &batch {
-        let Look::Release { extent } = *look else { continue };
+impl Looker<'_> {
+    fn due(&self) -> Option<Instant> {
+        self.put_off.iter().filter_map(PutOff::due).chain(self.surveys.due()).min()
+    }
+
+    fn serve(&mut self, batch: Vec<Look>) {
+        for look in &batch {
+            match *look {
+                Look::Release { extent } => self.begin_release(extent),
+                Look::ReleaseNow { device } => {
+                    self.put_off.get_mut(usize::from(device.0)).map(PutOff::hurry).unwrap_or_default();
+                }
+                Look::Survey { .. } | Look::Answer(_) => {}
+            }
+        }
+        self.release(PutOff::take);
+        for look in batch {
+            match look {
+                Look::Release { .. } | Look::ReleaseNow { .. } => {}
+                Look::Survey { device, clients } => self.surveys.answer(self.state, device, clients),
+                Look::Answer(completion) => self.state.tell(completion),
+            }
+        }
+    }
+
+    fn begin_release(&mut self, extent: ExtentId) {
+        let Self { state, onward, .. } = *self;
         match state.retire(extent) {
             // Nobody holds what is not there.
             None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
@@ -92,19 +130,17 @@ fn serve(state: &State, batch: Vec<Look>, surveys: &mut Surveys, onward: &Onward
             }
             Some(Held::Device(memory)) => {
                 let DeviceIndex(at) = state.index_of(memory.device());
-                releases[usize::from(at)].push(Release::of(extent, memory));
+                self.put_off[usize::from(at)].add(Release::of(extent, memory));
             }
         }
     }
-    let some = state.devices.iter().zip(releases).filter(|(_, releases)| !releases.is_empty());
-    for (device, releases) in some {
-        release(state, device, releases);
-    }
-    for look in batch {
-        match look {
-            Look::Release { .. } => {}
-            Look::Survey { device, clients } => surveys.answer(state, device, clients),
-            Look::Answer(completion) => state.tell(completion),
+
+    fn release(&mut self, which: impl Fn(&mut PutOff<Release>, &Device) -> Vec<Release>) {
+        for (device, put_off) in self.state.devices.iter().zip(&mut self.put_off) {
+            let releases = which(put_off, device);
+            if !releases.is_empty() {
+                release(self.state, device, releases);
+            }
         }
     }
 }
@@ -113,6 +149,7 @@ fn is_awaited(state: &State, extent: ExtentId) -> bool {
     state.extents().get(&extent).is_some_and(|it| !matches!(it, Extent::Unmade))
 }
 
+#[derive(Debug)]
 struct Release {
     extent: ExtentId,
     size: Bytes,
@@ -226,7 +263,7 @@ pub(super) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, B
         if Instant::now() >= deadline {
             break;
         }
-        thread::sleep(NAP);
+        thread::sleep(LOOK_AGAIN);
     }
     back
 }

@@ -40,6 +40,7 @@ mod node;
 mod nvml;
 pub mod peer;
 mod probe;
+mod put_off;
 mod scrub;
 mod state;
 mod surveys;
@@ -285,6 +286,7 @@ impl Inlet {
                 self.lanes.send(asked, copier::find(&self.state, from, to, size));
             }
             Submission::CancelCopy { copy } => self.lanes.cancel(copy),
+            Submission::ReleaseNow { device } => hand(&self.looks, Look::ReleaseNow { device }),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod copies;
 mod harm;
 mod host;
+mod put_off;
 mod surveys;
 mod unmade;
 

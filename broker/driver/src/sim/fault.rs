@@ -88,7 +88,10 @@ impl Schedule {
             Submission::Release { .. } => (Operation::Release, &mut self.releases),
             Submission::Digest { .. } => (Operation::Digest, &mut self.digests),
             Submission::Copy { .. } => (Operation::Copy, &mut self.copies),
-            Submission::CancelCopy { .. } | Submission::Survey { .. } | Submission::KeepHost { .. } => {
+            Submission::CancelCopy { .. }
+            | Submission::ReleaseNow { .. }
+            | Submission::Survey { .. }
+            | Submission::KeepHost { .. } => {
                 return Fate::default();
             }
         };

@@ -91,6 +91,8 @@ impl Order {
                 routes.lanes.cancel(copy);
                 return None;
             }
+            // None is put off.
+            Submission::ReleaseNow { .. } => return None,
         })
     }
 }

@@ -80,7 +80,7 @@ fn sealed_memory_comes_back_read_only_at_its_address_and_nothing_is_left_behind(
 
     let answer = revoke(&table, &[0, 1], RevokeReason::Sealing);
     assert_eq!(answer.unmapped.len(), 2);
-    assert_eq!(fake.calls(), ["cuMemUnmap 2", "cuMemUnmap 2"]);
+    assert_eq!(fake.calls(), ["cuMemUnmap 4"], "neighbours by one call");
     let gone = table.copying(ID, 2, None, |_| Ok(())).unwrap_err();
     assert_eq!(gone.reason(), Some(Reason::MapFailed), "{gone}");
 
@@ -94,8 +94,7 @@ fn sealed_memory_comes_back_read_only_at_its_address_and_nothing_is_left_behind(
     table.let_go(ID, true).unwrap();
     table.clear();
     let expected = [
-        "cuMemUnmap 2",
-        "cuMemUnmap 2",
+        "cuMemUnmap 4",
         "cuMemAddressFree 4",
         "cuEventDestroy",
         "cuStreamDestroy",
@@ -105,7 +104,7 @@ fn sealed_memory_comes_back_read_only_at_its_address_and_nothing_is_left_behind(
 }
 
 #[test]
-fn each_run_of_neighbours_is_opened_for_itself() {
+fn each_run_of_neighbours_is_opened_and_unmapped_for_itself() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     // Two allocations, and a gap in the first.
@@ -123,6 +122,8 @@ fn each_run_of_neighbours_is_opened_for_itself() {
         "cuMemSetAccess 2 device 1 flags 1",
     ];
     assert_eq!(opened, expected);
+    assert_eq!(revoke(&table, &[3, 1, 0], RevokeReason::Evicted).unmapped.len(), 3);
+    assert_eq!(fake.calls(), ["cuMemUnmap 4", "cuMemUnmap 2"]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ const PAIRS_QUICK: usize = 7;
 pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
     let limit = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
-    let daemon = Daemon::start(&Config::cuda());
+    let daemon = Daemon::start(&Config::cuda().log_level("info"));
     let mut report = json!({
         "machine": machine::facts(&Witness::new()?)?,
         "configuration": "the default one, and log_level debug",

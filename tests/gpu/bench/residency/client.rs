@@ -6,25 +6,16 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
-use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Pinned};
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
 
 use super::scene::Driver;
-use crate::{content, cuda::Gpu};
-
-/// What looks at memory.
-enum Eye {
-    Gpu(Gpu),
-    Cpu,
-}
+use crate::eye::Eye;
 
 pub(crate) fn run(driver: Driver, bytes: u64, part: u64) -> Result<()> {
     let client = Client::connect()?;
-    let eye = match driver {
-        Driver::Cuda => Eye::Gpu(Gpu::open(None)?),
-        Driver::Sim => Eye::Cpu,
-    };
+    let eye = Eye::open(driver)?;
     let request = AllocationRequest::new(Bytes::new(bytes)).part_size(Bytes::new(part));
     let mut memory = client.allocate(request)?;
     memory.unhold()?;
@@ -42,7 +33,7 @@ pub(crate) fn run(driver: Driver, bytes: u64, part: u64) -> Result<()> {
 fn answer(command: &str, memory: &Allocation, eye: &Eye) -> Result<Value> {
     let (verb, number) = command.split_once(' ').unwrap_or((command, ""));
     let begun = Instant::now();
-    let (pinned, seed) = match verb {
+    let (mut pinned, seed) = match verb {
         "fill" => (memory.pin(Access::Write)?, Some(number.parse()?)),
         "read" => (memory.pin(Access::Read)?, None),
         "pin" => {
@@ -55,27 +46,10 @@ fn answer(command: &str, memory: &Allocation, eye: &Eye) -> Result<Value> {
         other => bail!("`{other}` is no command"),
     };
     let took = begun.elapsed();
-    let sum = eye.look(pinned, seed).context("what is pinned cannot be looked at")?;
-    Ok(json!({ "pinned_ns": u64::try_from(took.as_nanos())?, "sum": sum }))
-}
-
-impl Eye {
-    /// The sum of what is there, after new content was written if there is a seed.
-    fn look(&self, mut pinned: Pinned, seed: Option<u64>) -> Result<u64> {
-        let (address, bytes) = (pinned.as_device_ptr(), pinned.len_bytes());
-        match self {
-            Self::Gpu(gpu) => {
-                if let Some(seed) = seed {
-                    gpu.fill(address, bytes, seed)?;
-                }
-                Ok(gpu.sum(address, bytes)?)
-            }
-            Self::Cpu => {
-                if let Some(seed) = seed {
-                    pinned.as_mut_slice()?.copy_from_slice(&content::bytes(seed, bytes));
-                }
-                Ok(content::sum_of(pinned.as_slice()?))
-            }
-        }
+    let all = 0..pinned.len_bytes();
+    if let Some(seed) = seed {
+        eye.fill(&mut pinned, all.clone(), seed)?;
     }
+    let sum = eye.sum(&pinned, all)?;
+    Ok(json!({ "pinned_ns": u64::try_from(took.as_nanos())?, "sum": sum }))
 }

@@ -20,7 +20,7 @@ mod slowdown;
 
 use std::io::{self, Write as _};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
@@ -49,15 +49,26 @@ const QUESTIONS: [(&str, Question); 9] = [
     ("evict_clean", clean::ask),
 ];
 
-/// True if every question was answered, whatever the answer, and every byte was where it should be.
-pub(crate) fn run(driver: Driver, quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
+/// Asks these, or all if there are none. True if every question was answered, whatever the answer, and every byte was where it
+/// should be.
+pub(crate) fn run(
+    driver: Driver,
+    asked: &[String],
+    quick: bool,
+    save: impl Fn(&Value) -> Result<()>,
+) -> Result<bool> {
+    let known = |name: &&String| QUESTIONS.iter().any(|(of, _)| of == name);
+    if let Some(unknown) = asked.iter().find(|name| !known(name)) {
+        bail!("`{unknown}` is no question; there are {}", QUESTIONS.map(|(name, _)| name).join(", "));
+    }
     let limit = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
     match driver {
         Driver::Sim => {
             let scene = Scene::new(driver, quick)?;
             let mut report = scene.report(json!("none: the simulated driver"));
-            let good = ask_all(&scene, &mut InMemory::new(scene.parts, scene.part), &mut report, &save)?;
+            let good =
+                ask_all(&scene, asked, &mut InMemory::new(scene.parts, scene.part), &mut report, &save)?;
             report["peers"] = json!({ "absent": "no GPU" });
             save(&report)?;
             Ok(good)
@@ -67,10 +78,13 @@ pub(crate) fn run(driver: Driver, quick: bool, save: impl Fn(&Value) -> Result<(
             let scene = Scene::new(driver, quick)?;
             let mut report = scene.report(machine::facts(&Witness::new()?)?);
             let mut plain = Plain::new(&gpu, scene.parts, scene.part)?;
-            let good = ask_all(&scene, &mut plain, &mut report, &save)?;
+            let good = ask_all(&scene, asked, &mut plain, &mut report, &save)?;
             let (parts, part, pairs) = (scene.parts, scene.part, scene.pairs);
             // What it holds is the peers' from now on.
             drop(scene);
+            if !asked.is_empty() {
+                return Ok(good);
+            }
             let compared = peers::run(&gpu, &mut plain, parts, part, pairs, &mut report);
             save(&report)?;
             Ok(compared? && good)
@@ -80,12 +94,14 @@ pub(crate) fn run(driver: Driver, quick: bool, save: impl Fn(&Value) -> Result<(
 
 fn ask_all(
     scene: &Scene,
+    asked: &[String],
     bare: &mut dyn Bare,
     report: &mut Value,
     save: impl Fn(&Value) -> Result<()>,
 ) -> Result<bool> {
     let mut good = true;
-    for (name, question) in QUESTIONS {
+    let is_asked = |name: &str| asked.is_empty() || asked.iter().any(|of| of == name);
+    for (name, question) in QUESTIONS.into_iter().filter(|(name, _)| is_asked(name)) {
         match question(scene, bare) {
             Ok(answer) => answer.tell(name, report)?,
             Err(error) => {

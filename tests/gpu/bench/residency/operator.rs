@@ -144,10 +144,17 @@ impl Operator {
     }
 
     fn until_settled(&self, begun: Instant) -> Result<Duration> {
-        while self.admin.devices()?.iter().any(|device| device.held_bytes > 0) {
+        self.until_held(0)?;
+        Ok(begun.elapsed())
+    }
+
+    /// Until so much is charged on the devices and no more: all that left them they have back.
+    pub(super) fn until_held(&self, bytes: usize) -> Result<()> {
+        let begun = Instant::now();
+        while self.admin.devices()?.iter().map(|device| device.held_bytes).sum::<u64>() > bytes as u64 {
             ensure!(begun.elapsed() < PATIENCE, "the device does not have it back");
         }
-        Ok(begun.elapsed())
+        Ok(())
     }
 
     /// Waits until the daemon has heard of all that it was told, and the host has room for what may leave: what came from

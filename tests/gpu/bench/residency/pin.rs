@@ -17,6 +17,8 @@ pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let ours = || {
         let index = indexes.next().unwrap_or_default();
         scene.operator.move_parts(holder.memory(), &[index], Tier::Host)?;
+        // While the device clears what it got back, nothing arrives there at full speed.
+        scene.operator.until_held(scene.bytes() - scene.part)?;
         Ok((holder.pin(index)?, vec![]))
     };
     let measure = Measure::take(None, ROUNDS * scene.pairs, ours, || bare.part_in())?;

@@ -36,7 +36,7 @@ pub(super) struct Scene {
 }
 
 impl Driver {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
             Self::Sim => "sim",
@@ -58,6 +58,7 @@ impl Scene {
         };
         let host_bytes = (CLIENTS_IN_HOST * parts + ROOM) * part;
         let config = config
+            .log_level("info")
             .memory(&format!("host_size = \"{host_bytes}\""))
             .tenant(geteuid().as_raw(), TENANT)
             .tenant(OTHER_UID, "others");

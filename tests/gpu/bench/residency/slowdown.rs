@@ -1,5 +1,5 @@
 //! Kernels of a process that has nothing to do with the daemon, alone and while two clients' memory changes places without a
-//! pause.
+//! pause. And the same beside plain copies in both directions: what no mover of so many bytes can avoid.
 
 use std::{
     cell::RefCell,
@@ -22,11 +22,11 @@ const SPAN: Duration = Duration::from_millis(300);
 const SPAN_ON_SIM: Duration = Duration::from_millis(20);
 
 /// The slower of both kinds.
-pub(super) fn ask(scene: &Scene, _: &mut dyn Bare) -> Result<Answer> {
+pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let mut exchange = Exchange::ready(scene, None)?;
     let neighbour = RefCell::new(Neighbour::start(scene));
     let mut answer = Answer { figures: Vec::new(), samples: json!({}), lines: Vec::new() };
-    let mut slowest = 0.0_f64;
+    let (mut slowest, mut plainly) = (0.0_f64, 0.0_f64);
     for (kind, label) in [("memory", "neighbour_memory"), ("cache", "neighbour_cache")] {
         let mut speeds = Vec::new();
         let ours = || {
@@ -39,8 +39,14 @@ pub(super) fn ask(scene: &Scene, _: &mut dyn Bare) -> Result<Answer> {
         answer.lines.push(measure.line(label));
         answer.samples[kind] = measure.json();
         answer.samples[kind]["moved_gb_per_s"] = json!(speeds.split_off(WARM_UP));
+        let beside = || Ok((beside_copies(bare, &mut neighbour.borrow_mut(), kind)?, vec![]));
+        let measure = Measure::take(None, scene.pairs, beside, || neighbour.borrow_mut().batch(kind))?;
+        plainly = plainly.max(measure.median());
+        answer.lines.push(measure.line(&format!("{label}_beside_plain_copies")));
+        answer.samples[kind]["beside_plain_copies"] = measure.json();
     }
     answer.figures.push(("neighbour_slowdown", slowest));
+    answer.figures.push(("neighbour_slowdown_by_plain_copies", plainly));
     exchange.end()?;
     neighbour.into_inner().process.leave();
     Ok(answer)
@@ -69,6 +75,17 @@ fn beside_moves(
     });
     let bytes = swaps.into_inner() as f64 * 2.0 * scene.bytes() as f64;
     Ok((seen?, bytes / 1e9 / moved?.as_secs_f64()))
+}
+
+/// What it finds while plain copies go both ways.
+fn beside_copies(bare: &mut dyn Bare, neighbour: &mut Neighbour, kind: &str) -> Result<Duration> {
+    thread::scope(|scope| {
+        let seen = scope.spawn(|| neighbour.batch(kind));
+        while !seen.is_finished() {
+            bare.copy(true, true)?;
+        }
+        seen.join().expect("a look does not panic")
+    })
 }
 
 struct Neighbour {

@@ -42,7 +42,7 @@ impl Oracle {
         broker.show(&Target::Id(part.allocation)).is_ok_and(|view| view.discardable)
     }
 
-    fn would_admit(&mut self, tenant: Tenant, place: usize, size: u64) -> bool {
+    pub(super) fn would_admit(&mut self, tenant: Tenant, place: usize, size: u64) -> bool {
         let (guarantee, limit) = self.quota_now(tenant, place);
         let (held, size, guarantee) =
             (u128::from(self.facts.held(tenant, place)), u128::from(size), u128::from(guarantee));

@@ -63,7 +63,7 @@ impl Oracle {
                 let fits = specs.len() == views.len()
                     && specs.iter().zip(views).all(|(spec, view)| as_asked(spec, view, &name));
                 for (spec, view) in specs.iter().zip(views) {
-                    self.allocated(by, spec, view);
+                    self.allocated(by, spec, view, broker);
                 }
                 self.made_under_names(specs, views, broker);
                 fits
@@ -104,7 +104,7 @@ impl Oracle {
     }
 
     /// Memory that a session was given.
-    fn allocated(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView) {
+    fn allocated(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView, broker: &Broker) {
         if self.facts.allocations.get(&view.id).is_some_and(|known| known.owner == by) {
             return;
         }
@@ -120,6 +120,7 @@ impl Oracle {
             size: view.size.get(),
             uninitialized: spec.uninitialized,
             discardable: spec.discardable,
+            unheld: spec.unheld,
             part_count: view.parts.len(),
             sealed: false,
             freed: false,
@@ -128,6 +129,7 @@ impl Oracle {
         };
         self.facts.allocations.insert(view.id, allocation);
         self.is_placed_as_asked(by, spec, view);
+        self.learn_where_unheld(view.id, broker);
         self.owes(by, view.id);
     }
 

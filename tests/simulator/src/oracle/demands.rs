@@ -29,7 +29,11 @@ struct Why {
     tenant: Tenant,
     /// It would be within what is guaranteed to its tenant.
     guaranteed: bool,
+    /// It would be above its tenant's limit, as things are.
+    at_limit: bool,
     wait: Wait,
+    /// The device is full for it if what waits itself leaves too: for who came before it may.
+    may_be_full: bool,
 }
 
 impl Oracle {
@@ -49,13 +53,19 @@ impl Oracle {
         }
         let leavable: Vec<_> =
             (0..self.facts.places.len()).map(|device| self.leavable(device, broker)).collect();
+        let at_most: Vec<_> =
+            (0..self.facts.places.len()).map(|device| self.leavable_at_most(device, broker)).collect();
         let demands: Vec<_> = self.facts.demands.iter().map(|(part, since)| (*part, *since)).collect();
-        let each: Vec<_> =
-            demands.into_iter().map(|(part, since)| (part, since, self.why(part, &leavable))).collect();
+        let each: Vec<_> = demands
+            .into_iter()
+            .map(|(part, since)| (part, since, self.why(part, &leavable, &at_most)))
+            .collect();
         for (part, since, why) in &each {
             // Nobody overtakes on a full device, but for what is guaranteed; and no tenant overtakes itself.
             let before = |other: &&(PartRef, u64, Why)| {
-                let (full, limit) = (other.2.wait == Wait::Full, other.2.wait == Wait::Limit);
+                let full = other.2.wait == Wait::Full || other.2.may_be_full;
+                let waits = other.2.wait != Wait::Nothing;
+                let limit = waits && other.2.at_limit;
                 let same = other.2.device == why.device;
                 other.1 <= *since
                     && same
@@ -105,19 +115,23 @@ impl Oracle {
     }
 
     /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
-    fn why(&mut self, part: PartRef, leavable: &[Leavable]) -> Why {
+    fn why(&mut self, part: PartRef, leavable: &[Leavable], at_most: &[Leavable]) -> Why {
         let allocation = self.facts.allocations.get(&part.allocation);
         let Some((allocation, size)) = allocation.zip(self.size_of(part)) else {
-            return Why { device: 0, tenant: Tenant::default(), guaranteed: false, wait: Wait::Full };
+            let (tenant, guaranteed, at_limit) = (Tenant::default(), false, false);
+            return Why { device: 0, tenant, guaranteed, at_limit, wait: Wait::Full, may_be_full: true };
         };
         let (tenant, device) = (allocation.tenant, allocation.device);
-        let guarantee = self.quota_now(tenant, device).0;
+        let (guarantee, limit) = self.quota_now(tenant, device);
+        let at_limit = self.facts.held(tenant, device) + size > limit;
         let guaranteed = self.held_in_use(tenant, device) + size <= guarantee;
         let wait = match self.something_leaves(device) {
             true => Wait::Full,
             false => self.lacks(tenant, device, size, &leavable[device]),
         };
-        Why { device, tenant, guaranteed, wait }
+        let may_be_full =
+            wait == Wait::Limit && self.lacks(tenant, device, size, &at_most[device]) == Wait::Full;
+        Why { device, tenant, guaranteed, at_limit, wait, may_be_full }
     }
 
     /// Of what a tenant is short that wants so much more, even without what is cached and what could leave.
@@ -165,13 +179,22 @@ impl Oracle {
 
     /// What nobody uses on a device, for certain, and what has room below.
     pub(super) fn leavable(&self, device: usize, broker: &Broker) -> Leavable {
+        self.leavable_of(device, broker, |part| self.is_used_by_nobody(part) && !self.is_waited_for(part))
+    }
+
+    /// And what is only waited for.
+    fn leavable_at_most(&self, device: usize, broker: &Broker) -> Leavable {
+        self.leavable_of(device, broker, |part| self.is_used_by_nobody(part))
+    }
+
+    fn leavable_of(&self, device: usize, broker: &Broker, leaves: impl Fn(PartRef) -> bool) -> Leavable {
         let mut leavable = Leavable::new();
         let mut open = BTreeMap::new();
         for part in self.facts.backings.keys().copied() {
             let Some((tenant, _, size)) = self.lies_on(part).filter(|(_, on, _)| *on == device) else {
                 continue;
             };
-            let leaves = self.is_used_by_nobody(part)
+            let leaves = leaves(part)
                 && *open.entry(part.allocation).or_insert_with(|| Self::is_to_be_mapped(part, broker));
             if leaves {
                 *leavable.entry(tenant).or_default() += size;
@@ -199,12 +222,20 @@ impl Oracle {
         let wants = |session: &SessionFacts| {
             session.owed.contains(&part)
                 || (session.coming.contains(&part) && !session.holds.contains_key(&part))
-                || session.pin_calls.values().any(|call| call.parts.contains(&part))
+                || session.pin_calls.values().any(|call| call.answered && call.parts.contains(&part))
         };
         let mut pinned = self.facts.pinned.iter().filter(|(of, _)| *of == part);
         stands
             && pinned.next().is_none()
             && self.facts.sessions.values().all(|session| at_rest(session) && !wants(session))
+    }
+
+    /// By a pin call that has not been answered.
+    fn is_waited_for(&self, part: PartRef) -> bool {
+        let waits = |session: &SessionFacts| {
+            session.pin_calls.values().any(|call| !call.answered && call.parts.contains(&part))
+        };
+        self.facts.sessions.values().any(waits)
     }
 
     /// A batch that was made at once took no room that others wait for, but for what is guaranteed to its tenant.

@@ -1,12 +1,12 @@
 //! What leaves its device because somebody else needs the room is above what is guaranteed to its tenant. That nobody pins it
 //! shows when it is copied, or is said to have moved: nobody maps it then.
 
-use broker_core::{AllocationSpec, Broker, ClientRequest, PartRef, invariants::EVICTED};
+use broker_core::{AllocationSpec, Broker, ClientRequest, PartRef, Tier, invariants::EVICTED};
 use vramd_types::GRANULARITY;
 
 use super::{
     Oracle,
-    facts::{Asked, Call, ExtentPhase, Tenant},
+    facts::{Asked, Call, ExtentPhase, PlaceFacts, Tenant},
 };
 
 impl Oracle {
@@ -94,6 +94,11 @@ impl Oracle {
             spec.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get)
         };
         let its = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
-        its.then(|| items.iter().map(size).fold(0, u64::saturating_add))
+        // What is unheld lies below where there is no room, unless it is discardable.
+        let device = |place: &&PlaceFacts| place.tier == Tier::Device;
+        let below = |place: &PlaceFacts| self.facts.place_of(&place.uuid, Tier::Host).is_some();
+        let all_below = self.facts.places.iter().filter(device).all(below);
+        let held = items.iter().filter(|spec| !(spec.unheld && !spec.discardable && all_below));
+        its.then(|| held.map(size).fold(0, u64::saturating_add))
     }
 }

@@ -31,6 +31,11 @@ impl Oracle {
         self.is_new_extent(id);
         self.step.ordered += 1;
         let moves = made_for.filter(|part| self.facts.allocations.contains_key(&part.allocation));
+        let new = made_for.filter(|_| moves.is_none());
+        let lazy = new.is_some_and(|part| Self::is_lazy(part, broker));
+        if moves.is_some() {
+            self.batch_is_ordered();
+        }
         let owner = match moves {
             Some(part) => self.part_begins_to_move(id, part),
             None => self.memory_is_made(id),
@@ -38,11 +43,15 @@ impl Oracle {
         if let Some(part) = moves.filter(|_| tier != Tier::Device) {
             self.leaves_its_device(part, true, broker);
         }
-        let place = self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device);
+        let place =
+            self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device || lazy);
         let Some((owner, place)) = owner.zip(place) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody, or nowhere"));
         };
         self.step.touched.push((owner, place));
+        if moves.is_none() && tier != Tier::Device {
+            self.is_rightly_below(id, owner, device, size);
+        }
         let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.backing_is_made(part));
         if !is_paid {
             self.facts.balance(owner, place).reserved += size;
@@ -64,11 +73,11 @@ impl Oracle {
             debts: Vec::new(),
         };
         self.facts.extents.insert(id, extent);
-        if moves.is_none() && self.step.room_for.is_none() {
+        if moves.is_none() && tier == Tier::Device && self.step.room_for.is_none() {
             self.step.made_at_once.insert((owner, place));
         }
-        if let Some(part) = made_for.filter(|_| moves.is_none() && kind == Kind::Movable) {
-            self.set_aside(part, (owner, Self::is_discardable(part, broker)), device, size);
+        if let Some(part) = new.filter(|_| kind == Kind::Movable && tier == Tier::Device) {
+            self.lies_above(part, (owner, device, size), broker);
         }
     }
 

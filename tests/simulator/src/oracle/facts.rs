@@ -76,7 +76,7 @@ pub(super) struct SessionFacts {
     pub(super) pins: bool,
     /// It does not answer, as the broker says.
     pub(super) silent: bool,
-    /// Evicted, and its own still.
+    /// Evicted, or unheld and not pinned yet, and its own still.
     pub(super) away: BTreeSet<PartRef>,
     /// What it asked to pin, and was not sent since: it may stand in the queue, though the call is over.
     pub(super) coming: BTreeSet<PartRef>,
@@ -152,6 +152,8 @@ pub(super) struct AllocationFacts {
     pub(super) size: u64,
     pub(super) uninitialized: bool,
     pub(super) discardable: bool,
+    /// Its owner is sent what it pins, and nothing before.
+    pub(super) unheld: bool,
     pub(super) part_count: usize,
     pub(super) sealed: bool,
     /// Its owner or an operator was told that it is freed.

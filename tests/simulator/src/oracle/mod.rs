@@ -41,6 +41,7 @@ mod sealing;
 mod sent;
 mod slots;
 mod stalls;
+mod unheld;
 mod visibility;
 mod waits;
 
@@ -85,6 +86,8 @@ struct Step {
     ordered: usize,
     created: usize,
     touched: Vec<(facts::Tenant, usize)>,
+    /// Held parts of a batch that is being ordered, with whose and how large they are on which device.
+    to_set_aside: Vec<(broker_core::PartRef, (facts::Tenant, usize, u64))>,
     /// For whom something is being made, and where.
     admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
@@ -161,6 +164,9 @@ impl Oracle {
 
     pub fn command(&mut self, command: &Command, broker: &Broker) {
         self.learn_sealed(broker);
+        if !matches!(command, Command::CreateExtent { .. } | Command::Notice(Notice::Reused { .. })) {
+            self.batch_is_ordered();
+        }
         match command {
             Command::Reply { call, outcome } => self.replied(*call, outcome, broker),
             Command::Send { channel, frame } => match frame {
@@ -228,13 +234,14 @@ impl Oracle {
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::Survey { .. } | Command::Notice(_) => {}
+            Command::ReleaseNow { .. } | Command::Survey { .. } | Command::Notice(_) => {}
         }
     }
 
     /// After the broker has done all that the event caused.
     pub fn after(&mut self, broker: &Broker) {
         self.learn_sealed(broker);
+        self.batch_is_ordered();
         self.forget_unmade(broker);
         self.words_are_collected();
         self.guarantees_are_kept();

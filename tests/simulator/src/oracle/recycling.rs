@@ -55,6 +55,9 @@ impl Oracle {
     pub(super) fn extent_reused(&mut self, id: ExtentId, part: PartRef, broker: &Broker) {
         self.step.ordered += 1;
         let moves = self.facts.allocations.contains_key(&part.allocation);
+        if moves {
+            self.batch_is_ordered();
+        }
         match moves {
             true => _ = self.part_begins_to_move(id, part),
             false => _ = self.memory_is_made(id),
@@ -69,7 +72,7 @@ impl Oracle {
         self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
         self.not_cached(id);
         if !moves {
-            self.set_aside(part, (owner, Self::is_discardable(part, broker)), place, size);
+            self.lies_above(part, (owner, place, size), broker);
         }
     }
 

@@ -151,7 +151,10 @@ impl Oracle {
                 self.expect(REPEATS, first == again, || format!("{id:?}: {again} after {first}"));
             }
             // The first one, and all that joined it, are refused together; one more may find the queue full.
-            (Err(_), None) if !is_current || repeat == Expected::New => _ = self.repeats.0.remove(&name),
+            (Err(_), None) if !is_current || repeat == Expected::New => {
+                self.repeats.0.remove(&name);
+                self.is_new_after_all(name);
+            }
             (Err(Refusal::QueueFull { .. }), None) => {}
             (Err(refusal), None) => {
                 let detail = format!("{id:?} repeats what is under way, and is refused: {refusal:?}");
@@ -163,6 +166,19 @@ impl Oracle {
                 // Those who joined the first are answered with it: what is done is so only for later ones.
                 self.expect(REPEATS, !is_current, || detail);
             }
+        }
+    }
+
+    /// What the call that is being handled would repeat was refused first, since its time was up just then: it repeats nothing.
+    fn is_new_after_all(&mut self, refused: Name) {
+        let repeats = matches!(self.step.repeat, Expected::Running | Expected::Reused);
+        let unanswered = self.step.answer.is_none() && repeats;
+        let Some((id, mut call)) = self.step.call.clone().filter(|_| unanswered) else { return };
+        if name_of(&call).is_some_and(|(name, _)| name == refused) {
+            self.step.expected = self.recall(&call);
+            call.joined = false;
+            self.facts.calls.insert(id, call.clone());
+            self.step.call = Some((id, call));
         }
     }
 

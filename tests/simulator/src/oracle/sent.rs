@@ -6,14 +6,18 @@ use vramd_types::{AllocationId, PartIndex, SessionId};
 use super::{Oracle, facts::Tenant};
 
 impl Oracle {
-    /// All parts that the session does not hold are to be sent to it from now on.
+    /// All parts that the session does not hold are to be sent to it from now on; of its own unheld memory, what it pins.
     pub(super) fn owes(&mut self, to: SessionId, allocation: AllocationId) {
-        let Some(count) = self.facts.allocations.get(&allocation).map(|it| it.part_count) else { return };
+        let Some(facts) = self.facts.allocations.get(&allocation) else { return };
+        let (count, unheld) = (facts.part_count, facts.unheld && facts.owner == to);
         let Some(session) = self.facts.sessions.get_mut(&to) else { return };
         let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation, part });
         let has = |part: &PartRef| session.holds.contains_key(part) || session.away.contains(part);
         let lacks: Vec<_> = parts.filter(|part| !has(part)).collect();
-        session.owed.extend(lacks);
+        match unheld {
+            true => session.away.extend(lacks),
+            false => session.owed.extend(lacks),
+        }
     }
 
     /// The session asks to part from it: what it asks for after that is not undone by the answer. What is away and was never
@@ -61,11 +65,12 @@ impl Oracle {
         matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
     }
 
-    /// Whether it can be mapped now: it is where it can be, and not being revoked.
+    /// Whether it can be mapped now: it is where it can be, not being revoked, and not about to leave, whoever maps it still.
     fn is_at_hand(&self, part: PartRef) -> bool {
         let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
         let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
-        !(revoked || self.may_move(part) || self.lies_elsewhere(part))
+        let leaves = self.facts.departing.contains(&part);
+        !(revoked || leaves || self.may_move(part) || self.lies_elsewhere(part))
     }
 
     /// A session that can be sent to, owes no answer and has budget left waits for nothing.

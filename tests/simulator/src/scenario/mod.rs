@@ -72,7 +72,7 @@ pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
 impl Scenario {
     pub fn of(plan: &Plan) -> Self {
         let mut dice = Dice::new(plan.seed, 0);
-        let config = node::config(&mut dice);
+        let mut config = node::config(&mut dice);
         let stored = node::stored(&mut dice, &config);
         let tenants = TENANTS[..usize::try_from(dice.between(2, 5)).unwrap_or(2)].to_vec();
         let uuids: Vec<_> = config.devices.iter().map(|device| device.uuid.clone()).collect();
@@ -90,6 +90,7 @@ impl Scenario {
         let faults = Faults::draw(&mut dice, &plan.without);
         let think_micros = dice.one(&[300, 1_000, 4_000]);
         let harvest_micros = dice.one(&[1_000, 10_000, 100_000]);
+        config.check_shadows = dice.chance(150);
         Self { config, stored, seats, tenants, faults, think_micros, harvest_micros }
     }
 }

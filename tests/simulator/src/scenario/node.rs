@@ -45,6 +45,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
         ]),
         sessions_reserved: dice.small(3),
         eviction: eviction(dice),
+        check_shadows: false,
         limits: limits(dice),
     }
 }

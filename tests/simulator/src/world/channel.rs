@@ -1,6 +1,6 @@
 //! Connections: opening, sending in order, and the ways in which they end.
 
-use broker_core::{CallId, ChannelId, DaemonFrame, Event, Hello, Refusal, Reply};
+use broker_core::{CallId, ChannelId, DaemonFrame, Event, Hello, PartRef, Refusal, Reply};
 use vramd_types::SessionId;
 
 use super::{
@@ -171,6 +171,9 @@ impl World {
                 self.recent.pop_front();
             }
         }
+        if let Some(pid) = caller {
+            self.learn_unheld(pid, &outcome);
+        }
         let Some(process) = caller.and_then(|pid| self.processes.get_mut(&pid)) else { return };
         match outcome {
             Ok(Reply::Allocated(views)) => {
@@ -190,6 +193,25 @@ impl World {
                 process.lose_session();
             }
             _ => {}
+        }
+    }
+
+    /// What it may pin though it was never sent it.
+    fn learn_unheld(&mut self, pid: u32, outcome: &Result<Reply, Refusal>) {
+        let views = match outcome {
+            Ok(Reply::Allocated(views)) => views.as_slice(),
+            Ok(Reply::Attached(view)) => std::slice::from_ref(&**view),
+            _ => return,
+        };
+        let Some(process) = self.processes.get(&pid).filter(|process| process.session.is_some()) else {
+            return;
+        };
+        let Some(channel) = process.channel.and_then(|id| self.channels.get_mut(&id)) else { return };
+        for view in
+            views.iter().filter(|view| view.owner == process.session && self.broker.is_unheld(view.id))
+        {
+            let parts = view.parts.iter().map(|shown| PartRef { allocation: view.id, part: shown.index });
+            channel.unheld.extend(parts);
         }
     }
 }

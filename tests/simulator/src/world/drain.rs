@@ -9,6 +9,9 @@ use vramd_types::Bytes;
 use super::{DRAIN_EVENTS_MAX, World, queue::Happening, request::WAIT_MAX};
 use crate::failure::Failure;
 
+/// More pin calls than that do not wait for ever in one world.
+const WAITING_PINS: u64 = 16;
+
 impl World {
     pub(super) fn drain(&mut self) -> Result<(), Failure> {
         self.story.say(self.now, || "the faults stop".to_owned());
@@ -82,7 +85,9 @@ impl World {
         let answers = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.pin_stall;
         let grace = answers + limits.survey_interval * 2 + limits.cached_for + WAIT_MAX;
         let mut quiet_since: Option<Time> = None;
-        let last = self.events + DRAIN_EVENTS_MAX;
+        // A pin that waits for what nobody lets go of is looked at again and again, which is an event each time.
+        let looks = grace.as_micros() / limits.pin_stall.as_micros().max(1);
+        let last = self.events + DRAIN_EVENTS_MAX + u64::try_from(looks).unwrap_or(u64::MAX) * WAITING_PINS;
         while self.events < last {
             let only_timers = self.queue.is_empty() && !self.harvest();
             match quiet_since {

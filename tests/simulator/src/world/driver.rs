@@ -11,13 +11,35 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 use super::{World, copy::Copying, queue::Happening};
 use crate::{dice::Dice, scenario::Fault};
 
+/// As long as a driver may put a release off.
+const PUT_OFF_MICROS: u64 = 1_000_000;
+
 #[derive(Clone, Debug)]
 pub(super) enum Job {
-    Create { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes },
-    Copy { to: ExtentId },
-    Release { extent: ExtentId },
-    Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
-    Survey { device: DeviceIndex, clients: usize },
+    Create {
+        extent: ExtentId,
+        device: DeviceIndex,
+        tier: Tier,
+        size: Bytes,
+    },
+    Copy {
+        to: ExtentId,
+    },
+    Release {
+        extent: ExtentId,
+    },
+    /// Of one that was put off, if it is still.
+    LateRelease {
+        extent: ExtentId,
+    },
+    Digest {
+        allocation: AllocationId,
+        spans: Vec<DigestSpan>,
+    },
+    Survey {
+        device: DeviceIndex,
+        clients: usize,
+    },
 }
 
 /// One piece of physical memory, there as long as anybody holds it.
@@ -43,6 +65,8 @@ pub(super) struct SimDriver {
     pub(super) last_content: u64,
     /// Released, reported as not returned, and not reported back yet.
     pub(super) awaited: BTreeSet<ExtentId>,
+    /// To be released, when somebody is in need of it or it has taken too long.
+    pub(super) put_off: BTreeSet<ExtentId>,
     /// What processes hold that the broker does not know, by device.
     pub(super) outside: Vec<Bytes>,
 }
@@ -53,11 +77,33 @@ impl World {
             Job::Create { .. } => self.driver.dice.between(10, 300),
             Job::Copy { .. } => self.driver.dice.between(50, 3_000),
             Job::Release { .. } => self.driver.dice.between(10, 200),
+            Job::LateRelease { .. } => PUT_OFF_MICROS,
             Job::Digest { .. } => self.driver.dice.between(100, 2_000),
             Job::Survey { .. } => self.driver.dice.between(50, 800),
         };
         let delay = Duration::from_micros(self.mishap(micros));
         self.queue.at(self.now.after(delay), self.life, Happening::Done(job));
+    }
+
+    /// Some it puts off, as it may until somebody waits for them.
+    pub(super) fn release(&mut self, extent: ExtentId) {
+        let on_device = self.driver.pieces.get(&extent).is_some_and(|piece| piece.tier == Tier::Device);
+        if on_device && self.driver.dice.roll(4) == 0 {
+            self.driver.put_off.insert(extent);
+            self.submit(Job::LateRelease { extent });
+        } else {
+            self.submit(Job::Release { extent });
+        }
+    }
+
+    pub(super) fn release_now(&mut self, device: DeviceIndex) {
+        let pieces = &self.driver.pieces;
+        let there = |extent: &ExtentId| pieces.get(extent).is_some_and(|piece| piece.device == device);
+        let (now, still): (BTreeSet<_>, BTreeSet<_>) = self.driver.put_off.iter().copied().partition(there);
+        self.driver.put_off = still;
+        for extent in now {
+            self.submit(Job::Release { extent });
+        }
     }
 
     /// Some completions come late, and some are lost until somebody asks again.
@@ -85,6 +131,11 @@ impl World {
                     false => _ = self.driver.pieces.remove(&extent),
                 }
                 self.tell(Event::Completion(Completion::Released { extent, returned: !held }));
+            }
+            Job::LateRelease { extent } => {
+                if self.driver.put_off.remove(&extent) {
+                    self.done(Job::Release { extent });
+                }
             }
             Job::Digest { allocation, spans } => {
                 let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::DigestFails));
@@ -196,6 +247,7 @@ impl World {
             held.contains(id)
         });
         self.driver.awaited.clear();
+        self.driver.put_off.clear();
         self.driver.copies.clear();
         for process in self.processes.values_mut() {
             process.lose_session();

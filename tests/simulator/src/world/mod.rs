@@ -98,6 +98,7 @@ impl World {
             copies: BTreeMap::new(),
             last_content: 0,
             awaited: Default::default(),
+            put_off: Default::default(),
             outside: vec![Bytes::ZERO; scenario.config.devices.len()],
         };
         let mut world = Self {
@@ -258,9 +259,10 @@ impl World {
             Command::CreateExtent { extent, device, tier, size, .. } => {
                 self.submit(Job::Create { extent, device, tier, size });
             }
-            Command::Copy { from, to, bytes } => self.copy(from, to, bytes),
+            Command::Copy { from, to, bytes, shadow: _ } => self.copy(from, to, bytes),
             Command::CancelCopy { to } => self.cancel_copy(to),
-            Command::ReleaseExtent { extent } => self.submit(Job::Release { extent }),
+            Command::ReleaseExtent { extent } => self.release(extent),
+            Command::ReleaseNow { device } => self.release_now(device),
             Command::Digest { allocation, spans } => self.submit(Job::Digest { allocation, spans }),
             Command::Survey { device, clients } => {
                 self.submit(Job::Survey { device, clients: clients.len() });

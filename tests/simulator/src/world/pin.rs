@@ -32,7 +32,8 @@ impl World {
             writes.iter().for_each(|part| self.touch(id, *part, true));
             return self.unpin(pid, &parts);
         }
-        let known: Vec<_> = channel.slots.keys().copied().collect();
+        let unsent = channel.unheld.iter().filter(|part| !channel.slots.contains_key(part));
+        let known: Vec<_> = channel.slots.keys().chain(unsent).copied().collect();
         let count = dice.between(1, 3);
         let mut parts: Vec<PartRef> = (0..count).filter_map(|_| dice.pick(&known).copied()).collect();
         if dice.chance(8) {
@@ -81,10 +82,11 @@ impl World {
         let mut give_back = Vec::new();
         match refusal {
             Some(Refusal::PinStalled { .. }) => give_back = thread.let_go(),
-            Some(Refusal::AllocationNotFound { .. }) => {
+            Some(Refusal::AllocationNotFound { allocation }) => {
                 if let Some(channel) = self.channels.get_mut(&id) {
                     let mapped = &channel.mapped;
                     channel.slots.retain(|part, _| mapped.contains_key(part) || !parts.contains(part));
+                    channel.unheld.retain(|part| part.allocation.to_string() != allocation);
                 }
             }
             Some(_) => {}

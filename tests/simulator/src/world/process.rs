@@ -1,6 +1,6 @@
 //! Client processes and their channels, as they are in truth: the broker knows only what it is told.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use broker_core::{ChannelId, ClientRequest, DaemonFrame, PartRef, Peer, RequestKey, Slot, Time};
 use vramd_types::{AllocationId, ExtentId, SessionId};
@@ -139,6 +139,8 @@ pub(super) struct Channel {
     pub(super) words: Option<Words>,
     /// Parts that the process was sent and has not lost: it may pin them, mapped or not.
     pub(super) slots: BTreeMap<PartRef, Slot>,
+    /// Parts of its unheld memory: it is sent none before it asks.
+    pub(super) unheld: BTreeSet<PartRef>,
     /// What it is to unmap when its pins have ended, and whether it keeps that.
     pub(super) wanted: BTreeMap<PartRef, bool>,
     /// It has said or written what is not so.
@@ -158,6 +160,7 @@ impl Channel {
             working: false,
             words: None,
             slots: BTreeMap::new(),
+            unheld: BTreeSet::new(),
             wanted: BTreeMap::new(),
             lied: false,
         }

@@ -32,6 +32,7 @@ impl World {
         if choice == Choice::Repeat {
             return self.repeat(pid, dice);
         }
+        let pins = self.scenario.seats[process.seat].pins;
         let own: Vec<_> = process.known.iter().filter(|known| known.own).map(|known| known.id).collect();
         let any: Vec<_> = process.known.iter().map(|known: &Known| known.id).collect();
         let choice = match choice {
@@ -62,7 +63,7 @@ impl World {
                 true => one_of(&any, dice),
                 false => self.guess(dice),
             })),
-            _ => ClientRequest::AllocateBatch { items: self.some_specs(dice), wait: some_wait(dice) },
+            _ => ClientRequest::AllocateBatch { items: self.some_specs(pins, dice), wait: some_wait(dice) },
         };
         let key = dice.chance(700).then(|| self.new_key());
         if let (Some(key), Some(process)) = (key, self.processes.get_mut(&pid)) {
@@ -117,7 +118,7 @@ impl World {
         self.recent.get(at).copied().unwrap_or(AllocationId::from_raw(3))
     }
 
-    fn some_specs(&self, dice: &mut Dice) -> Vec<AllocationSpec> {
+    fn some_specs(&self, pins: bool, dice: &mut Dice) -> Vec<AllocationSpec> {
         if dice.chance(15) {
             return overflowing(dice);
         }
@@ -128,10 +129,10 @@ impl World {
             6..10 => 2,
             _ => 1,
         };
-        (0..count).map(|_| self.some_spec(dice)).collect()
+        (0..count).map(|_| self.some_spec(pins, dice)).collect()
     }
 
-    fn some_spec(&self, dice: &mut Dice) -> AllocationSpec {
+    fn some_spec(&self, pins: bool, dice: &mut Dice) -> AllocationSpec {
         let size = match dice.roll(40) {
             0 => Bytes::ZERO,
             1 => Bytes::MAX,
@@ -172,6 +173,13 @@ impl World {
         // What is to be sealed is refused as discardable.
         let plain = kind == Kind::Movable && !persistent && !replace && readers.is_empty();
         let discardable = dice.chance(if plain { 250 } else { 10 });
+        // Who has no pins could never map it, and what is fixed is mapped for life.
+        let unheld = dice.chance(if pins && kind == Kind::Movable { 300 } else { 15 });
+        let (size, part_size) = match dice.roll(4) {
+            // What is discardable lies on its device or nowhere.
+            0 if unheld && !discardable => self.larger_than_device(dice),
+            _ => (size, part_size),
+        };
         AllocationSpec {
             size,
             device,
@@ -186,9 +194,16 @@ impl World {
             part_size,
             replace,
             uninitialized: dice.chance(500),
-            unheld: false,
+            unheld,
             discardable,
         }
+    }
+
+    /// Or nearly: in parts so large that there are slots for most of it.
+    fn larger_than_device(&self, dice: &mut Dice) -> (Bytes, Option<Bytes>) {
+        let device = u32::try_from(self.scenario.config.devices[0].total.get() >> 20).unwrap_or(64);
+        let size = Bytes::mib(device / 2 + dice.small(device + device / 2) + 1);
+        (size, Some(Bytes::mib(dice.one(&[4, 8, 16]))))
     }
 }
 

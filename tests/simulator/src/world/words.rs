@@ -82,6 +82,8 @@ impl Channel {
 
     pub(super) fn map_word(&mut self, part: &MapPart) {
         let (Some(words), Some(slot)) = (&self.words, part.slot) else { return };
+        // Of another that it kept and has lost without a word: that was freed or sealed while it was away.
+        self.slots.retain(|_, of| *of != slot);
         self.slots.insert(part.part, slot);
         let mapped = words.worker.slot(slot.0).map(|word| word.set_mapped(Waiting::default()));
         assert!(self.lied || mapped == Some(Ok(())), "the daemon sent {part:?}: {mapped:?}");

@@ -1,0 +1,171 @@
+//! What whoever counts is told: how waits end, and what of a tenant's memory could leave without being copied.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::time::Duration;
+
+use broker_core::{
+    CallId, ClientFrame, ClientRequest, Notice, OperatorRequest, PartRef, Tier, Time, WaitEnd, Waited,
+};
+use vramd_types::Bytes;
+use world::{
+    Client, World,
+    moving::{empty, evict, fill, tiers},
+    revoking::{answer, part},
+    spec,
+};
+
+/// How waits have ended since the last time, and after how many milliseconds; pins' without what they waited for.
+fn ended(world: &mut World) -> Vec<(Option<Waited>, u64, WaitEnd)> {
+    let now = world.now;
+    let millis = |since: Time| (now.as_micros() - since.as_micros()) / 1000;
+    let end = |notice| match notice {
+        Notice::WaitEnded { what, since, end } => Some((Some(what), millis(since), end)),
+        Notice::PinWaited { since, end, .. } => Some((None, millis(since), end)),
+        _ => None,
+    };
+    world.notices.drain(..).filter_map(end).collect()
+}
+
+/// A device of 8 MiB that another one fills, and a part that is elsewhere.
+fn full() -> (World, Client, PartRef, Client, vramd_types::AllocationId) {
+    let mut world = tiers(8, 32);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = part(world.allocate(a, spec(4)).expect("room"), 0);
+    evict(&mut world, away);
+    let theirs = fill(&mut world, b, spec(8));
+    world.notices.clear();
+    (world, a, away, b, theirs)
+}
+
+fn batch(world: &mut World, client: Client) -> CallId {
+    let wait = Duration::from_secs(1);
+    let call = world.start(client, None, ClientRequest::AllocateBatch { items: vec![spec(4)], wait });
+    world.settle();
+    call
+}
+
+fn waiting(world: &World) -> (usize, usize) {
+    let node = world.broker.node();
+    (node.parts_waiting, node.batches_waiting)
+}
+
+#[test]
+fn who_is_served_has_waited_as_long_as_that_took() {
+    let (mut world, a, away, b, theirs) = full();
+    world.pin_call(a, 1, &[away]);
+    let call = batch(&mut world, a);
+    assert_eq!((waiting(&world), ended(&mut world)), ((1, 1), vec![]));
+    world.advance(500_000);
+    empty(&mut world, b, theirs);
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    assert!(world.replies[&call].is_ok());
+    assert_eq!(waiting(&world), (0, 0));
+    let mut ended = ended(&mut world);
+    ended.sort();
+    let served = |what| (what, 500, WaitEnd::Served);
+    assert_eq!(ended, [served(None), served(Some(Waited::Part)), served(Some(Waited::Batch))]);
+}
+
+#[test]
+fn who_is_not_served_is_told_apart() {
+    let (mut world, a, away, ..) = full();
+    world.pin_call(a, 1, &[away]);
+    batch(&mut world, a);
+    world.advance(1_000_000);
+    world.settle();
+    assert_eq!(ended(&mut world), [(Some(Waited::Batch), 1000, WaitEnd::Refused)]);
+    world.frame(a, ClientFrame::PinEnded { call: 1 });
+    world.settle();
+    let left = |what| (what, 1000, WaitEnd::Left);
+    assert_eq!(ended(&mut world), [left(None), left(Some(Waited::Part))]);
+
+    world.pin_call(a, 2, &[away]);
+    batch(&mut world, a);
+    let waits: Vec<_> = world.broker.waits().into_iter().map(|wait| wait.id).collect();
+    for wait in waits {
+        world.operate(OperatorRequest::CancelWait { wait }).expect("it waits");
+    }
+    assert_eq!(waiting(&world), (0, 0));
+    let cancelled = |what| (Some(what), 0, WaitEnd::Cancelled);
+    assert_eq!(
+        ended(&mut world),
+        [cancelled(Waited::Part), (None, 0, WaitEnd::Refused), cancelled(Waited::Batch)]
+    );
+}
+
+#[test]
+fn a_pin_of_what_is_there_has_waited_for_nothing() {
+    let mut world = tiers(8, 8);
+    let a = world.open_pinning("a");
+    let there = part(world.allocate(a, spec(4)).expect("room"), 0);
+    world.operate(world::revoking::revoke(there.allocation, false)).expect("nobody pins it");
+    world.pin_call(a, 1, &[there]);
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    assert_eq!(ended(&mut world), []);
+}
+
+/// Of the first tenant: clean on the device, and what its parts there have below.
+fn below(world: &World) -> (u64, u64) {
+    let of = |tier| world.broker.quota("a", None, tier).expect("it has one").in_force.expect("it is there");
+    (of(Tier::Device).clean.get() >> 20, of(Tier::Host).backing.get() >> 20)
+}
+
+#[test]
+fn what_came_back_is_clean_until_somebody_says_that_it_was_written() {
+    let mut world = tiers(8, 16);
+    let a = world.open_pinning("a");
+    let [one, other] = [4, 2].map(|mib| part(world.allocate(a, spec(mib)).expect("room"), 0));
+    let come = |world: &mut World, call| {
+        world.pin_call(a, call, &[one, other]);
+        world.settle();
+        world.frame(a, ClientFrame::PinEnded { call });
+        world.settle();
+    };
+    assert_eq!(below(&world), (0, 0), "nothing is below yet");
+    for part in [one, other] {
+        evict(&mut world, part);
+    }
+    assert_eq!(below(&world), (0, 0), "they are below themselves");
+    come(&mut world, 1);
+    assert_eq!(below(&world), (6, 6));
+    world.write(a, one, 1);
+    assert_eq!(below(&world), (6, 6), "nobody has said so yet");
+    world.operate(world::revoking::revoke(one.allocation, false)).expect("nobody pins it");
+    assert_eq!(below(&world), (2, 6));
+    evict(&mut world, other);
+    assert_eq!(below(&world), (0, 4));
+    let moved = world.notices.iter().filter_map(|notice| match notice {
+        Notice::Moved { tier: Tier::Host, copied, bytes, .. } => Some((*bytes, *copied)),
+        _ => None,
+    });
+    let mib = Bytes::mib;
+    assert_eq!(moved.collect::<Vec<_>>(), [(mib(4), true), (mib(2), true), (mib(2), false)]);
+    world.call(a, ClientRequest::FreeBatch(vec![one.allocation])).expect("freed");
+    world.settle();
+    assert_eq!(below(&world), (0, 0));
+    assert_eq!(world.broker.check(), []);
+}
+
+#[test]
+fn what_makes_room_says_for_which_parts() {
+    let mut world = tiers(8, 32);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = [0, 1].map(|_| part(world.allocate(a, spec(2)).expect("room"), 0));
+    for part in away {
+        evict(&mut world, part);
+    }
+    let theirs = [0, 1].map(|_| part(world.allocate(b, spec(4)).expect("room"), 0));
+    world.notices.clear();
+    world.pin_call(a, 1, &away);
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    let moved = world.notices.iter().filter_map(|notice| match notice {
+        Notice::Moved { part, for_parts, .. } => Some((*part, &for_parts[..])),
+        _ => None,
+    });
+    assert_eq!(moved.collect::<Vec<_>>(), [(theirs[0], &away[..]), (away[0], &[]), (away[1], &[])]);
+}

@@ -1,0 +1,118 @@
+//! What is done sooner since somebody waits, and what is told together since nobody has to.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{ClientRequest, Command, Completion, DaemonFrame, Event, Tier, WordsOutcome, limits};
+use vramd_types::Bytes;
+use world::{
+    World, config,
+    moving::{evict, held, mib, parts, tier, tiers, to},
+    revoking::{answer, part},
+    set_quota, spec,
+};
+
+fn patient(device: u32, host: u32) -> World {
+    let mut world = tiers(device, host);
+    world.puts_off = true;
+    world
+}
+
+#[test]
+fn what_nobody_waits_for_may_be_put_off() {
+    let mut world = patient(16, 64);
+    let a = world.open_pinning("a");
+    let part = part(world.allocate(a, spec(4)).expect("room"), 0);
+    evict(&mut world, part);
+    assert_eq!((world.put_off.len(), tier(&world, part)), (1, Tier::Host));
+    assert_eq!(held(&world), mib(4, 4), "it is charged until the driver has it back");
+    world.allocate(a, spec(8)).expect("there is room beside it");
+    assert_eq!(world.put_off.len(), 1);
+}
+
+#[test]
+fn who_waits_for_it_has_it_released() {
+    let mut world = patient(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let evicted = part(world.allocate(a, spec(8)).expect("room"), 0);
+    for part in parts(&world, evicted.allocation) {
+        world.write(a, part, 1);
+    }
+    world.operate(to(evicted.allocation, Tier::Host)).expect("they leave");
+    assert_eq!(world.put_off.len(), 2);
+    world.allocate(b, spec(4)).expect("what was put off is released now");
+    world.pin_call(a, 1, &[evicted]);
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    assert!(world.put_off.is_empty());
+}
+
+#[test]
+fn what_leaves_for_somebody_is_not_put_off() {
+    let mut world = patient(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    for _ in 0..2 {
+        world.allocate(a, spec(4)).expect("room");
+    }
+    for _ in 0..4 {
+        world.allocate(b, spec(4)).expect("somebody's part leaves");
+    }
+    assert_eq!(held(&world), mib(8, 24));
+}
+
+#[test]
+fn who_is_at_its_limit_has_its_own_released() {
+    let mut world = patient(16, 64);
+    world.operate(set_quota("a", 0, 4)).expect("stored");
+    let a = world.open_pinning("a");
+    let first = part(world.allocate(a, spec(4)).expect("room"), 0);
+    evict(&mut world, first);
+    world.allocate(a, spec(4)).expect("the limit counts what is being released until it is");
+}
+
+#[test]
+fn a_guarantee_has_released_what_it_waits_for() {
+    let mut world = patient(8, 64);
+    let a = world.open_pinning("a");
+    let evicted = part(world.allocate(a, spec(4)).expect("room"), 0);
+    world.allocate(a, spec(4)).expect("room");
+    evict(&mut world, evicted);
+    world.operate(set_quota("b", 4, 8)).expect("it is backed by what was put off");
+    assert!(world.put_off.is_empty());
+}
+
+/// As when they all come back from the words in one turn of whoever runs the broker.
+#[test]
+fn parts_that_leave_together_are_told_so_many_at_a_time() {
+    let mut base = config(&[Bytes::mib(1024)]);
+    base.devices[0].host = Bytes::mib(1024);
+    let mut world = World::with(base, Default::default());
+    let a = world.open_pinning("a");
+    let id = world.allocate(a, spec(640)).expect("room");
+    let count = parts(&world, id).len();
+    assert_eq!(count, 160);
+    let call = world.start_operator(None, to(id, Tier::Host));
+    let asked = std::mem::take(&mut world.work);
+    for command in asked {
+        match command {
+            Command::RevokeWords { part, .. } => {
+                let outcome = WordsOutcome::Revoked;
+                let done = Completion::WordsRevoked { part, outcome };
+                world.broker.handle(world.now, Event::Completion(done));
+            }
+            other => world.work.push_back(other),
+        }
+    }
+    world.event(Event::Tick);
+    let frames = world.inboxes[&a.channel].iter().map(|frame| match frame {
+        DaemonFrame::Revoke { parts, .. } => parts.len(),
+        other => panic!("{other:?}"),
+    });
+    let together = limits::REVOKED_TOGETHER;
+    assert_eq!(frames.collect::<Vec<_>>(), [together, together, count - 2 * together]);
+    world.settle();
+    assert!(world.replies[&call].is_ok());
+    assert_eq!(held(&world), mib(0, 640));
+    world.call(a, ClientRequest::FreeBatch(vec![id])).expect("freed");
+}

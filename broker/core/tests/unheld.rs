@@ -1,0 +1,100 @@
+//! Unheld memory: nothing of it is mapped before it is pinned, and it lies where there is room.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::time::Duration;
+
+use broker_core::{AllocationSpec, ClientFrame, ClientRequest, Refusal, Reply, StoredQuotas, Tier};
+use vramd_types::{Bytes, Reason};
+use world::{
+    World, config,
+    moving::{fill, held, mib, tiers},
+    revoking::part,
+    spec,
+};
+
+#[test]
+fn what_nobody_holds_may_be_larger_than_the_device() {
+    let mut world = tiers(8, 64);
+    let client = world.open_pinning("a");
+    let large = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(32) };
+    let id = world.allocate(client, large.clone()).expect("its parts are placed where there is room");
+    let parts: Vec<_> = (0..8).map(|at| part(id, at)).collect();
+    assert!(!parts.iter().any(|part| world.maps(client, *part)), "nothing is mapped");
+    assert_eq!(held(&world), mib(8, 32));
+    for round in 0..2 {
+        for (call, part) in (1..).zip(&parts) {
+            world.pin_call(client, round * 8 + call, &[*part]);
+            world.settle();
+            let seen = world.read(client, *part);
+            assert_eq!(seen, if round == 0 { 0 } else { call }, "zeros at first");
+            world.write(client, *part, call);
+            world.frame(client, ClientFrame::PinEnded { call: round * 8 + call });
+        }
+    }
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.settle();
+    assert_eq!(held(&world), mib(0, 0));
+    let without = world.open("b");
+    assert_eq!(world.allocate(without, large).expect_err("no pins").reason(), Reason::RequestInvalid);
+    let too_large = AllocationSpec { unheld: true, ..spec(66) };
+    let refused = world.allocate(client, too_large).expect_err("more than there is below");
+    assert!(matches!(refused, Refusal::QuotaLimit { tier: Tier::Host, .. }), "{refused:?}");
+}
+
+fn unheld(mib: u32) -> AllocationSpec {
+    AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(mib) }
+}
+
+/// Where the parts of each item of a batch lie.
+fn placed(device: u32, host: u32, items: Vec<AllocationSpec>) -> Vec<Vec<Tier>> {
+    let mut world = tiers(device, host);
+    let client = world.open_pinning("a");
+    let reply = world.call(client, ClientRequest::allocate(items));
+    let Ok(Reply::Allocated(views)) = reply else { panic!("there is room for all of it: {reply:?}") };
+    views.iter().map(|view| view.parts.iter().map(|part| part.tier).collect()).collect()
+}
+
+/// What is not held took the room of the device that its batch had for what is.
+#[test]
+fn what_is_held_has_its_device_first() {
+    let (above, below) = (vec![Tier::Device], vec![Tier::Host; 2]);
+    for items in [vec![unheld(8), spec(4)], vec![spec(4), unheld(8)]] {
+        let is_unheld = items[0].unheld;
+        let mut placed = placed(4, 64, items);
+        if is_unheld {
+            placed.reverse();
+        }
+        assert_eq!(placed, [above.clone(), below.clone()]);
+    }
+}
+
+/// What was set aside for the held part took the room that the other was admitted to.
+#[test]
+fn what_is_not_held_has_its_room_below_first() {
+    let placed = placed(4, 8, vec![spec(4), unheld(8)]);
+    assert_eq!(placed, [vec![Tier::Device], vec![Tier::Host; 2]]);
+}
+
+/// Found by the simulator: it was said to be short of host memory, of which there was enough.
+#[test]
+fn who_is_behind_others_is_told_where() {
+    let mut config = config(&[Bytes::mib(8), Bytes::mib(8)]);
+    config.devices.iter_mut().for_each(|device| device.host = Bytes::mib(64));
+    let uuid = config.devices[1].uuid.clone();
+    let mut world = World::with(config, StoredQuotas::default());
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let on = |device: &str, spec| AllocationSpec { device: Some(device.to_owned()), ..spec };
+    fill(&mut world, a, on("1", spec(4)));
+    let items = vec![on("1", spec(8))];
+    world.start(b, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(60) });
+    world.settle();
+    let both = ClientRequest::allocate(vec![on("0", unheld(8)), on("1", spec(2))]);
+    let refused = world.call(c, both).expect_err("another waits");
+    assert!(
+        matches!(&refused, Refusal::DeviceFull { device, tier: Tier::Device, .. } if *device == uuid),
+        "{refused:?}"
+    );
+}

@@ -1,0 +1,86 @@
+//! Releases while bytes arrive: put off, but not for ever.
+
+use std::{sync::mpsc::RecvTimeoutError, time::Instant};
+
+use vramd_types::{CopyId, HostNode};
+
+use super::*;
+use crate::RELEASE_WITHIN;
+
+const ARRIVES: ExtentId = ExtentId::from_raw(1);
+const FROM: ExtentId = ExtentId::from_raw(2);
+const GOES: ExtentId = ExtentId::from_raw(3);
+
+/// Bytes are on their way into one extent, and stay so while the script tells the fake; another one is released.
+fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>) {
+    let (driver, completions) = opened(fake);
+    let driver = driver.unwrap();
+    for extent in [ARRIVES, GOES] {
+        let kind = ExtentKind::Movable;
+        driver.submit(Submission::Create { extent, device: FIRST, size: GRANULARITY, kind });
+        assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+    }
+    driver.submit(Submission::CreateHost {
+        extent: FROM,
+        node: HostNode(0),
+        size: GRANULARITY,
+        zeroed: true,
+    });
+    assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+    fake.tell(true);
+    let copy = CopyId::from_raw(1);
+    driver.submit(Submission::Copy { copy, from: FROM, to: ARRIVES, size: GRANULARITY });
+    driver.submit(Submission::Release { extent: GOES });
+    (driver, completions)
+}
+
+fn fake() -> Fake {
+    Fake::new().says("hang.cuEventQuery = 1")
+}
+
+fn is_released(completion: &Completion) -> bool {
+    matches!(completion, Completion::Released { extent, returned: true } if *extent == GOES)
+}
+
+#[test]
+fn it_waits_until_somebody_is_in_need_of_it() {
+    let fake = fake();
+    let (driver, completions) = ready(&fake);
+    let early = completions.recv_timeout(RELEASE_WITHIN / 10);
+    assert!(matches!(early, Err(RecvTimeoutError::Timeout)), "{early:?}");
+    driver.submit(Submission::ReleaseNow { device: FIRST });
+    assert!(is_released(&next(&completions)));
+    fake.tell(false);
+    assert!(matches!(next(&completions), Completion::Copied { result: Ok(()), .. }));
+}
+
+#[test]
+fn it_waits_until_nothing_arrives() {
+    let fake = fake();
+    let (_driver, completions) = ready(&fake);
+    fake.tell(false);
+    let both = [next(&completions), next(&completions)];
+    assert!(matches!(both[0], Completion::Copied { result: Ok(()), .. }), "{both:?}");
+    assert!(is_released(&both[1]), "{both:?}");
+}
+
+#[test]
+fn it_waits_so_long_and_no_longer() {
+    let fake = fake();
+    let begun = Instant::now();
+    let (_driver, completions) = ready(&fake);
+    assert!(is_released(&next(&completions)));
+    assert!(begun.elapsed() >= RELEASE_WITHIN);
+    fake.tell(false);
+    assert!(matches!(next(&completions), Completion::Copied { result: Ok(()), .. }));
+}
+
+#[test]
+fn what_waits_is_released_when_the_driver_ends() {
+    let fake = fake();
+    let (driver, completions) = ready(&fake);
+    let ends = std::thread::spawn(move || drop(driver));
+    assert!(is_released(&next(&completions)));
+    fake.tell(false);
+    ends.join().unwrap();
+}

@@ -1,0 +1,122 @@
+//! A part's move that is over, in the words in which it is counted and traced.
+
+use broker_core::{Cause, Notice, PartRef, Tier, Time};
+use vramd_types::{Bytes, DeviceIndex};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EndedMove<'a> {
+    pub(super) part: PartRef,
+    pub(super) tenant: &'a str,
+    pub(super) kind: Kind,
+    pub(super) bytes: Bytes,
+    pub(super) began: Time,
+    /// Why it failed.
+    pub(super) problem: Option<&'a str>,
+    /// Parts that wait for the room that it left.
+    pub(super) for_parts: &'a [PartRef],
+}
+
+/// What is counted apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Kind {
+    pub(super) device: DeviceIndex,
+    /// `in` or `out`, as seen from the device.
+    pub(super) direction: &'static str,
+    pub(super) cause: &'static str,
+    pub(super) outcome: &'static str,
+}
+
+impl Kind {
+    /// How many there are on one device: each way it is moved, failed or stopped, and outwards it may be clean or dropped.
+    pub(super) const ON_DEVICE: usize = 8 * CAUSES.len();
+
+    /// Whether the part is on its device now, and was not.
+    pub(super) fn has_come(&self) -> bool {
+        (self.direction, self.outcome) == ("in", "moved")
+    }
+
+    /// Whether the part is out of its device now.
+    pub(super) fn has_left(&self) -> bool {
+        self.direction == "out" && matches!(self.outcome, "moved" | "clean" | "dropped")
+    }
+}
+
+const CAUSES: [Cause; 3] = [Cause::Demand, Cause::Rebalance, Cause::Operator];
+
+const fn name(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Demand => "demand",
+        Cause::Rebalance => "rebalance",
+        Cause::Operator => "operator",
+    }
+}
+
+impl<'a> EndedMove<'a> {
+    /// If the notice tells of one.
+    pub(super) fn of(notice: &'a Notice) -> Option<Self> {
+        let (outcome, (part, tenant, device, tier, bytes, cause, began)) = match notice {
+            Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, .. } => {
+                // What was dropped comes without a copy too: nothing is left of it.
+                let outcome = if *copied || *tier == Tier::Device { "moved" } else { "clean" };
+                (outcome, (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::Dropped { part, tenant, device, tier, bytes, cause, began, .. } => {
+                ("dropped", (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, .. } => {
+                ("failed", (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began } => {
+                ("stopped", (part, tenant, device, tier, bytes, cause, began))
+            }
+            _ => return None,
+        };
+        let direction = if *tier == Tier::Device { "in" } else { "out" };
+        let kind = Kind { device: *device, direction, cause: name(*cause), outcome };
+        let (problem, for_parts) = match notice {
+            Notice::Moved { for_parts, .. } | Notice::Dropped { for_parts, .. } => (None, &for_parts[..]),
+            Notice::MoveFailed { problem, .. } => (Some(problem.as_str()), &[][..]),
+            _ => (None, &[][..]),
+        };
+        Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::moves::tests::{moved, moved_to, part};
+
+    #[test]
+    fn only_ends_of_moves_are_such() {
+        assert!(EndedMove::of(&Notice::Draining { draining: true }).is_none());
+        let notice = moved("a");
+        let ended = EndedMove::of(&notice).unwrap();
+        assert_eq!((ended.tenant, ended.bytes, ended.began), ("a", Bytes::mib(2), Time::START));
+        assert!(ended.kind.has_left() && !ended.kind.has_come());
+    }
+
+    #[test]
+    fn what_is_dropped_has_left_and_what_is_made_anew_has_come() {
+        let (part, tenant) = (part(0), "a".into());
+        let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
+        let (cause, began, for_parts) = (Cause::Demand, Time::START, vec![part]);
+        let notice = Notice::Dropped { part, tenant, device, tier, bytes, cause, began, for_parts };
+        let ended = EndedMove::of(&notice).unwrap();
+        assert_eq!(
+            (ended.kind.direction, ended.kind.outcome, ended.for_parts),
+            ("out", "dropped", &[part][..])
+        );
+        assert!(ended.kind.has_left() && !ended.kind.has_come());
+        let notice = moved_to(Tier::Device, part, "a", Cause::Demand, false);
+        assert!(EndedMove::of(&notice).unwrap().kind.has_come());
+    }
+
+    #[test]
+    fn each_cause_has_a_name_of_its_own() {
+        let mut names: Vec<_> = CAUSES.into_iter().map(name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), CAUSES.len());
+    }
+}

@@ -1,0 +1,131 @@
+//! Three tenants that together own four times what the daemon may hand out: what nobody uses makes room for who does, and
+//! every byte is where kernels wrote it, whoever dies meanwhile.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use vramd_tests::{Config, Daemon, MIB, MIB_2, Probe, is_root, wait::until};
+
+use crate::bench::Driver;
+
+const TENANTS: [(u32, &str); 3] = [(20_001, "first"), (20_002, "second"), (20_003, "third")];
+/// Longer than any run: who is to be killed does not end by itself.
+const NO_END: Duration = Duration::from_secs(600);
+
+/// How much there is, for how long it is used, and how many moves that makes at least.
+struct Scale {
+    driver: Driver,
+    part: u64,
+    /// Of each client.
+    parts: u64,
+    span: Duration,
+    moves_min: f64,
+}
+
+/// Those who stay, one for each tenant, take turns at what there is, while others of the same tenants come, use as much, and
+/// are killed wherever they are.
+pub(super) fn three_tenants(driver: Driver, quick: bool) -> Value {
+    let scale = Scale::new(driver, quick);
+    let daemon = Daemon::start(&scale.config());
+    let mut who_stay: Vec<_> =
+        TENANTS.iter().map(|(uid, _)| scale.client(&daemon, *uid, scale.span)).collect();
+    let (begun, mut killed) = (Instant::now(), 0_u64);
+    for (uid, _) in TENANTS.iter().cycle() {
+        kill_one(&scale, &daemon, *uid);
+        killed += 1;
+        if begun.elapsed() > scale.span * 3 / 4 {
+            break;
+        }
+    }
+    // It ends with an error where a byte is not what it wrote.
+    let told: Vec<_> = who_stay.iter_mut().map(|client| client.listen("its turns")).collect();
+    who_stay.into_iter().for_each(Probe::leave);
+    daemon.drains();
+    let books = daemon.books();
+    assert_eq!(books.node.invariant_violations, 0, "{books:?}");
+    let moves = moved(&daemon);
+    assert!(moves >= scale.moves_min, "{moves} moves for {told:?}");
+    assert!(daemon.stop().0.success(), "the daemon ends well");
+    json!({
+        "tenants": if is_root() { TENANTS.len() } else { 1 },
+        "device_bytes": scale.device(), "capacity_bytes": books.devices[0].capacity_bytes,
+        "bytes_of_each_client": scale.owned(), "clients": told, "killed": killed, "moves": moves,
+    })
+}
+
+/// Has one more client begin, and ends it in the middle of what it does.
+#[track_caller]
+fn kill_one(scale: &Scale, daemon: &Daemon, uid: u32) {
+    let client = scale.client(daemon, uid, NO_END);
+    let pid = client.pid();
+    until("it has memory and uses it", || {
+        let mut sessions = daemon.books().sessions.into_iter();
+        sessions.any(|session| session.pid == pid && session.mapped_bytes > 0)
+    });
+    let held = daemon.books().held();
+    assert!(held <= scale.device(), "{held} bytes are handed out, and {} are there", scale.device());
+    client.kill();
+    until("it is gone", || daemon.books().sessions.iter().all(|session| session.pid != pid));
+}
+
+/// How many parts have come where they were to go, by what the daemon counts.
+#[track_caller]
+fn moved(daemon: &Daemon) -> f64 {
+    let scrape = daemon.metrics();
+    let done = |line: &&str| line.starts_with("vramd_migrations_total{") && line.contains("\"moved\"");
+    scrape.lines().filter(done).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+impl Scale {
+    fn new(driver: Driver, quick: bool) -> Self {
+        let (part, parts) = match driver {
+            Driver::Cuda => (64 * MIB, 64),
+            Driver::Sim => (MIB_2, 12),
+        };
+        let (seconds, moves_min) = match (driver, quick) {
+            (Driver::Cuda, false) => (30, 2_000.0),
+            (Driver::Cuda, true) => (8, 400.0),
+            (Driver::Sim, false) => (12, 100.0),
+            (Driver::Sim, true) => (5, 50.0),
+        };
+        Self { driver, part, parts, span: Duration::from_secs(seconds), moves_min }
+    }
+
+    fn owned(&self) -> u64 {
+        self.parts * self.part
+    }
+
+    /// A fourth of what those own who stay.
+    fn device(&self) -> u64 {
+        self.owned() * TENANTS.len() as u64 / 4
+    }
+
+    /// For those who stay, for one beside them, and for what the driver has not given back yet of the one before.
+    fn host(&self) -> u64 {
+        self.owned() * (TENANTS.len() as u64 + 2)
+    }
+
+    fn config(&self) -> Config {
+        let config = match self.driver {
+            Driver::Cuda => {
+                // What is kept for contexts is taken from the share too.
+                let reserve = Daemon::start(&Config::cuda()).books().devices[0].context_reserve_bytes;
+                Config::cuda().memory(&format!("device_share = \"{}\"", self.device() + reserve))
+            }
+            Driver::Sim => Config::devices(&[&self.device().to_string()]),
+        };
+        let config =
+            config.memory(&format!("part_size = \"{}\"\nhost_size = \"{}\"", self.part, self.host()));
+        let config = config.telemetry("prometheus_listen = \"127.0.0.1:0\"");
+        TENANTS.iter().fold(config, |config, (uid, tenant)| config.tenant(*uid, tenant))
+    }
+
+    /// A process of that user, where the suite may become somebody else.
+    #[track_caller]
+    fn client(&self, daemon: &Daemon, uid: u32, span: Duration) -> Probe {
+        let words =
+            format!("turner {} {} {} {}", self.driver.name(), self.parts, self.part, span.as_millis());
+        let words: Vec<_> = words.split(' ').collect();
+        Probe::start_program("gpu-suite", &words, &daemon.sockets(), is_root().then_some(uid))
+    }
+}

@@ -1,0 +1,50 @@
+//! What writes to pinned memory and looks at it: kernels, or the processor where the device is simulated.
+
+use std::ops::Range;
+
+use anyhow::{Context as _, Result};
+use vramd_client::Pinned;
+
+use crate::{bench::Driver, content, cuda::Gpu};
+
+pub(crate) enum Eye {
+    Gpu(Gpu),
+    Cpu,
+}
+
+impl Eye {
+    pub(crate) fn open(driver: Driver) -> Result<Self> {
+        Ok(match driver {
+            Driver::Cuda => Self::Gpu(Gpu::open(None)?),
+            Driver::Sim => Self::Cpu,
+        })
+    }
+
+    /// Writes the content of that seed to a range of what is pinned.
+    pub(crate) fn fill(&self, pinned: &mut Pinned, range: Range<u64>, seed: u64) -> Result<()> {
+        match self {
+            Self::Gpu(gpu) => {
+                gpu.fill(pinned.as_device_ptr() + range.start, range.end - range.start, seed)?;
+            }
+            Self::Cpu => {
+                let all = pinned.as_mut_slice()?;
+                content::write(seed, all.get_mut(indexes(range)?).context("more than is pinned")?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The sum of what is there, as [`content::sum`] has it.
+    pub(crate) fn sum(&self, pinned: &Pinned, range: Range<u64>) -> Result<u64> {
+        Ok(match self {
+            Self::Gpu(gpu) => gpu.sum(pinned.as_device_ptr() + range.start, range.end - range.start)?,
+            Self::Cpu => {
+                content::sum_of(pinned.as_slice()?.get(indexes(range)?).context("more than is pinned")?)
+            }
+        })
+    }
+}
+
+fn indexes(range: Range<u64>) -> Result<Range<usize>> {
+    Ok(usize::try_from(range.start)?..usize::try_from(range.end)?)
+}

@@ -1,0 +1,67 @@
+//! Unheld memory: its owner is sent what it pins, so its parts may begin below their device where that is full. What a batch
+//! asks below is its own before others of it have anything set aside there.
+
+use broker_core::{
+    Broker, PartRef,
+    invariants::{CALLS, DEVICES},
+};
+use vramd_types::{AllocationId, ExtentId};
+
+use super::{Oracle, facts::Tenant};
+
+impl Oracle {
+    /// Memory for a new part is made below its device: only while others wait there, or where it would not be admitted. What a
+    /// batch of the line finds there is not known here.
+    pub(super) fn is_rightly_below(&mut self, id: ExtentId, owner: Tenant, device: usize, size: u64) {
+        let in_line = !self.facts.waits.is_empty() || self.step.room_for.is_some();
+        let rightly = in_line || !self.would_admit(owner, device, size);
+        self.expect(DEVICES, rightly, || format!("{id} is made below device {device}, where there is room"));
+    }
+
+    /// Whether it may be made below its device. What is discardable never lies there.
+    pub(super) fn is_lazy(part: PartRef, broker: &Broker) -> bool {
+        broker.is_unheld(part.allocation) && !Self::is_discardable(part, broker)
+    }
+
+    /// A new part lies on its device. What is held has bytes set aside once all of its batch is ordered; what is discardable
+    /// needs none.
+    pub(super) fn lies_above(
+        &mut self,
+        part: PartRef,
+        (owner, device, size): (Tenant, usize, u64),
+        broker: &Broker,
+    ) {
+        let discardable = Self::is_discardable(part, broker);
+        match discardable || Self::is_lazy(part, broker) {
+            true => self.set_aside(part, (owner, discardable), device, size),
+            false => self.step.to_set_aside.push((part, (owner, device, size))),
+        }
+    }
+
+    /// All of a batch is ordered.
+    pub(super) fn batch_is_ordered(&mut self) {
+        for (part, (owner, device, size)) in std::mem::take(&mut self.step.to_set_aside) {
+            self.set_aside(part, (owner, false), device, size);
+        }
+    }
+
+    /// In which extents the parts are: nothing is sent that would say so.
+    pub(super) fn learn_where_unheld(&mut self, id: AllocationId, broker: &Broker) {
+        let Some(unheld) = self.facts.allocations.get(&id).map(|it| it.unheld) else { return };
+        let is = broker.is_unheld(id);
+        self.expect(CALLS, is == unheld, || format!("{id} is asked with unheld {unheld}, and has {is}"));
+        if !unheld {
+            return;
+        }
+        let made = |extent: &ExtentId| broker.made_for(*extent).filter(|part| part.allocation == id);
+        let made: Vec<_> = self.facts.extents.keys().filter_map(|it| Some((*it, made(it)?))).collect();
+        for (extent, part) in made {
+            if let Some(allocation) = self.facts.allocations.get_mut(&id) {
+                allocation.parts.insert(part.part.0, extent);
+            }
+            if let Some(facts) = self.facts.extents.get_mut(&extent) {
+                facts.part = Some(part);
+            }
+        }
+    }
+}
