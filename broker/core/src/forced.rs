@@ -55,7 +55,6 @@ impl Broker {
                     state: from,
                     made: true,
                     clean: false,
-                    shadow: false,
                     vacated: true,
                     room_for: None,
                     stopped: None,

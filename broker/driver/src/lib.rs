@@ -56,8 +56,9 @@ pub enum ExtentKind {
 /// For how long a release may be put off.
 pub const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy) and [`ReleaseNow`](Self::ReleaseNow), is answered by exactly one
-/// [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any order.
+/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy) and [`ReleaseNow`](Self::ReleaseNow), is
+/// answered by exactly one [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any
+/// order.
 #[derive(Debug)]
 pub enum Submission {
     /// Makes an extent of zeroed memory. The id is new; the size is a multiple of 2 MiB.

@@ -54,30 +54,25 @@ const fn name(cause: Cause) -> &'static str {
 impl<'a> EndedMove<'a> {
     /// If the notice tells of one.
     pub(super) fn of(notice: &'a Notice) -> Option<Self> {
-        let (outcome, (part, tenant, device, tier, bytes, cause, began)) = match notice {
-            Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, .. } => {
+        let (outcome, problem, for_parts, (part, tenant, device, tier, bytes, cause, began)) = match notice {
+            Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts } => {
                 // What was dropped comes without a copy too: nothing is left of it.
                 let outcome = if *copied || *tier == Tier::Device { "moved" } else { "clean" };
-                (outcome, (part, tenant, device, tier, bytes, cause, began))
+                (outcome, None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
             }
-            Notice::Dropped { part, tenant, device, tier, bytes, cause, began, .. } => {
-                ("dropped", (part, tenant, device, tier, bytes, cause, began))
+            Notice::Dropped { part, tenant, device, tier, bytes, cause, began, for_parts } => {
+                ("dropped", None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
             }
-            Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, .. } => {
-                ("failed", (part, tenant, device, tier, bytes, cause, began))
+            Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem } => {
+                ("failed", Some(problem.as_str()), &[][..], (part, tenant, device, tier, bytes, cause, began))
             }
             Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began } => {
-                ("stopped", (part, tenant, device, tier, bytes, cause, began))
+                ("stopped", None, &[][..], (part, tenant, device, tier, bytes, cause, began))
             }
             _ => return None,
         };
         let direction = if *tier == Tier::Device { "in" } else { "out" };
         let kind = Kind { device: *device, direction, cause: name(*cause), outcome };
-        let (problem, for_parts) = match notice {
-            Notice::Moved { for_parts, .. } | Notice::Dropped { for_parts, .. } => (None, &for_parts[..]),
-            Notice::MoveFailed { problem, .. } => (Some(problem.as_str()), &[][..]),
-            _ => (None, &[][..]),
-        };
         Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts })
     }
 }

@@ -114,6 +114,8 @@ fn who_gives_up_waiting_leaves_nothing_behind() {
     let call = session.pin(vec![part(id, 0)]);
     until("it waits for room", || daemon.books().devices[0].awaited_part_count == 1);
     session.pin_ended(call);
+    // The channel is another way than that of calls: else there may be room before it is heard.
+    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
     other.free(theirs);
     until_held(&daemon, 0, 4);
     // By the death of its process too.

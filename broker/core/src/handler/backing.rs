@@ -131,11 +131,6 @@ impl Broker {
         matches!(self.backings.get(&part), Some(Backing::Kept { extent, .. }) if *extent == id)
     }
 
-    /// Whether what it has below should hold what it holds.
-    pub(crate) fn has_shadow(&self, part: PartRef) -> bool {
-        matches!(self.backings.get(&part), Some(Backing::Kept { clean: true, .. }))
-    }
-
     /// Somebody has written the part, or may have: what was copied of it is old.
     pub(crate) fn was_written(&mut self, part: PartRef) {
         // Sealed memory is never written: who says so is mistaken. What may be lost is never copied.
@@ -148,7 +143,7 @@ impl Broker {
         }
         self.backings.soil(&part);
         if let Some(migration) = self.migrations.get_mut(&part) {
-            (migration.clean, migration.shadow) = (false, false);
+            migration.clean = false;
         }
     }
 

@@ -181,7 +181,6 @@ impl Broker {
         let place = Place { device, tier: towards };
         // What was given up is not copied over what its memory held before.
         let order = Order { place, size, part, kind, zeroed: discardable };
-        let shadow = self.config.check_shadows && self.has_shadow(part);
         let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
@@ -220,8 +219,7 @@ impl Broker {
             since: self.now,
             state: MigrationState::Preparing,
             made: self.is_live(to),
-            clean: clean && !shadow,
-            shadow,
+            clean,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
             room_for: None,
@@ -292,12 +290,14 @@ impl Broker {
 
     fn copy_if_ready(&mut self, part: PartRef) {
         let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
-        let Some((to, shadow)) = self.migrations.get(&part).filter(ready).map(|it| (it.to, it.shadow)) else {
-            return;
-        };
+        let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
+        let (to, clean, is_new) =
+            (migration.to, migration.clean, migration.state == MigrationState::Preparing);
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
-        if self.migrations.get(&part).is_some_and(|it| it.clean && it.state == MigrationState::Preparing) {
+        // What is discardable has none: it is dropped, or made anew.
+        let shadow = clean && self.config.check_shadows && !allocation.discardable;
+        if clean && !shadow && is_new {
             return self.migration_step(part, MigrationEvent::Clean, None);
         }
         let size = allocation.size_of(part.part);
@@ -357,8 +357,7 @@ impl Broker {
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
         let Some(migration) = self.migrations.remove(&part) else { return };
-        let Migration { to, towards, cause, since, state, clean, shadow, room_for, stopped, ops, .. } =
-            migration;
+        let Migration { to, towards, cause, since, state, clean, room_for, stopped, ops, .. } = migration;
         let left = match arrived {
             true => self.arrive(part, to),
             false => to,
@@ -377,7 +376,7 @@ impl Broker {
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
-                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean || shadow };
+                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean };
                 self.keep(part, left, clean);
                 self.unsettled.demands = true;
             }

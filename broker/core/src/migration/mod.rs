@@ -42,10 +42,8 @@ pub(crate) struct Migration {
     pub(crate) state: MigrationState,
     /// The destination has been made.
     pub(crate) made: bool,
-    /// The destination holds what the part holds: it need not be copied.
+    /// The destination holds what the part holds, or should where that is checked first: it need not be copied.
     pub(crate) clean: bool,
-    /// It should, and that is checked: they are compared before it is copied.
-    pub(crate) shadow: bool,
     /// Nobody maps the part, and nobody will until this is over.
     pub(crate) vacated: bool,
     /// When who needs its room came.

@@ -64,8 +64,8 @@ pub(super) struct Onward {
 
 /// Until nobody can send any more.
 pub(super) fn run(state: &State, looks: &Receiver<Look>, onward: &Onward) {
-    let mut looker = Looker { state, onward, surveys: Surveys::of(state), put_off: PutOffs::default() };
-    looker.put_off.extend(state.devices.iter().map(|_| PutOff::new()));
+    let put_off = state.devices.iter().map(|_| PutOff::new()).collect();
+    let mut looker = Looker { state, onward, surveys: Surveys::of(state), put_off };
     loop {
         match next(looks, looker.due()) {
             Ok(first) => looker.serve(iter::once(first).chain(looks.try_iter()).collect()),
@@ -76,14 +76,12 @@ pub(super) fn run(state: &State, looks: &Receiver<Look>, onward: &Onward) {
     }
 }
 
-/// By device.
-type PutOffs = Vec<PutOff<Release>>;
-
 struct Looker<'a> {
     state: &'a State,
     onward: &'a Onward,
     surveys: Surveys,
-    put_off: PutOffs,
+    /// By device.
+    put_off: Vec<PutOff<Release>>,
 }
 
 /// What was asked for, or a timeout once we have to look by ourselves.
@@ -104,7 +102,9 @@ impl Looker<'_> {
             match *look {
                 Look::Release { extent } => self.begin_release(extent),
                 Look::ReleaseNow { device } => {
-                    self.put_off.get_mut(usize::from(device.0)).map(PutOff::hurry).unwrap_or_default();
+                    if let Some(put_off) = self.put_off.get_mut(usize::from(device.0)) {
+                        put_off.hurry();
+                    }
                 }
                 Look::Survey { .. } | Look::Answer(_) => {}
             }

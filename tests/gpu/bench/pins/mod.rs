@@ -30,7 +30,7 @@ pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bo
     let daemon = Daemon::start(&Config::cuda().log_level("info"));
     let mut report = json!({
         "machine": machine::facts(&Witness::new()?)?,
-        "configuration": "the default one, and log_level debug",
+        "configuration": "the default one",
     });
     let mut good = true;
     type Question = fn(&Daemon, bool, &mut Value) -> Result<()>;
