@@ -547,7 +547,7 @@ impl Broker {
         }
         self.command(Command::ReleaseExtent { extent: id });
         self.note_leaving(id);
-        self.hasten_if_waited_for(id);
+        self.hasten_if_waited_for(&[id]);
         if planted!(self, DoubleFree) {
             self.command(Command::ReleaseExtent { extent: id });
         }
