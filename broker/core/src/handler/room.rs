@@ -330,8 +330,8 @@ impl Broker {
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
             && self.backings.contains(&part)
-            // It may just have come for who has not been sent it yet.
-            && self.pins.first_lacking(part).is_none_or(|first| first > came)
+            // It may just have come for who has not been sent it yet: if it left again at once, this could go on for ever.
+            && self.pins.lacking(part).next().is_none()
             && (!self.held_by_hand.contains(&part) || planted!(self, EvictedThoughHeld))
             && matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
     }
