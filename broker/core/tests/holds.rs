@@ -75,6 +75,32 @@ fn who_waits_has_the_room_of_what_is_let_go() {
     assert_eq!(tier(&world, part), Tier::Host);
 }
 
+/// While some of its own could leave for it, who waits is short of room, and so is who comes after it. Once that is held it
+/// is at its limit, which keeps nobody else waiting.
+#[test]
+fn whom_nothing_helps_any_more_is_passed_by() {
+    let mut world = tiers(16, 64);
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let [own, own_used] = [1, 2].map(|content| one(&mut world, a, content));
+    let [theirs, theirs_used] = [3, 4].map(|content| one(&mut world, b, content));
+    world.pin_call(a, 1, &[own_used]);
+    world.pin_call(b, 1, &[theirs_used]);
+    let mut waits = |client, mib| {
+        let wait = Duration::from_secs(60);
+        let request = ClientRequest::AllocateBatch { items: vec![spec(mib)], wait };
+        let call = world.start(client, None, request);
+        world.settle();
+        assert!(!world.replies.contains_key(&call), "{mib} MiB are not there");
+        call
+    };
+    let (first, second) = (waits(a, 12), waits(c, 4));
+    assert_eq!([own, theirs].map(|part| tier(&world, part)), [Tier::Device; 2], "it would not be enough");
+    set(&mut world, own, true);
+    assert!(world.replies[&second].is_ok());
+    assert!(!world.replies.contains_key(&first));
+    assert_eq!([own, theirs].map(|part| tier(&world, part)), [Tier::Device, Tier::Host]);
+}
+
 #[test]
 fn a_limit_below_what_is_held_is_reached_once_it_is_let_go() {
     let mut world = tiers(8, 64);
