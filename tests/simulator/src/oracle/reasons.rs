@@ -56,6 +56,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::Draining,
                 R::AllocationNotFound,
                 R::NameInvalid,
+                R::RequestInvalid,
                 R::NotSealed,
                 R::DeviceNotVisible,
                 R::StillMapped,
