@@ -70,6 +70,9 @@ impl Moves {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, .. } => {
                 (Change::Moved, "", (part, tenant, device, tier, bytes, cause, began))
             }
+            Notice::Dropped { part, tenant, device, tier, bytes, cause, began, .. } => {
+                (Change::Dropped, "", (part, tenant, device, tier, bytes, cause, began))
+            }
             Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem } => {
                 (Change::Failed, problem.as_str(), (part, tenant, device, tier, bytes, cause, began))
             }

@@ -94,10 +94,10 @@ impl Client {
     #[pyo3(
         signature = (
             size, *, name = None, device = None, lifetime = "session", readers = Vec::new(), part_size = None,
-            replace = false, uninitialized = false, unheld = false, wait = 0.0
+            replace = false, uninitialized = false, unheld = false, discardable = false, wait = 0.0
         ),
         text_signature = "($self, size, *, name=None, device=None, lifetime='session', readers=(), part_size=None, \
-                          replace=False, uninitialized=False, unheld=False, wait=0.0)"
+                          replace=False, uninitialized=False, unheld=False, discardable=False, wait=0.0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
     fn allocate(
@@ -112,6 +112,7 @@ impl Client {
         replace: bool,
         uninitialized: bool,
         unheld: bool,
+        discardable: bool,
         wait: f64,
     ) -> PyResult<Py<Allocation>> {
         let mut request = AllocationRequest::new(size.0).replace(replace).wait(arguments::wait(wait)?);
@@ -136,12 +137,20 @@ impl Client {
         if unheld {
             request = request.unheld();
         }
+        if discardable {
+            request = request.discardable();
+        }
         let shared = self.claim(py, |sdk| sdk.allocate(request).map(Handle::Open))?;
         Allocation::create(py, shared)
     }
 
-    fn attach(&self, py: Python<'_>, name_or_id: Name) -> PyResult<Py<Sealed>> {
-        let shared = self.claim(py, |sdk| sdk.attach(name_or_id).map(Handle::Sealed))?;
+    #[pyo3(signature = (name_or_id, *, unheld = false))]
+    fn attach(&self, py: Python<'_>, name_or_id: Name, unheld: bool) -> PyResult<Py<Sealed>> {
+        let attach = |sdk: &vramd_client::Client| match unheld {
+            true => sdk.attach_unheld(name_or_id),
+            false => sdk.attach(name_or_id),
+        };
+        let shared = self.claim(py, |sdk| attach(sdk).map(Handle::Sealed))?;
         Sealed::create(py, shared)
     }
 

@@ -50,6 +50,11 @@ impl Pin {
     }
 
     #[getter]
+    fn losses(&self) -> PyResult<u64> {
+        Ok(self.look(View::losses)?)
+    }
+
+    #[getter]
     fn is_released(&self) -> bool {
         self.lock().is_none()
     }

@@ -40,6 +40,11 @@ impl View {
         self.pins.first().map_or(Access::Read, Pinned::access)
     }
 
+    /// How often the content of any part was given up.
+    pub(crate) fn losses(&self) -> u64 {
+        self.pins.iter().map(Pinned::losses).sum()
+    }
+
     /// Unpins once the CUDA streams have done what was launched on them so far; what comes back with the error pins yet.
     pub(crate) fn unpin_after(mut self, streams: &[u64]) -> Result<(), Box<(Self, Error)>> {
         while let Some(pinned) = self.pins.pop() {

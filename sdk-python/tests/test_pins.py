@@ -194,6 +194,20 @@ def test_what_is_unheld_comes_when_it_is_used(client: vramd.Client) -> None:
     sealed.free()
 
 
+def test_what_is_attached_unheld_comes_when_it_is_used(daemon: Daemon, client: vramd.Client) -> None:
+    weights = client.allocate(MIB, name="unheld-weights", lifetime="persistent")
+    weights.copy_from(b"kept")
+    sealed = weights.seal()
+    with daemon.connect("reader") as reader:
+        attached = reader.attach("unheld-weights", unheld=True)
+        assert (attached.is_held, attached.is_mapped, attached.device_ptr) == (False, False, 0)
+        assert attached.copy_to(0, 4) == b"kept"
+        attached.hold()
+        assert attached.is_mapped and bytes(memoryview(attached)[:4]) == b"kept"
+        attached.detach()
+    sealed.free()
+
+
 def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "8MiB"\n')
     with daemon.connect("test") as client:
@@ -230,6 +244,27 @@ def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
         assert [error.wait for error in refused] == [number]
         other.free()
         assert memory.copy_to(0, 4) == b"kept"
+        memory.free()
+
+
+def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
+    daemon = start(memory="4MiB", more='[memory]\nhost_size = "2MiB"\n')
+    with daemon.connect("test") as client:
+        memory = client.allocate("4MiB", part_size="2MiB", discardable=True)
+        memory.copy_from(b"made")
+        memory.unhold()
+        with memory.pin() as pin:
+            assert pin.losses == 0
+        told = json.loads(vramctl(daemon, "alloc", "evict", f"a-{memory.id}", "--part", "0", "--json"))
+        assert told["parts"][0]["outcome"] == "moved"
+        pin = memory.pin(write=True)
+        assert pin.losses == 1
+        pin.release()
+        with pytest.raises(vramd.HandleClosed):
+            _ = pin.losses
+        assert memory.copy_to(0, 4) == b"\0\0\0\0"
+        with pytest.raises(vramd.Unsupported):
+            memory.seal()
         memory.free()
 
 

@@ -32,6 +32,7 @@ def look(memory: vramd.Memory) -> None:
     with memory.pin(write=True) as pin:
         assert_type(pin, vramd.Pin)
         pin.unpin_after(pin.device_ptr)
+        assert_type(pin.losses, int)
     print(view[0], array[0], np.from_dlpack(tensor), memory.copy_to(0, 4))
 
 

@@ -134,6 +134,12 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.move_parts(request).await })
     }
 
+    /// Holds parts of an allocation on their device, or lets them go.
+    pub fn hold_parts(&self, mut request: v1::HoldPartsRequest) -> Result<v1::HoldPartsResponse> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.hold_parts(request).await })
+    }
+
     /// Who waits for room on a device, in the order of asking: of one tenant, or of all if it is empty.
     pub fn waits(&self, tenant: &str) -> Result<Vec<v1::Wait>> {
         pages(|page_token| {

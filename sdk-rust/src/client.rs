@@ -76,12 +76,18 @@ impl Client {
 
     /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`.
     pub fn attach(&self, target: impl Into<Target>) -> Result<Sealed> {
-        self.claim_attached(target.into(), AllocationKind::Movable).map(Sealed::new)
+        self.claim_attached(target.into(), AllocationKind::Movable, false).map(Sealed::new)
+    }
+
+    /// Attaches a sealed allocation of which nothing is mapped until it is pinned: what is larger than the device is read by pins
+    /// of some parts at a time ([`Sealed::pin_parts`]), or copied out. Where the program itself maps, all of it comes at once.
+    pub fn attach_unheld(&self, target: impl Into<Target>) -> Result<Sealed> {
+        self.claim_attached(target.into(), AllocationKind::Movable, true).map(Sealed::new)
     }
 
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
     pub fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
-        self.claim_attached(target.into(), AllocationKind::Fixed).map(Allocation::new)
+        self.claim_attached(target.into(), AllocationKind::Fixed, false).map(Allocation::new)
     }
 
     /// Pins several allocations together, all or none, so that two programs which need the same ones do not each wait for
@@ -159,8 +165,13 @@ impl Client {
         now(operations::claim_new(Face::Blocking, &self.session, requests))
     }
 
-    pub(crate) fn claim_attached(&self, target: Target, kind: AllocationKind) -> Result<Handle> {
-        now(operations::claim_attached(Face::Blocking, &self.session, target, kind))
+    pub(crate) fn claim_attached(
+        &self,
+        target: Target,
+        kind: AllocationKind,
+        unheld: bool,
+    ) -> Result<Handle> {
+        now(operations::claim_attached(Face::Blocking, &self.session, target, kind, unheld))
     }
 }
 

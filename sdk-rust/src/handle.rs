@@ -69,7 +69,7 @@ impl Handle {
 
     /// The handle holds nothing, and nothing is sent before it is asked for.
     pub(crate) fn begin_unheld(&self) {
-        self.session.table().begin_unheld(self.info.id);
+        self.session.table().begin_unheld(self.info.id, self.info.state != AllocationState::Sealed);
         self.place_anchor();
     }
 

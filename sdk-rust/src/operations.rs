@@ -28,8 +28,8 @@ enum Beginning {
 }
 
 impl Beginning {
-    fn of(request: &AllocationRequest, pins: bool) -> Self {
-        match (request.spec.unheld, pins) {
+    fn of(unheld: bool, pins: bool) -> Self {
+        match (unheld, pins) {
             (false, _) => Self::Held,
             (true, false) => Self::LetGo,
             (true, true) => Self::Unheld,
@@ -66,7 +66,8 @@ pub(crate) async fn claim_new(
     face.flush(session, deadline).await?;
     // Who can't pin is sent everything.
     let pins = session.table().is_asked_for_pins();
-    let beginnings: Vec<_> = requests.iter().map(|request| Beginning::of(request, pins)).collect();
+    let beginnings: Vec<_> =
+        requests.iter().map(|request| Beginning::of(request.spec.unheld, pins)).collect();
     let request_id = requests.first().and_then(|request| request.request_id);
     let request = v1::AllocateBatchRequest {
         session_id: session.id().get(),
@@ -125,11 +126,14 @@ pub(crate) async fn claim_attached(
     session: &ProcessBound<Session>,
     target: Target,
     kind: AllocationKind,
+    unheld: bool,
 ) -> Result<Handle> {
     use v1::attach_request::Target as Wire;
     check_home(session)?;
     let deadline = session.deadline();
     face.flush(session, deadline).await?;
+    // Who can't pin is sent everything.
+    let beginning = Beginning::of(unheld, session.table().is_asked_for_pins());
     let target = match target {
         Target::Id(id) => Wire::AllocationId(id.get()),
         Target::Name(name) => Wire::Name(name),
@@ -138,6 +142,7 @@ pub(crate) async fn claim_attached(
         session_id: session.id().get(),
         request_id: RequestId::random().to_vec(),
         target: Some(target),
+        unheld: beginning == Beginning::Unheld,
     };
     let _expecting = session.table().expect();
     let _seat = face.sit(session);
@@ -165,7 +170,7 @@ pub(crate) async fn claim_attached(
         drop(Handle::claim(session, info, Parting::Detach));
         return Err(refusal);
     }
-    let mut handles = claim(face, session, vec![info], &[Beginning::Held], Parting::Detach, deadline).await?;
+    let mut handles = claim(face, session, vec![info], &[beginning], Parting::Detach, deadline).await?;
     handles.pop().ok_or_else(|| missing("allocation"))
 }
 

@@ -57,7 +57,7 @@ impl RawClient {
 
     /// Attaches a sealed allocation, and waits until all parts have come: to be mapped read-only.
     pub fn attach(&self, target: impl Into<Target>) -> Result<RawAllocation> {
-        RawAllocation::new(self.client.claim_attached(target.into(), AllocationKind::Movable)?)
+        RawAllocation::new(self.client.claim_attached(target.into(), AllocationKind::Movable, false)?)
     }
 }
 

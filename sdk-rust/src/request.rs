@@ -94,6 +94,15 @@ impl AllocationRequest {
         self
     }
 
+    /// What can be made again: where somebody needs the room, a part of it that nobody pins is dropped, not copied, and needs no
+    /// bytes in the tier below. Who pins it then gets new memory, and sees that by [`crate::Pinned::losses`]. It can't be
+    /// sealed, and as long as its handle holds it nothing of it is dropped ([`crate::Allocation::unhold`]).
+    #[must_use]
+    pub fn discardable(mut self) -> Self {
+        self.spec.discardable = true;
+        self
+    }
+
     /// Where there is no room for it, waits so long for some, in the order of asking; then it is refused as it would have been
     /// at once. The call may take that much longer than the client's request timeout. In a batch the longest counts for the
     /// whole. The daemon refuses what is not shorter than it lets any call take.

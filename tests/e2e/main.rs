@@ -8,6 +8,7 @@ mod benchmarks;
 mod channel;
 mod daemon;
 mod descriptors;
+mod discardable;
 mod faults;
 mod guide_rust;
 mod guides;

@@ -3,6 +3,7 @@
 
 mod clients;
 mod faults;
+mod holds;
 mod operators;
 pub(super) mod pins;
 mod shadows;

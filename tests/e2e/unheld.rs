@@ -95,6 +95,91 @@ fn who_maps_by_itself_is_sent_all_of_it() {
     daemon.drains();
 }
 
+/// A device of four parts, and what has eight.
+fn small_device() -> Daemon {
+    Daemon::start(&Config::devices(&["32MiB"]).memory("host_size = \"64MiB\"").memory("harvest_ms = 5"))
+}
+
+const LARGE: u64 = 64 * MIB;
+const LARGE_PART: u64 = 8 * MIB;
+
+fn seal_large(client: &Client, written: &[u8]) -> String {
+    let request = AllocationRequest::new(Bytes::new(LARGE)).part_size(Bytes::new(LARGE_PART)).unheld();
+    let mut memory = client.allocate(request.name("weights").persistent()).unwrap();
+    memory.copy_from_host(0, written).unwrap();
+    let sealed = memory.seal().unwrap();
+    assert_eq!(sealed.digest(), digest(written));
+    sealed.id().to_string()
+}
+
+#[test]
+fn what_is_larger_than_the_device_is_sealed_attached_and_read_by_ranges() {
+    let daemon = small_device();
+    let written = content(LARGE, 4);
+    let owner = builder(&daemon).connect().unwrap();
+    let id = seal_large(&owner, &written);
+
+    let [reader, other] = [(); 2].map(|()| builder(&daemon).connect().unwrap());
+    let sealed = reader.attach_unheld("weights").unwrap();
+    assert_eq!((sealed.id().to_string(), sealed.is_held(), sealed.digest()), (id, false, &*digest(&written)));
+    assert!(matches!(sealed.as_slice(), Err(Error::NotPinned { .. })));
+    // Two readers at once, from both ends.
+    let also = other.attach_unheld("weights").unwrap();
+    let read = |sealed: &vramd_client::Sealed, parts: &[u32]| {
+        for first in parts.iter().copied() {
+            let pinned = sealed.pin_parts(first..first + 2, Access::Read).unwrap();
+            let at = usize::try_from(u64::from(first) * LARGE_PART).unwrap();
+            let bytes = pinned.as_slice().unwrap();
+            assert!(bytes == &written[at..at + bytes.len()], "parts {first} and {}", first + 1);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| read(&sealed, &[0, 2, 4, 6]));
+        scope.spawn(|| read(&also, &[6, 4, 2, 0]));
+    });
+    // More at once than there is; and all of it, piece by piece.
+    let refused = sealed.pin(Access::Read).unwrap_err();
+    assert!(matches!(refused.reason(), Some(Reason::QuotaLimit | Reason::DeviceFull)), "{refused}");
+    assert_eq!(sealed.pin(Access::Write).unwrap_err().reason(), Some(Reason::AlreadySealed));
+    let mut copied = vec![0; written.len()];
+    sealed.copy_to_host(0, &mut copied).unwrap();
+    assert!(copied == written);
+    let verified = daemon.vramctl().args(["verify", "weights", "--json"]).output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
+    assert_eq!(told["digest"], digest(&written), "{told}");
+    also.detach().unwrap();
+    let id = sealed.id();
+    sealed.detach().unwrap();
+    owner.free(id).unwrap();
+    drop((owner, reader, other));
+    daemon.drains();
+}
+
+#[test]
+fn a_task_attaches_what_is_larger_than_the_device() {
+    let daemon = small_device();
+    let written = content(LARGE, 5);
+    let owner = builder(&daemon).connect().unwrap();
+    seal_large(&owner, &written);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = aio::Client::from(builder(&daemon).connect_async().await.unwrap().blocking().clone());
+        let sealed = client.attach_unheld("weights").await.unwrap();
+        assert!(!sealed.is_held());
+        for first in [0, 7, 3] {
+            let pinned = sealed.pin_parts_async(first..first + 1, Access::Read).await.unwrap();
+            let at = usize::try_from(u64::from(first) * LARGE_PART).unwrap();
+            let bytes = pinned.as_slice().unwrap();
+            assert!(bytes == &written[at..at + bytes.len()], "part {first}");
+        }
+        let id = sealed.id();
+        sealed.detach_async().await.unwrap();
+        owner.free(id).unwrap();
+    });
+    drop(owner);
+    daemon.drains();
+}
+
 #[test]
 fn a_task_pins_what_is_unheld() {
     let daemon = daemon();

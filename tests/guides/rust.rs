@@ -83,6 +83,14 @@ fn pins() -> Result<()> {
     archive.copy_from_host(0, b"kept")?; // brings what it needs, and lets go of it
     let pages = archive.pin_parts(2..4, Access::Read)?; // these, at an address that stays
     drop(pages);
+
+    let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unheld())?;
+    let made_at = scratch.pin(Access::Write)?.losses(); // and make what is to be in it
+    let pinned = scratch.pin(Access::Read)?; // later
+    if pinned.losses() != made_at {
+        println("some of it is lost: make it again")?;
+    }
+    drop(pinned);
     Ok(())
 }
 

@@ -306,7 +306,7 @@ impl RawSession {
 
     pub fn attach_request(&self, name: &str) -> AttachRequest {
         let target = Some(Target::Name(name.to_owned()));
-        AttachRequest { session_id: self.id(), request_id: Vec::new(), target }
+        AttachRequest { session_id: self.id(), target, ..Default::default() }
     }
 
     /// Unmaps all of an allocation of its own will.

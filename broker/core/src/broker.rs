@@ -44,6 +44,10 @@ pub struct Broker {
     /// What parts on their devices have set aside below.
     pub(crate) backings: Backings,
     pub(crate) residents: Residents,
+    /// How often the content of discardable parts was given up.
+    pub(crate) losses: BTreeMap<PartRef, u64>,
+    /// Parts that operators hold: they do not leave their devices.
+    pub(crate) held_by_hand: BTreeSet<PartRef>,
     /// Tenants that hold more on a device than their limit there.
     pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     /// Sessions that are to be sent a part once it is on its device.
@@ -107,6 +111,8 @@ impl Broker {
             demands: Demands::default(),
             backings: Backings::default(),
             residents: Residents::new(&config.eviction),
+            losses: BTreeMap::new(),
+            held_by_hand: BTreeSet::new(),
             over_limit: BTreeSet::new(),
             comers: BTreeMap::new(),
             strays: BTreeMap::new(),

@@ -80,6 +80,11 @@ pub enum Reply {
         allocation: AllocationId,
         parts: Vec<(PartIndex, PartMove)>,
     },
+    /// They are held, or let go.
+    PartsHeld {
+        allocation: AllocationId,
+        parts: Vec<PartIndex>,
+    },
     WaitCancelled,
     Drained {
         draining: bool,
@@ -123,6 +128,8 @@ pub enum PartMove {
     Standing { by: Vec<SessionId> },
     /// It was wanted where it is: somebody pinned it, or had it moved the other way.
     Wanted,
+    /// An operator holds it where it is.
+    Held,
     /// It was freed.
     Freed,
     /// There is no room, or none for its tenant; or the driver could make none.
@@ -172,6 +179,8 @@ pub struct MapPart {
     pub writable: bool,
     /// With pins.
     pub slot: Option<Slot>,
+    /// How often its content was given up since it was allocated.
+    pub losses: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,6 +265,13 @@ pub enum Notice {
     AllocationSealed {
         allocation: AllocationId,
         tenant: Arc<str>,
+    },
+    /// An operator holds so many parts more, or lets them go.
+    PartsHeld {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+        parts: usize,
+        held: bool,
     },
     /// Nobody can attach it any more.
     AllocationFreed {
@@ -360,7 +376,7 @@ pub enum Notice {
         bytes: Bytes,
         cause: Cause,
         began: Time,
-        /// Not where what lay there held the same already.
+        /// Not where what lay there held the same already, or where nothing was left of it.
         copied: bool,
         /// Parts that wait for the room that it left.
         for_parts: Vec<PartRef>,
@@ -372,6 +388,18 @@ pub enum Notice {
         device: DeviceIndex,
         tier: Tier,
         bytes: Bytes,
+    },
+    /// A part has left its device, and its content was given up: it is nowhere, until new memory is made for it.
+    Dropped {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
+        cause: Cause,
+        began: Time,
+        /// Parts that wait for the room that it left.
+        for_parts: Vec<PartRef>,
     },
     /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
     MoveFailed {

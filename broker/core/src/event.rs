@@ -153,6 +153,8 @@ pub enum ClientRequest {
     },
     FreeBatch(Vec<AllocationId>),
     Attach(Target),
+    /// The same, and nothing of it is sent before it is pinned.
+    AttachUnheld(Target),
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
 }
@@ -208,6 +210,8 @@ pub struct AllocationSpec {
     /// Nothing of it is mapped until it is pinned. What finds no room on its device begins in the tier below, so it may be
     /// larger than the device.
     pub unheld: bool,
+    /// Its content need not outlive its leaving the device: then it is not copied, and it needs nothing below.
+    pub discardable: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -243,6 +247,13 @@ pub enum OperatorRequest {
         /// None is all.
         parts: Vec<PartIndex>,
         tier: Tier,
+    },
+    /// Holds parts on their device, or lets them go.
+    HoldParts {
+        target: Target,
+        /// None is all.
+        parts: Vec<PartIndex>,
+        held: bool,
     },
     /// Refuses a request that waits for room, or all pin calls that wait for one part.
     CancelWait {

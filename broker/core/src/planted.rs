@@ -141,6 +141,8 @@ mod bugs {
         ComerForgotten: "who attached a part while it was elsewhere is not sent it when it is there", [SENT];
         ShadowOlderThanPart: "what was written since a part came to its device is lost when it leaves", [CONTENT];
         EvictedBelowGuarantee: "what is guaranteed to a tenant is taken from its device for another", [EVICTED];
+        LossNotTold: "who is sent a part is not told that its content was given up", [CONTENT];
+        EvictedThoughHeld: "a part that an operator holds leaves its device for another", [HELD];
         BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
         TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];

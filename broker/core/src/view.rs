@@ -22,6 +22,7 @@ pub struct AllocationView {
     pub device: String,
     pub kind: Kind,
     pub lifetime: Lifetime,
+    pub discardable: bool,
     pub state: AllocationState,
     pub size: Bytes,
     pub charged: Bytes,
@@ -44,6 +45,10 @@ pub struct PartView {
     pub tier: Tier,
     /// Where it is on its way to.
     pub moves_to: Option<Tier>,
+    /// An operator holds it: it does not leave its device.
+    pub held: bool,
+    /// Its content was given up: it is nowhere.
+    pub dropped: bool,
     /// `None` for clients.
     pub backing: Option<Backing>,
     /// Empty for clients.

@@ -4,10 +4,12 @@
 
 mod world;
 
-use broker_core::{ClientRequest, Command, Completion, DaemonFrame, Event, Tier, WordsOutcome, limits};
+use broker_core::{
+    ClientRequest, Command, Completion, DaemonFrame, Event, StoredQuotas, Tier, WordsOutcome, limits,
+};
 use vramd_types::Bytes;
 use world::{
-    World, config,
+    Client, World, config,
     moving::{evict, held, mib, parts, tier, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
@@ -59,6 +61,45 @@ fn what_leaves_for_somebody_is_not_put_off() {
         world.allocate(b, spec(4)).expect("somebody's part leaves");
     }
     assert_eq!(held(&world), mib(8, 24));
+}
+
+/// A node of three extents of 4 MiB, where all that is freed is kept.
+fn of_three_extents() -> World {
+    let mut config = config(&[Bytes::mib(64)]);
+    config.devices[0].host = Bytes::mib(64);
+    config.limits.extents_max = 3;
+    config.limits.cached_bytes_per_tenant_max = Bytes::mib(64);
+    World::with(config, StoredQuotas::default())
+}
+
+fn keep(world: &mut World, client: Client, mib: u32) {
+    let id = world.allocate(client, spec(mib)).expect("room");
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    assert_eq!(world.broker.devices()[0].cached, Bytes::mib(mib));
+    world.puts_off = true;
+}
+
+#[test]
+fn a_batch_for_which_there_are_too_many_extents_has_those_released_that_are_only_kept() {
+    let mut world = of_three_extents();
+    let a = world.open_pinning("a");
+    keep(&mut world, a, 12);
+    world.allocate(a, spec(8)).expect("two are given up for it");
+    assert!(world.put_off.is_empty());
+}
+
+#[test]
+fn a_part_for_which_there_are_too_many_extents_has_one_released_that_is_only_kept() {
+    let mut world = of_three_extents();
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = part(world.allocate(a, spec(4)).expect("room"), 0);
+    evict(&mut world, away);
+    assert_eq!(tier(&world, away), Tier::Host);
+    keep(&mut world, b, 8);
+    world.pin_call(a, 1, &[away]);
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    assert_eq!((tier(&world, away), world.put_off.len()), (Tier::Device, 0));
 }
 
 #[test]

@@ -114,6 +114,7 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
             Handle::Memfd(_) | Handle::VmmFd(_) => Vec::new(),
         },
         slot: part.slot.map_or(0, |slot| slot.0),
+        losses: part.losses,
     }
 }
 
@@ -289,12 +290,14 @@ mod tests {
             span: Bytes::mib(4),
             writable: false,
             slot: Some(Slot(7)),
+            losses: 3,
         };
         let frame = encode(&DaemonFrame::Map(vec![part(1), part(2)]), context).unwrap();
         assert_eq!(frame.handles.len(), 2);
         let v1::daemon_frame::Frame::Map(map) = daemon(&frame) else { panic!() };
         assert_eq!(map.parts[0].access(), v1::Access::ReadOnly);
         assert_eq!(map.parts[0].handle_type(), v1::HandleType::Memfd);
+        assert_eq!(map.parts[0].losses, 3);
         assert_eq!((map.parts[0].device, map.parts[0].span_bytes, map.parts[0].slot), (2, 4 << 20, 7));
 
         let lost = encode(&DaemonFrame::Map(vec![part(11)]), context);

@@ -31,6 +31,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         }
         Notice::AllocationMade { .. }
         | Notice::AllocationSealed { .. }
+        | Notice::PartsHeld { .. }
         | Notice::AllocationFreed { .. }
         | Notice::AllocationGone { .. } => EventKind::Allocation,
         Notice::Unbrokered { .. }
@@ -39,6 +40,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Returned { .. }
         | Notice::CreateFailed { .. } => EventKind::Device,
         Notice::Moved { .. }
+        | Notice::Dropped { .. }
         | Notice::ShadowDiffers { .. }
         | Notice::MoveFailed { .. }
         | Notice::MoveStopped { .. } => EventKind::Move,
@@ -72,9 +74,11 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::RevokeOverdue { tenant, .. }
         | Notice::AllocationMade { tenant, .. }
         | Notice::AllocationSealed { tenant, .. }
+        | Notice::PartsHeld { tenant, .. }
         | Notice::AllocationFreed { tenant, .. }
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
         Notice::Moved { tenant, .. }
+        | Notice::Dropped { tenant, .. }
         | Notice::ShadowDiffers { tenant, .. }
         | Notice::MoveFailed { tenant, .. }
         | Notice::MoveStopped { tenant, .. } => Some(tenant),
@@ -140,8 +144,15 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
             allocation_id: allocation.get(),
             session_id: session.map_or(0, SessionId::get),
             charged_bytes: bytes.get(),
+            ..Default::default()
         }),
         Notice::AllocationSealed { allocation: id, .. } => allocation(AllocationChange::Sealed, *id),
+        Notice::PartsHeld { allocation, parts, held, .. } => Event::Allocation(v1::AllocationEvent {
+            change: if *held { AllocationChange::Held } else { AllocationChange::LetGo }.into(),
+            allocation_id: allocation.get(),
+            part_count: u32::try_from(*parts).unwrap_or(u32::MAX),
+            ..Default::default()
+        }),
         Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),
         Notice::AllocationGone { allocation: id, .. } => allocation(AllocationChange::Gone, *id),
         Notice::Unbrokered { device, bytes } => of_device(DeviceChange::Unbrokered, Some(*device), *bytes),
@@ -156,6 +167,9 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         }),
         Notice::Moved { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Moved, *part, *device, *tier, *bytes))
+        }
+        Notice::Dropped { part, device, tier, bytes, .. } => {
+            Event::Move(of_move(MoveChange::Dropped, *part, *device, *tier, *bytes))
         }
         Notice::ShadowDiffers { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::ShadowDiffers, *part, *device, *tier, *bytes))

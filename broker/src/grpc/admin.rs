@@ -300,6 +300,14 @@ impl AdminService for Admin {
         }
     }
 
+    async fn hold_parts(
+        &self,
+        request: Request<v1::HoldPartsRequest>,
+    ) -> Result<Response<v1::HoldPartsResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.hold(operator, request.into_inner()).await.map(Response::new)
+    }
+
     async fn list_waits(
         &self,
         request: Request<v1::ListWaitsRequest>,

@@ -46,7 +46,9 @@ impl Memory {
         let about = |request: &ClientRequest| match request {
             ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
             ClientRequest::Seal(id) => vec![*id],
-            ClientRequest::AllocateBatch { .. } | ClientRequest::Attach(_) => Vec::new(),
+            ClientRequest::AllocateBatch { .. }
+            | ClientRequest::Attach(_)
+            | ClientRequest::AttachUnheld(_) => Vec::new(),
         };
         decision::of_request(&self.telemetry, request, about, |request| {
             self.inbox.request(|call| Event::Client { call, session, peer, key, request })
@@ -119,7 +121,8 @@ impl MemoryService for Memory {
     ) -> Result<Response<v1::AttachResponse>, Status> {
         let (caller, message, session, key) = opened!(request);
         let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
-        match self.submit(caller, session, key, ClientRequest::Attach(target)).await? {
+        let attach = if message.unheld { ClientRequest::AttachUnheld } else { ClientRequest::Attach };
+        match self.submit(caller, session, key, attach(target)).await? {
             Reply::Attached(view) => {
                 let allocation = Some(view::allocation(*view, For::Clients));
                 Ok(Response::new(v1::AttachResponse { allocation }))

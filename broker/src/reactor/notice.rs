@@ -82,6 +82,9 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(%allocation, %tenant, bytes = bytes.get(), "allocation made");
         }
         Notice::AllocationSealed { allocation, tenant } => debug!(%allocation, %tenant, "allocation sealed"),
+        Notice::PartsHeld { allocation, tenant, parts, held } => {
+            info!(%allocation, %tenant, parts, held, "an operator holds parts on their device, or lets them go");
+        }
         Notice::AllocationFreed { allocation, tenant } => debug!(%allocation, %tenant, "allocation freed"),
         Notice::AllocationGone { allocation, tenant } => debug!(%allocation, %tenant, "allocation gone"),
         Notice::RevokeSent { session, allocation, parts, reason, .. } => {
@@ -113,6 +116,9 @@ fn log(notice: &Notice, left_out: u64) {
         }
         Notice::Moved { part, tenant, device, tier, bytes, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part moved");
+        }
+        Notice::Dropped { part, tenant, device, bytes, .. } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, bytes = bytes.get(), "discardable part dropped");
         }
         Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {
             warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "a part could not be moved, and is where it was");

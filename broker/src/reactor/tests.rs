@@ -186,6 +186,7 @@ fn spec(size: Bytes) -> AllocationSpec {
         replace: false,
         uninitialized: false,
         unheld: false,
+        discardable: false,
     }
 }
 

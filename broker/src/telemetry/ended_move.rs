@@ -27,8 +27,8 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// How many there are on one device: each way it is moved, failed or stopped, and outwards it may be clean.
-    pub(super) const ON_DEVICE: usize = 7 * CAUSES.len();
+    /// How many there are on one device: each way it is moved, failed or stopped, and outwards it may be clean or dropped.
+    pub(super) const ON_DEVICE: usize = 8 * CAUSES.len();
 
     /// Whether the part is on its device now, and was not.
     pub(super) fn has_come(&self) -> bool {
@@ -37,7 +37,7 @@ impl Kind {
 
     /// Whether the part is out of its device now.
     pub(super) fn has_left(&self) -> bool {
-        self.direction == "out" && matches!(self.outcome, "moved" | "clean")
+        self.direction == "out" && matches!(self.outcome, "moved" | "clean" | "dropped")
     }
 }
 
@@ -56,8 +56,12 @@ impl<'a> EndedMove<'a> {
     pub(super) fn of(notice: &'a Notice) -> Option<Self> {
         let (outcome, problem, for_parts, (part, tenant, device, tier, bytes, cause, began)) = match notice {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts } => {
-                let outcome = if *copied { "moved" } else { "clean" };
+                // What was dropped comes without a copy too: nothing is left of it.
+                let outcome = if *copied || *tier == Tier::Device { "moved" } else { "clean" };
                 (outcome, None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::Dropped { part, tenant, device, tier, bytes, cause, began, for_parts } => {
+                ("dropped", None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
             }
             Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem } => {
                 ("failed", Some(problem.as_str()), &[][..], (part, tenant, device, tier, bytes, cause, began))
@@ -76,7 +80,7 @@ impl<'a> EndedMove<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::moves::tests::moved;
+    use crate::telemetry::moves::tests::{moved, moved_to, part};
 
     #[test]
     fn only_ends_of_moves_are_such() {
@@ -85,6 +89,22 @@ mod tests {
         let ended = EndedMove::of(&notice).unwrap();
         assert_eq!((ended.tenant, ended.bytes, ended.began), ("a", Bytes::mib(2), Time::START));
         assert!(ended.kind.has_left() && !ended.kind.has_come());
+    }
+
+    #[test]
+    fn what_is_dropped_has_left_and_what_is_made_anew_has_come() {
+        let (part, tenant) = (part(0), "a".into());
+        let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
+        let (cause, began, for_parts) = (Cause::Demand, Time::START, vec![part]);
+        let notice = Notice::Dropped { part, tenant, device, tier, bytes, cause, began, for_parts };
+        let ended = EndedMove::of(&notice).unwrap();
+        assert_eq!(
+            (ended.kind.direction, ended.kind.outcome, ended.for_parts),
+            ("out", "dropped", &[part][..])
+        );
+        assert!(ended.kind.has_left() && !ended.kind.has_come());
+        let notice = moved_to(Tier::Device, part, "a", Cause::Demand, false);
+        assert!(EndedMove::of(&notice).unwrap().kind.has_come());
     }
 
     #[test]

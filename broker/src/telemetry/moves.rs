@@ -131,11 +131,17 @@ pub(super) mod tests {
 
     use super::*;
 
-    fn part(index: u32) -> PartRef {
+    pub(in crate::telemetry) fn part(index: u32) -> PartRef {
         PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) }
     }
 
-    fn moved_to(tier: Tier, part: PartRef, tenant: &str, cause: Cause, copied: bool) -> Notice {
+    pub(in crate::telemetry) fn moved_to(
+        tier: Tier,
+        part: PartRef,
+        tenant: &str,
+        cause: Cause,
+        copied: bool,
+    ) -> Notice {
         let (tenant, device, bytes, began) = (tenant.into(), DeviceIndex(0), Bytes::mib(2), Time::START);
         let for_parts = Vec::new();
         Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts }

@@ -71,7 +71,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         MEMORY_STATE,
         "`resident`, which of a tenant is `clean` (below lies the same, as far as is known, so it can leave without being \
-         copied; whether who maps it has written it is learnt when it is unmapped), `dirty` (all else, whatever lies below a \
+         copied; whether who maps it has written it is learnt when it is unmapped), `dirty` (all else, whatever is discardable or lies below a \
          device among it) or `backing` (below a device, kept for parts that lie on it); `reserved` (being made, or set aside \
          below a device), `cached` (kept for the tenant), `unreturned` (released, and some process holds it still); of a \
          device also `unbrokered` (held by processes of no tenant) and `context` (kept for the contexts of clients)",
@@ -86,8 +86,9 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     ),
     (
         MIGRATION_OUTCOME,
-        "`moved`; `clean`, it left and was not copied, since what lies below held the same; `failed`, for want of memory or \
-         in the copy; or `stopped`, since somebody used it",
+        "`moved`; `clean`, it left and was not copied, since what lies below held the same; `dropped`, it left and its \
+         content was given up, since it is discardable; `failed`, for want of memory or in the copy; or `stopped`, since \
+         somebody used it",
     ),
     (WAIT_KIND, "`part` (somebody wants it on its device) or `batch` (an `AllocateBatch`)"),
     (

@@ -64,6 +64,7 @@ class Client:
         replace: bool = False,
         uninitialized: bool = False,
         unheld: bool = False,
+        discardable: bool = False,
         wait: float = 0.0,
     ) -> Allocation:
         """Allocates, and waits until the memory is mapped: zero, writable.
@@ -73,10 +74,14 @@ class Client:
         `replace` takes the name from the sealed allocation that bears it, at the moment this one is sealed.
         `uninitialized` memory may begin with what the tenant's own freed memory held, and can be had sooner. Of `unheld`
         memory nothing is mapped before somebody looks, copies or pins, so the call does not wait for it, and it may be
-        larger than the device. Where there is no room, `wait` is for how many seconds it waits for some.
+        larger than the device. Parts of `discardable` memory that nobody holds or pins are dropped where somebody needs their
+        room, not copied: `Pin.losses` says so. It can't be sealed. Where there is no room, `wait` is for how many seconds it waits for some.
         """
-    def attach(self, name_or_id: str | int) -> Sealed:
-        """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id."""
+    def attach(self, name_or_id: str | int, *, unheld: bool = False) -> Sealed:
+        """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id.
+
+        Of an `unheld` one nothing is mapped before somebody looks, copies or pins, so it may be larger than the device.
+        """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
         """What the tenant owns whose name begins so. `tenant/…` shows what that tenant lets this one read."""
     def describe(self, name_or_id: str | int) -> AllocationInfo: ...
@@ -211,6 +216,12 @@ class Pin:
     def device_ptr(self) -> int: ...
     @property
     def write(self) -> bool: ...
+    @property
+    def losses(self) -> int:
+        """How often content of it was given up since it was allocated, if it is `discardable`.
+
+        What was written while it was another number is lost, all or some. It does not change while it is pinned.
+        """
     @property
     def is_released(self) -> bool: ...
     def release(self) -> None: ...

@@ -56,13 +56,21 @@ impl Client {
     /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`.
     pub async fn attach(&self, target: impl Into<Target>) -> Result<Sealed> {
         let (session, kind) = (self.client.session(), AllocationKind::Movable);
-        operations::claim_attached(Face::Async, session, target.into(), kind).await.map(Sealed::new)
+        operations::claim_attached(Face::Async, session, target.into(), kind, false).await.map(Sealed::new)
+    }
+
+    /// Attaches a sealed allocation of which nothing is mapped until it is pinned, as [`crate::Client::attach_unheld`] says.
+    pub async fn attach_unheld(&self, target: impl Into<Target>) -> Result<Sealed> {
+        let (session, kind) = (self.client.session(), AllocationKind::Movable);
+        operations::claim_attached(Face::Async, session, target.into(), kind, true).await.map(Sealed::new)
     }
 
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
     pub async fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
         let (session, kind) = (self.client.session(), AllocationKind::Fixed);
-        operations::claim_attached(Face::Async, session, target.into(), kind).await.map(Allocation::new)
+        operations::claim_attached(Face::Async, session, target.into(), kind, false)
+            .await
+            .map(Allocation::new)
     }
 
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.

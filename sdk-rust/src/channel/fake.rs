@@ -222,6 +222,7 @@ pub(crate) fn part(allocation: u64, index: u32, count: u64, access: Access) -> M
         device: 0,
         cuda_ipc_handle: Vec::new(),
         slot: 0,
+        losses: 0,
     }
 }
 

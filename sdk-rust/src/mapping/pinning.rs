@@ -217,6 +217,12 @@ impl Table {
         self.lock().regions.get(&id).map(slots).unwrap_or_default()
     }
 
+    /// How often the content of these parts was given up before they came last.
+    pub(crate) fn losses(&self, id: AllocationId, parts: Range<u32>) -> u64 {
+        let losses = |region: &Region| region.losses.range(parts).map(|(_, losses)| *losses).sum();
+        self.lock().regions.get(&id).map(losses).unwrap_or_default()
+    }
+
     /// It was to be sealed, and nobody waits until it is back: what is not here has no words any more.
     pub(crate) fn forget_slots(&self, id: AllocationId, sealed: bool) {
         let mut state = self.lock();
@@ -227,10 +233,10 @@ impl Table {
         }
     }
 
-    /// Nothing of it has to be here, and what comes is to be written.
-    pub(crate) fn begin_unheld(&self, id: AllocationId) {
+    /// Nothing of it has to be here, and whether what comes is to be written.
+    pub(crate) fn begin_unheld(&self, id: AllocationId, writes: bool) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
-            region.writes = true;
+            region.writes = writes;
         }
         self.unhold(id);
     }

@@ -55,6 +55,8 @@ pub(super) struct Region {
     pub(super) parts: BTreeMap<u32, Part>,
     /// Where the words of each part are that ever came: it keeps them, mapped or not.
     pub(super) slots: BTreeMap<u32, u32>,
+    /// How often the content of parts was given up, by the time they came last; of those where it was.
+    pub(super) losses: BTreeMap<u32, u64>,
     /// Set once a word of one of them has become another part's: who knows where they were knows it no more.
     pub(super) slots_lost: Arc<AtomicBool>,
     /// Each part is to have a pin of the handle's own: what it maps stays, whoever else pins.
@@ -116,6 +118,9 @@ impl Region {
             Mode::Map => Some(self.slot((id, index), part.slot, words)?),
             Mode::HandOver => None,
         };
+        if part.losses > 0 {
+            self.losses.insert(index, part.losses);
+        }
         let number =
             |bytes: u64| usize::try_from(bytes).map_err(|_| "it is larger than this process's addresses");
         let (offset, size) = (number(part.offset_bytes)?, number(part.size_bytes)?);

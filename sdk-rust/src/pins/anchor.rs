@@ -185,6 +185,11 @@ impl Anchor {
         base + self.placed().map_or(0, |placed| placed.bytes(parts).start)
     }
 
+    /// How often the content of these was given up.
+    pub(super) fn losses_of(&self, parts: &Range<u32>) -> u64 {
+        self.session.table().losses(self.id, parts.clone())
+    }
+
     /// How many they are, of those that were asked for.
     pub(super) fn len_of(&self, parts: &Range<u32>) -> u64 {
         let bytes = self.placed().map_or(0..0, |placed| placed.bytes(parts));

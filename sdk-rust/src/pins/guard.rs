@@ -85,6 +85,14 @@ impl Pinned {
         self.anchor.address_of(&self.parts)
     }
 
+    /// How often the content of these parts was given up since they were allocated, all told: of
+    /// [discardable](crate::AllocationRequest::discardable) memory. It does not change while they are pinned, and whoever pins
+    /// the same parts is told the same. If it is not what it was when something was written, some of that is lost: what the
+    /// lost parts hold now is zero, or what the tenant's own memory held before.
+    pub fn losses(&self) -> u64 {
+        self.anchor.losses_of(&self.parts)
+    }
+
     /// Whether it lies on a GPU, where the CPU cannot follow its address.
     pub fn is_device_memory(&self) -> bool {
         self.anchor.base().is_some_and(|base| base.is_device)

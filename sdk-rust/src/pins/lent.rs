@@ -63,6 +63,11 @@ impl<'a> PinnedRef<'a> {
         self.anchor.address_of(&self.parts)
     }
 
+    /// How often the content of these parts was given up, as [`Pinned::losses`] says.
+    pub fn losses(&self) -> u64 {
+        self.anchor.losses_of(&self.parts)
+    }
+
     /// Whether it lies on a GPU, where the CPU cannot follow its address.
     pub fn is_device_memory(&self) -> bool {
         self.anchor.base().is_some_and(|base| base.is_device)

@@ -8,6 +8,7 @@ use vramd_client::{AllocationId, SessionId, admin::AdminClient};
 use vramd_proto::v1;
 
 use crate::{
+    by_hand,
     failure::Failure,
     free,
     output::Output,
@@ -31,6 +32,10 @@ pub(crate) enum Verb {
     Evict(Parts),
     /// Moves it to its device, if there is room.
     BringIn(Parts),
+    /// Holds it on its device: it leaves for nobody until it is let go. What is in the host stays there until it is pinned.
+    Hold(Parts),
+    /// Lets go what is held by hand.
+    Unhold(Parts),
 }
 
 #[derive(Debug, Args)]
@@ -81,6 +86,8 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::Free { target } => free::run(target, admin, output),
         Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
         Verb::Evict(parts) => relocate::run(parts, v1::Tier::Host, admin, output),
+        Verb::Hold(parts) => by_hand::run(parts, true, admin, output),
+        Verb::Unhold(parts) => by_hand::run(parts, false, admin, output),
         Verb::BringIn(parts) => relocate::run(parts, v1::Tier::Device, admin, output),
     }
 }
@@ -142,7 +149,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("tenant", allocation.tenant.clone()),
         ("device", allocation.device.clone()),
         ("state", state_name(allocation.state()).to_owned()),
-        ("lifetime", lifetime_name(allocation.lifetime()).to_owned()),
+        ("lifetime", lifetime(allocation)),
         ("owner", owner),
         ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
         ("charged", size(allocation.charged_bytes)),
@@ -168,10 +175,19 @@ fn sheet(allocation: &v1::Allocation) -> String {
     format!("{facts}\n\n{parts}")
 }
 
-/// Its tier, and where it is on its way to.
+/// Its tier, where it is on its way to, and whether an operator holds it.
 fn whereabouts(part: &v1::Part) -> String {
-    let from = tier_name(part.tier());
-    moves_to(part).map_or_else(|| from.to_owned(), |to| format!("{from}->{to}"))
+    let from = tier_of(part).unwrap_or("-");
+    let way = moves_to(part).map_or_else(|| from.to_owned(), |to| format!("{from}->{to}"));
+    if part.held { format!("{way} (held)") } else { way }
+}
+
+/// `None` while it is nowhere.
+fn tier_of(part: &v1::Part) -> Option<&'static str> {
+    match part.tier() {
+        v1::Tier::Unspecified => None,
+        tier => Some(tier_name(tier)),
+    }
 }
 
 fn moves_to(part: &v1::Part) -> Option<&'static str> {
@@ -198,8 +214,9 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
                 "index": part.index,
                 "offset_bytes": part.offset_bytes,
                 "size_bytes": part.size_bytes,
-                "tier": tier_name(part.tier()),
+                "tier": tier_of(part),
                 "moves_to": moves_to(part),
+                "held": part.held,
                 "extent_state": extent_name(part.extent_state()),
                 "mapper_session_ids": session_texts(&part.mapper_session_ids),
                 "mappers": part.mappers.iter().map(mapper_json).collect::<Vec<_>>(),
@@ -213,6 +230,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "device": allocation.device,
         "state": state_name(allocation.state()),
         "lifetime": lifetime_name(allocation.lifetime()),
+        "discardable": allocation.discardable,
         "size_bytes": allocation.size_bytes,
         "charged_bytes": allocation.charged_bytes,
         "resident_bytes": allocation.resident_bytes,
@@ -266,6 +284,11 @@ fn state_name(state: v1::AllocationState) -> &'static str {
         v1::AllocationState::Sealed => "sealed",
         v1::AllocationState::Freeing => "freeing",
     }
+}
+
+fn lifetime(allocation: &v1::Allocation) -> String {
+    let name = lifetime_name(allocation.lifetime());
+    if allocation.discardable { format!("{name}, discardable") } else { name.to_owned() }
 }
 
 fn lifetime_name(lifetime: v1::Lifetime) -> &'static str {

@@ -186,6 +186,10 @@ fn of_allocation(event: &v1::AllocationEvent) -> What {
             ("made", format!("{id} made for {by}: {} charged", size(event.charged_bytes)))
         }
         AllocationChange::Sealed => ("sealed", format!("{id} sealed")),
+        AllocationChange::Held => ("held", format!("{id}: an operator holds {} parts", event.part_count)),
+        AllocationChange::LetGo => {
+            ("let_go", format!("{id}: an operator lets {} parts go", event.part_count))
+        }
         AllocationChange::Freed => ("freed", format!("{id} freed")),
         AllocationChange::Gone => ("gone", format!("{id} gone: nothing of it is charged any more")),
     };
@@ -193,6 +197,7 @@ fn of_allocation(event: &v1::AllocationEvent) -> What {
         "allocation_id": id.to_string(),
         "session_id": session(event.session_id),
         "charged_bytes": some(event.charged_bytes),
+        "part_count": some(event.part_count.into()),
     });
     What { kind: "allocation", change, fields, text }
 }
@@ -226,6 +231,7 @@ fn of_move(event: &v1::MoveEvent) -> What {
         MoveChange::Unspecified => ("unknown", what),
         MoveChange::Moved => ("moved", format!("{what} {to}")),
         MoveChange::Failed => ("failed", format!("{what} {to} failed: {}", plain(&event.detail))),
+        MoveChange::Dropped => ("dropped", format!("{what} by dropping it: it is discardable")),
         MoveChange::ShadowDiffers => {
             ("shadow_differs", format!("{what} {to}: written behind its pins, and copied"))
         }

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod args;
+mod by_hand;
 mod completions;
 mod device;
 mod digest;

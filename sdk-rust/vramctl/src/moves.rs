@@ -154,6 +154,7 @@ fn outcome_name(outcome: Change) -> &'static str {
         Change::Moved => "moved",
         Change::Failed => "failed",
         Change::Stopped => "stopped",
+        Change::Dropped => "dropped",
         // How none ends.
         Change::ShadowDiffers => "shadow_differs",
     }

@@ -67,6 +67,7 @@ fn name(outcome: Outcome) -> &'static str {
         Outcome::Silent => "silent",
         Outcome::Standing => "standing",
         Outcome::Wanted => "wanted",
+        Outcome::Held => "held",
         Outcome::Freed => "freed",
         Outcome::Refused => "refused",
         Outcome::Failed => "failed",

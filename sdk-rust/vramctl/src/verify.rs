@@ -21,7 +21,9 @@ pub(crate) struct Verify {
 
 pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
     let client = Client::builder().socket_dir(socket_dir).name("vramctl verify").connect()?;
-    let attached = client.attach(target(&verify.name))?;
+    // It may be larger than its device, unless it is to stay mapped.
+    let target = target(&verify.name);
+    let attached = if verify.hold { client.attach(target)? } else { client.attach_unheld(target)? };
 
     let progress = progress::bytes("hashing", attached.info().size.get(), output);
     let found = digest::of_mapping(&attached, &progress)?;

@@ -56,7 +56,7 @@ impl Kind {
             Event::Client { request, .. } => match request {
                 ClientRequest::AllocateBatch { .. } => Self::AllocateBatch,
                 ClientRequest::FreeBatch(_) => Self::FreeBatch,
-                ClientRequest::Attach(_) => Self::Attach,
+                ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Self::Attach,
                 ClientRequest::Detach(_) => Self::Detach,
                 ClientRequest::Seal(_) => Self::Seal,
             },

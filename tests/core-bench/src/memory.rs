@@ -76,6 +76,7 @@ fn allocate(shell: &mut Shell, pid: u32, session: SessionId, numbers: std::ops::
         replace: false,
         uninitialized: false,
         unheld: false,
+        discardable: false,
     };
     let id = u128::from(call).to_be_bytes();
     shell.send(Event::Client {

@@ -170,6 +170,7 @@ impl Mix {
                 replace: false,
                 uninitialized: false,
                 unheld: false,
+                discardable: false,
             }
         });
         let specs = specs.collect();
@@ -297,6 +298,7 @@ impl Mix {
                 replace: false,
                 uninitialized: false,
                 unheld: false,
+                discardable: false,
             };
             self.ask(0, Asked::Library, ClientRequest::allocate(vec![spec]));
             self.drain();

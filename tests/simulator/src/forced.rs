@@ -62,6 +62,7 @@ fn broker_with_one_of_each() -> Broker {
         replace: false,
         uninitialized: false,
         unheld: false,
+        discardable: false,
     };
     let request = ClientRequest::allocate(vec![spec]);
     for session in sessions {

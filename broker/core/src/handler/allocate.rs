@@ -11,6 +11,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartI
 
 use super::{
     Start, Started,
+    attach::{FIXED_STAYS, NEVER_PINNED},
     batch::{Batch, Lack},
     create::Order,
 };
@@ -164,11 +165,13 @@ impl Broker {
             self.config.devices.get(usize::from(device.0)).is_some_and(|device| device.makes_fixed);
         let problem = |field, problem| Err(Refusal::RequestInvalid { field, problem });
         match spec.kind {
-            Kind::Movable if spec.unheld && !has_pins => {
-                problem("unheld", "the session has no pins, so it could never map it")
+            Kind::Movable if spec.unheld && !has_pins => problem("unheld", NEVER_PINNED),
+            Kind::Movable if spec.discardable && is_to_be_sealed(spec) => {
+                problem("discardable", "what can be lost is never sealed, so it is its session's alone")
             }
             Kind::Movable => Ok(()),
-            Kind::Fixed if spec.unheld => problem("unheld", "fixed memory is mapped for life"),
+            Kind::Fixed if spec.discardable => problem("discardable", "fixed memory never leaves its device"),
+            Kind::Fixed if spec.unheld => problem("unheld", FIXED_STAYS),
             Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
             Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
             Kind::Fixed if spec.lifetime == Lifetime::Persistent => {
@@ -316,7 +319,7 @@ impl Broker {
 
     /// Whether its parts may begin in the tier below.
     fn is_lazy(&self, plan: &Plan) -> bool {
-        plan.spec.unheld && self.ledger.books(Place::host(plan.device)).is_some()
+        plan.spec.unheld && !plan.spec.discardable && self.ledger.books(Place::host(plan.device)).is_some()
     }
 
     pub(crate) fn sizes_of(&self, ages: &[Age]) -> Bytes {
@@ -375,6 +378,7 @@ impl Broker {
             digest: None,
             digesting: false,
             unheld: spec.unheld,
+            discardable: spec.discardable,
             extents_left: 0,
             hold_count: 0,
             extents_unreturned: 0,
@@ -499,6 +503,11 @@ impl Broker {
             }
         }
     }
+}
+
+/// Whether it asks for what sealed memory alone has.
+const fn is_to_be_sealed(spec: &AllocationSpec) -> bool {
+    matches!(spec.lifetime, Lifetime::Persistent) || spec.replace || !spec.readers.is_empty()
 }
 
 fn parts_of(plans: &[Plan]) -> usize {

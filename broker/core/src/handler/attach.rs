@@ -11,8 +11,18 @@ use crate::{
     tenancy::{Outcome, TenantId},
 };
 
+/// Why nothing can be unheld.
+pub(super) const FIXED_STAYS: &str = "fixed memory is mapped for life";
+pub(super) const NEVER_PINNED: &str = "the session has no pins, so it could never map it";
+
 impl Broker {
-    pub(crate) fn attach(&mut self, session: SessionId, tenant: TenantId, target: &Target) -> Start {
+    pub(crate) fn attach(
+        &mut self,
+        session: SessionId,
+        tenant: TenantId,
+        target: &Target,
+        unheld: bool,
+    ) -> Start {
         if self.draining {
             return Err(Refusal::Draining);
         }
@@ -25,6 +35,13 @@ impl Broker {
             AllocationState::Freeing => return Err(not_found),
             _ => return Err(Refusal::NotSealed { allocation: id }),
         }
+        let problem = |problem| Err(Refusal::RequestInvalid { field: "unheld", problem });
+        if unheld && allocation.kind == Kind::Fixed {
+            return problem(FIXED_STAYS);
+        }
+        if unheld && self.sessions.get(session).is_none_or(|session| session.words.is_none()) {
+            return problem(NEVER_PINNED);
+        }
         let device = allocation.device;
         let sees = self.sessions.get(session).is_some_and(|session| session.devices.contains(&device));
         if !sees && !planted!(self, AttachedUnseen) {
@@ -34,7 +51,7 @@ impl Broker {
             return Err(Refusal::StillMapped { allocation: id });
         }
         self.check_slots(session, self.parts_not_held(session, id))?;
-        self.queue_maps(session, id);
+        self.queue_maps(session, id, unheld);
         Ok(Started::Done(Outcome::Attached(id)))
     }
 

@@ -12,7 +12,7 @@ use crate::{
     event::{Kind, PartRef, Tier},
     ledger::Place,
     migration::Backing,
-    pool::ExtentState,
+    pool::Extent,
     residency::{Allocation, AllocationState},
     tenancy::TenantId,
 };
@@ -34,11 +34,15 @@ impl Broker {
         let movable = self.allocations.get(id).filter(|it| it.kind == Kind::Movable);
         let backed = movable.filter(|it| self.ledger.books(Place::host(it.device)).is_some());
         let Some(allocation) = backed else { return };
+        let discardable = allocation.discardable;
         for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
             if self.tier_of(part) == Some(Tier::Device)
-                && let Some(Piece { tenant, device, size }) = self.piece_of(part)
+                && let Some(piece) = self.piece_of(part)
             {
-                self.set_aside(part, tenant, device, size);
+                match discardable {
+                    true => self.needs_no_backing(part, piece),
+                    false => self.set_aside(part, piece.tenant, piece.device, piece.size),
+                }
             }
         }
     }
@@ -50,7 +54,7 @@ impl Broker {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             // What has not been made yet is released once it is.
             Some(Backing::Kept { extent, .. }) => self.release_extent(extent),
-            None => {}
+            Some(Backing::Needless) | None => {}
         }
     }
 
@@ -70,8 +74,12 @@ impl Broker {
         if !stays {
             return self.release_extent(extent);
         }
-        match self.piece_of(part).filter(|_| self.pool.get(extent).is_some()) {
-            Some(Piece { tenant, device, size }) => {
+        match self.piece_of(part).zip(self.pool.get(extent).map(Extent::is_nothing)) {
+            Some((piece, true)) => {
+                self.nothing_left(extent);
+                self.needs_no_backing(part, piece);
+            }
+            Some((Piece { tenant, device, size }, false)) => {
                 self.backings.insert(part, (tenant, device), size, Backing::Kept { extent, clean });
             }
             // It could not be made.
@@ -125,9 +133,12 @@ impl Broker {
 
     /// Somebody has written the part, or may have: what was copied of it is old.
     pub(crate) fn was_written(&mut self, part: PartRef) {
-        // Sealed memory is never written: who says so is mistaken.
+        // Sealed memory is never written: who says so is mistaken. What may be lost is never copied.
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        if state == Some(AllocationState::Sealed) || planted!(self, ShadowOlderThanPart) {
+        if state == Some(AllocationState::Sealed)
+            || self.is_discardable(part)
+            || planted!(self, ShadowOlderThanPart)
+        {
             return;
         }
         self.backings.soil(&part);
@@ -150,6 +161,6 @@ impl Broker {
 
     /// Whether it has been made, and is not being released.
     pub(crate) fn is_live(&self, id: ExtentId) -> bool {
-        self.pool.get(id).is_some_and(|extent| matches!(extent.state, ExtentState::Live(_)))
+        self.pool.get(id).is_some_and(Extent::is_there)
     }
 }

@@ -23,7 +23,7 @@ impl Broker {
         let method = match &request {
             ClientRequest::AllocateBatch { .. } => Method::AllocateBatch,
             ClientRequest::FreeBatch(_) => Method::FreeBatch,
-            ClientRequest::Attach(_) => Method::Attach,
+            ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Method::Attach,
             ClientRequest::Detach(_) => Method::Detach,
             ClientRequest::Seal(_) => Method::Seal,
         };
@@ -46,7 +46,8 @@ impl Broker {
         let start = match request {
             ClientRequest::AllocateBatch { items, wait } => self.allocate(op, session, tenant, items, wait),
             ClientRequest::FreeBatch(ids) => self.free(op, session, tenant, &ids),
-            ClientRequest::Attach(target) => self.attach(session, tenant, &target),
+            ClientRequest::Attach(target) => self.attach(session, tenant, &target, false),
+            ClientRequest::AttachUnheld(target) => self.attach(session, tenant, &target, true),
             ClientRequest::Detach(ids) => self.detach(op, session, tenant, &ids),
             ClientRequest::Seal(id) => self.seal(op, session, tenant, id),
         };

@@ -21,21 +21,21 @@ const LOOKED_BACK: usize = 4 * REVOKED_TOGETHER;
 
 impl Broker {
     /// Queues every part of an allocation that the session does not hold yet; what is being revoked waits for the end of
-    /// that.
-    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
-        self.queue_parts(id, allocation_id);
+    /// that, and what is unheld for a pin.
+    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, unheld: bool) {
+        self.queue_parts(id, allocation_id, unheld);
         self.pump(id);
     }
 
     /// The same for all of a batch, so that they share packets.
     pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
         for allocation in allocations.iter().copied() {
-            self.queue_parts(id, allocation);
+            self.queue_parts(id, allocation, false);
         }
         self.pump(id);
     }
 
-    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId) {
+    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, unheld: bool) {
         let elsewhere = self.elsewhere_of(allocation_id);
         let (Some(session), Some(allocation)) =
             (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
@@ -45,7 +45,7 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
-        let unheld = allocation.unheld && allocation.owner == Some(id);
+        let unheld = unheld || (allocation.unheld && allocation.owner == Some(id));
         let (mut queued, mut comes) = (0, Vec::new());
         for index in allocation.indices() {
             if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
@@ -166,7 +166,8 @@ impl Broker {
         {
             extent.sent_to.push(tenant);
         }
-        Some(MapPart { part, extent, device, offset, size, span, writable, slot })
+        let losses = self.losses_of(part);
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot, losses })
     }
 
     /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.

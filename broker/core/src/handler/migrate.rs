@@ -82,6 +82,9 @@ impl Broker {
 
     /// Begins to take a part out of its device. `None`: the operation is told when it is over.
     fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+        if self.is_held_there(part) {
+            return Some(PartMove::Held);
+        }
         if let Some(under_way) = self.migrations.get_mut(&part) {
             if under_way.towards != towards || under_way.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
@@ -155,8 +158,11 @@ impl Broker {
         if self.tier_of(part) == Some(Tier::Device) {
             return Some(PartMove::Moved);
         }
-        let begun = self.begin_migration(part, Tier::Device, Cause::Operator, Some(op));
-        begun.err().map(|refusal| PartMove::Refused { refusal: Box::new(refusal) })
+        match self.begin_migration(part, Tier::Device, Cause::Operator, Some(op)) {
+            Err(refusal) => Some(PartMove::Refused { refusal: Box::new(refusal) }),
+            // What need not be copied is there already.
+            Ok(()) => (!self.migrations.contains_key(&part)).then_some(PartMove::Moved),
+        }
     }
 
     /// Reserves room for a part in another tier, and has an extent made there.
@@ -170,10 +176,11 @@ impl Broker {
         let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
         let allocation = self.allocations.get(part.allocation).ok_or_else(not_found)?;
         let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
-        let size = allocation.size_of(part.part);
+        let (size, discardable) = (allocation.size_of(part.part), allocation.discardable);
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
         let place = Place { device, tier: towards };
-        let order = Order { place, size, part, kind, zeroed: false };
+        // What was given up is not copied over what its memory held before.
+        let order = Order { place, size, part, kind, zeroed: discardable };
         let (to, clean) = match (towards, self.backings.remove(&part)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
@@ -190,7 +197,11 @@ impl Broker {
                     }
                     None => self.order_beside(tenant, None, order)?,
                 };
-                (to, false)
+                (to, discardable)
+            }
+            (_, Some(Backing::Needless)) => {
+                let to = self.nothing(part, place, size)?;
+                (self.has_stray(part, to), true)
             }
             (_, Some(Backing::Kept { extent, clean })) => (extent, clean),
             (_, Some(Backing::Reserved(reserved))) => {
@@ -284,7 +295,8 @@ impl Broker {
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
-        let shadow = clean && self.config.check_shadows;
+        // What is discardable has none: it is dropped, or made anew.
+        let shadow = clean && self.config.check_shadows && !allocation.discardable;
         if clean && !shadow && is_new {
             return self.migration_step(part, MigrationEvent::Clean, None);
         }
@@ -355,7 +367,12 @@ impl Broker {
                 self.keep(part, left, true);
                 self.unsettled.demands |= self.is_room_wanted();
             }
-            (false, true) => self.leave(part, left),
+            (false, true) => {
+                if self.is_nowhere(part) {
+                    self.content_lost(part);
+                }
+                self.leave(part, left);
+            }
             // What has not been made yet is released once it is.
             (true, false) => self.release_extent(left),
             (false, false) => {
@@ -430,10 +447,23 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
+        let for_parts = || room_for.into_iter().flat_map(|came| self.demands.parts_since(came)).collect();
         let problem = match outcome {
+            PartMove::Moved if self.is_nowhere(part) => {
+                let for_parts = for_parts();
+                return self.notice(Notice::Dropped {
+                    part,
+                    tenant,
+                    device,
+                    tier,
+                    bytes,
+                    cause,
+                    began,
+                    for_parts,
+                });
+            }
             PartMove::Moved => {
-                let for_parts =
-                    room_for.into_iter().flat_map(|came| self.demands.parts_since(came)).collect();
+                let for_parts = for_parts();
                 return self.notice(Notice::Moved {
                     part,
                     tenant,
@@ -452,6 +482,7 @@ impl Broker {
             | PartMove::Silent { .. }
             | PartMove::Standing { .. }
             | PartMove::Wanted
+            | PartMove::Held
             | PartMove::Freed => {
                 return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
             }
@@ -508,12 +539,15 @@ impl Broker {
 
     /// The driver is told to let go of it, if it is there.
     pub(crate) fn release_extent(&mut self, id: ExtentId) {
+        if self.pool.get(id).is_some_and(crate::pool::Extent::is_nothing) {
+            return self.nothing_left(id);
+        }
         if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
             return;
         }
         self.command(Command::ReleaseExtent { extent: id });
         self.note_leaving(id);
-        self.hasten_if_waited_for(id);
+        self.hasten_if_waited_for(&[id]);
         if planted!(self, DoubleFree) {
             self.command(Command::ReleaseExtent { extent: id });
         }

@@ -76,6 +76,7 @@ impl Fenced {
             replace: false,
             uninitialized: false,
             unheld: false,
+            discardable: false,
         };
         let request = ClientRequest::allocate(vec![spec]);
         world.event(Event::Client { call: CallId(1), session, peer: PEER, key: None, request });

@@ -257,6 +257,8 @@ impl Broker {
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
                 tier: self.tier_of(of_part).unwrap_or(Self::tier()),
+                held: self.held_by_hand.contains(&of_part),
+                dropped: self.is_nowhere(of_part),
                 moves_to: self.migrations.get(&of_part).map(|migration| migration.towards),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.holds.iter().map(mapper).collect() } else { Vec::new() },
@@ -273,7 +275,10 @@ impl Broker {
                 }
                 ExtentState::Live(_) => resident = resident.saturating_add(extent.size),
                 ExtentState::Unreturned(_) => unreturned = unreturned.saturating_add(extent.size),
-                ExtentState::Creating(_) | ExtentState::Cached(_) | ExtentState::Releasing(_) => {}
+                ExtentState::Creating(_)
+                | ExtentState::Cached(_)
+                | ExtentState::Releasing(_)
+                | ExtentState::Nothing => {}
             }
         }
         AllocationView {
@@ -283,6 +288,7 @@ impl Broker {
             device: self.uuid(allocation.device).to_owned(),
             kind: allocation.kind,
             lifetime: allocation.lifetime,
+            discardable: allocation.discardable,
             state: allocation.state,
             size: allocation.size,
             charged,
@@ -307,7 +313,7 @@ impl Broker {
             Some(ExtentState::Live(_)) => Backing::Live,
             Some(ExtentState::Releasing(_)) => Backing::Releasing,
             Some(ExtentState::Unreturned(_)) => Backing::Unreturned,
-            Some(ExtentState::Cached(_)) | None => Backing::Gone,
+            Some(ExtentState::Cached(_) | ExtentState::Nothing) | None => Backing::Gone,
         }
     }
 
@@ -323,7 +329,8 @@ impl Broker {
         of: &'a Allocation,
     ) -> impl Iterator<Item = &'a Extent> {
         let is_freed = of.state == AllocationState::Freeing;
-        self.extents_of(id, of).filter(move |extent| is_freed || !self.is_below(extent))
+        let is_charged = move |extent: &&Extent| !extent.is_nothing() && (is_freed || !self.is_below(extent));
+        self.extents_of(id, of).filter(is_charged)
     }
 
     /// Whether a part on its device has it below, or is on its way there.

@@ -244,6 +244,8 @@ impl Broker {
         }
         self.forget_unmapped(id);
         self.forget_demands(id);
+        self.forget_held(id);
+        self.forget_losses(id);
         if self.has_tiers() {
             self.forget_backings(id);
         }
@@ -329,7 +331,7 @@ impl Broker {
         }
     }
 
-    fn extent_gone(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
+    pub(crate) fn extent_gone(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
         if let Some(part) = part {
             self.forget_stray(part.allocation, id);
         }

@@ -126,6 +126,9 @@ impl Broker {
             Outcome::PartsMoved { allocation, parts } => {
                 Reply::PartsMoved { allocation: *allocation, parts: parts.to_vec() }
             }
+            Outcome::PartsHeld { allocation, parts } => {
+                Reply::PartsHeld { allocation: *allocation, parts: parts.to_vec() }
+            }
             Outcome::WaitCancelled => Reply::WaitCancelled,
             Outcome::Drained => Reply::Drained {
                 draining: self.draining,

@@ -330,6 +330,9 @@ impl Broker {
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
             && self.backings.contains(&part)
+            // It may just have come for who has not been sent it yet: if it left again at once, this could go on for ever.
+            && self.pins.lacking(part).next().is_none()
+            && (!self.held_by_hand.contains(&part) || planted!(self, EvictedThoughHeld))
             && matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
     }
 
@@ -348,7 +351,7 @@ impl Broker {
 
     /// Does what was chosen, and says which extents will go.
     pub(crate) fn clear(&mut self, choice: Choice, cause: Cause) -> Vec<ExtentId> {
-        let mut going = self.give_up(choice.given_up);
+        let mut going = self.release_cached(choice.given_up);
         self.hasten(choice.awaited.into_iter().chain(going.iter().copied()));
         for (part, came) in choice.victims {
             going.extend(self.evict_for(part, came, cause));
@@ -367,15 +370,20 @@ impl Broker {
         }
     }
 
-    /// The driver was told to release it, and takes its time unless somebody waits for room.
-    pub(crate) fn hasten_if_waited_for(&mut self, extent: ExtentId) {
+    /// The driver was told to release them, and takes its time unless somebody waits for room.
+    pub(crate) fn hasten_if_waited_for(&mut self, extents: &[ExtentId]) {
         if self.is_room_wanted() || !self.awaited_room.left.is_empty() {
-            self.hasten([extent]);
+            self.hasten(extents.iter().copied());
         }
     }
 
     /// Gives cached extents back to the driver.
-    pub(crate) fn give_up(&mut self, ages: impl IntoIterator<Item = Age>) -> Vec<ExtentId> {
+    pub(crate) fn give_up(&mut self, ages: impl IntoIterator<Item = Age>) {
+        let given_up = self.release_cached(ages);
+        self.hasten_if_waited_for(&given_up);
+    }
+
+    fn release_cached(&mut self, ages: impl IntoIterator<Item = Age>) -> Vec<ExtentId> {
         let mut given_up = Vec::new();
         for age in ages {
             let Some(Cached { extent, tenant, device, size, .. }) = self.pool.give_up(age) else { continue };

@@ -29,6 +29,9 @@ impl Broker {
         if allocation.kind == Kind::Fixed {
             return Err(Refusal::KindUnsupported { kind: "sealed fixed" });
         }
+        if allocation.discardable {
+            return Err(Refusal::KindUnsupported { kind: "sealed discardable" });
+        }
         self.check_own_name(id)?;
         self.check_slots(session, self.parts_not_held(session, id))?;
         self.advance(id, AllocationEvent::SealAsked);
@@ -116,7 +119,7 @@ impl Broker {
             self.finish(op, outcome);
         }
         if let Some(owner) = owner {
-            self.queue_maps(owner, id);
+            self.queue_maps(owner, id, false);
         }
     }
 

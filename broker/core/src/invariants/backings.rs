@@ -19,6 +19,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             Backing::Reserved(it) => {
                 piece.is_some_and(|piece| (it.tenant(), it.bytes()) == (piece.tenant, piece.size))
             }
+            Backing::Needless => broker.is_discardable(*part),
             Backing::Kept { extent, .. } => {
                 let extent = broker.pool.behind(*part, *extent);
                 let is = |it: &Extent| {

@@ -1,7 +1,7 @@
 //! What is copied is mapped by nobody, and neither end of it is released.
 
 use super::{MIGRATIONS, Violation, expect, scope::Scope};
-use crate::{broker::Broker, event::Tier, pool::ExtentState, residency::MapState};
+use crate::{broker::Broker, event::Tier, pool::Extent, residency::MapState};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, migration) in
@@ -10,7 +10,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let from = broker.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
         let is_live = |id| {
             let extent = broker.pool.behind(*part, id);
-            extent.is_some_and(|extent| matches!(extent.state, ExtentState::Live(_)))
+            extent.is_some_and(Extent::is_there)
         };
         let source = from.is_some_and(|from| is_live(from.extent) && from.extent != migration.to);
         expect(found, MIGRATIONS, source, || format!("{part:?} moves from nowhere"));

@@ -114,7 +114,7 @@ registry! {
     MIGRATIONS = "INV-MOVE-1", Recomputed "migrations.rs",
         "what is copied is mapped by nobody and both its ends are there; what is not on its device is mapped by nobody";
     CONTENT = "INV-MOVE-2", Oracle "content.rs",
-        "what a session maps or pins holds what was last written there, wherever it has been meanwhile";
+        "what a session maps or pins holds what was last written there, wherever it has been meanwhile, or it is told that this was given up";
     COPIES = "INV-MOVE-3", Oracle "copies.rs",
         "a copy begins in the part's extent while nobody maps either end, and neither is released before it has ended";
     DEMANDS = "INV-MOVE-4", Oracle "demands.rs",
@@ -123,6 +123,8 @@ registry! {
         "what a part has below its device is its own, and what is awaited back from a device leaves it";
     EVICTED = "INV-MOVE-6", Oracle "evictions.rs",
         "what leaves a device because somebody else needs the room is pinned by nobody, and was above its tenant's guarantee";
+    HELD = "INV-MOVE-7", Oracle "held.rs",
+        "what an operator holds on its device does not leave it until it is let go or freed";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs",

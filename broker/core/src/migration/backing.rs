@@ -14,6 +14,8 @@ pub(crate) enum Backing {
     /// Memory that it came from, or was about to go to. A clean one holds what the part holds: then it leaves without being
     /// copied.
     Kept { extent: ExtentId, clean: bool },
+    /// Its content may be given up: it needs none.
+    Needless,
 }
 
 /// Those of all parts, and how much of it there is: whoever wants to know need not look at each.
@@ -126,7 +128,10 @@ mod tests {
             backings.remove(&part(1));
             assert_eq!(sums(&backings), (3, 0));
         }
-        backings.remove(&part(0));
+        // What needs none has none, and can leave.
+        backings.insert(part(0), account, Bytes::new(3), Backing::Needless);
+        backings.soil(&part(0));
+        assert!(backings.contains(&part(0)));
         assert_eq!(sums(&backings), (0, 0));
     }
 }

@@ -35,6 +35,8 @@ pub(crate) enum ExtentState {
     Releasing(Charge),
     /// The driver let go, and some process still holds the memory.
     Unreturned(Vec<Debt>),
+    /// No memory at all, and no money: what a part is in whose content was given up. The driver never hears of it.
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -85,6 +87,15 @@ impl Extent {
         is_live
     }
 
+    /// Whether a part can be in it.
+    pub(crate) const fn is_there(&self) -> bool {
+        matches!(self.state, ExtentState::Live(_) | ExtentState::Nothing)
+    }
+
+    pub(crate) const fn is_nothing(&self) -> bool {
+        matches!(self.state, ExtentState::Nothing)
+    }
+
     /// Who pays for it, and where.
     #[cfg(feature = "observed")]
     pub(crate) fn accounts(&self) -> Vec<(TenantId, Place)> {
@@ -94,6 +105,7 @@ impl Extent {
                 vec![(it.tenant(), it.place())]
             }
             ExtentState::Unreturned(debts) => debts.iter().map(|it| (it.tenant(), it.place())).collect(),
+            ExtentState::Nothing => Vec::new(),
         }
     }
 
@@ -111,6 +123,8 @@ pub(crate) struct Pool {
     extents: IdMap<Extent>,
     /// How many extents of each device are unreturned.
     unreturned: BTreeMap<DeviceIndex, usize>,
+    /// How many are nothing.
+    nothing: usize,
     cache: Cache,
     pub(crate) touched: Touched<ExtentId>,
 }
@@ -118,6 +132,7 @@ pub(crate) struct Pool {
 impl Pool {
     pub(crate) fn insert(&mut self, id: ExtentId, extent: Extent) {
         self.touched.note(id);
+        self.nothing = self.nothing.saturating_add(usize::from(extent.is_nothing()));
         self.extents.insert(id.get(), extent);
     }
 
@@ -139,6 +154,7 @@ impl Pool {
     pub(crate) fn take(&mut self, id: ExtentId) -> Option<Extent> {
         self.touched.note(id);
         let extent = self.extents.remove(id.get())?;
+        self.nothing = self.nothing.saturating_sub(usize::from(extent.is_nothing()));
         if matches!(&extent.state, ExtentState::Unreturned(debts) if !debts.is_empty()) {
             self.count_unreturned(extent.place.device, |count| count.saturating_sub(1));
         }
@@ -207,8 +223,9 @@ impl Pool {
         }
     }
 
+    /// How many there are that the driver has made, or makes.
     pub(crate) fn len(&self) -> usize {
-        self.extents.len()
+        self.extents.len().saturating_sub(self.nothing)
     }
 
     /// Whether memory of the device is awaited back.

@@ -106,6 +106,8 @@ pub(crate) struct Allocation {
     pub(crate) digesting: bool,
     /// Its owner maps what it pins, and nothing before.
     pub(crate) unheld: bool,
+    /// Its parts leave their device without being copied.
+    pub(crate) discardable: bool,
     /// Extents that are not gone from the pool yet.
     pub(crate) extents_left: usize,
     /// How many holds there are on its parts.

@@ -26,6 +26,7 @@ pub(crate) enum Method {
     FreeAllocation,
     RevokeMappings,
     MoveParts,
+    HoldParts,
     CancelWait,
     Drain,
 }
@@ -45,6 +46,7 @@ impl Method {
             Self::FreeAllocation => "FreeAllocation",
             Self::RevokeMappings => "RevokeMappings",
             Self::MoveParts => "MoveParts",
+            Self::HoldParts => "HoldParts",
             Self::CancelWait => "CancelWait",
             Self::Drain => "Drain",
         }
@@ -64,6 +66,7 @@ pub(crate) enum Outcome {
     AllocationFreed { allocation: AllocationId, still_charged: Bytes, mappers: Box<[SessionId]> },
     MappingsRevoked { allocation: AllocationId, parts: Box<[(PartIndex, PartRevocation)]> },
     PartsMoved { allocation: AllocationId, parts: Box<[(PartIndex, PartMove)]> },
+    PartsHeld { allocation: AllocationId, parts: Box<[PartIndex]> },
     WaitCancelled,
     Drained,
 }

@@ -75,6 +75,8 @@ pub struct World {
     pub written: BTreeSet<(ChannelId, PartRef)>,
     /// Which extent each part was in when it was sent last.
     pub extents: BTreeMap<PartRef, ExtentId>,
+    /// How often its content was given up, as was told when it was sent last.
+    pub losses: BTreeMap<PartRef, u64>,
     /// What operators were told.
     pub notices: Vec<Notice>,
     calls: u64,
@@ -136,6 +138,7 @@ impl World {
             contents: BTreeMap::new(),
             written: BTreeSet::new(),
             extents: BTreeMap::new(),
+            losses: BTreeMap::new(),
             notices: Vec::new(),
             calls: 0,
             channels: 0,
@@ -270,6 +273,7 @@ impl World {
         let answer = match frame {
             DaemonFrame::Map(parts) => {
                 self.extents.extend(parts.iter().map(|part| (part.part, part.extent)));
+                self.losses.extend(parts.iter().map(|part| (part.part, part.losses)));
                 for part in &parts {
                     let Some(slot) = part.slot else { continue };
                     let serves = *self.slots.entry((channel, slot)).or_insert(part.part);
@@ -502,6 +506,7 @@ pub fn spec(mib: u32) -> AllocationSpec {
         replace: false,
         uninitialized: false,
         unheld: false,
+        discardable: false,
     }
 }
 

@@ -25,6 +25,7 @@ fn map(index: u32, slot: u32) -> DaemonFrame {
         span: size,
         writable: true,
         slot: Some(Slot(slot)),
+        losses: 0,
     }])
 }
 

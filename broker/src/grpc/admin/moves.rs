@@ -1,8 +1,9 @@
-//! Who waits for room, and what moves.
+//! Who waits for room, what moves, and what is to stay.
 
 use broker_core::{Broker, OperatorRequest, Reply};
 use tonic::Status;
 use vramd_proto::v1;
+use vramd_types::PartIndex;
 
 use super::{Admin, Operator};
 use crate::grpc::{
@@ -46,6 +47,24 @@ impl Admin {
         match self.submit(operator, key, change).await? {
             Reply::WaitCancelled => Ok(v1::CancelWaitResponse {}),
             other => Err(status::wrong_reply("CancelWait", &other)),
+        }
+    }
+
+    pub(super) async fn hold(
+        &self,
+        operator: Operator,
+        message: v1::HoldPartsRequest,
+    ) -> Result<v1::HoldPartsResponse, Status> {
+        let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
+        let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
+        let parts = message.part_indexes.into_iter().map(PartIndex).collect();
+        let change = OperatorRequest::HoldParts { target, parts, held: !message.let_go };
+        match self.submit(operator, key, change).await? {
+            Reply::PartsHeld { allocation, parts } => Ok(v1::HoldPartsResponse {
+                allocation_id: allocation.get(),
+                part_indexes: parts.into_iter().map(|part| part.0).collect(),
+            }),
+            other => Err(status::wrong_reply("HoldParts", &other)),
         }
     }
 

@@ -46,6 +46,7 @@ fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
         replace: item.replace,
         uninitialized: item.uninitialized,
         unheld: item.unheld,
+        discardable: item.discardable,
     })
 }
 
@@ -108,6 +109,7 @@ targets!(
     describe_allocation_request,
     show_allocation_request,
     free_allocation_request,
+    hold_parts_request,
     move_parts_request,
     revoke_mappings_request
 );

@@ -38,6 +38,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         mapper_count: count(view.mapper_count),
         unreturned_bytes: view.unreturned.get(),
         host_bytes: view.in_host.get(),
+        discardable: view.discardable,
     }
 }
 
@@ -55,11 +56,12 @@ fn part(view: PartView, reader: For) -> v1::Part {
         index: view.index.0,
         offset_bytes: view.offset.get(),
         size_bytes: view.size.get(),
-        tier: tier(view.tier).into(),
+        tier: if view.dropped { v1::Tier::Unspecified } else { tier(view.tier) }.into(),
         mapper_session_ids: holding.map(|mapper| mapper.session.get()).collect(),
         extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
         mappers: shown.iter().map(mapper).collect(),
         moves_to: view.moves_to.map_or(v1::Tier::Unspecified, tier).into(),
+        held: view.held,
     }
 }
 
@@ -92,6 +94,7 @@ pub(in crate::grpc) fn part_move((index, outcome): (PartIndex, PartMove)) -> v1:
         PartMove::Silent { by } => outcome_alone(Wire::Silent, &by),
         PartMove::Standing { by } => outcome_alone(Wire::Standing, &by),
         PartMove::Wanted => outcome_alone(Wire::Wanted, &[]),
+        PartMove::Held => outcome_alone(Wire::Held, &[]),
         PartMove::Freed => outcome_alone(Wire::Freed, &[]),
         PartMove::Refused { refusal } => {
             v1::PartMove { error: Some(status::item_refused(&refusal)), ..outcome_alone(Wire::Refused, &[]) }
@@ -258,6 +261,7 @@ mod tests {
             device: "GPU-0".to_owned(),
             kind: Kind::Movable,
             lifetime: Lifetime::Persistent,
+            discardable: false,
             state: AllocationState::Sealed,
             size: Bytes::new(5),
             charged: Bytes::mib(2),
@@ -273,6 +277,8 @@ mod tests {
                 size: Bytes::mib(2),
                 tier: Tier::Device,
                 moves_to: Some(Tier::Host),
+                held: false,
+                dropped: false,
                 backing: Some(Backing::Live),
                 mappers: vec![
                     MapperView { session: SessionId::from_raw(4), state: MapState::Revoking },

@@ -14,14 +14,32 @@ use super::{
 
 impl Oracle {
     /// A part that can move is made on its device, or has lost what it had below: bytes are set aside, if there are any.
-    pub(super) fn set_aside(&mut self, part: PartRef, owner: Tenant, device: usize, size: u64) {
+    pub(super) fn set_aside(
+        &mut self,
+        part: PartRef,
+        (owner, discardable): (Tenant, bool),
+        device: usize,
+        size: u64,
+    ) {
         let Some(place) = self.facts.place(device, Tier::Host) else { return };
-        if self.facts.backings.contains_key(&part) || !self.would_admit(owner, place, size) {
+        if self.facts.backings.contains_key(&part) {
+            return;
+        }
+        if discardable {
+            self.facts.backings.insert(part, BackingFacts::Needless);
+            return;
+        }
+        if !self.would_admit(owner, place, size) {
             return;
         }
         self.facts.balance(owner, place).reserved += size;
         self.facts.backings.insert(part, BackingFacts::Reserved { owner, place, size });
         self.step.touched.push((owner, place));
+    }
+
+    /// Whether it was asked for as discardable: it may not have been answered yet.
+    pub(super) fn is_discardable(part: PartRef, broker: &Broker) -> bool {
+        broker.show(&Target::Id(part.allocation)).is_ok_and(|view| view.discardable)
     }
 
     pub(super) fn would_admit(&mut self, tenant: Tenant, place: usize, size: u64) -> bool {
@@ -53,7 +71,7 @@ impl Oracle {
         self.facts.backings.remove(&part);
         let stays = self.facts.allocations.get(&part.allocation).filter(|it| !it.leaving && goes);
         if let Some(device) = stays.map(|it| it.device) {
-            self.set_aside(part, owner, device, size);
+            self.set_aside(part, (owner, false), device, size);
         }
     }
 
@@ -77,6 +95,8 @@ impl Oracle {
         if let Some(allocation) = self.facts.allocations.get_mut(&id) {
             allocation.leaving = true;
         }
+        self.nobody_holds_freed(id);
+        self.nobody_drops_freed(id);
         let all = PartRef { allocation: id, part: vramd_types::PartIndex(0) }..=PartRef {
             allocation: id,
             part: vramd_types::PartIndex(u32::MAX),
@@ -107,6 +127,9 @@ impl Oracle {
     /// A part is in another tier, as the core says: without a copy only if it holds there already what it holds.
     pub(super) fn has_moved(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
+        if tier == Tier::Device && self.is_made_anew(part) {
+            return;
+        }
         if tier != Tier::Device {
             self.comes_no_more(part);
         }

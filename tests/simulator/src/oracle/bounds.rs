@@ -66,7 +66,7 @@ fn items_of(asked: &ClientRequest) -> usize {
     match asked {
         ClientRequest::AllocateBatch { items: specs, .. } => specs.len(),
         ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.len(),
-        ClientRequest::Attach(_) | ClientRequest::Seal(_) => 1,
+        ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) | ClientRequest::Seal(_) => 1,
     }
 }
 

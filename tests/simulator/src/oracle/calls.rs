@@ -81,10 +81,10 @@ impl Oracle {
             (ClientRequest::Detach(ids), Reply::Released(items)) => {
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
-            (ClientRequest::Attach(target), Reply::Attached(view)) => {
+            (ClientRequest::Attach(target) | ClientRequest::AttachUnheld(target), Reply::Attached(view)) => {
                 self.is_shown(&name, view);
                 if self.step.repeat.is_new() {
-                    self.attached(by, view);
+                    self.attached(by, view, matches!(asked, ClientRequest::AttachUnheld(_)));
                 }
                 match target {
                     Target::Id(id) => *id == view.id,
@@ -119,6 +119,7 @@ impl Oracle {
             readers: view.readers.clone(),
             size: view.size.get(),
             uninitialized: spec.uninitialized,
+            discardable: spec.discardable,
             unheld: spec.unheld,
             part_count: view.parts.len(),
             sealed: false,
@@ -129,10 +130,10 @@ impl Oracle {
         self.facts.allocations.insert(view.id, allocation);
         self.is_placed_as_asked(by, spec, view);
         self.learn_where_unheld(view.id, broker);
-        self.owes(by, view.id);
+        self.owes(by, view.id, false);
     }
 
-    fn attached(&mut self, by: SessionId, view: &AllocationView) {
+    fn attached(&mut self, by: SessionId, view: &AllocationView, unheld: bool) {
         self.takes_new(format_args!("{by} attaches"));
         let Some(facts) = self.facts.allocations.get(&view.id) else {
             return self
@@ -143,7 +144,8 @@ impl Oracle {
         self.expect(CALLS, open, || format!("{by} attaches {}, which is another's and not sealed", view.id));
         self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
         self.is_seen(by, view);
-        self.owes(by, view.id);
+        self.can_be_unheld(by, view.id, unheld);
+        self.owes(by, view.id, unheld);
     }
 
     fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply, broker: &Broker) {
@@ -198,6 +200,20 @@ impl Oracle {
                 };
                 its && id_fits
             }
+            (
+                OperatorRequest::HoldParts { target, parts: asked, held },
+                Reply::PartsHeld { allocation, parts },
+            ) => {
+                if first {
+                    self.held_as_told(*allocation, parts, *held, broker);
+                }
+                let its = asked.is_empty() || parts.iter().all(|part| asked.contains(part));
+                let id_fits = match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                };
+                its && id_fits
+            }
             (OperatorRequest::CancelWait { wait }, Reply::WaitCancelled) => {
                 if first {
                     self.wait_cancelled(*wait);
@@ -243,6 +259,7 @@ impl Oracle {
             Refusal::StoreFailed { .. } => self.step.failure_told,
             Refusal::NameTaken { .. } => self.name_is_taken(call, tenant, broker),
             Refusal::AllocationNotFound { .. } if at_once => !self.is_there(call, tenant, broker),
+            Refusal::RequestInvalid { .. } => self.is_wrongly_unheld(call, broker),
             Refusal::InvariantBroken { .. } => false,
             Refusal::WaitCancelled { .. } => self.is_cancelling(),
             Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
@@ -292,7 +309,11 @@ impl Oracle {
     /// Whether what an attach or a seal did not find is there, and may be known to the caller.
     fn is_there(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
         let id = match Self::request_of(call) {
-            Some(ClientRequest::Attach(Target::Id(id)) | ClientRequest::Seal(id)) => *id,
+            Some(ClientRequest::Attach(target) | ClientRequest::AttachUnheld(target)) => match target {
+                Target::Id(id) => *id,
+                Target::Name(_) => return false,
+            },
+            Some(ClientRequest::Seal(id)) => *id,
             _ => return false,
         };
         let (Some(facts), Some(tenant)) = (self.facts.allocations.get(&id), tenant) else { return false };

@@ -117,12 +117,11 @@ impl Oracle {
     /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
     fn why(&mut self, part: PartRef, leavable: &[Leavable], at_most: &[Leavable]) -> Why {
         let allocation = self.facts.allocations.get(&part.allocation);
-        let extent = allocation.and_then(|it| self.facts.extents.get(it.parts.get(&part.part.0)?));
-        let Some((allocation, extent)) = allocation.zip(extent) else {
+        let Some((allocation, size)) = allocation.zip(self.size_of(part)) else {
             let (tenant, guaranteed, at_limit) = (Tenant::default(), false, false);
             return Why { device: 0, tenant, guaranteed, at_limit, wait: Wait::Full, may_be_full: true };
         };
-        let (tenant, device, size) = (allocation.tenant, allocation.device, extent.size);
+        let (tenant, device) = (allocation.tenant, allocation.device);
         let (guarantee, limit) = self.quota_now(tenant, device);
         let at_limit = self.facts.held(tenant, device) + size > limit;
         let guaranteed = self.held_in_use(tenant, device) + size <= guarantee;
@@ -169,7 +168,7 @@ impl Oracle {
             BackingFacts::Kept(id) => {
                 self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating)
             }
-            BackingFacts::Reserved { .. } => false,
+            BackingFacts::Reserved { .. } | BackingFacts::Needless => false,
         };
         self.facts.extents.values().any(released)
             || self.facts.departing.iter().any(on_device)
@@ -209,6 +208,7 @@ impl Oracle {
             && !self.is_being_evicted(part)
             && !self.is_being_revoked(part)
             && !self.facts.fences.contains_key(&part)
+            && !self.facts.held_by_hand.contains(&part)
             && !self.facts.unlucky.contains(&part);
         let at_rest = |session: &SessionFacts| match session.holds.get(&part) {
             Some((hold, _)) => {

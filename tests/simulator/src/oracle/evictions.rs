@@ -78,8 +78,8 @@ impl Oracle {
         let elsewhere = wanted.into_iter().filter(|part| self.lies_elsewhere(*part));
         let sizes = elsewhere.filter_map(|part| {
             let allocation = self.facts.allocations.get(&part.allocation)?;
-            let extent = self.facts.extents.get(allocation.parts.get(&part.part.0)?)?;
-            ((allocation.tenant, allocation.device) == (tenant, device)).then_some(extent.size)
+            let size = self.size_of(part)?;
+            ((allocation.tenant, allocation.device) == (tenant, device)).then_some(size)
         });
         let batches = self.facts.calls.values().filter_map(|call| self.asked_by(tenant, call));
         sizes.chain(batches).fold(0, u64::saturating_add)
@@ -94,11 +94,11 @@ impl Oracle {
             spec.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get)
         };
         let its = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
-        // What is unheld lies below where there is no room.
+        // What is unheld lies below where there is no room, unless it is discardable.
         let device = |place: &&PlaceFacts| place.tier == Tier::Device;
         let below = |place: &PlaceFacts| self.facts.place_of(&place.uuid, Tier::Host).is_some();
         let all_below = self.facts.places.iter().filter(device).all(below);
-        let held = items.iter().filter(|spec| !(spec.unheld && all_below));
+        let held = items.iter().filter(|spec| !(spec.unheld && !spec.discardable && all_below));
         its.then(|| held.map(size).fold(0, u64::saturating_add))
     }
 }

@@ -32,7 +32,7 @@ impl Oracle {
         self.step.ordered += 1;
         let moves = made_for.filter(|part| self.facts.allocations.contains_key(&part.allocation));
         let new = made_for.filter(|_| moves.is_none());
-        let unheld = new.is_some_and(|part| broker.is_unheld(part.allocation));
+        let lazy = new.is_some_and(|part| Self::is_lazy(part, broker));
         if moves.is_some() {
             self.batch_is_ordered();
         }
@@ -44,7 +44,7 @@ impl Oracle {
             self.leaves_its_device(part, true, broker);
         }
         let place =
-            self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device || unheld);
+            self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device || lazy);
         let Some((owner, place)) = owner.zip(place) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody, or nowhere"));
         };
@@ -77,7 +77,7 @@ impl Oracle {
             self.step.made_at_once.insert((owner, place));
         }
         if let Some(part) = new.filter(|_| kind == Kind::Movable && tier == Tier::Device) {
-            self.lies_above(part, unheld, (owner, device, size));
+            self.lies_above(part, (owner, device, size), broker);
         }
     }
 
@@ -100,7 +100,8 @@ impl Oracle {
         let (id, part) = (sent.extent, sent.part);
         let allocation = self.facts.allocations.get(&part.allocation);
         let owner = allocation.map(|allocation| allocation.tenant);
-        let takes_old = allocation.is_some_and(|allocation| allocation.uninitialized);
+        let was_lost = self.facts.losses.contains_key(&part);
+        let takes_old = allocation.is_some_and(|allocation| allocation.uninitialized) || was_lost;
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self
                 .expect(EXTENT_USE, false, || format!("{id} is sent to {session} and does not exist"));

@@ -151,6 +151,7 @@ pub(super) struct AllocationFacts {
     pub(super) readers: Vec<String>,
     pub(super) size: u64,
     pub(super) uninitialized: bool,
+    pub(super) discardable: bool,
     /// Its owner is sent what it pins, and nothing before.
     pub(super) unheld: bool,
     pub(super) part_count: usize,
@@ -196,6 +197,8 @@ pub(super) enum BackingFacts {
     Reserved { owner: Tenant, place: usize, size: u64 },
     /// What it came from, or was to go to.
     Kept(ExtentId),
+    /// It is discardable, and needs none.
+    Needless,
 }
 
 /// Guarantee and limit, by tenant, device (UUID or `*`) and tier.
@@ -257,6 +260,12 @@ pub(super) struct Facts {
     pub(super) backings: BTreeMap<PartRef, BackingFacts>,
     /// Parts that are on their way out of their devices, or about to set out.
     pub(super) departing: BTreeSet<PartRef>,
+    /// Discardable parts that are nowhere, and how large they are.
+    pub(super) dropped: BTreeMap<PartRef, u64>,
+    /// How often the content of each was given up.
+    pub(super) losses: BTreeMap<PartRef, u64>,
+    /// What operators hold.
+    pub(super) held_by_hand: BTreeSet<PartRef>,
     /// Who was seen to pin what, when it was looked at last.
     pub(super) pinned: BTreeSet<(PartRef, SessionId)>,
     /// Who stood in the line after the last event.

@@ -15,11 +15,13 @@ mod demands;
 mod devices;
 mod drained;
 mod draining;
+mod dropped;
 mod evictions;
 mod extents;
 mod facts;
 mod fences;
 mod frames;
+mod held;
 mod ids;
 mod kills;
 mod ledger;
@@ -206,9 +208,15 @@ impl Oracle {
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
             Command::Notice(Notice::Moved { part, tier, .. }) => {
                 if *tier != Tier::Device {
+                    self.nobody_held(*part);
                     self.leaves_its_device(*part, false, broker);
                 }
                 self.has_moved(*part, *tier);
+            }
+            Command::Notice(Notice::Dropped { part, bytes, .. }) => {
+                self.nobody_held(*part);
+                self.leaves_its_device(*part, false, broker);
+                self.was_dropped(*part, bytes.get());
             }
             Command::Notice(
                 notice @ (Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. }),

@@ -14,6 +14,9 @@ use super::{
 impl Oracle {
     /// The tier that the part is in, where its extent is known: while it moves, the one that it comes from.
     pub(super) fn tier_of(&self, part: PartRef) -> Option<Tier> {
+        if self.facts.dropped.contains_key(&part) {
+            return Some(Tier::Host);
+        }
         let extent = self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
         Some(self.facts.places[self.facts.extents.get(extent)?.place].tier)
     }
@@ -50,6 +53,7 @@ impl Oracle {
                     let view = broker.show(&Target::Id(allocation));
                     view.is_ok_and(|view| view.state == broker_core::AllocationState::Freeing)
                 }
+                PartMove::Held => super::held::shown_as_held(part, broker) || !at_once,
                 PartMove::Failed { .. } => self.step.failure_told || parts.len() > 1,
                 // Of several parts the first may have moved on before the last is there.
                 PartMove::Moved if parts.len() == 1 => self.tier_of(part).is_none_or(|tier| tier == towards),

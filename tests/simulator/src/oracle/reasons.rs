@@ -46,7 +46,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::RequestInvalid,
                 R::BatchTooLarge,
             ],
-            ClientRequest::Attach(_) => &[
+            ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => &[
                 R::SessionMissing,
                 R::SessionNotFound,
                 R::SessionLost,
@@ -56,6 +56,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::Draining,
                 R::AllocationNotFound,
                 R::NameInvalid,
+                R::RequestInvalid,
                 R::NotSealed,
                 R::DeviceNotVisible,
                 R::StillMapped,
@@ -105,7 +106,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
             OperatorRequest::FreeAllocation(_) => {
                 &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]
             }
-            OperatorRequest::RevokeMappings { .. } => &[
+            OperatorRequest::RevokeMappings { .. } | OperatorRequest::HoldParts { .. } => &[
                 R::RequestIdReused,
                 R::QueueFull,
                 R::RequestInvalid,

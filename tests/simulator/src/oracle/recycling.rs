@@ -24,9 +24,11 @@ impl Oracle {
         let (copied, was_sent) = (extent.copied, !extent.sent_to.is_empty());
         // What it is sent as next is its part then, and must be of the same tenant: see `extents.rs`.
         extent.stray = false;
+        // A discardable part may leave before anybody was sent it: then its extent's is not known here.
+        let unknown = extent.part.is_none() && !was_sent;
         let backed = extent.part.take().and_then(|part| self.facts.allocations.get(&part.allocation));
         // A part has left it, and another of its tenant waits for as much.
-        let handed_over = backed.is_some_and(|allocation| !allocation.leaving);
+        let handed_over = unknown || backed.is_some_and(|allocation| !allocation.leaving);
         let own = all_own && (was_sent || handed_over);
         let movable = backed.is_none_or(|allocation| allocation.kind == broker_core::Kind::Movable);
         self.expect(COPIES, !copied, || format!("{id} is cached while it is copied"));
@@ -70,7 +72,7 @@ impl Oracle {
         self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
         self.not_cached(id);
         if !moves {
-            self.lies_above(part, broker.is_unheld(part.allocation), (owner, place, size));
+            self.lies_above(part, (owner, place, size), broker);
         }
     }
 

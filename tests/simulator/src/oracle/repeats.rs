@@ -72,7 +72,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
             let method = match request {
                 ClientRequest::AllocateBatch { .. } => 0,
                 ClientRequest::FreeBatch(_) => 1,
-                ClientRequest::Attach(_) => 2,
+                ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => 2,
                 ClientRequest::Detach(_) => 3,
                 ClientRequest::Seal(_) => 4,
             };
@@ -88,6 +88,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 OperatorRequest::RevokeMappings { .. } => SET_QUOTA + 5,
                 OperatorRequest::MoveParts { .. } => SET_QUOTA + 6,
                 OperatorRequest::CancelWait { .. } => SET_QUOTA + 7,
+                OperatorRequest::HoldParts { .. } => SET_QUOTA + 8,
             };
             (Requester::Operator(*uid), method)
         }
@@ -108,7 +109,8 @@ fn summary(reply: &Reply) -> String {
         | Reply::SessionEnded { .. }
         | Reply::AllocationFreed { .. }
         | Reply::MappingsRevoked { .. }
-        | Reply::PartsMoved { .. } => {
+        | Reply::PartsMoved { .. }
+        | Reply::PartsHeld { .. } => {
             format!("{reply:?}")
         }
     }

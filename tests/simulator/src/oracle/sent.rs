@@ -6,10 +6,11 @@ use vramd_types::{AllocationId, PartIndex, SessionId};
 use super::{Oracle, facts::Tenant};
 
 impl Oracle {
-    /// All parts that the session does not hold are to be sent to it from now on; of its own unheld memory, what it pins.
-    pub(super) fn owes(&mut self, to: SessionId, allocation: AllocationId) {
+    /// All parts that the session does not hold are to be sent to it from now on; of its own unheld memory, and of what it
+    /// attached unheld, what it pins.
+    pub(super) fn owes(&mut self, to: SessionId, allocation: AllocationId, unheld: bool) {
         let Some(facts) = self.facts.allocations.get(&allocation) else { return };
-        let (count, unheld) = (facts.part_count, facts.unheld && facts.owner == to);
+        let (count, unheld) = (facts.part_count, unheld || (facts.unheld && facts.owner == to));
         let Some(session) = self.facts.sessions.get_mut(&to) else { return };
         let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation, part });
         let has = |part: &PartRef| session.holds.contains_key(part) || session.away.contains(part);
@@ -55,7 +56,7 @@ impl Oracle {
     /// The driver has read it: its owner is to map it again, sealed or not.
     pub(super) fn owes_again(&mut self, allocation: AllocationId) {
         if let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) {
-            self.owes(owner, allocation);
+            self.owes(owner, allocation, false);
         }
     }
 

@@ -2,12 +2,15 @@
 //! asks below is its own before others of it have anything set aside there.
 
 use broker_core::{
-    Broker, PartRef,
+    Broker, ClientRequest, Kind, PartRef, Target,
     invariants::{CALLS, DEVICES},
 };
-use vramd_types::{AllocationId, ExtentId};
+use vramd_types::{AllocationId, ExtentId, SessionId};
 
-use super::{Oracle, facts::Tenant};
+use super::{
+    Oracle,
+    facts::{Asked, Call, Tenant},
+};
 
 impl Oracle {
     /// Memory for a new part is made below its device: only while others wait there, or where it would not be admitted. What a
@@ -18,15 +21,22 @@ impl Oracle {
         self.expect(DEVICES, rightly, || format!("{id} is made below device {device}, where there is room"));
     }
 
-    /// A new part lies on its device. What is held has bytes set aside once all of its batch is ordered.
+    /// Whether it may be made below its device. What is discardable never lies there.
+    pub(super) fn is_lazy(part: PartRef, broker: &Broker) -> bool {
+        broker.is_unheld(part.allocation) && !Self::is_discardable(part, broker)
+    }
+
+    /// A new part lies on its device. What is held has bytes set aside once all of its batch is ordered; what is discardable
+    /// needs none.
     pub(super) fn lies_above(
         &mut self,
         part: PartRef,
-        unheld: bool,
         (owner, device, size): (Tenant, usize, u64),
+        broker: &Broker,
     ) {
-        match unheld {
-            true => self.set_aside(part, owner, device, size),
+        let discardable = Self::is_discardable(part, broker);
+        match discardable || Self::is_lazy(part, broker) {
+            true => self.set_aside(part, (owner, discardable), device, size),
             false => self.step.to_set_aside.push((part, (owner, device, size))),
         }
     }
@@ -34,8 +44,40 @@ impl Oracle {
     /// All of a batch is ordered.
     pub(super) fn batch_is_ordered(&mut self) {
         for (part, (owner, device, size)) in std::mem::take(&mut self.step.to_set_aside) {
-            self.set_aside(part, owner, device, size);
+            self.set_aside(part, (owner, false), device, size);
         }
+    }
+
+    /// Who attaches it unheld has pins, and it is not mapped for life.
+    pub(super) fn can_be_unheld(&mut self, by: SessionId, id: AllocationId, unheld: bool) {
+        let can = self.pins(by) && self.facts.allocations.get(&id).is_some_and(|it| it.kind != Kind::Fixed);
+        self.expect(CALLS, can || !unheld, || format!("{by} attaches {id} unheld, and could never pin it"));
+    }
+
+    /// Of requests to attach, only one that is to be unheld is invalid: who has no pins, or what is fixed.
+    pub(super) fn is_wrongly_unheld(&self, call: &Call, broker: &Broker) -> bool {
+        match &call.asked {
+            Asked::Client { request: ClientRequest::Attach(_), .. } => false,
+            Asked::Client { session, request: ClientRequest::AttachUnheld(target), .. } => {
+                !self.pins(*session) || self.is_fixed(*session, target, broker)
+            }
+            Asked::Client { .. } | Asked::Operator { .. } => true,
+        }
+    }
+
+    /// A name without a tenant is of the session's own.
+    fn is_fixed(&self, by: SessionId, target: &Target, broker: &Broker) -> bool {
+        let Some(session) = self.facts.sessions.get(&by) else { return false };
+        let own = self.facts.tenants.get(session.tenant).cloned().unwrap_or_default();
+        let shown = match target {
+            Target::Name(name) if !name.contains('/') => broker.show(&Target::Name(format!("{own}/{name}"))),
+            Target::Name(_) | Target::Id(_) => broker.show(target),
+        };
+        shown.is_ok_and(|view| view.kind == Kind::Fixed)
+    }
+
+    fn pins(&self, session: SessionId) -> bool {
+        self.facts.sessions.get(&session).is_some_and(|session| session.pins)
     }
 
     /// In which extents the parts are: nothing is sent that would say so.

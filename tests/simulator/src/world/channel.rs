@@ -171,8 +171,9 @@ impl World {
                 self.recent.pop_front();
             }
         }
+        let attached_unheld = self.attaching_unheld.remove(&call);
         if let Some(pid) = caller {
-            self.learn_unheld(pid, &outcome);
+            self.learn_unheld(pid, &outcome, attached_unheld);
         }
         let Some(process) = caller.and_then(|pid| self.processes.get_mut(&pid)) else { return };
         match outcome {
@@ -197,7 +198,7 @@ impl World {
     }
 
     /// What it may pin though it was never sent it.
-    fn learn_unheld(&mut self, pid: u32, outcome: &Result<Reply, Refusal>) {
+    fn learn_unheld(&mut self, pid: u32, outcome: &Result<Reply, Refusal>, attached: bool) {
         let views = match outcome {
             Ok(Reply::Allocated(views)) => views.as_slice(),
             Ok(Reply::Attached(view)) => std::slice::from_ref(&**view),
@@ -207,9 +208,8 @@ impl World {
             return;
         };
         let Some(channel) = process.channel.and_then(|id| self.channels.get_mut(&id)) else { return };
-        for view in
-            views.iter().filter(|view| view.owner == process.session && self.broker.is_unheld(view.id))
-        {
+        let own = |id, owner| owner == process.session && self.broker.is_unheld(id);
+        for view in views.iter().filter(|view| attached || own(view.id, view.owner)) {
             let parts = view.parts.iter().map(|shown| PartRef { allocation: view.id, part: shown.index });
             channel.unheld.extend(parts);
         }

@@ -24,6 +24,9 @@ impl World {
             self.unpin_all(pid);
         }
         self.settle()?;
+        if self.let_go()? {
+            self.settle()?;
+        }
         self.oracle.all_answered(&self.broker);
         self.oracle.pins_are_answered();
         self.oracle.nobody_starves(&self.broker);
@@ -57,6 +60,23 @@ impl World {
             self.fail(first.invariant, first.detail);
         }
         self.fails()
+    }
+
+    /// What operators hold is let go, one allocation after the other; whether they held any.
+    fn let_go(&mut self) -> Result<bool, Failure> {
+        let (all, _) = self.broker.list_allocations(None, None, usize::MAX);
+        let is_held = |target: &Target| {
+            self.broker.show(target).is_ok_and(|view| view.parts.iter().any(|part| part.held))
+        };
+        let held: Vec<_> = all.into_iter().map(|view| Target::Id(view.id)).filter(is_held).collect();
+        let any = !held.is_empty();
+        for target in held {
+            self.operator_call(None, OperatorRequest::HoldParts { target, parts: Vec::new(), held: false });
+            while !self.queue.is_empty() {
+                self.step()?;
+            }
+        }
+        Ok(any)
     }
 
     /// Runs until nothing is under way, and every grace time and two surveys have passed, and nothing is kept for nobody.

@@ -253,6 +253,7 @@ impl World {
             process.lose_session();
         }
         self.calls.clear();
+        self.attaching_unheld.clear();
         self.boot();
     }
 }

@@ -22,7 +22,7 @@ mod words;
 mod worker;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
@@ -75,6 +75,8 @@ pub struct World {
     channels: BTreeMap<ChannelId, Channel>,
     /// Whose each unanswered call is; `None` for operators.
     calls: BTreeMap<CallId, Option<u32>>,
+    /// Of these, those that attach something unheld.
+    attaching_unheld: BTreeSet<CallId>,
     operator_acts: u64,
     operator_asked: Vec<(broker_core::RequestKey, broker_core::OperatorRequest)>,
     /// Allocations that were made of late, for those who guess.
@@ -120,6 +122,7 @@ impl World {
             seats: vec![None; scenario.seats.len()],
             channels: BTreeMap::new(),
             calls: BTreeMap::new(),
+            attaching_unheld: BTreeSet::new(),
             operator_acts: 0,
             operator_asked: Vec::new(),
             recent: VecDeque::new(),

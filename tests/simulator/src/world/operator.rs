@@ -46,6 +46,9 @@ impl World {
         if dice.chance(100) {
             self.lower_some(&mut dice);
         }
+        if has_host && dice.chance(150) {
+            self.hold_some(&mut dice);
+        }
         if dice.chance(200)
             && let Some((key, request)) = dice.pick(&self.operator_asked).cloned()
         {
@@ -137,6 +140,14 @@ impl World {
             let key = dice.chance(200).then(|| self.new_key());
             self.operator_call(key, OperatorRequest::MoveParts { target, parts, tier });
         }
+    }
+
+    /// Held for a while mostly.
+    fn hold_some(&mut self, dice: &mut Dice) {
+        let (target, parts) = self.some_parts(dice);
+        let key = dice.chance(200).then(|| self.new_key());
+        let request = OperatorRequest::HoldParts { target, parts, held: dice.chance(500) };
+        self.operator_call(key, request);
     }
 
     /// Somebody who waits, or nobody.

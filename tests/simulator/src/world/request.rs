@@ -56,13 +56,14 @@ impl World {
             Choice::Free => ClientRequest::FreeBatch(some_of(&own, dice)),
             Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),
-            Choice::Attach if dice.chance(600) => {
-                ClientRequest::Attach(Target::Name(some_name(dice, Some(&self.scenario.tenants))))
+            Choice::Attach => {
+                let target = match dice.chance(600) {
+                    true => Target::Name(some_name(dice, Some(&self.scenario.tenants))),
+                    false if dice.chance(400) => Target::Id(one_of(&any, dice)),
+                    false => Target::Id(self.guess(dice)),
+                };
+                Self::attach(target, pins, dice)
             }
-            Choice::Attach => ClientRequest::Attach(Target::Id(match dice.chance(400) {
-                true => one_of(&any, dice),
-                false => self.guess(dice),
-            })),
             _ => ClientRequest::AllocateBatch { items: self.some_specs(pins, dice), wait: some_wait(dice) },
         };
         let key = dice.chance(700).then(|| self.new_key());
@@ -73,6 +74,14 @@ impl World {
             }
         }
         self.call(pid, key, request);
+    }
+
+    /// Mostly who has pins: nobody else could ever map it.
+    fn attach(target: Target, pins: bool, dice: &mut Dice) -> ClientRequest {
+        match dice.chance(if pins { 350 } else { 15 }) {
+            true => ClientRequest::AttachUnheld(target),
+            false => ClientRequest::Attach(target),
+        }
     }
 
     /// Asks again what was asked before; now and then something else under the same id.
@@ -100,6 +109,9 @@ impl World {
         let session = process.session.unwrap_or(vramd_types::SessionId::from_raw(0));
         let peer = process.peer();
         let call = self.new_call(Some(pid));
+        if matches!(request, ClientRequest::AttachUnheld(_)) {
+            self.attaching_unheld.insert(call);
+        }
         let when = soon(&mut self.links, self.now, 5, 250);
         let event = Event::Client { call, session, peer, key, request };
         self.queue.at(when, self.life, Happening::Arrive(event));
@@ -169,10 +181,15 @@ impl World {
             (Kind::Movable, 3) => Some(Bytes::mib(6)),
             _ => None,
         };
+        let replace = named && kind != Kind::Fixed && dice.chance(400);
+        // What is to be sealed is refused as discardable.
+        let plain = kind == Kind::Movable && !persistent && !replace && readers.is_empty();
+        let discardable = dice.chance(if plain { 250 } else { 10 });
         // Who has no pins could never map it, and what is fixed is mapped for life.
         let unheld = dice.chance(if pins && kind == Kind::Movable { 300 } else { 15 });
         let (size, part_size) = match dice.roll(4) {
-            0 if unheld => self.larger_than_device(dice),
+            // What is discardable lies on its device or nowhere.
+            0 if unheld && !discardable => self.larger_than_device(dice),
             _ => (size, part_size),
         };
         AllocationSpec {
@@ -187,9 +204,10 @@ impl World {
             name: named.then(|| some_name(dice, None)),
             readers,
             part_size,
-            replace: named && kind != Kind::Fixed && dice.chance(400),
+            replace,
             uninitialized: dice.chance(500),
             unheld,
+            discardable,
         }
     }
 
@@ -223,6 +241,7 @@ fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
         replace: false,
         uninitialized: false,
         unheld: false,
+        discardable: false,
     };
     let half = Bytes::new(1 << 63);
     let kind = if dice.chance(800) { Kind::Fixed } else { Kind::Movable };

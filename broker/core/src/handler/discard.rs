@@ -1,0 +1,72 @@
+//! Discardable memory: what its client can make again. A part of it leaves its device without being copied, and is nowhere
+//! until somebody wants it: then it gets new memory, and whoever is sent it is told how often its content was given up.
+//!
+//! While it is nowhere it is in an extent that is nothing, so it moves as any other part does.
+
+use vramd_types::{Bytes, ExtentId};
+
+use super::room::Piece;
+use crate::{
+    broker::Broker,
+    collections::Few,
+    error::Refusal,
+    event::PartRef,
+    invariants,
+    ledger::Place,
+    migration::Backing,
+    pool::{Extent, ExtentState},
+    residency::Allocation,
+};
+
+impl Broker {
+    pub(crate) fn is_discardable(&self, part: PartRef) -> bool {
+        self.allocations.get(part.allocation).is_some_and(|allocation| allocation.discardable)
+    }
+
+    /// The part may leave its device, and needs no bytes for that.
+    pub(super) fn needs_no_backing(&mut self, part: PartRef, Piece { tenant, device, size }: Piece) {
+        self.backings.insert(part, (tenant, device), size, Backing::Needless);
+    }
+
+    /// What a part goes to whose content is given up.
+    pub(crate) fn nothing(&mut self, part: PartRef, place: Place, size: Bytes) -> Result<ExtentId, Refusal> {
+        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
+        let id = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
+        let (state, sent_to) = (ExtentState::Nothing, Few::default());
+        self.pool.insert(id, Extent { place, size, part: Some(part), state, sent_to, unacknowledged: false });
+        Ok(id)
+    }
+
+    /// Nothing is left behind at once.
+    pub(crate) fn nothing_left(&mut self, id: ExtentId) {
+        let part = self.pool.take(id).and_then(|extent| extent.part);
+        self.extent_gone(id, part, false);
+    }
+
+    /// The part is nowhere now.
+    pub(crate) fn content_lost(&mut self, part: PartRef) {
+        let losses = self.losses.entry(part).or_default();
+        *losses = losses.saturating_add(1);
+    }
+
+    /// How often the content of the part was given up.
+    pub(crate) fn losses_of(&self, part: PartRef) -> u64 {
+        match planted!(self, LossNotTold) {
+            true => 0,
+            false => self.losses.get(&part).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Whether the part is nowhere.
+    pub(crate) fn is_nowhere(&self, part: PartRef) -> bool {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.and_then(|entry| self.pool.get(entry.extent)).is_some_and(Extent::is_nothing)
+    }
+
+    pub(crate) fn forget_losses(&mut self, id: vramd_types::AllocationId) {
+        let indices = self.allocations.get(id).filter(|it| it.discardable).map(Allocation::indices);
+        for part in indices.into_iter().flatten() {
+            self.losses.remove(&PartRef { allocation: id, part });
+        }
+    }
+}

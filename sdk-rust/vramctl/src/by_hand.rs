@@ -1,0 +1,28 @@
+//! `vramctl alloc hold` and `unhold`: keeping parts on their device, whoever needs the room.
+
+use serde_json::json;
+use vramd_client::{AllocationId, admin::AdminClient};
+use vramd_proto::v1::{self, hold_parts_request::Target as Wire};
+
+use crate::{
+    alloc::{Parts, Target},
+    failure::Failure,
+    output::Output,
+};
+
+pub(crate) fn run(parts: Parts, held: bool, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let Parts { target, parts } = parts;
+    let target = Some(match target {
+        Target::Id(id) => Wire::AllocationId(id.get()),
+        Target::Name(name) => Wire::Name(name),
+    });
+    let request = v1::HoldPartsRequest { target, part_indexes: parts, let_go: !held, ..Default::default() };
+    let answer = admin.hold_parts(request)?;
+    let id = AllocationId::from_raw(answer.allocation_id).to_string();
+    let indexes = answer.part_indexes;
+    let text = || {
+        let parts = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+        format!("{id}: {} {parts}", if held { "held" } else { "let go" })
+    };
+    output.show(text, json!({ "allocation_id": id, "held": held, "part_indexes": indexes }))
+}
