@@ -36,7 +36,9 @@ fn the_readmes_commands_work_as_they_stand() {
 #[test]
 fn the_operators_guide() {
     let own = rustix::process::geteuid().as_raw();
-    let node = Config::devices(&["16GiB", "16GiB"]).memory("host_size = \"1GiB\"");
+    let mut node = Config::devices(&["16GiB", "16GiB"]).memory("host_size = \"1GiB\"");
+    // So slow that one can look meanwhile.
+    node.sim.push("link_to_host = \"1MiB\"".to_owned());
     let daemon = Daemon::start(&node.tenant(own, "team-a"));
     let mut training = daemon.probe();
     training.ask("open");
