@@ -1,8 +1,12 @@
 //! What Python passes, as the SDK wants it.
 
-use std::time::Duration;
+use std::{fmt::Display, ops::Range, time::Duration};
 
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{
+    exceptions::PyValueError,
+    prelude::*,
+    types::{PyRange, PyRangeMethods as _},
+};
 use vramd_client::{AllocationId, Bytes, Reason, Target};
 use vramd_types::Quantity;
 
@@ -33,6 +37,25 @@ impl<'py> FromPyObject<'_, 'py> for Size {
             Fault::refused(Reason::SizeInvalid, message, &[("field", &"size"), ("size", &number)])
         };
         Ok(Self(Bytes::new(number.extract().map_err(refused)?)))
+    }
+}
+
+/// `range(2, 4)`: parts of an allocation, by their numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts(pub(crate) Range<u32>);
+
+impl<'py> FromPyObject<'_, 'py> for Parts {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let range = object.cast::<PyRange>()?;
+        let (start, stop) = (u32::try_from(range.start()?), u32::try_from(range.stop()?));
+        if let (Ok(start), Ok(stop), 1) = (start, stop, range.step()?) {
+            return Ok(Self(start..stop));
+        }
+        let problem = format!("{} names no parts that follow one another", object.repr()?);
+        let facts: [(&str, &dyn Display); 2] = [("field", &"parts"), ("problem", &problem)];
+        Err(Fault::refused(Reason::RequestInvalid, &problem, &facts).into())
     }
 }
 

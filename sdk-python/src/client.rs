@@ -3,17 +3,19 @@
 use std::{
     path::PathBuf,
     process,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use vramd_client::AllocationRequest;
+use vramd_client::{Access, AllocationRequest};
 
 use crate::{
     allocation::Allocation,
     arguments::{self, Name, Size},
     error::Fault,
     info::{AllocationInfo, Device},
+    memory::Memory,
+    pin_set::PinSet,
     sealed::Sealed,
     shared::{Handle, Shared, check_process},
 };
@@ -83,7 +85,7 @@ impl Client {
         &self,
         py: Python<'_>,
         work: impl FnOnce(&vramd_client::Client) -> Result<Handle, vramd_client::Error> + Send,
-    ) -> PyResult<std::sync::Arc<Shared>> {
+    ) -> PyResult<Arc<Shared>> {
         let (sdk, handle) = self.call(py, |sdk| Ok((sdk.clone(), work(sdk)?)))?;
         Ok(Shared::new(sdk, handle)?)
     }
@@ -152,6 +154,23 @@ impl Client {
         };
         let shared = self.claim(py, |sdk| attach(sdk).map(Handle::Sealed))?;
         Sealed::create(py, shared)
+    }
+
+    #[pyo3(
+        signature = (read = Vec::new(), *, write = Vec::new()),
+        text_signature = "($self, read=(), *, write=())"
+    )]
+    fn pin_set(
+        &self,
+        py: Python<'_>,
+        read: Vec<Bound<'_, Memory>>,
+        write: Vec<Bound<'_, Memory>>,
+    ) -> PyResult<PinSet> {
+        let sdk = self.sdk()?;
+        let shared = |memory: &Bound<'_, Memory>| Arc::clone(memory.get().shared());
+        let to_read = read.iter().map(|memory| (shared(memory), Access::Read));
+        let set: Vec<_> = to_read.chain(write.iter().map(|memory| (shared(memory), Access::Write))).collect();
+        PinSet::new(py, Shared::view_set(py, &sdk, &set)?)
     }
 
     #[pyo3(signature = (prefix = ""))]

@@ -21,6 +21,7 @@ mod error;
 mod info;
 mod memory;
 mod pin;
+mod pin_set;
 mod reasons;
 mod sealed;
 mod shared;
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sealed::Sealed>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<pin::Pin>()?;
+    module.add_class::<pin_set::PinSet>()?;
     module.add_class::<info::AllocationInfo>()?;
     module.add_class::<info::Device>()?;
     module.add_class::<info::Released>()?;

@@ -6,6 +6,7 @@ use pyo3::{exceptions::PyTypeError, ffi, prelude::*};
 use vramd_client::Access;
 
 use crate::{
+    arguments::Parts,
     buffer, copy,
     dlpack::{self, Wish},
     dtype::DType,
@@ -50,6 +51,11 @@ impl Memory {
     }
 
     #[getter]
+    fn part_count(&self) -> usize {
+        self.shared.facts.info.parts.len()
+    }
+
+    #[getter]
     fn device(&self) -> &str {
         &self.shared.facts.info.device
     }
@@ -88,10 +94,10 @@ impl Memory {
         Ok(self.shared.write(py, Handle::unhold)?)
     }
 
-    #[pyo3(signature = (*, write = false))]
-    fn pin(&self, py: Python<'_>, write: bool) -> PyResult<Pin> {
+    #[pyo3(signature = (*, parts = None, write = false))]
+    fn pin(&self, py: Python<'_>, parts: Option<Parts>, write: bool) -> PyResult<Pin> {
         let access = if write { Access::Write } else { Access::Read };
-        Ok(Pin::new(self.shared.view_for(py, access)?))
+        Ok(Pin::new(self.shared.view_of(py, parts.map(|parts| parts.0), access)?)?)
     }
 
     #[pyo3(signature = (offset = 0, length = None))]

@@ -2,10 +2,14 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pyo3::{exceptions::PyTypeError, prelude::*};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyRange};
 use vramd_client::Access;
 
-use crate::{error::Fault, shared::check_process, view::View};
+use crate::{
+    error::Fault,
+    shared::{check_process, number},
+    view::View,
+};
 
 /// As long as it is not released, the memory stays mapped at its address.
 #[pyclass(frozen, module = "vramd")]
@@ -18,8 +22,29 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    pub(crate) fn new(view: View) -> Self {
-        Self { pid: std::process::id(), size: view.facts().size, view: Mutex::new(Some(view)) }
+    pub(crate) fn new(view: View) -> Result<Self, Fault> {
+        let (pid, size) = (std::process::id(), number(view.len())?);
+        Ok(Self { pid, size, view: Mutex::new(Some(view)) })
+    }
+
+    /// What it keeps, if it was not released.
+    pub(crate) fn take(&self) -> Option<View> {
+        self.lock().take()
+    }
+
+    /// Releases it after these streams, or keeps it.
+    fn unpin(&self, py: Python<'_>, view: View, streams: &[u64]) -> Result<(), Fault> {
+        py.detach(|| view.unpin_after(streams)).map_err(|failed| {
+            let (view, error) = *failed;
+            *self.lock() = Some(view);
+            Fault::from(error)
+        })
+    }
+
+    /// The same, unless it was released.
+    pub(crate) fn unpin_if_pinned(&self, py: Python<'_>, streams: &[u64]) -> Result<(), Fault> {
+        check_process(self.pid)?;
+        self.take().map_or(Ok(()), |view| self.unpin(py, view, streams))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<View>> {
@@ -41,7 +66,14 @@ impl Pin {
 
     #[getter]
     fn device_ptr(&self) -> PyResult<usize> {
-        Ok(self.look(|view| view.facts().address())?)
+        Ok(number(self.look(View::address)?)?)
+    }
+
+    #[getter]
+    fn parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyRange>> {
+        let parts = self.look(View::parts)?;
+        let small = |part: u32| isize::try_from(part).unwrap_or(isize::MAX);
+        PyRange::new(py, small(parts.start), small(parts.end))
     }
 
     #[getter]
@@ -59,21 +91,16 @@ impl Pin {
         self.lock().is_none()
     }
 
-    fn release(&self) {
-        let view = self.lock().take();
-        // After the lock.
-        drop(view);
+    pub(crate) fn release(&self) {
+        // Dropped after the lock.
+        drop(self.take());
     }
 
     #[pyo3(signature = (*streams))]
     fn unpin_after(&self, py: Python<'_>, streams: Vec<u64>) -> PyResult<()> {
         check_process(self.pid)?;
-        let view = self.lock().take().ok_or_else(released)?;
-        py.detach(|| view.unpin_after(&streams)).map_err(|failed| {
-            let (view, error) = *failed;
-            *self.lock() = Some(view);
-            Fault::from(error).into()
-        })
+        let view = self.take().ok_or_else(released)?;
+        Ok(self.unpin(py, view, &streams)?)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -1,6 +1,8 @@
 //! The SDK's handle, shared by the Python object and all that looks at its memory.
 
 use std::{
+    collections::BTreeMap,
+    fmt::Display,
     ops::Range,
     process,
     sync::{
@@ -11,7 +13,8 @@ use std::{
 
 use pyo3::prelude::*;
 use vramd_client::{
-    Access, Allocation, AllocationId, AllocationInfo, Client, Error, Pinned, Reason, Released, Sealed,
+    Access, Allocation, AllocationId, AllocationInfo, Client, Error, Pinnable, Pinned, Reason, Released,
+    Sealed,
 };
 
 use crate::{
@@ -102,17 +105,60 @@ impl Shared {
 
     /// Something to look at the memory through, which keeps it.
     pub(crate) fn view(self: &Arc<Self>, py: Python<'_>) -> Result<View, Fault> {
-        self.view_for(py, if self.facts.writable { Access::Write } else { Access::Read })
+        self.view_of(py, None, if self.facts.writable { Access::Write } else { Access::Read })
     }
 
-    /// The same for reading or writing; waits until the memory is here.
-    pub(crate) fn view_for(self: &Arc<Self>, py: Python<'_>, access: Access) -> Result<View, Fault> {
-        self.read(py, |handle| {
-            let pins = view::pin(handle, access)?;
-            // Under the lock, so that who has it alone sees all that there will be.
-            self.views.fetch_add(1, Ordering::Relaxed);
-            Ok(View::new(Arc::clone(self), pins))
+    /// The same of some parts, or all, for reading or writing; waits until they are here.
+    pub(crate) fn view_of(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        parts: Option<Range<u32>>,
+        access: Access,
+    ) -> Result<View, Fault> {
+        self.read(py, |handle| Ok(self.viewed(view::pin(handle, parts, access)?)))
+    }
+
+    /// Several, pinned together: all or none.
+    pub(crate) fn view_set(
+        py: Python<'_>,
+        client: &Client,
+        set: &[(Arc<Self>, Access)],
+    ) -> Result<Vec<View>, Fault> {
+        set.iter().try_for_each(|(shared, _)| shared.check_home())?;
+        py.detach(|| {
+            let sorted: BTreeMap<_, _> =
+                set.iter().map(|(shared, _)| (Arc::as_ptr(shared), shared)).collect();
+            if sorted.len() < set.len() {
+                let problem = "an allocation is named twice";
+                let facts: [(&str, &dyn Display); 2] = [("field", &"set"), ("problem", &problem)];
+                return Err(Fault::refused(Reason::RequestInvalid, problem, &facts));
+            }
+            // Whoever locks several does so in one order: who waits to have one alone keeps later readers out.
+            let locked: BTreeMap<_, _> = sorted
+                .into_iter()
+                .map(|(at, shared)| (at, shared.handle.read().unwrap_or_else(PoisonError::into_inner)))
+                .collect();
+            let handle = |shared: &Arc<Self>| {
+                let handle = locked.get(&Arc::as_ptr(shared)).and_then(|handle| handle.as_ref());
+                handle.ok_or_else(|| shared.closed())
+            };
+            let members: Vec<_> = set
+                .iter()
+                .map(|(shared, access)| Ok((handle(shared)?.pinnable(), *access)))
+                .collect::<Result<_, Fault>>()?;
+            let guards = client.pin_set(&members)?.into_guards();
+            let view = |((shared, _), pinned): (&(Arc<Self>, Access), Pinned)| {
+                shared.facts.learn(handle(shared)?)?;
+                Ok(shared.viewed(vec![pinned]))
+            };
+            set.iter().zip(guards).map(view).collect()
         })
+    }
+
+    /// To be called under the lock, so that who has it alone sees all that there will be.
+    fn viewed(self: &Arc<Self>, pins: Vec<Pinned>) -> View {
+        self.views.fetch_add(1, Ordering::Relaxed);
+        View::new(Arc::clone(self), pins)
     }
 
     /// For the drop of a [`View`] alone.
@@ -256,7 +302,7 @@ impl Facts {
     }
 }
 
-fn number(number: u64) -> Result<usize, Fault> {
+pub(crate) fn number(number: u64) -> Result<usize, Fault> {
     usize::try_from(number).map_err(|_| Fault::own("Error", "an address beyond this process's"))
 }
 
@@ -265,6 +311,17 @@ impl Handle {
         match self {
             Self::Open(allocation) => allocation.info(),
             Self::Sealed(sealed) => sealed.info(),
+        }
+    }
+
+    pub(crate) fn part_count(&self) -> u32 {
+        u32::try_from(self.info().parts.len()).unwrap_or(u32::MAX)
+    }
+
+    fn pinnable(&self) -> &dyn Pinnable {
+        match self {
+            Self::Open(allocation) => allocation,
+            Self::Sealed(sealed) => sealed,
         }
     }
 

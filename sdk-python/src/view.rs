@@ -1,13 +1,13 @@
 //! What keeps memory mapped while somebody outside looks at it: a buffer, a capsule, a tensor, a pin.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use vramd_client::{Access, Error, Pinned};
 
 use crate::shared::{Facts, Handle, Shared};
 
 /// Parts that one guard may pin.
-const PARTS_MAX: usize = 1024;
+const PARTS_MAX: u32 = 1024;
 
 /// As long as it lives, the memory is neither sealed nor freed, and stays where it is; who wants it back waits. Dropping it
 /// needs no GIL, waits for nothing, and may happen on any thread.
@@ -45,6 +45,22 @@ impl View {
         self.pins.iter().map(Pinned::losses).sum()
     }
 
+    /// Those that are pinned, in one piece.
+    pub(crate) fn parts(&self) -> Range<u32> {
+        let (first, last) = (self.pins.first().map(Pinned::parts), self.pins.last().map(Pinned::parts));
+        first.map_or(0, |parts| parts.start)..last.map_or(0, |parts| parts.end)
+    }
+
+    /// Where they begin.
+    pub(crate) fn address(&self) -> u64 {
+        self.pins.first().map_or(0, Pinned::as_device_ptr)
+    }
+
+    /// How many bytes they are, of those that were asked for.
+    pub(crate) fn len(&self) -> u64 {
+        self.pins.iter().map(Pinned::len_bytes).sum()
+    }
+
     /// Unpins once the CUDA streams have done what was launched on them so far; what comes back with the error pins yet.
     pub(crate) fn unpin_after(mut self, streams: &[u64]) -> Result<(), Box<(Self, Error)>> {
         while let Some(pinned) = self.pins.pop() {
@@ -57,14 +73,20 @@ impl View {
     }
 }
 
-/// Pins all parts, and waits until they are here.
-pub(crate) fn pin(handle: &Handle, access: Access) -> Result<Vec<Pinned>, Error> {
-    let parts = handle.info().parts.len();
-    let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-    (0..parts)
-        .step_by(PARTS_MAX)
-        .map(|first| handle.pin_parts(number(first)..number(parts.min(first + PARTS_MAX)), access))
-        .collect()
+/// Pins these parts, or all, and waits until they are here.
+///
+/// More than one call may name are pinned by several, which is a nested pin: each waits while those before it are kept. The
+/// protocol has no larger set, and an array wants all of its memory at once. So one that waits in its own way is aborted, all
+/// that it had is given back with it, and who asked may try again.
+pub(crate) fn pin(handle: &Handle, parts: Option<Range<u32>>, access: Access) -> Result<Vec<Pinned>, Error> {
+    let all = 0..handle.part_count();
+    let parts = parts.unwrap_or_else(|| all.clone());
+    if parts.is_empty() || parts.end > all.end {
+        // Refused, and nothing is waited for first.
+        return Ok(vec![handle.pin_parts(parts, access)?]);
+    }
+    let pin = |first: u32| handle.pin_parts(first..parts.end.min(first.saturating_add(PARTS_MAX)), access);
+    parts.clone().step_by(PARTS_MAX as usize).map(pin).collect()
 }
 
 impl Drop for Counted {

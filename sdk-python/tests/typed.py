@@ -33,13 +33,25 @@ def look(memory: vramd.Memory) -> None:
         assert_type(pin, vramd.Pin)
         pin.unpin_after(pin.device_ptr)
         assert_type(pin.losses, int)
+    with memory.pin(parts=range(1, 2)) as pin:
+        assert_type(pin.parts, range)
     print(view[0], array[0], np.from_dlpack(tensor), memory.copy_to(0, 4))
+
+
+def together(client: vramd.Client, weights: vramd.Sealed, cache: vramd.Allocation) -> None:
+    with client.pin_set([weights, cache]) as pinned:
+        assert_type(pinned, vramd.PinSet)
+    reading, writing = client.pin_set([weights], write=(cache,)).pins
+    assert_type(writing, vramd.Pin)
+    pinned.unpin_after(reading.device_ptr)
 
 
 def refused(client: vramd.Client) -> int | None:
     try:
         client.allocate(1, lifetime="eternal")  # type: ignore[arg-type]
         client.attach(1.5)  # type: ignore[arg-type]
+        client.attach("x").pin(parts=(0, 1))  # type: ignore[arg-type]
+        client.pin_set(["x"])  # type: ignore[list-item]
         client.attach("x").copy_from(b"")  # type: ignore[attr-defined]
     except vramd.QuotaExceeded as error:
         assert_type(error.tenant, str | None)

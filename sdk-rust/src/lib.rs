@@ -53,6 +53,10 @@
 //!
 //! To pin and to unpin what is here costs two atomic instructions each, and no system call.
 //!
+//! **Who writes pins to write** ([`Access::Write`]), kernels too. What is written under a pin to read, or under none, is
+//! lost without a word once the memory has left its device: by its pins the daemon knows whether it must be copied. Nothing
+//! needs to be said of memory that is held. The guide is `docs/guides/moving.md`.
+//!
 //! **On a GPU** an allocation has a device pointer, in the primary context of its device, which is the one that the
 //! CUDA runtime and PyTorch use. [`Allocation::copy_from_host`] and [`Sealed::copy_to_host`] move bytes wherever they
 //! lie; slices are for memory that the CPU can follow. Kernels must have ended before their memory is sealed or let go.

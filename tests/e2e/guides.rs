@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
+use vramd_client::{Access, AllocationRequest, Bytes, Client};
 use vramd_tests::{
     Config, Daemon, MIB, content,
     guide::{Guide, Surroundings},
@@ -36,7 +37,9 @@ fn the_readmes_commands_work_as_they_stand() {
 #[test]
 fn the_operators_guide() {
     let own = rustix::process::geteuid().as_raw();
-    let node = Config::devices(&["16GiB", "16GiB"]).memory("host_size = \"1GiB\"");
+    let mut node = Config::devices(&["16GiB", "16GiB"]).memory("host_size = \"1GiB\"");
+    // So slow that one can look meanwhile.
+    node.sim.push("link_to_host = \"1MiB\"".to_owned());
     let daemon = Daemon::start(&node.tenant(own, "team-a"));
     let mut training = daemon.probe();
     training.ask("open");
@@ -45,4 +48,24 @@ fn the_operators_guide() {
     let guide = Guide::read("docs/guides/operators.md");
     assert!(guide.len() >= 30, "{} commands", guide.len());
     guide.run(&around(&daemon));
+}
+
+/// Where a program of `team-a` has more than fits on the device, and pins half of it.
+#[test]
+fn the_guide_for_memory_that_moves() {
+    let own = rustix::process::geteuid().as_raw();
+    let node = Config::devices(&["16MiB"]).memory("host_size = \"64MiB\"");
+    let daemon = Daemon::start(&node.tenant(own, "team-a"));
+    let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
+    let request = AllocationRequest::new(Bytes::mib(12)).unheld();
+    let cache = client.allocate(request.clone()).unwrap();
+    drop(cache.pin(Access::Write).unwrap());
+    let crowd = client.allocate(request).unwrap();
+    let pinned = crowd.pin(Access::Write).unwrap();
+    let guide = Guide::read("docs/guides/moving.md");
+    assert!(guide.len() >= 5, "{} commands", guide.len());
+    guide.run(&around(&daemon));
+    drop((pinned, cache, crowd));
+    client.flush().unwrap();
+    daemon.drains();
 }

@@ -59,6 +59,8 @@ fn build(folder: &Path) -> Result<(), String> {
         "victim",
         "--bin",
         "guide-rust",
+        "--bin",
+        "guide-moving",
     ]);
     command.arg("--target-dir").arg(folder.parent().expect("a profile's folder lies in the target folder"));
     if folder.ends_with("release") {

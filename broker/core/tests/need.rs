@@ -330,6 +330,71 @@ fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
     assert_eq!(answer(&world, c, 1), Some(&None));
 }
 
+/// Each pins on one device what the other waits for, and waits on the other device for what that one pins.
+#[test]
+fn nested_pins_across_devices_are_aborted_too() {
+    let mut config = config(&[Bytes::mib(4), Bytes::mib(4)]);
+    for device in &mut config.devices {
+        device.host = Bytes::mib(64);
+    }
+    let mut world = World::with(config, StoredQuotas::default());
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let on = |device: usize| AllocationSpec { device: Some(world::UUIDS[device].to_owned()), ..spec(4) };
+    let away = [(a, 0), (b, 1)].map(|(client, device)| {
+        let part = part(world.allocate(client, on(device)).expect("room"), 0);
+        evict(&mut world, part);
+        part
+    });
+    let holds = [(a, 1), (b, 0)].map(|(client, device)| fill(&mut world, client, on(device)));
+    world.pin_call(a, 1, &[away[0]]);
+    world.pin_call(b, 1, &[away[1]]);
+    world.settle();
+    world.advance(STALL * 2);
+    world.settle();
+    assert!(matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))), "who came last");
+    assert_eq!(answer(&world, a, 1), None);
+    world.unpin(b, part(holds[1], 0));
+    world.harvest(b, part(holds[1], 0));
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None), "its turn");
+}
+
+/// A set that nothing was pinned before, but of which some came past another that waited at its limit.
+#[test]
+fn who_was_let_past_another_is_aborted_if_they_stand_in_each_others_way() {
+    let mut config = config(&[Bytes::mib(14)]);
+    (config.devices[0].host, config.part_size) = (Bytes::mib(64), Bytes::mib(8));
+    let mut world = World::with(config, StoredQuotas::default());
+    world.operate(set_quota("a", 0, 8)).expect("stored");
+    let [busy, early, late] = ["a", "a", "b"].map(|tenant| world.open_pinning(tenant));
+    let wanted = one(&mut world, early, 8, 1);
+    evict(&mut world, wanted);
+    let set = [(8, 2), (6, 3)].map(|(size, content)| {
+        let part = one(&mut world, late, size, content);
+        evict(&mut world, part);
+        part
+    });
+    let filler = fill(&mut world, busy, spec(6));
+    world.pin_call(early, 1, &[wanted]);
+    world.pin_call(late, 1, &set);
+    world.settle();
+    // As clients do with what comes while a call of theirs waits.
+    world.pin(late, set[0]);
+    empty(&mut world, busy, filler);
+    assert_eq!(
+        (answer(&world, early, 1), answer(&world, late, 1)),
+        (None, None),
+        "nothing came past it again"
+    );
+    world.advance(STALL * 2);
+    world.settle();
+    assert!(matches!(answer(&world, late, 1), Some(Some(Refusal::PinStalled { .. }))));
+    world.unpin(late, set[0]);
+    world.harvest(late, set[0]);
+    world.settle();
+    assert_eq!((answer(&world, early, 1), world.read(early, wanted)), (Some(&None), 1));
+}
+
 /// At every step of a part's way out for somebody who needs its room.
 #[test]
 fn who_frees_pins_or_dies_while_a_part_leaves_for_another_loses_nothing() {

@@ -8,7 +8,8 @@
         sealed = weights.seal()
 
 Any other process of the tenant, or of its readers, maps the same bytes by `client.attach("llama")`. All of it blocks, and
-lets other threads run meanwhile. Errors are in `vramd.errors`; the guide is `docs/guides/python.md`.
+lets other threads run meanwhile. Who writes memory that is not held pins it to write (`memory.pin(write=True)`): what kernels write
+under a pin to read, or under none, is lost without a word once the memory has left its device. Errors are in `vramd.errors`; the guide is `docs/guides/python.md`.
 """
 
 from vramd._native import (
@@ -18,6 +19,7 @@ from vramd._native import (
     Device,
     Memory,
     Pin,
+    PinSet,
     Released,
     Sealed,
     Tensor,
@@ -54,10 +56,12 @@ from vramd.errors import (
     NotSealed,
     PermissionDenied,
     Pinned,
+    PinStalled,
     QuotaExceeded,
     ResourceExhausted,
     SessionForeign,
     SessionLost,
+    SetTooLarge,
     StreamCapturing,
     Unauthenticated,
     Unavailable,
@@ -99,6 +103,8 @@ __all__ = [
     "NotSealed",
     "PermissionDenied",
     "Pin",
+    "PinSet",
+    "PinStalled",
     "Pinned",
     "QuotaExceeded",
     "Released",
@@ -106,6 +112,7 @@ __all__ = [
     "Sealed",
     "SessionForeign",
     "SessionLost",
+    "SetTooLarge",
     "StreamCapturing",
     "Tensor",
     "Unauthenticated",

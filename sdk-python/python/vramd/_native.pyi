@@ -7,8 +7,8 @@ from typing import Any, Literal, NoReturn, final
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "Released", "Sealed", "Tensor", "__version__", "connect",
-    "reasons", "socket_dir",
+    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "PinSet", "Released", "Sealed", "Tensor", "__version__",
+    "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -82,6 +82,12 @@ class Client:
 
         Of an `unheld` one nothing is mapped before somebody looks, copies or pins, so it may be larger than the device.
         """
+    def pin_set(self, read: Sequence[Memory] = (), *, write: Sequence[Memory] = ()) -> PinSet:
+        """Pins several allocations together, all or none, and waits until they are here.
+
+        Those of `write` are pinned to be written. Two programs that pin the same ones so do not each wait for what the
+        other has; who pins one after the other may (`PinStalled`). At most 1,024 parts in all.
+        """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
         """What the tenant owns whose name begins so. `tenant/…` shows what that tenant lets this one read."""
     def describe(self, name_or_id: str | int) -> AllocationInfo: ...
@@ -106,6 +112,9 @@ class Memory(Buffer):
     def size(self) -> int:
         """The bytes that were asked for."""
     @property
+    def part_count(self) -> int:
+        """Of how many parts it is made, which come and go each for itself."""
+    @property
     def device(self) -> str:
         """UUID."""
     @property
@@ -129,8 +138,13 @@ class Memory(Buffer):
         """Pins it by this object again, and waits until it is here."""
     def unhold(self) -> None:
         """Gives up this object's own pin: the daemon may unmap it while nobody looks. Whoever looks brings it back."""
-    def pin(self, *, write: bool = False) -> Pin:
-        """Keeps it mapped at its address until the pin is released, and waits until it is here."""
+    def pin(self, *, parts: range | None = None, write: bool = False) -> Pin:
+        """Keeps it mapped at its address until the pin is released, and waits until it is here.
+
+        `parts` are those wanted, like `range(2, 4)`; all of them unless told. Who writes says `write`: what is written
+        under a pin to read is lost when the memory leaves its device. More than 1,024 parts are asked for by several
+        calls, each while those before it are kept; if they stand in their own way it is `PinStalled`, and none is kept.
+        """
     def copy_to(self, offset: int = 0, length: int | None = None) -> bytes:
         """Copies bytes out, up to the end unless told."""
     def copy_into(self, buffer: Buffer, offset: int = 0) -> None:
@@ -211,9 +225,14 @@ class Pin:
     """Memory that stays where it is while kernels use it. As a context it is released at the end."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The pinned bytes, of those that were asked for."""
     @property
-    def device_ptr(self) -> int: ...
+    def device_ptr(self) -> int:
+        """Where they begin."""
+    @property
+    def parts(self) -> range:
+        """The parts that are pinned."""
     @property
     def write(self) -> bool: ...
     @property
@@ -230,6 +249,20 @@ class Pin:
 
         A stream that is being captured is refused, and the pin stays: pin around the graph's launch.
         """
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_error: object) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class PinSet:
+    """Pins that were taken together. As a context they are released at the end."""
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """Those to read, then those to write, each in the order in which they were named."""
+    def release(self) -> None: ...
+    def unpin_after(self, *streams: int) -> None:
+        """As `Pin.unpin_after`, for each that is not released."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
     def __reduce__(self) -> NoReturn: ...

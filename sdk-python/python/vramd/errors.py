@@ -99,6 +99,14 @@ class DeviceFull(ResourceExhausted, MemoryError):
     asked: int | None
 
 
+class SetTooLarge(ResourceExhausted, MemoryError):
+    """More of another tenant's memory is to be pinned together than that tenant may have there at once: pin fewer parts."""
+
+    device: str | None
+    tier: str | None
+    asked: int | None
+
+
 class FailedPrecondition(Error):
     """FAILED_PRECONDITION: not in this state."""
 
@@ -155,6 +163,10 @@ class CopyFailed(MapFailed):
 
 class Aborted(Error):
     """ABORTED: something else came in between; it may be tried again."""
+
+
+class PinStalled(Aborted):
+    """The pin waited for sessions that wait themselves, perhaps for its own: release what is pinned, and try again."""
 
 
 class WaitCancelled(Aborted):
@@ -251,12 +263,14 @@ BY_REASON: Mapping[str, type[Error]] = {
     "SESSION_FOREIGN": SessionForeign,
     "QUOTA_LIMIT": QuotaExceeded,
     "DEVICE_FULL": DeviceFull,
+    "SET_TOO_LARGE": SetTooLarge,
     "NOT_SEALED": NotSealed,
     "ALREADY_SEALED": AlreadySealed,
     "SESSION_LOST": SessionLost,
     "PINNED": Pinned,
     "STREAM_CAPTURING": StreamCapturing,
     "MAP_FAILED": MapFailed,
+    "PIN_STALLED": PinStalled,
     "WAIT_CANCELLED": WaitCancelled,
     "NAME_TAKEN": NameTaken,
     "BROKER_GONE": BrokerGone,

@@ -89,6 +89,10 @@ impl Residents {
         self.pinning.range(all).map(|((_, session), _)| *session)
     }
 
+    pub(crate) fn is_pinning(&self, device: DeviceIndex, session: SessionId) -> bool {
+        self.pinning.contains_key(&(device, session))
+    }
+
     pub(crate) fn is_stuck(&mut self, part: PartRef) {
         self.stuck.insert(part);
     }

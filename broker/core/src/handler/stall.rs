@@ -7,9 +7,11 @@
 //! A call is looked at when it may have stalled, not whenever something happens: at most twice in that time, however much
 //! waits and whatever comes meanwhile.
 
+use std::collections::BTreeSet;
+
 use vramd_types::{DeviceIndex, SessionId};
 
-use super::{Timer, room::Piece};
+use super::Timer;
 use crate::{
     broker::Broker,
     command::Notice,
@@ -66,7 +68,7 @@ impl Broker {
             return None;
         }
         let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref())?;
-        let (mut since, mut is_held_up) = (call.came, false);
+        let (mut since, mut is_held_up, mut awaited) = (call.came, false, BTreeSet::new());
         for part in call.parts.iter().filter(|part| self.pins.lacks(id, **part)) {
             let fence = self.revocations.get(part).filter(|under_way| {
                 matches!(under_way.stage, Stage::Fence { .. }) && under_way.began < call.arrival
@@ -78,12 +80,8 @@ impl Broker {
                     is_held_up = true;
                 }
             }
-            if self.demands.contains(Waiter::Part(*part))
-                && let Some(Piece { device, .. }) = self.piece_of(*part)
-                && let Some(last) = self.waits_for_its_own(device, id.0)
-            {
-                since = since.max(last);
-                is_held_up = true;
+            if self.demands.contains(Waiter::Part(*part)) {
+                awaited.extend(self.piece_of(*part).map(|piece| piece.device));
             }
             let pinned = !words.prompt.contains(part);
             if pinned && self.map_state(id.0, *part) == Some(MapState::Evicting) {
@@ -91,21 +89,27 @@ impl Broker {
                 is_held_up = true;
             }
         }
+        for last in awaited.into_iter().filter_map(|device| self.waits_for_its_own(device, id.0)) {
+            since = since.max(last);
+            is_held_up = true;
+        }
         is_held_up.then_some(since)
     }
 
-    /// Since when all wait who pin something on a device where room is short, if the session is one of them: it can only help
-    /// others by letting go of what it pins itself.
+    /// Since when all wait who pin something on a device where room is short, if the session helps anybody by letting go of what
+    /// it pins itself: there, or on another device where somebody waits for room.
     fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId) -> Option<Time> {
         if self.awaited_room.is_made_on(device) {
             return None;
         }
-        let (mut since, mut own) = (Time::START, false);
+        let mut since = Time::START;
         for pinning in self.residents.pinning(device) {
             since = since.max(self.pins.waits_since(pinning)?);
-            own |= pinning == session;
         }
-        own.then_some(since)
+        let helps = |other: DeviceIndex| {
+            self.residents.is_pinning(other, session) && (other == device || self.is_waited_for(other))
+        };
+        self.device_indices().any(helps).then_some(since)
     }
 
     /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.

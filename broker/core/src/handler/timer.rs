@@ -65,10 +65,18 @@ impl Broker {
     }
 
     fn check_deadlines(&mut self, id: SessionId) {
-        let now = self.now;
-        let due = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.alarm = None;
+        self.heed_deadlines(id);
+        if let Some(next) = self.sessions.get(id).and_then(|session| session.deadlines().min()) {
+            self.arm_session(next, id);
+        }
+    }
+
+    fn heed_deadlines(&mut self, id: SessionId) {
+        let now = self.now;
+        let due = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
+        let Some(session) = self.sessions.get(id) else { return };
         if due(session.map_deadline) {
             // Its descriptors are in flight, and others wait for that budget: they go with the channel.
             return self.close_channel(id, SilentReason::Overdue);
@@ -78,7 +86,6 @@ impl Broker {
             return self.quarantine(id, format!("the word table was not mapped within {within} ms"));
         }
         if due(session.kill_at) {
-            session.kill_at = None;
             self.kill(id);
         }
         let Some(session) = self.sessions.get_mut(id) else { return };
@@ -96,13 +103,11 @@ impl Broker {
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
             self.check_ends(id);
         }
-        if let Some(next) = self.sessions.get(id).and_then(|session| session.deadlines().min()) {
-            self.arm_session(next, id);
-        }
     }
 
     fn kill(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get(id) else { return };
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        session.kill_at = None;
         let (channel, tenant) = (session.channel, self.tenants.shared(session.tenant));
         let reason = session.silent_reason.as_ref().map(ToString::to_string).unwrap_or_default();
         self.notice(Notice::SessionKilled { session: id, tenant, reason });

@@ -76,6 +76,7 @@ pub(super) struct SessionFacts {
     pub(super) pins: bool,
     /// It does not answer, as the broker says.
     pub(super) silent: bool,
+    pub(super) silent_since: Option<Time>,
     /// Evicted, or unheld and not pinned yet, and its own still.
     pub(super) away: BTreeSet<PartRef>,
     /// What it asked to pin, and was not sent since: it may stand in the queue, though the call is over.

@@ -71,7 +71,9 @@ impl Oracle {
     }
 
     pub(super) fn is_silent(&mut self, session: SessionId, silent: bool) {
+        let now = self.facts.now;
         if let Some(session) = self.facts.sessions.get_mut(&session) {
+            session.silent_since = silent.then(|| session.silent_since.unwrap_or(now));
             session.silent = silent;
         }
     }

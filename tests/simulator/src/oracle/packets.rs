@@ -30,6 +30,7 @@ impl Oracle {
             in_flight: 0,
             pins: hello.pins,
             silent: false,
+            silent_since: None,
             away: Default::default(),
             coming: Default::default(),
             slots: Default::default(),

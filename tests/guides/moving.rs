@@ -1,0 +1,119 @@
+//! The code of `docs/guides/moving.md`, word for word, as a program that the end-to-end tests run: on a device of 16 MiB with
+//! 64 MiB of the host beside it. It prints what became of a write that no pin told of.
+
+#![allow(unsafe_code, reason = "what a kernel writes, it writes by an address")]
+
+use std::{
+    io::{self, Write as _},
+    ptr,
+    time::Duration,
+};
+
+use anyhow::{Result, bail, ensure};
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error};
+
+fn main() -> Result<()> {
+    let (mut cache, mut crowd) = pins(&Client::connect()?)?;
+    let byte = writes(&mut cache, &mut crowd)?;
+    nested(&cache, &crowd)?;
+    host(&Client::connect()?)?;
+    drop((cache, crowd));
+    large(&Client::connect()?)?;
+    sealed()?;
+    writeln!(io::stdout(), "{byte}")?;
+    Ok(())
+}
+
+fn pins(client: &Client) -> Result<(Allocation, Allocation)> {
+    let mut cache = client.allocate(AllocationRequest::new(Bytes::mib(12)))?; // held: it stays where it is
+    cache.unhold()?; // from now on it may go
+    let address = cache.as_device_ptr();
+    {
+        let pinned = cache.pin(Access::Write)?; // it is here, and stays
+        assert_eq!(pinned.as_device_ptr(), address);
+        kernel(pinned.as_device_ptr(), 1); // launched, and waited for
+    } // it may go again
+
+    let crowd = client.allocate(AllocationRequest::new(Bytes::mib(12)).unheld())?; // not even mapped
+    drop(crowd.pin(Access::Read)?); // the device has room for one of them
+    ensure!(!cache.is_mapped(), "it has gone");
+    drop(cache.pin(Access::Read)?);
+    ensure!(cache.as_device_ptr() == address && cache.is_mapped(), "it is back");
+    Ok((cache, crowd))
+}
+
+fn writes(cache: &mut Allocation, crowd: &mut Allocation) -> Result<u8> {
+    {
+        let pinned = cache.pin(Access::Read)?;
+        kernel(pinned.as_device_ptr(), 2); // wrong: the pin says that it reads
+    }
+    drop(crowd.pin(Access::Read)?); // another needs the room
+    let mut byte = [0];
+    cache.copy_to_host(0, &mut byte)?; // 1: the write is lost
+    Ok(byte[0])
+}
+
+fn nested(cache: &Allocation, crowd: &Allocation) -> Result<()> {
+    let first = cache.pin(Access::Read)?;
+    match crowd.pin(Access::Read) {
+        Err(Error::PinStalled { .. }) => drop(first), // it waited for what this thread pins itself
+        Err(error) => return Err(error.into()),
+        Ok(_) => bail!("there is no room for both"),
+    }
+    drop(crowd.pin(Access::Read)?);
+    Ok(())
+}
+
+fn host(client: &Client) -> Result<()> {
+    match client.allocate(AllocationRequest::new(Bytes::mib(48)).unheld()) {
+        Err(Error::QuotaLimit { tier, limit, held, .. }) if tier == "host" => {
+            println(&format!("it would have to begin below: {held} of {limit} are taken there"))?;
+        }
+        Err(error) => return Err(error.into()),
+        Ok(_) => bail!("it has as much below as it asks for"),
+    }
+    Ok(())
+}
+
+fn large(client: &Client) -> Result<()> {
+    client.flush()?;
+    let request = AllocationRequest::new(Bytes::mib(32)).part_size(Bytes::mib(2)).unheld();
+    let archive = client.allocate(request.wait(Duration::from_secs(10)))?;
+    for part in 0..16 {
+        let page = archive.pin_parts(part..part + 1, Access::Write)?; // whatever was used least recently makes room
+        kernel(page.as_device_ptr(), 7);
+    }
+    match archive.pin(Access::Read) {
+        Err(Error::DeviceFull { asked, .. }) => println(&format!("{asked} never fit at once"))?,
+        Err(error) => return Err(error.into()),
+        Ok(_) => bail!("it is larger than the device"),
+    }
+    Ok(())
+}
+
+fn sealed() -> Result<()> {
+    let client = Client::connect()?;
+    let weights = client.allocate(AllocationRequest::new(Bytes::mib(4)).name("weights"))?;
+    let mut sealed = weights.seal()?;
+    sealed.unhold()?; // for this process
+
+    let reader = Client::connect()?;
+    let mut attached = reader.attach("weights")?;
+    attached.unhold()?; // and for that one: now it may leave
+    drop(attached.pin(Access::Read)?);
+    attached.detach()?;
+    sealed.free()?;
+    Ok(())
+}
+
+/// What it writes it writes at an address, and nobody sees it but whoever looks there.
+fn kernel(address: u64, byte: u8) {
+    let address = usize::try_from(address).expect("an address of this process");
+    // SAFETY: needed to write as a kernel does. The caller has it pinned, so it is mapped for writing, the driver being
+    // simulated; no slice of it is lent, and no other thread looks.
+    unsafe { ptr::with_exposed_provenance_mut::<u8>(address).write(byte) };
+}
+
+fn println(text: &str) -> io::Result<()> {
+    writeln!(io::stderr(), "{text}")
+}
