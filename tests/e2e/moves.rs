@@ -5,6 +5,7 @@ mod clients;
 mod faults;
 mod operators;
 pub(super) mod pins;
+mod readers;
 mod shadows;
 mod turns;
 mod under_way;
