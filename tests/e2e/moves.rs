@@ -9,6 +9,7 @@ mod programs;
 mod readers;
 mod rebalance;
 mod shadows;
+mod touches;
 mod turns;
 mod under_way;
 mod waits;
