@@ -1,6 +1,7 @@
 //! Memory that goes to the host and comes back: by operators, by pins, and where something is in the way; and who waits for
 //! it.
 
+mod batches;
 mod clients;
 mod faults;
 mod operators;
