@@ -4,6 +4,7 @@
 mod batches;
 mod clients;
 mod faults;
+mod nested;
 mod operators;
 pub(super) mod pins;
 mod programs;
