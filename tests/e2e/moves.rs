@@ -15,6 +15,7 @@ mod touches;
 mod turns;
 mod under_way;
 mod waits;
+mod way_in;
 
 use std::{process::Output, time::Duration};
 
