@@ -234,3 +234,25 @@ fn a_program_waits_by_the_sdk_until_what_others_pin_may_leave() {
     first.flush().unwrap();
     nothing_is_left(&daemon);
 }
+
+#[test]
+fn a_task_that_gives_up_waiting_keeps_nothing_from_going_back() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(1)).allocation_id;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let request = |mib| AllocationRequest::new(Bytes::mib(mib));
+    let client = vramd_client::aio::Client::from(connect(&daemon));
+    let own = runtime.block_on(client.allocate(request(2))).unwrap();
+    let given_up = runtime.block_on(async {
+        let waits = client.allocate(request(4).wait(Duration::from_millis(LONG_MS)));
+        tokio::time::timeout(Duration::from_millis(300), waits).await.is_err()
+    });
+    assert!(given_up, "there is no room for it");
+    drop(own);
+    // Room for it comes only later.
+    until("what was dropped after it is freed", || daemon.books().held() == MIB_2);
+    other.free(theirs);
+    drop(client);
+    nothing_is_left(&daemon);
+}
