@@ -213,7 +213,7 @@ fn a_caller_that_hangs_up_finds_its_batch_in_the_line() {
 fn a_program_waits_by_the_sdk_until_what_others_pin_may_leave() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").memory("harvest_ms = 5"));
     let (first, second): (Client, Client) = (connect(&daemon), connect(&daemon));
-    let memory = letting_go(&first, 2);
+    let memory = letting_go(&daemon, &first, 2);
     let pinned = memory.pin(Access::Write).unwrap();
     thread::scope(|scope| {
         let wait = Duration::from_millis(LONG_MS);

@@ -10,7 +10,8 @@ use super::{nothing_is_left, tiers, waits::all_waits};
 fn with_all(daemon: &Daemon, seed: u64) -> (Probe, u64) {
     let mut probe = daemon.probe();
     let session = probe.ask("sdk open")["session"].as_u64().unwrap();
-    probe.ask(&format!("sdk allocate {} part={MIB_2}", 4 * MIB_2));
+    // Until it is seen that nobody pins what is there.
+    probe.ask(&format!("sdk allocate {} part={MIB_2} wait=60000", 4 * MIB_2));
     probe.ask(&format!("sdk write {seed}"));
     probe.ask("sdk unhold");
     (probe, session)

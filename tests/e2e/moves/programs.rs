@@ -5,13 +5,14 @@ use vramd_tests::{Daemon, MIB_2, content};
 
 use super::said;
 
-/// So many parts of 2 MiB, written.
-pub(super) fn letting_go(client: &Client, count: u64) -> Allocation {
+/// So many parts of 2 MiB, written. What is on its way to its client counts as used, so the daemon has heard that all is there.
+pub(super) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
     let request = AllocationRequest::new(Bytes::new(count * MIB_2)).part_size(Bytes::new(MIB_2));
     let mut memory = client.allocate(request).unwrap();
     let bytes = content(count * MIB_2, memory.id().get());
     memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
     memory.unhold().unwrap();
+    daemon.settled_books();
     memory
 }
 

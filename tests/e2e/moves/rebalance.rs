@@ -26,9 +26,8 @@ use super::{
 fn full(config: &Config) -> (Daemon, Client, Allocation) {
     let daemon = Daemon::start(&config.clone().memory("harvest_ms = 5"));
     let client = connect(&daemon);
-    let memory = letting_go(&client, 4);
+    let memory = letting_go(&daemon, &client, 4);
     until_held(&daemon, 8, 8);
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
     (daemon, client, memory)
 }
 

@@ -41,13 +41,13 @@ fn what_was_pinned_last_stays() {
         let client = connect(&daemon);
         let mut beacon = client.allocate(on(1, 1)).unwrap();
         beacon.unhold().unwrap();
-        let both = [(); 2].map(|()| letting_go(&client, 2));
+        let both = [(); 2].map(|()| letting_go(&daemon, &client, 2));
         a_look(&daemon, &client, &beacon);
         drop(both[used].pin(Access::Read).unwrap());
         a_look(&daemon, &client, &beacon);
 
         let other = connect(&daemon);
-        let third = letting_go(&other, 2);
+        let third = letting_go(&daemon, &other, 2);
         assert_eq!(lies(&daemon, &both[used]), ["device"; 2], "it was used last");
         assert_eq!(lies(&daemon, &both[1 - used]), ["host"; 2]);
         both.iter().chain([&third]).for_each(|memory| is_intact(memory, 2));
