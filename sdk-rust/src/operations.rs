@@ -3,7 +3,10 @@
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Reason};
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{
     error::{Error, Result},
@@ -82,7 +85,7 @@ pub(crate) async fn claim_new(
     let _seat = face.sit(session);
     let abandoned = Unless((face == Face::Async).then(|| {
         let (session, request) = (session.clone(), request.clone());
-        move || undo_allocate(session, request, wait)
+        move || undo_allocate(&session, request, wait)
     }));
     let made = allocate(face, session, request, deadline).await;
     abandoned.done();
@@ -113,11 +116,21 @@ fn whole_millis(wait: Duration) -> u64 {
 }
 
 /// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back.
-fn undo_allocate(session: ProcessBound<Session>, request: v1::AllocateBatchRequest, wait: Duration) {
-    session.clone().releases().work(move || {
-        let made = now(allocate(Face::Blocking, &session, request, deadline_after(&session, wait)));
-        made.into_iter().flatten().for_each(|info| forgo(&session, info, Parting::Free));
-    });
+///
+/// That it has made anything may be long in coming where it waits for room, perhaps for what this process drops next. So that
+/// has a thread of its own.
+fn undo_allocate(session: &ProcessBound<Session>, request: v1::AllocateBatchRequest, wait: Duration) {
+    let of = session.clone();
+    let undo = move || {
+        let made = now(allocate(Face::Blocking, &of, request, deadline_after(&of, wait)));
+        made.into_iter().flatten().for_each(|info| forgo(&of, info, Parting::Free));
+    };
+    if wait.is_zero() {
+        session.releases().work(undo);
+    } else if session.is_home() {
+        // Where there is no thread to be had, what is made stays until the session ends.
+        let _ = thread::Builder::new().name("vramd-undo".to_owned()).spawn(undo);
+    }
 }
 
 /// Maps what is there already. Sealed memory for reading, fixed memory for writing.

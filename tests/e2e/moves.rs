@@ -1,15 +1,22 @@
 //! Memory that goes to the host and comes back: by operators, by pins, and where something is in the way; and who waits for
 //! it.
 
+mod batches;
 mod clients;
 mod faults;
 mod holds;
+mod nested;
 mod operators;
 pub(super) mod pins;
+mod programs;
+mod readers;
+mod rebalance;
 mod shadows;
+mod touches;
 mod turns;
 mod under_way;
 mod waits;
+mod way_in;
 
 use std::{process::Output, time::Duration};
 

@@ -1,17 +1,14 @@
 //! Processes that pin by way of the SDK and are stopped, forked, killed, or in each other's way.
 
-use std::{os::fd::OwnedFd, thread};
+use std::thread;
 
-use rustix::{
-    fs::{MemfdFlags, ftruncate, memfd_create},
-    process::Signal,
-};
+use rustix::process::Signal;
 use vramd_client::{Access, AllocationRequest, Bytes, Client, Pinnable};
 use vramd_proto::v1::{
     RevocationOutcome as Outcome, RevokeMappingsRequest, RevokeMappingsResponse, SessionState,
     revoke_mappings_request::Target,
 };
-use vramd_tests::{Config, Daemon, MIB, Pending, Probe, content, digest, wait::until};
+use vramd_tests::{Config, Daemon, MIB, Pending, Probe, content, digest, outsider::outsider, wait::until};
 use vramd_types::Reason;
 
 const SIZE: u64 = 4 * MIB;
@@ -175,13 +172,6 @@ fn forked_children_pin_nothing_and_pins_left_at_exit_are_nobodys() {
     until("its session is gone", || daemon.books().session(session).is_none());
     assert_eq!(outcome(revoke(&daemon, ids[0], false)).0, Outcome::Revoked);
     assert_eq!(daemon.books().allocations[0].mapper_count, 0);
-}
-
-/// Memory of the device that somebody took beside the daemon.
-fn outsider(uuid: &str, bytes: u64) -> OwnedFd {
-    let fd = memfd_create(format!("vramd-sim:{uuid}:1"), MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&fd, bytes).unwrap();
-    fd
 }
 
 #[test]

@@ -169,7 +169,7 @@ fn a_stopped_client_keeps_its_part_and_is_named() {
     until("it lives again", || daemon.books().sessions[0].state() == SessionState::Live);
     assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
     until_held(&daemon, 0, 4);
-    let told = probe.ask("sdk pin-digest");
+    let told = probe.ask("sdk pinned-digest");
     assert_eq!(told["digest"], vramd_tests::digest(&vramd_tests::content(2 * MIB_2, 7)));
     probe.leave();
     nothing_is_left(&daemon);

@@ -1,11 +1,21 @@
 //! Memory that cannot be had, and copies that fail: the part is where it was, and the next try goes well.
 
-use vramd_proto::v1::{MoveOutcome as Outcome, Tier};
-use vramd_tests::{Daemon, MIB_2, config::Effect, content, digest};
+use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, PartRef, Tier, move_event::Change};
+use vramd_tests::{
+    Daemon, MIB_2, RawSession,
+    config::Effect,
+    content, digest,
+    wait::{eventually, until},
+};
 use vramd_types::Reason;
 
 use super::{
-    bring_in_by_pin, evict, first, moving, nothing_is_left, part, tiers, unmap_as_told, until_held, written,
+    bring_in_by_pin, evict, first, held, moving, nothing_is_left, part, parts,
+    pins::connect,
+    programs::{is_intact, letting_go, lies},
+    said, tiers,
+    under_way::listed,
+    unmap_as_told, until_held, written,
 };
 
 #[test]
@@ -93,4 +103,96 @@ fn what_is_freed_in_the_middle_of_a_move_leaves_nothing() {
         assert!(fits, "{on}: {outcome:?}");
         nothing_is_left(&daemon);
     }
+}
+
+/// Parts that were to leave for who wants the room, and found no memory in the host.
+fn lacked(daemon: &Daemon) -> Vec<PartRef> {
+    let ended = listed(daemon).ended.into_iter();
+    let failed = ended.filter(|it| (it.tier(), it.outcome()) == (Tier::Host, Change::Failed));
+    let failed = failed.inspect(|it| assert_eq!(it.cause(), MoveCause::Demand, "{it:?}"));
+    failed.filter_map(|it| it.part).collect()
+}
+
+#[test]
+fn another_leaves_for_a_pin_where_the_first_finds_no_memory_in_the_host() {
+    // The first is for what is to be pinned.
+    let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 2, Effect::OutOfMemory));
+    let (wants, has) = (connect(&daemon), connect(&daemon));
+    let wanted = letting_go(&daemon, &wants, 1);
+    until("it leaves", || {
+        said(&daemon, &["alloc", "evict", &wanted.id().to_string()])["parts"][0]["outcome"] == "moved"
+    });
+    until_held(&daemon, 0, 2);
+    let there = letting_go(&daemon, &has, 2);
+    is_intact(&wanted, 1);
+    let [lacking] = lacked(&daemon)[..] else { panic!("one could not leave: {:?}", listed(&daemon)) };
+    let stays = if lacking.part_index == 0 { ["device", "host"] } else { ["host", "device"] };
+    assert_eq!(lies(&daemon, &there), stays, "the other one left");
+    is_intact(&there, 2);
+    is_intact(&wanted, 1);
+    drop((wanted, there));
+    wants.flush().unwrap();
+    has.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn where_nothing_else_can_leave_a_pin_waits_until_devices_are_looked_at_again() {
+    let config = tiers("2MiB", "16MiB").limit("survey_interval_ms = 100");
+    let config = (2..5).fold(config, |config, nth| config.fault("create_host", nth, Effect::OutOfMemory));
+    let daemon = Daemon::start(&config);
+    let (wants, has) = (connect(&daemon), connect(&daemon));
+    let wanted = letting_go(&daemon, &wants, 1);
+    until("it leaves", || {
+        said(&daemon, &["alloc", "evict", &wanted.id().to_string()])["parts"][0]["outcome"] == "moved"
+    });
+    until_held(&daemon, 0, 2);
+    let there = letting_go(&daemon, &has, 1);
+    is_intact(&wanted, 1);
+    assert_eq!(
+        lacked(&daemon),
+        [part(there.id().get(), 0); 3],
+        "it was tried again, and what was there stayed until it could leave"
+    );
+    is_intact(&there, 1);
+    is_intact(&wanted, 1);
+    drop((wanted, there));
+    wants.flush().unwrap();
+    has.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_batch_that_does_not_wait_is_refused_where_nothing_can_leave() {
+    let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 1, Effect::OutOfMemory));
+    // Else it would be its tenant's limit that it is short of.
+    daemon.set_quota("team-z", "2MiB", "");
+    let client = connect(&daemon);
+    let there = letting_go(&daemon, &client, 1);
+    let mut session = daemon.open();
+    // Whose pin was seen is not asked before it is seen that it has ended.
+    until("it is asked to leave", || {
+        session.refused(parts(1)).is(Reason::DeviceFull);
+        !lacked(&daemon).is_empty()
+    });
+    assert_eq!(lacked(&daemon), [part(there.id().get(), 0)]);
+    assert_eq!(held(&daemon), (2, 2));
+    is_intact(&there, 1);
+    let id = until_allocated(&mut session);
+    assert_eq!(lies(&daemon, &there), ["host"]);
+    session.free(id);
+    is_intact(&there, 1);
+    drop(there);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// Once devices have been looked at again.
+#[track_caller]
+fn until_allocated(session: &mut RawSession) -> u64 {
+    let allocate = || session.memory.allocate_batch(session.request(vec![parts(1)])).wait().ok();
+    let answer = eventually("there is memory of the host", allocate);
+    let id = answer.allocations[0].allocation_id;
+    session.map_all(id);
+    id
 }

@@ -12,7 +12,7 @@ use super::{
     vramctl, written,
 };
 
-fn listed(daemon: &Daemon) -> ListMovesResponse {
+pub(super) fn listed(daemon: &Daemon) -> ListMovesResponse {
     daemon.admin.list_moves(ListMovesRequest::default()).ok()
 }
 

@@ -15,7 +15,7 @@ fn waits(daemon: &Daemon, request: ListWaitsRequest) -> Vec<Wait> {
     daemon.admin.list_waits(request).ok().waits
 }
 
-fn all_waits(daemon: &Daemon) -> Vec<Wait> {
+pub(super) fn all_waits(daemon: &Daemon) -> Vec<Wait> {
     waits(daemon, ListWaitsRequest::default())
 }
 

@@ -80,8 +80,12 @@ impl Sdk {
                 self.open.as_mut().context("nothing is allocated")?.unhold()?;
                 json!({})
             }
-            "pin-digest" => {
-                let pinned = self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?;
+            // Of what is allocated, or of one that is kept, by its number.
+            "pinned-digest" => {
+                let pinned = match words.first() {
+                    Some(kept) => self.kept[kept.parse::<usize>()?].pin(Access::Read)?,
+                    None => self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?,
+                };
                 json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
             }
             // Pins, looks at what it wrote last and writes anew, for so many milliseconds, without a pause or with one
@@ -105,13 +109,9 @@ impl Sdk {
                 json!({ "pins": pins })
             }
             "turn-over" => turns::over(client, words)?,
-            "pinned-digest" => {
-                let pinned = self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?;
-                json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
-            }
-            // What was attached last is one of several that are pinned by their numbers.
+            // What was sealed or attached last is one of several that are pinned by their numbers.
             "keep" => {
-                let mut sealed = self.sealed.take().context("nothing is attached")?;
+                let mut sealed = self.sealed.take().context("nothing is sealed")?;
                 sealed.unhold()?;
                 self.kept.push(sealed);
                 json!({})
@@ -124,6 +124,18 @@ impl Sdk {
                     Ok(pinned) => {
                         self.guards.extend(pinned.into_guards());
                         json!({})
+                    }
+                    Err(error) => refused(&error),
+                }
+            }
+            // Some parts of what is allocated, from one to before another.
+            "pin-parts" => {
+                let parts = words[0].parse()?..words[1].parse()?;
+                match self.open.as_ref().context("nothing is allocated")?.pin_parts(parts, Access::Read) {
+                    Ok(pinned) => {
+                        let digest = vramd_tests::digest(pinned.as_slice()?);
+                        self.guards.push(pinned);
+                        json!({ "digest": digest })
                     }
                     Err(error) => refused(&error),
                 }
@@ -180,7 +192,7 @@ impl Sdk {
     }
 }
 
-/// `SIZE [name=N] [persistent] [part=N]`
+/// `SIZE [name=N] [persistent] [part=N] [wait=MILLISECONDS]`
 fn request(words: &[&str]) -> Result<AllocationRequest> {
     let size = words.first().context("a size")?.parse()?;
     let mut request = AllocationRequest::new(Bytes::new(size));
@@ -189,6 +201,7 @@ fn request(words: &[&str]) -> Result<AllocationRequest> {
             ("name", name) => request.name(name),
             ("persistent", _) => request.persistent(),
             ("part", size) => request.part_size(Bytes::new(size.parse()?)),
+            ("wait", millis) => request.wait(Duration::from_millis(millis.parse()?)),
             _ => bail!("`{word}` says nothing about an allocation"),
         };
     }

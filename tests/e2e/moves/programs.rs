@@ -1,0 +1,36 @@
+//! Memory of a program that pins what it uses: the SDK does what the daemon asks, whatever the test does meanwhile.
+
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
+use vramd_tests::{Daemon, MIB_2, content};
+
+use super::said;
+
+/// So many parts of 2 MiB, written. What is on its way to its client counts as used, so the daemon has heard that all is there.
+pub(super) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
+    let request = AllocationRequest::new(Bytes::new(count * MIB_2)).part_size(Bytes::new(MIB_2));
+    let mut memory = client.allocate(request).unwrap();
+    let bytes = content(count * MIB_2, memory.id().get());
+    memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
+    memory.unhold().unwrap();
+    daemon.settled_books();
+    memory
+}
+
+/// Looks at every byte, a part at a time: all of them together may be more than there is room for.
+#[track_caller]
+pub(super) fn is_intact(memory: &Allocation, count: u32) {
+    let written = content(u64::from(count) * MIB_2, memory.id().get());
+    let each = written.len() / usize::try_from(count).unwrap();
+    for (part, should) in (0..count).zip(written.chunks(each)) {
+        let pinned = memory.pin_parts(part..part + 1, Access::Read).unwrap();
+        assert!(pinned.as_slice().unwrap() == should, "part {part} of {} has other bytes", memory.id());
+    }
+}
+
+/// The tier of each part.
+#[track_caller]
+pub(super) fn lies(daemon: &Daemon, memory: &Allocation) -> Vec<String> {
+    let shown = said(daemon, &["alloc", "show", &memory.id().to_string()]);
+    let parts = shown["allocation"]["parts"].as_array().expect("its parts").clone();
+    parts.iter().map(|part| part["tier"].as_str().expect("a tier").to_owned()).collect()
+}
