@@ -106,7 +106,10 @@ impl Sdk {
             }
             "turn-over" => turns::over(client, words)?,
             "pinned-digest" => {
-                let pinned = self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?;
+                let pinned = match (&self.open, self.kept.last()) {
+                    (Some(open), _) => open.pin(Access::Read)?,
+                    (None, kept) => kept.context("nothing is allocated or kept")?.pin(Access::Read)?,
+                };
                 json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
             }
             // What was attached last is one of several that are pinned by their numbers.
@@ -152,6 +155,10 @@ impl Sdk {
                 (self.open, self.sealed) = (None, None);
                 json!({})
             }
+            "free" => {
+                self.kept.pop().context("nothing is kept")?.free()?;
+                json!({})
+            }
             "flush" => client.flush().map_or_else(|error| refused(&error), |()| json!({})),
             // A child uses what it inherited: it is refused, and then drops it all.
             "fork" => {
@@ -180,7 +187,7 @@ impl Sdk {
     }
 }
 
-/// `SIZE [name=N] [persistent] [part=N]`
+/// `SIZE [name=N] [persistent] [reader=T] [part=N]`
 fn request(words: &[&str]) -> Result<AllocationRequest> {
     let size = words.first().context("a size")?.parse()?;
     let mut request = AllocationRequest::new(Bytes::new(size));
@@ -188,6 +195,7 @@ fn request(words: &[&str]) -> Result<AllocationRequest> {
         request = match word.split_once('=').unwrap_or((*word, "")) {
             ("name", name) => request.name(name),
             ("persistent", _) => request.persistent(),
+            ("reader", tenant) => request.reader(tenant),
             ("part", size) => request.part_size(Bytes::new(size.parse()?)),
             _ => bail!("`{word}` says nothing about an allocation"),
         };
