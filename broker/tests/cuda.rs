@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -15,15 +16,20 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 use vramd_proto::v1::{
-    MoveOutcome, MovePartsRequest, MovePartsResponse, PartRef, Tier, move_parts_request::Target,
+    AllocationKind, AllocationSpec, MoveOutcome, MovePartsRequest, MovePartsResponse, PartRef,
+    RevokeMappingsRequest, ShowAllocationRequest, Tier, daemon_frame::Frame, move_parts_request::Target,
+    revoke_mappings_request, show_allocation_request,
 };
 use vramd_tests::{
-    Pending, RawSession, content,
+    Pending, RawSession,
+    channel::Packet,
+    content,
     rpc::{Admin, is_serving},
     session::persistent,
     spec,
-    wait::until,
+    wait::{PATIENCE, until},
 };
+use vramd_types::Reason;
 
 /// Two parts.
 const SIZE: u64 = 6 << 20;
@@ -207,6 +213,54 @@ fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
     session.pin_ended(call);
     assert_eq!(session.digest(allocation, 8 << 20), vramd_tests::digest(&bytes));
     assert!(daemon.log().contains(&format!("out of host memory: {why}")), "{}", daemon.log());
+}
+
+#[test]
+fn fixed_memory_is_neither_moved_nor_revoked() {
+    let daemon = Daemon::start_with_host(&Fake::new(), "16MiB");
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    let fixed = AllocationSpec { kind: AllocationKind::Fixed.into(), ..spec(4 << 20) };
+    let allocation_id = session.reserve(fixed).allocation_id;
+    let Packet::Frame(Frame::Map(mut map), fds) = session.channel.receive(PATIENCE) else { panic!("no map") };
+    let part = map.parts.pop().unwrap();
+    assert!(fds.is_empty() && map.parts.is_empty(), "one part, and no descriptor");
+    let (memory, bytes) = (Fake::behind(&part.cuda_ipc_handle), content(4 << 20, 5));
+    memory.write_all_at(&bytes, 0).unwrap();
+    let part = part.part.unwrap();
+    session.acknowledge(vec![part]);
+
+    let admin = Admin::new(&daemon.sockets());
+    for tier in [Tier::Host, Tier::Device] {
+        let target = Some(Target::AllocationId(allocation_id));
+        let moving = MovePartsRequest { target, tier: tier.into(), ..Default::default() };
+        let refused = admin.move_parts(moving).refused();
+        assert_eq!(refused.is(Reason::KindUnsupported).fact("kind"), "movable fixed");
+    }
+    for wait in [false, true] {
+        let target = Some(revoke_mappings_request::Target::AllocationId(allocation_id));
+        let revoking = RevokeMappingsRequest { target, wait, ..Default::default() };
+        let refused = admin.revoke_mappings(revoking).refused();
+        assert_eq!(refused.is(Reason::KindUnsupported).fact("kind"), "revocable fixed");
+    }
+    assert!(!session.channel.waits(Duration::from_millis(50)), "nobody is told to unmap anything");
+    let shown = admin.show_allocation(ShowAllocationRequest {
+        target: Some(show_allocation_request::Target::AllocationId(allocation_id)),
+    });
+    let shown = shown.ok().allocation.unwrap();
+    assert_eq!((shown.resident_bytes, shown.host_bytes), (4 << 20, 0));
+    let mut found = vec![0; bytes.len()];
+    memory.read_exact_at(&mut found, 0).unwrap();
+    assert_eq!(vramd_tests::digest(&found), vramd_tests::digest(&bytes));
+}
+
+/// What the driver says is nearest to the device is asked for, ahead of need and for who moves.
+#[test]
+fn the_host_tier_is_of_the_node_that_is_nearest_to_the_device() {
+    let fake = Fake::new().says("note = 1").says("attribute.134 = 1");
+    let daemon = Daemon::start_with_host(&fake, "16MiB");
+    let made = |node: u32| fake.calls(&format!("cuMemCreate(host:{node})")).len();
+    until("all of it is pinned", || made(1) == 4);
+    assert_eq!(made(0), 0, "{}", daemon.log());
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //! left of them, and nobody else's bytes are touched.
 //!
 //! One daemon is left in peace; another one revokes mappings all the time, by faults that its configuration schedules, and
-//! has clients that pin. A round is every life, at every step, with every death, once; what is left open comes from the seed. One round
-//! runs unless told:
+//! has clients that pin. On a third one, whose device has no room for all, memory moves all the time: an operator has it leave
+//! and come back, and whoever pins has others leave. A round is every life, at every step, with every death, once; what is
+//! left open comes from the seed. One round runs unless told:
 //!
 //! ```text
 //! VRAMD_KILL_ROUNDS=10 VRAMD_KILL_SEED=7 cargo test -p vramd-tests --test kill -- --nocapture
@@ -14,6 +15,7 @@
 //! each stretch of cases, and once the survivors have left, everything is looked at: books, descriptors, memfds.
 
 mod case;
+mod operator;
 mod plan;
 mod scene;
 mod survivors;
@@ -40,15 +42,18 @@ const STRETCH: usize = 175;
 fn who_dies_leaves_nothing_and_harms_nobody() {
     let plan = Plan::from_env().unwrap_or_else(|why| panic!("{why:#}"));
     let started = Instant::now();
-    let mut scenes = [Scene::new(Vec::new()), Scene::new(plan.revocations())];
+    let revoking = plan.revocations();
+    let mut scenes = [Scene::with_room(Vec::new()), Scene::with_room(revoking), Scene::moving()];
     let target = scenes[0].target.clone();
     let numbers: Vec<u64> = plan.numbers().collect();
     for stretch in numbers.chunks(STRETCH) {
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
-        let cases = stretch.iter().map(|&number| plan.case(number, &target));
-        let (revoked, others): (Vec<_>, Vec<_>) = cases.partition(|case| case.fate.script.is_revoked());
+        let mut cases: [Vec<_>; 3] = [const { Vec::new() }; 3];
+        for case in stretch.iter().map(|&number| plan.case(number, &target)) {
+            cases[case.fate.script.setting() as usize].push(case);
+        }
         let command = plan.command(first..last + 1);
-        for (scene, cases) in scenes.iter_mut().zip([others, revoked]) {
+        for (scene, cases) in scenes.iter_mut().zip(cases) {
             let failed = run(scene, &cases, &command);
             assert!(failed.is_empty(), "{}", failed.join("\n"));
             if let Err(why) = scene.is_as_before() {
@@ -58,6 +63,10 @@ fn who_dies_leaves_nothing_and_harms_nobody() {
     }
     let (count, mut checks) = (numbers.len(), 0);
     for scene in scenes {
+        for (way, parts) in scene.moves() {
+            eprintln!("{parts} parts went {way}");
+            assert!(parts > 0 || count < plan::matrix().len(), "none went {way}");
+        }
         checks += scene.survivors.checks();
         scene.end().unwrap_or_else(|why| panic!("after the survivors: {why:#}"));
     }
@@ -76,6 +85,7 @@ fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let living = scope.spawn(|| survivors.live_until(&over));
+        let moving = scene.moves.then(|| scope.spawn(|| operator::move_until(&scene.daemon.admin, &over)));
         let work = || {
             loop {
                 // Of its own line: a `while let` would hold the lock until the case has ended.
@@ -93,6 +103,10 @@ fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
         let mut failed = failed.lock().expect("no worker panics with it");
         if living.join().is_err() {
             failed.push(format!("a survivor came to harm, as told above\n  to repeat it: {command}"));
+        }
+        let moved = moving.map(|moving| moving.join().expect("no operator panics"));
+        if let Some(Err(why)) = moved {
+            failed.push(format!("an operator: {why:#}\n  to repeat it: {command}"));
         }
         for outcome in outcomes {
             outcome.expect("no worker panics");

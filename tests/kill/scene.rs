@@ -12,11 +12,11 @@ use vramd_tests::{
     Config, Daemon,
     config::Revocation,
     proc,
-    victim::Victim,
+    victim::{Setting, Victim},
     wait::{soon, until},
 };
 
-use crate::{plan::TENANTS, survivors::Survivors};
+use crate::{operator, plan::TENANTS, survivors::Survivors};
 
 pub(crate) struct Scene {
     pub(crate) stage: Stage,
@@ -32,6 +32,8 @@ pub(crate) struct Scene {
 /// What cases share.
 pub(crate) struct Stage {
     pub(crate) daemon: Daemon,
+    /// Whether memory moves all the time.
+    pub(crate) moves: bool,
     /// The program.
     pub(crate) victim: PathBuf,
     uuid: String,
@@ -50,38 +52,54 @@ pub(crate) struct Draining<'a> {
 struct Trace {
     /// Held, reserved and unreturned by tenant, device and tier.
     charged: BTreeMap<(String, String, i32), [u64; 3]>,
-    /// Held, unreturned and unbrokered.
-    devices: Vec<[u64; 3]>,
+    /// Held, unreturned and unbrokered; on their way in and out, and parts that wait.
+    devices: Vec<[u64; 6]>,
     sessions: BTreeSet<u64>,
     allocations: BTreeSet<u64>,
     fds_in_flight: u32,
-    /// Device memory that any process has open or maps.
+    /// Device memory that any process has open or maps. Where it moves: as much by other names.
     memory: BTreeSet<String>,
+    /// Memory of the host that anybody but the daemon has.
+    host_elsewhere: BTreeSet<String>,
     /// The daemon's, by kind.
     fds: BTreeMap<String, usize>,
 }
 
 impl Scene {
     /// With that going on all the time.
-    pub(crate) fn new(revocations: Vec<Revocation>) -> Self {
-        // What survivors hold is fenced too, and held on to.
-        let mut config = Config::devices(&["32GiB"])
-            .limit("survey_interval_ms = 100")
-            .limit("revoke_answer_timeout_ms = 1000");
+    pub(crate) fn with_room(revocations: Vec<Revocation>) -> Self {
+        let mut config = Config::devices(&["32GiB"]);
         config.revocations = revocations;
+        Self::start(config, Setting::Nothing)
+    }
+
+    /// A device that has no room for all, and a link on which a copy takes a few milliseconds.
+    pub(crate) fn moving() -> Self {
+        let config = Config::devices(&["24MiB"]).link("1GiB").memory("host_size = \"256MiB\"");
+        let config = config.memory("part_size = \"2MiB\"").memory("harvest_ms = 10");
+        Self::start(config.telemetry("prometheus_listen = \"127.0.0.1:0\""), Setting::Moving)
+    }
+
+    fn start(config: Config, setting: Setting) -> Self {
+        // What survivors hold is fenced too, and held on to.
+        let mut config = config.limit("survey_interval_ms = 100").limit("revoke_answer_timeout_ms = 1000");
         for (uid, tenant) in TENANTS {
             config = config.tenant(uid, tenant);
         }
         let daemon = Daemon::start(&config);
+        let moves = setting == Setting::Moving;
+        until("the host tier is filled", || !moves || daemon.log().contains("is pinned ahead of need"));
         let victim = Victim::install(&daemon.sockets()).expect("the program can be copied");
         let books = daemon.books();
         let uuid = books.devices[0].device.clone().expect("a row has its device").uuid;
-        let stage = Stage { daemon, victim, uuid, drains: Mutex::default() };
-        let fds_alone = proc::fds_by_kind(stage.daemon.pid());
-        let mut survivors = Survivors::new(&stage.daemon);
+        let stage = Stage { daemon, moves, victim, uuid, drains: Mutex::default() };
+        let fds_alone = stage.fds();
+        let mut survivors =
+            if moves { Survivors::unheld(&stage.daemon) } else { Survivors::new(&stage.daemon) };
         // What is made once, by the first call of each, is made now.
         survivors.live_until(&AtomicBool::new(true));
         let target = survivors.target().to_owned();
+        stage.settle().expect("they have room");
         until("all packets are answered", || stage.daemon.books().node.fds_in_flight == 0);
         let before = Trace::take(&stage);
         Self { stage, survivors, target, before, fds_alone }
@@ -93,7 +111,30 @@ impl Scene {
 
     /// Whether nothing is left of anybody but the survivors.
     pub(crate) fn is_as_before(&self) -> Result<()> {
+        self.stage.settle()?;
         self.before.comes_again(&self.stage)
+    }
+
+    /// How many parts have moved, by direction and cause; nothing where none is to move.
+    pub(crate) fn moves(&self) -> Vec<(String, u64)> {
+        let ways = ["in", "out"].into_iter().flat_map(|way| ["demand", "operator"].map(|cause| (way, cause)));
+        let ways = ways.filter(|_| self.stage.moves);
+        let metrics = if self.stage.moves { self.stage.daemon.metrics() } else { String::new() };
+        let count = |(way, cause): (&str, &str)| {
+            let is_one = |line: &&str| {
+                let says = |value: &str| line.contains(&format!("=\"{value}\""));
+                line.starts_with("vramd_migrations_total{")
+                    && says(way)
+                    && says(cause)
+                    && (says("moved") || says("clean"))
+            };
+            let values = metrics
+                .lines()
+                .filter(is_one)
+                .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+            (format!("{way} on {cause}"), values.sum())
+        };
+        ways.map(count).collect()
     }
 
     /// The survivors leave, and then there is nothing, and no descriptor more than before they came.
@@ -102,11 +143,12 @@ impl Scene {
         survivors.leave();
         let nothing = Trace {
             charged: BTreeMap::new(),
-            devices: vec![[0; 3]],
+            devices: vec![[0; 6]],
             sessions: BTreeSet::new(),
             allocations: BTreeSet::new(),
             fds_in_flight: 0,
             memory: BTreeSet::new(),
+            host_elsewhere: BTreeSet::new(),
             fds: fds_alone,
         };
         nothing.comes_again(&stage)
@@ -114,6 +156,33 @@ impl Scene {
 }
 
 impl Stage {
+    /// Where memory moves, all of it comes to where it was before.
+    fn settle(&self) -> Result<()> {
+        if !self.moves {
+            return Ok(());
+        }
+        operator::turn_all_over(&self.daemon.admin)?;
+        soon("what has left is given back", || {
+            let books = self.daemon.books();
+            books.held() == books.allocations.iter().map(|row| row.resident_bytes).sum::<u64>()
+        })
+    }
+
+    /// The daemon's descriptors, by kind. Memory has a name of its own, each time that it is made.
+    fn fds(&self) -> BTreeMap<String, usize> {
+        let mut kinds = BTreeMap::new();
+        for (kind, count) in proc::fds_by_kind(self.daemon.pid()) {
+            let kind = match kind.strip_prefix("/memfd:vramd-sim:") {
+                Some(name) if self.moves => {
+                    if name.contains(":host-") { "host" } else { "device" }.to_owned()
+                }
+                _ => kind,
+            };
+            *kinds.entry(kind).or_default() += count;
+        }
+        kinds
+    }
+
     pub(crate) fn drain(&self) -> Draining<'_> {
         let one = self.drains.lock().unwrap_or_else(PoisonError::into_inner);
         self.daemon.admin.drain(DrainRequest::default()).ok();
@@ -138,13 +207,26 @@ impl Trace {
         Self {
             charged: quotas.filter(|(_, bytes)| *bytes != [0; 3]).collect(),
             devices: devices
-                .map(|row| [row.held_bytes, row.unreturned_bytes, row.unbrokered_bytes])
+                .map(|row| {
+                    let [moving_in, moving_out] = [row.moving_in_bytes, row.moving_out_bytes];
+                    let [held, unreturned] = [row.held_bytes, row.unreturned_bytes];
+                    let awaited = u64::from(row.awaited_part_count);
+                    [held, unreturned, row.unbrokered_bytes, moving_in, moving_out, awaited]
+                })
                 .collect(),
             sessions: books.sessions.iter().map(|row| row.session_id).collect(),
             allocations: books.allocations.iter().map(|row| row.allocation_id).collect(),
             fds_in_flight: books.node.fds_in_flight,
-            memory: proc::memory_of(&stage.uuid),
-            fds: proc::fds_by_kind(stage.daemon.pid()),
+            memory: match proc::memory_of(&stage.uuid) {
+                named if stage.moves => (0..named.len()).map(|number| number.to_string()).collect(),
+                named => named,
+            },
+            host_elsewhere: proc::host_memory_of(&stage.uuid)
+                .into_iter()
+                .filter(|(_, who)| !who.iter().eq([&stage.daemon.pid()]))
+                .map(|(name, who)| format!("{name} {who:?}"))
+                .collect(),
+            fds: stage.fds(),
         }
     }
 

@@ -45,8 +45,12 @@ enum Role {
     Busy { round: u64 },
     /// Maps by way of the SDK.
     Sdk { digest: String },
-    /// The same, and pins only while it looks.
+    /// The same, and pins only while it looks, what it wrote or what is sealed.
     Pins { digest: String },
+    /// The same as the owner of what is sealed.
+    PinsOwn { digest: String },
+    /// Allocates, and uses it in turns.
+    Turns { round: u64 },
 }
 
 impl Survivors {
@@ -91,6 +95,39 @@ impl Survivors {
         Self { all, target }
     }
 
+    /// Those who hold nothing, so that all they have can move.
+    pub(crate) fn unheld(daemon: &Daemon) -> Self {
+        let written = digest(&content(SIZE, 1));
+        let open = |uid: Option<u32>| {
+            let mut probe = uid.map_or_else(|| daemon.probe(), |uid| daemon.probe_as(uid));
+            let tenant = probe.ask("sdk open")["tenant"].as_str().expect("a session has a tenant").to_owned();
+            (probe, tenant)
+        };
+        let (mut owner, tenant) = open(None);
+        owner.ask(&format!("sdk allocate {SIZE} name={NAME} persistent reader=* part=2097152"));
+        owner.ask("sdk write 1");
+        assert_eq!(owner.ask("sdk seal")["digest"], written);
+        owner.ask("sdk keep");
+        let target = format!("{tenant}/{NAME}");
+        let mut all = vec![Survivor::new(owner, Role::PinsOwn { digest: written.clone() })];
+
+        // In the tenants of who dies beside them.
+        for uid in TENANTS.iter().map(|&(uid, _)| vramd_tests::is_root().then_some(uid)) {
+            let (mut reader, _) = open(uid);
+            reader.ask(&format!("sdk attach {target}"));
+            reader.ask("sdk keep");
+            all.push(Survivor::new(reader, Role::Pins { digest: written.clone() }));
+            let (mut writer, _) = open(uid);
+            let seed = 2 + all.len() as u64;
+            writer.ask(&format!("sdk allocate {SIZE} part=2097152"));
+            writer.ask(&format!("sdk write {seed}"));
+            writer.ask("sdk unhold");
+            all.push(Survivor::new(writer, Role::Pins { digest: digest(&content(SIZE, seed)) }));
+            all.push(Survivor::new(open(uid).0, Role::Turns { round: 0 }));
+        }
+        Self { all, target }
+    }
+
     pub(crate) fn target(&self) -> &str {
         &self.target
     }
@@ -118,8 +155,10 @@ impl Survivors {
     pub(crate) fn leave(self) {
         // Readers go first, so that nobody is asked to unmap what its owner frees.
         for Survivor { mut probe, role, .. } in self.all.into_iter().rev() {
-            if let Role::Owner { id, .. } = role {
-                probe.ask(&format!("free {id}"));
+            match role {
+                Role::Owner { id, .. } => drop(probe.ask(&format!("free {id}"))),
+                Role::PinsOwn { .. } => drop(probe.ask("sdk free")),
+                _ => {}
             }
             probe.leave();
         }
@@ -171,8 +210,13 @@ impl Survivor {
             Role::Sdk { digest } => {
                 assert_eq!(probe.ask("sdk digest")["digest"], *digest, "bytes changed");
             }
-            Role::Pins { digest } => {
+            Role::Pins { digest } | Role::PinsOwn { digest } => {
                 assert_eq!(probe.ask("sdk pinned-digest")["digest"], *digest, "bytes changed");
+            }
+            Role::Turns { round } => {
+                *round += 1;
+                // It ends with an error where a byte is not what it wrote.
+                assert_eq!(probe.ask(&format!("sdk turn-over 3 2097152 50 {round}"))["compared"], 3);
             }
         }
         self.checks += 1;

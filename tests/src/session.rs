@@ -1,7 +1,7 @@
 //! A session without an SDK: it does what the protocol asks, and stops wherever a test wants it to.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
 };
@@ -38,6 +38,8 @@ pub struct RawSession {
     pub words: Option<WordTable>,
     /// The slots of parts that have one.
     pub slots: BTreeMap<(u64, u32), u32>,
+    /// Unmapped parts whose words said that they were written.
+    written: BTreeSet<(u64, u32)>,
     /// Pins that a part gets when it is mapped.
     pub pins_on_map: u32,
     last_call: u64,
@@ -94,13 +96,8 @@ impl RawSession {
         assert!(matches!(sent, Ok(()) | Err(Errno::PIPE)), "a hello can be sent: {sent:?}");
         match channel.receive(PATIENCE) {
             Packet::Frame(daemon_frame::Frame::Welcome(welcome), fds) => {
-                let slots = welcome.slot_count;
                 let mut session = Self::welcomed(socket_dir, channel, welcome);
-                if slots > 0 {
-                    let [table] = &fds[..] else { panic!("a word table has one descriptor: {fds:?}") };
-                    session.words = Some(WordTable::map(table, slots));
-                    session.send(client_frame::Frame::WordsMapped(WordsMapped {}));
-                }
+                session.map_words(&fds);
                 Ok(session)
             }
             Packet::Frame(daemon_frame::Frame::Refused(refused), _) => Err(Refused::from_frame(refused)),
@@ -118,9 +115,21 @@ impl RawSession {
             mapped: BTreeMap::new(),
             words: None,
             slots: BTreeMap::new(),
+            written: BTreeSet::new(),
             pins_on_map: 0,
             last_call: 0,
             spans: BTreeMap::new(),
+        }
+    }
+
+    /// Maps the word table that came with the welcome, where the session has pins.
+    #[track_caller]
+    pub fn map_words(&mut self, fds: &[OwnedFd]) {
+        let slots = self.welcome.slot_count;
+        if slots > 0 {
+            let [table] = fds else { panic!("a word table has one descriptor: {fds:?}") };
+            self.words = Some(WordTable::map(table, slots));
+            self.send(client_frame::Frame::WordsMapped(WordsMapped {}));
         }
     }
 
@@ -221,6 +230,7 @@ impl RawSession {
                 Mapping::new(fd.as_fd(), map.size_bytes, map.offset_bytes, writable).expect("a part maps");
             let known = self.mapped.insert((part.allocation_id, part.part_index), mapping);
             assert!(known.is_none(), "the daemon maps a part only where it is not mapped");
+            self.written.remove(&(part.allocation_id, part.part_index));
             self.spans.insert(part.allocation_id, map.span_bytes);
             if let Some(words) = &self.words {
                 self.slots.insert((part.allocation_id, part.part_index), map.slot);
@@ -334,7 +344,9 @@ impl RawSession {
                 let word = words.worker(*slot);
                 let unmapping = word.begin_unmap_revoked().or_else(|_| word.begin_unmap());
                 self.mapped.remove(&part);
-                let _written = unmapping.expect("nobody pins it").finish();
+                if unmapping.expect("nobody pins it").finish() {
+                    self.written.insert(part);
+                }
             }
             self.mapped.remove(&part);
         }
@@ -391,6 +403,7 @@ impl RawSession {
             let parts = parts.iter().map(|&part| UnmappedPart {
                 part: Some(part),
                 reason: done,
+                written: self.written.contains(&(part.allocation_id, part.part_index)),
                 ..Default::default()
             });
             let frame = client_frame::Frame::Unmapped(Unmapped { parts: parts.collect() });

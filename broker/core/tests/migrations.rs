@@ -155,16 +155,27 @@ fn what_is_freed_on_its_way_leaves_nothing() {
 
 #[test]
 fn a_session_that_ends_on_the_way_leaves_nothing() {
-    for steps in 0..7 {
-        let (mut world, client, part) = one_part();
-        world.start_operator(None, to(part.allocation, Tier::Host));
-        for _ in 0..steps {
-            if !world.work_once() {
-                world.answer_once(client.channel);
+    // Out, in, and in for itself.
+    for (towards, by_pin) in [(Tier::Host, false), (Tier::Device, false), (Tier::Device, true)] {
+        for steps in 0..7 {
+            let (mut world, client, part) = one_part();
+            if towards == Tier::Device {
+                evict(&mut world, part);
             }
+            let call = (!by_pin).then(|| world.start_operator(None, to(part.allocation, towards)));
+            if by_pin {
+                world.pin_call(client, 1, &[part]);
+            }
+            for _ in 0..steps {
+                if !world.work_once() {
+                    world.answer_once(client.channel);
+                }
+            }
+            world.end_process(client);
+            world.settle();
+            assert_eq!(held(&world), mib(0, 0), "to {towards:?} after {steps} steps");
+            assert!(call.is_none_or(|call| world.replies.contains_key(&call)), "{towards:?} after {steps}");
         }
-        world.end_process(client);
-        assert_eq!(held(&world), mib(0, 0), "after {steps} steps");
     }
 }
 

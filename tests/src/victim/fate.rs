@@ -37,6 +37,23 @@ pub enum Script {
     SdkPin,
     SdkPinSeal,
     SdkPinDetach,
+    // The same where memory moves all the time, and is short.
+    /// Pins what it has, writes it, and unmaps what it is told to, again and again.
+    Move,
+    /// The same with what a survivor has sealed, which it reads.
+    MoveAttach,
+    SdkMove,
+    SdkMoveAttach,
+}
+
+/// What the daemon does all the time where a script is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    Nothing,
+    /// It revokes mappings.
+    Revoking,
+    /// It moves memory to the host and back.
+    Moving,
 }
 
 /// A step of the protocol, done. What comes after it is not.
@@ -74,7 +91,15 @@ pub enum Step {
     LetGo,
     /// A call for pins is sent.
     PinCalled,
+    /// Something that it calls for is on its way to the device.
+    Coming,
     PinAnswered,
+    /// It has said that it does not need its pins any more.
+    PinEnded,
+    /// Something that it has unmapped is on its way to the host.
+    Leaving,
+    /// All that it has is in the host.
+    Out,
     ChannelClosed,
     DrainWaits,
     DrainReceived,
@@ -231,12 +256,49 @@ impl Script {
             ],
             Self::SdkPinSeal => &[CallBegins, Answered, MapReceived, Mapped, MapAnswered],
             Self::SdkPinDetach => &[CallBegins, Answered],
+            Self::Move => &[
+                PinCalled,
+                Coming,
+                PacketWaits,
+                MapReceived,
+                HalfMapped,
+                Mapped,
+                MapAnswered,
+                PinAnswered,
+                PinEnded,
+                RevokeReceived,
+                HalfUnmapped,
+                Unmapped,
+                HalfAnswered,
+                UnmapAnswered,
+                Leaving,
+                Out,
+            ],
+            Self::MoveAttach => {
+                &[MapReceived, HalfMapped, MapAnswered, PinAnswered, PinEnded, RevokeReceived, HalfUnmapped]
+            }
+            Self::SdkMove => &[
+                PinCalled,
+                PacketWaits,
+                MapReceived,
+                Mapped,
+                MapAnswered,
+                PinAnswered,
+                RevokeReceived,
+                Unmapped,
+                UnmapAnswered,
+            ],
+            Self::SdkMoveAttach => &[MapReceived, Mapped, PinAnswered, RevokeReceived, Unmapped],
         }
     }
 
-    /// Whether its steps are certain only where mappings are revoked all the time.
-    pub fn is_revoked(self) -> bool {
-        matches!(self, Self::SdkPin | Self::SdkPinSeal | Self::SdkPinDetach)
+    /// Where its steps are certain.
+    pub fn setting(self) -> Setting {
+        match self {
+            Self::SdkPin | Self::SdkPinSeal | Self::SdkPinDetach => Setting::Revoking,
+            Self::Move | Self::MoveAttach | Self::SdkMove | Self::SdkMoveAttach => Setting::Moving,
+            _ => Setting::Nothing,
+        }
     }
 
     pub fn is_of_sdk(self) -> bool {
@@ -250,7 +312,12 @@ impl Script {
                 | Self::SdkReconnect
                 | Self::SdkDrain
                 | Self::SdkEnd
-        ) || self.is_revoked()
+                | Self::SdkPin
+                | Self::SdkPinSeal
+                | Self::SdkPinDetach
+                | Self::SdkMove
+                | Self::SdkMoveAttach
+        )
     }
 }
 

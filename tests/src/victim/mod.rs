@@ -8,7 +8,7 @@ mod handle;
 mod word;
 
 pub use self::{
-    fate::{Death, Fate, Script, Step, content},
+    fate::{Death, Fate, Script, Setting, Step, content},
     handle::Victim,
     word::{Order, Word},
 };

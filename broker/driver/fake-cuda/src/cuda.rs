@@ -216,6 +216,7 @@ extern "C" fn cuMemCreate(handle: *mut u64, size: usize, of: *const Properties, 
     };
     if device == sight::HOST {
         begin!("cuMemCreate(host)");
+        script().note(&format!("cuMemCreate(host:{})", properties.location.id));
     } else if device >= devices() {
         return 101;
     }

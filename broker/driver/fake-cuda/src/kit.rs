@@ -1,7 +1,8 @@
 //! For tests: a copy of the library that does what the test says.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File},
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
@@ -80,9 +81,27 @@ impl Fake {
 
     /// The threads that have called the function, by name, one for each call. The script must say `note = 1`.
     pub fn callers(&self, function: &str) -> Vec<String> {
+        self.calls(function).into_iter().map(|(thread, _)| thread).collect()
+    }
+
+    /// The same with the CPUs that each of them may run on, as the kernel lists them.
+    pub fn calls(&self, function: &str) -> Vec<(String, String)> {
         let calls = fs::read_to_string(self.beside(CALLS)).unwrap_or_default();
-        let calls = calls.lines().filter_map(|line| line.split_once(' '));
-        calls.filter(|(called, _)| *called == function).map(|(_, thread)| thread.to_owned()).collect()
+        let calls = calls.lines().filter_map(|line| {
+            let (cpus, thread) = line.strip_prefix(function)?.strip_prefix(' ')?.split_once(' ')?;
+            Some((thread.to_owned(), cpus.to_owned()))
+        });
+        calls.collect()
+    }
+
+    /// The memory behind a legacy handle, as who opened it would have it.
+    ///
+    /// # Panics
+    /// Where it is no handle of this library's, or who made it is gone.
+    pub fn behind(handle: &[u8]) -> File {
+        let number = |at: usize| u32::from_ne_bytes(handle[at..at + 4].try_into().expect("four bytes"));
+        let path = format!("/proc/{}/fd/{}", number(0), number(4));
+        File::options().read(true).write(true).open(path).expect("its maker has it open")
     }
 
     fn beside(&self, end: &str) -> PathBuf {

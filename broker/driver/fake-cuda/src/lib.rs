@@ -22,7 +22,7 @@
 //! | `hang.FUNCTION` | 0 | 1: what has done its work does not return while [`Fake::tell`] says so |
 //! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on it answers CODE; `CODE@told`: while [`Fake::tell`] says so |
 //!
-//! Of memory of the host, `cuMemCreate` is `cuMemCreate(host)` too.
+//! Of memory of the host, `cuMemCreate` is `cuMemCreate(host)` too, and noted with its node: `cuMemCreate(host:0)`.
 //!
 //! It is enough for this project's drivers, and wrong in everything else.
 

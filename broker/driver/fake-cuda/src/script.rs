@@ -75,16 +75,19 @@ impl Script {
         *number
     }
 
-    /// Who calls what, if that is wanted: one write a line, so that lines of several threads stay whole.
-    fn note(&self, function: &str) {
+    /// Who calls what, and on which CPUs that thread may run, if that is wanted: one write a line, so that lines of several
+    /// threads stay whole.
+    pub(crate) fn note(&self, function: &str) {
         if !self.says("note") {
             return;
         }
         let thread = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+        let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("?");
         let calls = beside(CALLS).and_then(|path| File::options().append(true).create(true).open(path).ok());
         if let Some(mut calls) = calls {
             // A test that looks for a line will not find it.
-            let _ = calls.write_all(format!("{function} {}\n", thread.trim()).as_bytes());
+            let _ = calls.write_all(format!("{function} {} {}\n", cpus.trim(), thread.trim()).as_bytes());
         }
     }
 }

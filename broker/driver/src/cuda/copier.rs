@@ -12,7 +12,6 @@ use super::{
     api::{CudaError, Stream, Transfer, Way},
     device::{Arrival, Device},
     memory::Held,
-    node,
     state::State,
 };
 use crate::{
@@ -80,7 +79,7 @@ impl Wire {
         // Else every sleep takes 50 us more.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         if let Some((device, _)) = &self.device {
-            node::stay_near(device.node());
+            device.stay_near();
         }
         lane::run(self, &end.orders, |completion| state.tell(completion));
     }

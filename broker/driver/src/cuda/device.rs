@@ -2,6 +2,7 @@
 
 use std::{
     os::fd::OwnedFd,
+    path::Path,
     process,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -34,6 +35,8 @@ pub(super) struct Device {
     card: Option<Card>,
     rdma: bool,
     node: HostNode,
+    /// CPUs of that node.
+    near: Vec<usize>,
     accounts: Mutex<Accounts>,
     /// What this process has there beside its extents, as of the latest look.
     overhead: Mutex<Bytes>,
@@ -94,6 +97,7 @@ impl Device {
         ordinal: Ordinal,
         found: DeviceInfo,
         card: Option<Card>,
+        nodes: &Path,
     ) -> Result<Self, CudaError> {
         let before = card.as_ref().and_then(Card::used);
         let context = Arc::new(Context::retain(api, ordinal)?);
@@ -109,12 +113,14 @@ impl Device {
         let rdma = probe::rdma(api, ordinal);
         let sentinel = Physical::create(api, ordinal, GRANULARITY, rdma)?;
         let sentinel = (sentinel.export()?, sentinel);
+        let node = node::nearest(api, ordinal);
         let device = Self {
             info: DeviceInfo { total, context: overhead, ..found },
             context_size,
             card,
             rdma,
-            node: node::nearest(api, ordinal),
+            node,
+            near: node::cpus_of(nodes, node),
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
             crowd: Mutex::default(),
@@ -136,6 +142,11 @@ impl Device {
     /// The piece of the host's memory that is nearest.
     pub(super) fn node(&self) -> HostNode {
         self.node
+    }
+
+    /// Keeps the calling thread there, see [`node::stay_on`].
+    pub(super) fn stay_near(&self) {
+        node::stay_on(&self.near);
     }
 
     pub(super) fn context_size(&self) -> ContextSize {

@@ -15,7 +15,6 @@ use super::{
     host_memory::{HostMemory, Pinner},
     host_node::Node,
     memory::Held,
-    node,
     state::{Extent, State},
 };
 use crate::{Completion, DriverError, Handle, batch};
@@ -94,7 +93,7 @@ impl HostMaker {
         for (node, it) in &mut self.nodes {
             let elsewhere = all.saturating_sub(it.pinned());
             if it.is_missing() {
-                stay_near(&mut self.near, *node);
+                stay_near(&mut self.near, &self.pinner, *node);
             }
             let problem = match it.fill(&self.pinner, elsewhere) {
                 Ok(true) => return true,
@@ -137,7 +136,7 @@ impl HostMaker {
     }
 
     fn take(&mut self, node: HostNode, size: Bytes, zeroed: bool) -> Result<HostMemory, DriverError> {
-        stay_near(&mut self.near, node);
+        stay_near(&mut self.near, &self.pinner, node);
         let all = self.pinned();
         let Self { pinner, nodes, .. } = self;
         let it = nodes.get_mut(&node).ok_or_else(|| nowhere(node))?;
@@ -154,9 +153,12 @@ impl HostMaker {
     }
 }
 
-fn stay_near(near: &mut Option<HostNode>, node: HostNode) {
-    if near.replace(node) != Some(node) {
-        node::stay_near(node);
+fn stay_near(near: &mut Option<HostNode>, pinner: &Pinner, node: HostNode) {
+    let device = pinner.devices.iter().find(|device| device.node() == node);
+    if near.replace(node) != Some(node)
+        && let Some(device) = device
+    {
+        device.stay_near();
     }
 }
 

@@ -87,6 +87,8 @@ pub struct CudaConfig {
     pub nvml: Option<PathBuf>,
     /// What `/proc/driver/nvidia/params` is.
     pub params: Option<PathBuf>,
+    /// What `/sys/devices/system/node` is.
+    pub nodes: Option<PathBuf>,
 }
 
 /// Opens the devices of these UUIDs, numbered in this order. Makes a context on each, and looks whether memory is
@@ -94,6 +96,7 @@ pub struct CudaConfig {
 pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, DriverError> {
     let Probed { api, nvml, config, found } = probed;
     let params = config.params.as_deref().unwrap_or_else(|| Path::new(scrub::PARAMS));
+    let nodes = config.nodes.as_deref().unwrap_or_else(|| Path::new(node::NODES));
     let (mut makers, mut facts) = (Vec::new(), Vec::new());
     for uuid in uuids {
         let found = found.iter().find(|found| found.info.uuid == *uuid);
@@ -106,7 +109,7 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
             }
         };
         let card = nvml.as_ref().ok().and_then(|nvml| nvml.card(uuid));
-        let opened = Device::open(&api, ordinal, found.info.clone(), card)
+        let opened = Device::open(&api, ordinal, found.info.clone(), card, nodes)
             .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;
         let (maker, of_device) = prepare(Arc::new(opened), params, probe::rdma(&api, ordinal))
             .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;

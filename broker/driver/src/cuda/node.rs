@@ -1,11 +1,14 @@
 //! Which piece of the host's memory is nearest to a device, and threads that stay near it.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vramd_types::HostNode;
 
 use super::api::{Api, Attribute, Ordinal};
+
+/// What the kernel says of the nodes.
+pub(super) const NODES: &str = "/sys/devices/system/node";
 
 /// Node 0 where nothing else is known.
 pub(super) fn nearest(api: &Api, device: Ordinal) -> HostNode {
@@ -22,14 +25,19 @@ pub(super) fn nearest(api: &Api, device: Ordinal) -> HostNode {
     HostNode(node.and_then(|node| u16::try_from(node).ok()).unwrap_or(0))
 }
 
-/// Keeps the calling thread on the CPUs of that node, as far as it may run there at all: memory that it touches first is
+/// The CPUs of that node; none where the kernel knows of no such node.
+pub(super) fn cpus_of(nodes: &Path, node: HostNode) -> Vec<usize> {
+    let list = fs::read_to_string(nodes.join(format!("node{node}/cpulist")));
+    list.map(|list| cpus(&list).collect()).unwrap_or_default()
+}
+
+/// Keeps the calling thread on those CPUs of a node, as far as it may run there at all: memory that it touches first is
 /// then of the node. Where that can't be, it only costs speed.
-pub(super) fn stay_near(node: HostNode) {
-    let Ok(list) = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")) else { return };
+pub(super) fn stay_on(cpus: &[usize]) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let mut near = CpuSet::new();
-    for cpu in cpus(&list).filter(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu)) {
-        near.set(cpu);
+    for cpu in cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU && allowed.is_set(**cpu)) {
+        near.set(*cpu);
     }
     if near.count() > 0 {
         let _ = sched_setaffinity(None, &near);
@@ -64,10 +72,13 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let before = sched_getaffinity(None).unwrap();
-                stay_near(HostNode(u16::MAX));
+                stay_on(&cpus_of(Path::new(NODES), HostNode(u16::MAX)));
                 assert!(sched_getaffinity(None).unwrap() == before, "there is no such node");
-                stay_near(HostNode(0));
-                assert!(sched_getaffinity(None).unwrap().count() > 0);
+                let mut cpus = 0..CpuSet::MAX_CPU;
+                let last = cpus.rfind(|cpu| before.is_set(*cpu)).expect("a thread runs somewhere");
+                stay_on(&[last, CpuSet::MAX_CPU]);
+                let now = sched_getaffinity(None).unwrap();
+                assert!(now.is_set(last) && now.count() == 1);
             });
         });
     }

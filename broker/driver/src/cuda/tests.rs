@@ -3,6 +3,7 @@
 mod copies;
 mod harm;
 mod host;
+mod near;
 mod put_off;
 mod surveys;
 mod unmade;
@@ -22,7 +23,8 @@ use crate::Handle;
 const FIRST: DeviceIndex = DeviceIndex(0);
 
 fn config(fake: &Fake) -> CudaConfig {
-    CudaConfig { library: Some(fake.library()), nvml: Some(fake.library()), params: Some(fake.params()) }
+    let library = Some(fake.library());
+    CudaConfig { nvml: library.clone(), library, params: Some(fake.params()), nodes: None }
 }
 
 fn why(fake: &Fake) -> Why {
@@ -35,7 +37,11 @@ fn refusals(fake: &Fake) -> Vec<Option<String>> {
 
 /// All devices that can be used.
 fn opened(fake: &Fake) -> (Result<CudaDriver, DriverError>, Receiver<Completion>) {
-    let probed = probe(config(fake)).unwrap();
+    opened_with(config(fake))
+}
+
+fn opened_with(config: CudaConfig) -> (Result<CudaDriver, DriverError>, Receiver<Completion>) {
+    let probed = probe(config).unwrap();
     let usable = probed.found().iter().filter(|found| found.refused.is_none());
     let uuids: Vec<String> = usable.map(|found| found.info.uuid.clone()).collect();
     let (sink, completions) = channel();

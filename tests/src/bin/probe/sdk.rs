@@ -80,11 +80,12 @@ impl Sdk {
                 self.open.as_mut().context("nothing is allocated")?.unhold()?;
                 json!({})
             }
-            // Of what is allocated, or of one that is kept, by its number.
+            // Of one that is kept, by its number; else of what is allocated, or of what was kept last.
             "pinned-digest" => {
-                let pinned = match words.first() {
-                    Some(kept) => self.kept[kept.parse::<usize>()?].pin(Access::Read)?,
-                    None => self.open.as_ref().context("nothing is allocated")?.pin(Access::Read)?,
+                let pinned = match (words.first(), &self.open) {
+                    (Some(kept), _) => self.kept[kept.parse::<usize>()?].pin(Access::Read)?,
+                    (None, Some(open)) => open.pin(Access::Read)?,
+                    (None, None) => self.kept.last().context("nothing is allocated or kept")?.pin(Access::Read)?,
                 };
                 json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
             }
@@ -164,6 +165,10 @@ impl Sdk {
                 (self.open, self.sealed) = (None, None);
                 json!({})
             }
+            "free" => {
+                self.kept.pop().context("nothing is kept")?.free()?;
+                json!({})
+            }
             "flush" => client.flush().map_or_else(|error| refused(&error), |()| json!({})),
             // A child uses what it inherited: it is refused, and then drops it all.
             "fork" => {
@@ -192,7 +197,7 @@ impl Sdk {
     }
 }
 
-/// `SIZE [name=N] [persistent] [part=N] [wait=MILLISECONDS]`
+/// `SIZE [name=N] [persistent] [reader=T] [part=N] [wait=MILLISECONDS]`
 fn request(words: &[&str]) -> Result<AllocationRequest> {
     let size = words.first().context("a size")?.parse()?;
     let mut request = AllocationRequest::new(Bytes::new(size));
@@ -200,6 +205,7 @@ fn request(words: &[&str]) -> Result<AllocationRequest> {
         request = match word.split_once('=').unwrap_or((*word, "")) {
             ("name", name) => request.name(name),
             ("persistent", _) => request.persistent(),
+            ("reader", tenant) => request.reader(tenant),
             ("part", size) => request.part_size(Bytes::new(size.parse()?)),
             ("wait", millis) => request.wait(Duration::from_millis(millis.parse()?)),
             _ => bail!("`{word}` says nothing about an allocation"),

@@ -25,7 +25,7 @@ impl Content {
 }
 
 /// Allocates so many parts of so many bytes each, none of which it holds, and for so many milliseconds pins a few of them,
-/// looks at what it wrote there last and writes them anew.
+/// looks at what it wrote there last and writes them anew. In the end it looks at all of them.
 pub(crate) fn over(client: &Client, words: &[&str]) -> Result<Value> {
     let number = |at: usize| -> Result<u64> { Ok(words.get(at).context("a number")?.parse()?) };
     let (parts, size, millis, seed) = (number(0)?, number(1)?, number(2)?, number(3)?);
@@ -60,5 +60,11 @@ pub(crate) fn over(client: &Client, words: &[&str]) -> Result<Value> {
         }
         pins += 1;
     }
-    Ok(json!({ "pins": pins }))
+    for (part, version) in (0..parts).zip(versions) {
+        let pinned = memory.pin_parts(part..part + 1, Access::Read)?;
+        let page = content.page(part, version);
+        let is_whole = pinned.as_slice()?.chunks(PAGE).all(|is| is == page);
+        ensure!(is_whole, "part {part} is not as it was written last, in the end");
+    }
+    Ok(json!({ "pins": pins, "compared": parts }))
 }

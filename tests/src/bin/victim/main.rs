@@ -2,6 +2,7 @@
 //!
 //! It says what it does, a line a thing, so that who watches it knows when it has come to its step.
 
+mod moves;
 mod reaper;
 mod sdk;
 mod steps;

@@ -16,7 +16,7 @@ use vramd_client::{
 };
 use vramd_tests::{
     MIB_2, digest, proc,
-    victim::{Death, Fate, Order, Script, Step, Word, content},
+    victim::{Death, Fate, Order, Script, Setting, Step, Word, content},
     wait::PATIENCE,
 };
 
@@ -29,8 +29,11 @@ use crate::{
 /// How often to look whether something has happened.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How often it pins after it has come to its step, if it goes on.
+/// How often it pins after it has come to its step, if it goes on: in a moment, or while things are copied.
 const ROUNDS_AFTER: u32 = 100;
+const MOVES_AFTER: u32 = 3;
+/// How long it leaves what is to move unpinned.
+const UNPINNED: Duration = Duration::from_millis(20);
 
 struct Life {
     reaper: Arc<Reaper>,
@@ -162,6 +165,18 @@ impl Life {
                 }
                 sealed.detach()?;
             }
+            Script::SdkMove => {
+                self.write_unheld()?;
+                self.reaper.arm();
+                self.pin_and_look()?;
+            }
+            Script::SdkMoveAttach => {
+                self.connect()?;
+                self.attach()?;
+                self.sealed.as_mut().context("it was attached")?.unhold()?;
+                self.reaper.arm();
+                self.pin_and_look()?;
+            }
             other => return Err(anyhow!("{other:?} is not by way of the SDK")),
         }
         Ok(())
@@ -169,17 +184,27 @@ impl Life {
 
     /// Again and again: what was revoked comes back with the bytes that it had.
     fn pin_and_look(&self) -> Result<()> {
-        let Self { reaper, open, .. } = self;
-        let (open, written) = (open.as_ref().context("it was allocated")?, self.written());
+        let Self { reaper, open, sealed, .. } = self;
+        let written = self.written();
         let end = Instant::now() + PATIENCE;
-        let mut rounds_left = ROUNDS_AFTER;
+        let moves = reaper.fate.script.setting() == Setting::Moving;
+        let mut rounds_left = if moves { MOVES_AFTER } else { ROUNDS_AFTER };
         while rounds_left > 0 {
             ensure!(Instant::now() < end, "waited in vain for its step");
             if reaper.has_struck() {
                 rounds_left = if reaper.fate.death == Death::Close { 0 } else { rounds_left - 1 };
             }
-            if digest(open.pin(Access::Write)?.as_slice()?) != written {
+            let (pinned, told) = match (open, sealed) {
+                (Some(open), _) => (open.pin(Access::Write)?, written.as_str()),
+                (None, Some(sealed)) => (sealed.pin(Access::Read)?, sealed.digest()),
+                (None, None) => return Err(anyhow!("it has nothing to pin")),
+            };
+            if digest(pinned.as_slice()?) != told {
                 say(&Word::Intact(false));
+            }
+            drop(pinned);
+            if moves {
+                thread::sleep(UNPINNED);
             }
         }
         Ok(())
@@ -202,16 +227,35 @@ impl Life {
 
     /// A session with memory that it has written.
     fn write_new(&mut self) -> Result<()> {
+        self.allocate(false)?;
+        let fate = &self.reaper.fate;
+        let open = self.open.as_mut().context("it was allocated")?;
+        open.as_mut_slice()?.copy_from_slice(&content(fate.case, fate.size()));
+        Ok(())
+    }
+
+    /// The same where there may be no room for all of it now.
+    fn write_unheld(&mut self) -> Result<()> {
+        self.allocate(true)?;
+        let fate = &self.reaper.fate;
+        let open = self.open.as_ref().context("it was allocated")?;
+        open.pin(Access::Write)?.as_mut_slice()?.copy_from_slice(&content(fate.case, fate.size()));
+        Ok(())
+    }
+
+    fn allocate(&mut self, unheld: bool) -> Result<()> {
         self.connect()?;
         let fate = &self.reaper.fate;
         let mut request = AllocationRequest::new(Bytes::new(fate.size())).part_size(Bytes::new(MIB_2));
         if fate.persistent {
             request = request.name(fate.client_name()).persistent();
         }
+        if unheld {
+            request = request.unheld();
+        }
         let client = self.client.as_ref().context("it was connected")?;
-        let mut open = unless_draining(|| client.allocate(request.clone()))?;
+        let open = unless_draining(|| client.allocate(request.clone()))?;
         say(&Word::Allocation(open.id().get()));
-        open.as_mut_slice()?.copy_from_slice(&content(fate.case, fate.size()));
         self.open = Some(open);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, anyhow};
 use vramd_proto::v1::{
     AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest, FreeBatchRequest,
-    Lifetime, SealRequest, attach_request::Target, daemon_frame::Frame,
+    Lifetime, Revoke, SealRequest, attach_request::Target, daemon_frame::Frame,
 };
 use vramd_tests::{
     MIB_2, digest, spec,
@@ -11,7 +11,7 @@ use vramd_tests::{
 };
 
 use crate::{
-    say,
+    moves, say,
     wire::{End, Life, again_after},
 };
 
@@ -19,14 +19,14 @@ use crate::{
 const BATCH_PARTS: u64 = 130;
 
 /// The steps of one packet.
-struct Packet {
+pub(crate) struct Packet {
     waits: Step,
     received: Step,
     mapped: Step,
     answered: Step,
 }
 
-const FIRST: Packet = Packet {
+pub(crate) const FIRST: Packet = Packet {
     waits: Step::MapWaits,
     received: Step::MapReceived,
     mapped: Step::Mapped,
@@ -89,6 +89,7 @@ pub(crate) fn run(life: &mut Life) -> Result<(), End> {
             life.reaper.arm();
             be_ended(life)
         }
+        Script::Move | Script::MoveAttach => moves::live(life),
         other => Err(anyhow!("{other:?} is not by protocol").into()),
     }
 }
@@ -111,7 +112,7 @@ fn write_new(life: &mut Life) -> Result<(), End> {
 }
 
 /// The first of what was allocated.
-fn allocate(life: &mut Life, items: Vec<AllocationSpec>) -> Result<Option<Allocation>, End> {
+pub(crate) fn allocate(life: &mut Life, items: Vec<AllocationSpec>) -> Result<Option<Allocation>, End> {
     loop {
         let session = life.session()?;
         let request =
@@ -139,6 +140,10 @@ fn map(life: &mut Life, packet: &Packet) -> Result<(), End> {
     life.at(packet.waits)?;
     // A revoke may have crossed what made it needless.
     while !matches!(life.receive()?, Frame::Map(_)) {}
+    map_received(life, packet)
+}
+
+pub(crate) fn map_received(life: &mut Life, packet: &Packet) -> Result<(), End> {
     life.at(packet.received)?;
     let half = life.parcel.split_off(life.parcel.len() / 2);
     let first = std::mem::replace(&mut life.parcel, half);
@@ -156,6 +161,10 @@ fn unmap(life: &mut Life) -> Result<(), End> {
     life.await_packet()?;
     life.at(Step::RevokeWaits)?;
     let Frame::Revoke(revoke) = life.receive()? else { return Err(anyhow!("no revoke came").into()) };
+    unmap_revoked(life, &revoke)
+}
+
+pub(crate) fn unmap_revoked(life: &mut Life, revoke: &Revoke) -> Result<(), End> {
     life.at(Step::RevokeReceived)?;
     let (first, second) = revoke.parts.split_at(revoke.parts.len() / 2);
     life.session()?.unmap_untold(first);
@@ -196,6 +205,12 @@ fn free(life: &mut Life) -> Result<(), End> {
 }
 
 fn attach(life: &mut Life) -> Result<(), End> {
+    let told = ask_to_attach(life)?;
+    map(life, &FIRST)?;
+    read_attached(life, &told)
+}
+
+pub(crate) fn ask_to_attach(life: &mut Life) -> Result<Allocation, End> {
     let told = loop {
         let target = Some(Target::Name(life.reaper.fate.target.clone()));
         let session = life.session()?;
@@ -209,7 +224,11 @@ fn attach(life: &mut Life) -> Result<(), End> {
     };
     life.allocation = Some(told.allocation_id);
     life.at(Step::Answered)?;
-    map(life, &FIRST)?;
+    Ok(told)
+}
+
+/// What it should find there from now on, all of which is mapped.
+pub(crate) fn read_attached(life: &mut Life, told: &Allocation) -> Result<(), End> {
     let parts = life.session()?.parts(told.allocation_id);
     let mut bytes: Vec<u8> = parts.flat_map(|part| part.bytes().iter().copied()).collect();
     bytes.truncate(usize::try_from(told.size_bytes)?);

@@ -13,8 +13,8 @@ use vramd_tests::{
     Memory, RawChannel, RawSession, Refused,
     channel::Packet,
     proc,
-    session::{Parcel, hello},
-    victim::{Death, Fate, Order, Script, Step, Word},
+    session::{Parcel, hello, hello_with_pins},
+    victim::{Death, Fate, Order, Script, Setting, Step, Word},
     wait::PATIENCE,
 };
 use vramd_types::Reason;
@@ -126,19 +126,22 @@ impl Life {
         loop {
             self.channel = Some(RawChannel::connect(&self.sockets)?);
             self.at(Step::Connected)?;
+            let moves = self.reaper.fate.script.setting() == Setting::Moving;
+            let greeting = if moves { hello_with_pins() } else { hello() };
             let hello = Hello {
                 client_name: self.reaper.fate.client_name(),
                 unmapped_session_ids: self.past.clone(),
-                ..hello()
+                ..greeting
             };
             let frame = ClientFrame { frame: Some(client_frame::Frame::Hello(hello)) };
             self.channel()?.send_bytes(&frame.encode_to_vec())?;
             self.at(Step::HelloSent)?;
             match self.channel()?.receive(PATIENCE) {
-                Packet::Frame(Frame::Welcome(welcome), _) => {
+                Packet::Frame(Frame::Welcome(welcome), fds) => {
                     let channel = self.channel.take().context("it was there")?;
                     let mut session = RawSession::welcomed(&self.sockets, channel, welcome);
                     session.memory = self.memory.clone();
+                    session.map_words(&fds);
                     say(&Word::Session(session.id()));
                     self.past.clear();
                     self.session = Some(session);
@@ -217,6 +220,13 @@ impl Life {
                     Err(End::Closed) => Err(anyhow!("it has died twice")),
                 }
             }
+        }
+    }
+
+    /// Says so if what is mapped is not what it should be.
+    pub(crate) fn check(&self) {
+        if !self.is_intact() {
+            say(&Word::Intact(false));
         }
     }
 

@@ -1,0 +1,163 @@
+//! Lives where memory moves all the time: whoever has some pins it, uses it, and unmaps what it is told to.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use vramd_proto::v1::{
+    Allocation, AllocationSpec, DescribeAllocationRequest, PartRef, PinAnswer, Tier, daemon_frame::Frame,
+    describe_allocation_request::Target,
+};
+use vramd_tests::{
+    MIB_2, Refused, spec,
+    victim::{Script, Step, content},
+    wait::PATIENCE,
+};
+use vramd_words::{Access, Unpinned};
+
+use crate::{
+    steps::{FIRST, allocate, ask_to_attach, map_received, read_attached, unmap_revoked},
+    wire::{End, Life},
+};
+
+/// How long to wait for a packet before looking where everything is.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How often it pins after it has come to its step, if it goes on.
+const ROUNDS_AFTER: u32 = 3;
+
+/// Until it has come to its step, and a little longer.
+pub(crate) fn live(life: &mut Life) -> Result<(), End> {
+    life.open()?;
+    let told = match life.reaper.fate.script {
+        Script::Move => {
+            let each =
+                AllocationSpec { part_size_bytes: MIB_2, unheld: true, ..spec(life.reaper.fate.size()) };
+            allocate(life, vec![each])?.context("one item has one answer")?
+        }
+        _ => ask_to_attach(life)?,
+    };
+    life.reaper.arm();
+    let (end, mut rounds_left) = (Instant::now() + PATIENCE, ROUNDS_AFTER);
+    while rounds_left > 0 {
+        rounds_left -= u32::from(life.reaper.has_struck());
+        pin_all(life, &told, end)?;
+        until_out(life, &told, end)?;
+    }
+    Ok(())
+}
+
+fn in_time(end: Instant, what: &str) -> Result<()> {
+    ensure!(Instant::now() < end, "waited in vain for its step, and {what}");
+    Ok(())
+}
+
+/// Asks for all of it, and uses it once it is there.
+fn pin_all(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> {
+    let all = parts(told).map(|part_index| PartRef { allocation_id: told.allocation_id, part_index });
+    let call = life.session()?.pin(all.collect());
+    life.at(Step::PinCalled)?;
+    loop {
+        in_time(end, "its pins")?;
+        if life.session()?.channel.waits(PAUSE) {
+            let Some(answer) = heed(life)? else { continue };
+            if let Some(refused) = answer.refused {
+                return Err(anyhow!("not pinned: {:?}", Refused::from_frame(refused)).into());
+            }
+            if answer.call_id != call {
+                return Err(anyhow!("another call is answered").into());
+            }
+            break;
+        }
+        if moves(&look(life, told)?, Tier::Device) {
+            life.at(Step::Coming)?;
+        }
+    }
+    life.at(Step::PinAnswered)?;
+    life.check();
+    if life.reaper.fate.script == Script::Move {
+        write(life, told)?;
+    } else if life.content.is_none() {
+        read_attached(life, told)?;
+    }
+    life.session()?.pin_ended(call);
+    life.at(Step::PinEnded)
+}
+
+/// So that it has to be copied when it leaves. While its call has not ended, nothing of it is revoked.
+fn write(life: &mut Life, told: &Allocation) -> Result<(), End> {
+    let (id, fate) = (told.allocation_id, &life.reaper.fate);
+    let content = content(fate.case, fate.size());
+    let session = life.session()?;
+    for part in parts(told) {
+        session.word_table().client(session.slot(id, part)).pin(Access::Write)?;
+    }
+    session.write(id, &content);
+    for part in parts(told) {
+        let unpinned = session.word_table().client(session.slot(id, part)).unpin()?;
+        if unpinned != Unpinned::Done {
+            return Err(anyhow!("part {part} is revoked while a call pins it").into());
+        }
+    }
+    life.content = Some(content);
+    Ok(())
+}
+
+/// Does what it is told until all of it is in the host, or has come back unasked.
+fn until_out(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> {
+    loop {
+        in_time(end, "its leaving")?;
+        if life.session()?.channel.waits(PAUSE) {
+            heed(life)?;
+            continue;
+        }
+        let shown = look(life, told)?;
+        let session = life.session()?;
+        let maps = |offset: u64| session.parts(told.allocation_id).any(|part| part.offset == offset);
+        let leaves = shown.parts.iter().any(|it| it.moves_to() == Tier::Host && !maps(it.offset_bytes));
+        if leaves {
+            life.at(Step::Leaving)?;
+            continue;
+        }
+        let (maps, moves) = (maps_any(life, told)?, moves(&shown, Tier::Host) || moves(&shown, Tier::Device));
+        if maps || moves {
+            continue;
+        }
+        if shown.parts.iter().all(|part| part.tier() == Tier::Host) {
+            life.at(Step::Out)?;
+        }
+        return Ok(());
+    }
+}
+
+/// Does what the next packet asks for. If it answers a call: how.
+fn heed(life: &mut Life) -> Result<Option<PinAnswer>, End> {
+    life.await_packet()?;
+    life.at(Step::PacketWaits)?;
+    match life.receive()? {
+        Frame::Map(_) => map_received(life, &FIRST)?,
+        Frame::Revoke(revoke) => unmap_revoked(life, &revoke)?,
+        Frame::PinAnswer(answer) => return Ok(Some(answer)),
+        other => return Err(anyhow!("neither maps nor unmaps: {other:?}").into()),
+    }
+    Ok(None)
+}
+
+/// Where the daemon says that everything is.
+fn look(life: &mut Life, told: &Allocation) -> Result<Allocation, End> {
+    let session = life.session()?;
+    let target = Some(Target::AllocationId(told.allocation_id));
+    let request = DescribeAllocationRequest { session_id: session.id(), target };
+    let answer = session.memory.describe_allocation(request).wait()?;
+    Ok(answer.allocation.context("what is described is told")?)
+}
+
+fn moves(shown: &Allocation, to: Tier) -> bool {
+    shown.parts.iter().any(|part| part.moves_to() == to)
+}
+
+fn maps_any(life: &mut Life, told: &Allocation) -> Result<bool, End> {
+    Ok(life.session()?.parts(told.allocation_id).next().is_some())
+}
+
+fn parts(told: &Allocation) -> impl Iterator<Item = u32> {
+    0..u32::try_from(told.size_bytes.div_ceil(MIB_2)).expect("a few")
+}
