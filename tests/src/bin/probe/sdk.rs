@@ -85,7 +85,9 @@ impl Sdk {
                 let pinned = match (words.first(), &self.open) {
                     (Some(kept), _) => self.kept[kept.parse::<usize>()?].pin(Access::Read)?,
                     (None, Some(open)) => open.pin(Access::Read)?,
-                    (None, None) => self.kept.last().context("nothing is allocated or kept")?.pin(Access::Read)?,
+                    (None, None) => {
+                        self.kept.last().context("nothing is allocated or kept")?.pin(Access::Read)?
+                    }
                 };
                 json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
             }
