@@ -14,6 +14,7 @@ use crate::{
     event::PartRef,
     ledger::Place,
     limits::PIN_PARTS_MAX,
+    migration::Waiter,
     residency::{AllocationState, MapState},
     tenancy::{PinCall, PinId},
     time::Time,
@@ -227,6 +228,11 @@ impl Broker {
         // What it kept from leaving may leave, and what it waited for is wanted no more.
         self.unsettled.demands |= self.is_room_wanted();
         for part in call.parts {
+            // Who wants it later comes later.
+            let waiter = Waiter::Part(part);
+            if self.demands.contains(waiter) && !self.is_wanted(part) {
+                self.leave_line(waiter, WaitEnd::Left);
+            }
             // Who came after it was not held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
                 self.unsettled.revocations.insert(part);

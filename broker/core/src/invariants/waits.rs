@@ -86,7 +86,7 @@ fn is_moving(broker: &Broker, part: PartRef, op: OpId) -> bool {
 
 fn has_deadline(broker: &Broker, session: SessionId) -> bool {
     let due = |session: &Session| {
-        session.map_deadline.or(session.revoke_deadline).or(session.unmap_deadline()).is_some()
+        session.map_deadline.or(session.revoke_deadline).or_else(|| session.unmap_deadline()).is_some()
     };
     broker.sessions.get(session).is_some_and(due)
 }

@@ -51,7 +51,7 @@ impl Oracle {
                 PartMove::Pinned { by } | PartMove::Silent { by } => pinning(by),
                 PartMove::Freed => {
                     let view = broker.show(&Target::Id(allocation));
-                    view.is_ok_and(|view| view.state == broker_core::AllocationState::Freeing)
+                    !view.is_ok_and(|view| view.state != broker_core::AllocationState::Freeing)
                 }
                 PartMove::Held => super::held::shown_as_held(part, broker) || !at_once,
                 PartMove::Failed { .. } => self.step.failure_told || parts.len() > 1,

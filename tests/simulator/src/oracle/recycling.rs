@@ -24,8 +24,8 @@ impl Oracle {
         let (copied, was_sent) = (extent.copied, !extent.sent_to.is_empty());
         // What it is sent as next is its part then, and must be of the same tenant: see `extents.rs`.
         extent.stray = false;
-        // A discardable part may leave before anybody was sent it: then its extent's is not known here.
-        let unknown = extent.part.is_none() && !was_sent;
+        // A discardable part may leave before anybody was sent it: then it is not known here which one had the extent.
+        let unknown = extent.part.is_none();
         let backed = extent.part.take().and_then(|part| self.facts.allocations.get(&part.allocation));
         // A part has left it, and another of its tenant waits for as much.
         let handed_over = unknown || backed.is_some_and(|allocation| !allocation.leaving);
