@@ -180,7 +180,11 @@ fn a_session_that_is_silent_for_too_long_is_killed_where_that_is_configured() {
     let target = Some(revoke_mappings_request::Target::AllocationId(id));
     let revoked = daemon.admin.revoke_mappings(RevokeMappingsRequest { target, ..Default::default() }).ok();
     assert!(revoked.parts.iter().all(|part| part.outcome() == RevocationOutcome::Silent), "{revoked:?}");
-    let told: Vec<_> = watch.until(is_gone).iter().map(short).collect();
+    let mut told: Vec<_> = watch.until(is_gone).iter().map(short).collect();
+    // Its channel may be heard to end before its process is.
+    if told.len() == 5 {
+        assert_eq!(told.remove(3), "session Silent");
+    }
     assert_eq!(told, ["session Opened", "session Silent", "session Killed", "session Gone"]);
     daemon.drains();
 }

@@ -85,7 +85,9 @@ fn pins() -> Result<()> {
     drop(pages);
 
     let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unheld())?;
-    let made_at = scratch.pin(Access::Write)?.losses(); // and make what is to be in it
+    let pinned = scratch.pin(Access::Write)?;
+    let made_at = pinned.losses(); // and make what is to be in it
+    drop(pinned);
     let pinned = scratch.pin(Access::Read)?; // later
     if pinned.losses() != made_at {
         println("some of it is lost: make it again")?;

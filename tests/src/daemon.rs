@@ -21,7 +21,7 @@ use crate::{
     rpc::{Admin, Memory, is_serving},
     session::RawSession,
     tools::Grpcurl,
-    wait::{eventually, until},
+    wait::{PATIENCE, eventually, within},
 };
 
 /// A running daemon. When it is dropped, it must not have logged an error or broken an invariant.
@@ -147,7 +147,12 @@ impl Daemon {
     /// Waits until nothing is allocated, charged or on its way.
     #[track_caller]
     pub fn drains(&self) {
-        until("the books are empty", || self.books().are_empty());
+        let empty = within(PATIENCE, || self.books().are_empty().then_some(()));
+        assert!(
+            empty.is_some(),
+            "waited {PATIENCE:?} in vain: the books are empty; they say {:#?}",
+            self.books()
+        );
     }
 
     /// A quota on every device, in the tier `device`.

@@ -72,8 +72,8 @@ mod bugs {
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE];
         SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
-        UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS];
+        UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES];
+        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS, DEVICES];
         ShortfallIgnored: "memory that others took still counts as capacity", [ADMISSION];
         AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
         AnswerToAnother: "an answer goes to another call that waits", [CALLS];
@@ -84,7 +84,7 @@ mod bugs {
         ReleasedWhileMapped: "an extent is released while a session maps it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED, MAPPERS, CACHED];
         ReleasedWhileHashed: "an extent is released while the driver reads it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED];
         HashedWhileMapped: "sealed memory is hashed while its writer maps it", [SEALED];
-        HalfABatchKept: "a failed batch leaves its later allocations behind", [DRAINS];
+        HalfABatchKept: "a failed batch leaves its later allocations behind", [DRAINS, VISIBLE];
         FreedIsSent: "what waits to be sent of an allocation is sent though it was freed", [MAP_SENT];
         MapToDeadSession: "a descriptor is sent to a session whose channel has ended", [FDS, FDS_SENT, OPS];
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered", [FDS_SENT];

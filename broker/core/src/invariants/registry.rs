@@ -88,7 +88,7 @@ registry! {
     SESSION_TIME = "INV-SESSION-2", Oracle "deadlines.rs",
         "a session that does not answer a map in time loses its channel";
     KILLS = "INV-SESSION-3", Oracle "kills.rs",
-        "no process is ended unless an operator asked for that";
+        "no process is ended unless an operator asked for that, or it was silent for longer than the configuration bears";
     LIFETIMES = "INV-SESSION-4", Oracle "lifetimes.rs",
         "session memory ends with its session, and unsealed memory with its writer";
     SEALED = "INV-SEAL-1", Oracle "sealing.rs",
