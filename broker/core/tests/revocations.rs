@@ -12,7 +12,7 @@ use broker_core::{
 };
 use vramd_types::{Bytes, PartIndex};
 use world::{
-    World, named, persistent,
+    Client, World, named, persistent,
     revoking::{ANSWER, UNMAPPED, answer, mapped_bytes, one_part, outcome, outcomes, part, revoke},
     spec, unmapped,
 };
@@ -159,18 +159,24 @@ fn who_goes_on_unmapping_is_not_silent() {
     }
 }
 
+/// A client that has not unmapped in time what nobody pins.
+fn silent(end_silent_after: Duration) -> (World, Client) {
+    let mut config = world::config(&[Bytes::mib(64)]);
+    config.limits.end_silent_after = end_silent_after;
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, spec(4)).expect("room");
+    world.stopped.insert(client.channel);
+    world.start_operator(None, revoke(id, false));
+    world.settle();
+    world.advance(UNMAPPED);
+    (world, client)
+}
+
 #[test]
 fn silence_ends_a_process_only_where_that_is_configured() {
     for end_silent_after in [Duration::ZERO, Duration::from_secs(30)] {
-        let mut config = world::config(&[Bytes::mib(64)]);
-        config.limits.end_silent_after = end_silent_after;
-        let mut world = World::with(config, StoredQuotas::default());
-        let client = world.open_pinning("a");
-        let id = world.allocate(client, spec(4)).expect("room");
-        world.stopped.insert(client.channel);
-        world.start_operator(None, revoke(id, false));
-        world.settle();
-        world.advance(UNMAPPED);
+        let (mut world, client) = silent(end_silent_after);
         world.advance(29_000_000);
         assert!(world.killed.is_empty(), "its time is not over");
         world.advance(1_000_000);
@@ -181,15 +187,7 @@ fn silence_ends_a_process_only_where_that_is_configured() {
 
 #[test]
 fn who_answers_in_time_is_not_killed() {
-    let mut config = world::config(&[Bytes::mib(64)]);
-    config.limits.end_silent_after = Duration::from_secs(30);
-    let mut world = World::with(config, StoredQuotas::default());
-    let client = world.open_pinning("a");
-    let id = world.allocate(client, spec(4)).expect("room");
-    world.stopped.insert(client.channel);
-    world.start_operator(None, revoke(id, false));
-    world.settle();
-    world.advance(UNMAPPED);
+    let (mut world, _) = silent(Duration::from_secs(30));
     world.stopped.clear();
     world.settle();
     world.advance(60_000_000);

@@ -1,5 +1,6 @@
 //! Memory that cannot be had, and copies that fail: the part is where it was, and the next try goes well.
 
+use vramd_client::{Allocation, Client};
 use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, PartRef, Tier, move_event::Change};
 use vramd_tests::{
     Daemon, MIB_2, RawSession,
@@ -113,16 +114,22 @@ fn lacked(daemon: &Daemon) -> Vec<PartRef> {
     failed.filter_map(|it| it.part).collect()
 }
 
+/// A part that has left its device, alone on the node.
+fn away(daemon: &Daemon, client: &Client) -> Allocation {
+    let wanted = letting_go(daemon, client, 1);
+    until("it leaves", || {
+        said(daemon, &["alloc", "evict", &wanted.id().to_string()])["parts"][0]["outcome"] == "moved"
+    });
+    until_held(daemon, 0, 2);
+    wanted
+}
+
 #[test]
 fn another_leaves_for_a_pin_where_the_first_finds_no_memory_in_the_host() {
     // The first is for what is to be pinned.
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 2, Effect::OutOfMemory));
     let (wants, has) = (connect(&daemon), connect(&daemon));
-    let wanted = letting_go(&daemon, &wants, 1);
-    until("it leaves", || {
-        said(&daemon, &["alloc", "evict", &wanted.id().to_string()])["parts"][0]["outcome"] == "moved"
-    });
-    until_held(&daemon, 0, 2);
+    let wanted = away(&daemon, &wants);
     let there = letting_go(&daemon, &has, 2);
     is_intact(&wanted, 1);
     let [lacking] = lacked(&daemon)[..] else { panic!("one could not leave: {:?}", listed(&daemon)) };
@@ -142,11 +149,7 @@ fn where_nothing_else_can_leave_a_pin_waits_until_devices_are_looked_at_again() 
     let config = (2..5).fold(config, |config, nth| config.fault("create_host", nth, Effect::OutOfMemory));
     let daemon = Daemon::start(&config);
     let (wants, has) = (connect(&daemon), connect(&daemon));
-    let wanted = letting_go(&daemon, &wants, 1);
-    until("it leaves", || {
-        said(&daemon, &["alloc", "evict", &wanted.id().to_string()])["parts"][0]["outcome"] == "moved"
-    });
-    until_held(&daemon, 0, 2);
+    let wanted = away(&daemon, &wants);
     let there = letting_go(&daemon, &has, 1);
     is_intact(&wanted, 1);
     assert_eq!(

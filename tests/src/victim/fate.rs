@@ -243,7 +243,7 @@ impl Script {
             Self::SdkReconnect => &[Connected, HelloSent, Welcomed, Mapped],
             Self::SdkDrain => &[PacketWaits, DrainReceived],
             Self::SdkEnd => &[PacketWaits, RevokeReceived, Unmapped, UnmapAnswered, EndHeard],
-            Self::SdkPin => &[
+            Self::SdkPin | Self::SdkMove => &[
                 PinCalled,
                 PacketWaits,
                 MapReceived,
@@ -277,17 +277,6 @@ impl Script {
             Self::MoveAttach => {
                 &[MapReceived, HalfMapped, MapAnswered, PinAnswered, PinEnded, RevokeReceived, HalfUnmapped]
             }
-            Self::SdkMove => &[
-                PinCalled,
-                PacketWaits,
-                MapReceived,
-                Mapped,
-                MapAnswered,
-                PinAnswered,
-                RevokeReceived,
-                Unmapped,
-                UnmapAnswered,
-            ],
             Self::SdkMoveAttach => &[MapReceived, Mapped, PinAnswered, RevokeReceived, Unmapped],
         }
     }

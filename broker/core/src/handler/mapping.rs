@@ -365,7 +365,6 @@ impl Broker {
         if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
             let tenant = self.tenants.shared(session.tenant);
             self.session_event(id, SessionEvent::Answered, None);
-            self.unsettled.demands |= self.is_room_wanted();
             self.notice(Notice::SessionAnswered { session: id, tenant });
             self.unsettled.demands |= self.is_room_wanted();
         }

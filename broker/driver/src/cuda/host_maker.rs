@@ -154,9 +154,8 @@ impl HostMaker {
 }
 
 fn stay_near(near: &mut Option<HostNode>, pinner: &Pinner, node: HostNode) {
-    let device = pinner.devices.iter().find(|device| device.node() == node);
     if near.replace(node) != Some(node)
-        && let Some(device) = device
+        && let Some(device) = pinner.devices.iter().find(|device| device.node() == node)
     {
         device.stay_near();
     }
