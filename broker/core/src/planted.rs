@@ -153,6 +153,10 @@ mod bugs {
         HandOverUncharged: "an extent that is handed over is charged to nobody from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
         FailedCopyKept: "what a failed copy has left below is taken for what the part holds", [CONTENT];
         PinGrantedToLeft: "a pin call is answered though its client wants it no more", [PIN_ANSWERS, DEMANDS];
+        OlderShadowKept: "what a part has below is a shadow still when writing it back has failed", [CONTENT];
+        WrittenSinceIgnored: "what was written back is a shadow though the part was written meanwhile", [CONTENT];
+        WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
+        WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 
     impl Broker {

@@ -125,10 +125,12 @@ registry! {
         "what leaves a device because somebody else needs the room is pinned by nobody, and was above its tenant's guarantee";
     HELD = "INV-MOVE-7", Oracle "held.rs",
         "what an operator holds on its device does not leave it until it is let go or freed";
+    WRITTEN_BACK = "INV-MOVE-8", Recomputed "write_backs.rs",
+        "what is written back lies on its device, and is copied to what it has below";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
-    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs",
-        "allocations, sessions, mappings and migrations move only along their tables";
+    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs, write_back.rs",
+        "allocations, sessions, mappings, migrations and write-backs move only along their tables";
     IDS = "INV-ID-1", Oracle "ids.rs",
         "ids are never reused, over restarts too";
     DRAINING = "INV-DRAIN-2", Oracle "draining.rs",

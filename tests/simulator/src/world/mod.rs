@@ -272,6 +272,7 @@ impl World {
             }
             Command::StoreQuotas(content) => self.store(content),
             Command::RevokeWords { part, words } => self.revoke_words(part, &words),
+            Command::ClearWritten { part, channel, slot, .. } => self.clear_written(part, channel, slot),
             Command::ForgetWord { channel, slot } => self.forget_word(channel, slot),
             Command::Notice(_) => {}
         }

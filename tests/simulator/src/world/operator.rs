@@ -40,6 +40,9 @@ impl World {
         if dice.chance(if has_host { 800 } else { 20 }) {
             self.move_some(&mut dice);
         }
+        if dice.chance(if has_host { 700 } else { 20 }) {
+            self.write_back_some(&mut dice);
+        }
         if dice.chance(150) {
             self.cancel_some(&mut dice);
         }
@@ -139,6 +142,15 @@ impl World {
             let (target, parts) = self.some_parts(dice);
             let key = dice.chance(200).then(|| self.new_key());
             self.operator_call(key, OperatorRequest::MoveParts { target, parts, tier });
+        }
+    }
+
+    /// What clients use, or used: some of it is written, moved or freed before that is over.
+    fn write_back_some(&mut self, dice: &mut Dice) {
+        for _ in 0..dice.between(1, 4) {
+            let (target, parts) = self.some_parts(dice);
+            let key = dice.chance(200).then(|| self.new_key());
+            self.operator_call(key, OperatorRequest::WriteBackParts { target, parts });
         }
     }
 
