@@ -37,15 +37,17 @@ impl Kind {
 
     /// Whether the part is out of its device now.
     pub(super) fn has_left(&self) -> bool {
-        self.direction == "out" && matches!(self.outcome, "moved" | "clean" | "dropped")
+        let stays = self.cause == name(Cause::WriteBack);
+        self.direction == "out" && !stays && matches!(self.outcome, "moved" | "clean" | "dropped")
     }
 }
 
-const CAUSES: [Cause; 3] = [Cause::Demand, Cause::Rebalance, Cause::Operator];
+const CAUSES: [Cause; 4] = [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Operator];
 
 const fn name(cause: Cause) -> &'static str {
     match cause {
         Cause::Demand => "demand",
+        Cause::WriteBack => "write_back",
         Cause::Rebalance => "rebalance",
         Cause::Operator => "operator",
     }
@@ -59,6 +61,9 @@ impl<'a> EndedMove<'a> {
                 // What was dropped comes without a copy too: nothing is left of it.
                 let outcome = if *copied || *tier == Tier::Device { "moved" } else { "clean" };
                 (outcome, None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::WrittenBack { part, tenant, device, tier, bytes, began, .. } => {
+                ("moved", None, &[][..], (part, tenant, device, tier, bytes, &Cause::WriteBack, began))
             }
             Notice::Dropped { part, tenant, device, tier, bytes, cause, began, for_parts } => {
                 ("dropped", None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
@@ -105,6 +110,16 @@ mod tests {
         assert!(ended.kind.has_left() && !ended.kind.has_come());
         let notice = moved_to(Tier::Device, part, "a", Cause::Demand, false);
         assert!(EndedMove::of(&notice).unwrap().kind.has_come());
+    }
+
+    #[test]
+    fn what_is_written_back_has_not_left() {
+        let (part, tenant, device, tier) = (part(0), "a".into(), DeviceIndex(0), Tier::Host);
+        let (bytes, began, clean) = (Bytes::mib(2), Time::START, true);
+        let notice = Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean };
+        let kind = EndedMove::of(&notice).unwrap().kind;
+        assert_eq!((kind.direction, kind.cause, kind.outcome), ("out", "write_back", "moved"));
+        assert!(!kind.has_left() && !kind.has_come());
     }
 
     #[test]

@@ -261,6 +261,7 @@ impl Oracle {
         self.batch_is_ordered();
         self.forget_unmade(broker);
         self.words_are_collected();
+        self.leaves_once_written_back(broker);
         self.guarantees_are_kept();
         self.liar_is_quarantined();
         self.answers_are_in_time();

@@ -88,6 +88,19 @@ impl Oracle {
         true
     }
 
+    /// What nobody maps leaves without a word where its copy is made already.
+    pub(super) fn leaves_once_written_back(&mut self, broker: &Broker) {
+        if self.facts.write_backs.is_empty() {
+            return;
+        }
+        for moving in broker.moves().into_iter().filter(|it| it.cause != Cause::WriteBack) {
+            let waits = self.facts.write_backs.contains_key(&moving.extent);
+            if waits && !self.facts.departing.contains(&moving.part) {
+                self.leaves_its_device(moving.part, true, broker);
+            }
+        }
+    }
+
     /// Its content is said to be below: it was copied there, well, and nobody gave that up.
     pub(super) fn was_written_back(&mut self, part: PartRef) {
         let well = self.step.written_back == Some(part);
