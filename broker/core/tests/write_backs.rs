@@ -300,6 +300,24 @@ fn memory_that_cannot_be_made_is_told_and_the_part_goes_on() {
 }
 
 #[test]
+fn what_had_nothing_below_makes_room_for_who_waits_once_it_has() {
+    let mut world = tiers(8, 4);
+    let (a, b) = (world.open_pinning("a"), world.open_pinning("b"));
+    let backed = world.allocate(a, spec(4)).expect("room");
+    let part = part(world.allocate(a, spec(4)).expect("room"), 0);
+    world.call(a, ClientRequest::FreeBatch(vec![backed])).expect("freed");
+    world.settle();
+    let wait = std::time::Duration::from_secs(60);
+    let waiting = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(8)], wait });
+    world.settle();
+    assert!(!world.replies.contains_key(&waiting), "nothing can leave");
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    world.settle();
+    assert!(matches!(world.replies.get(&waiting), Some(Ok(_))), "it has left");
+    assert_eq!(tier(&world, part), Tier::Host);
+}
+
+#[test]
 fn what_has_nothing_below_is_refused_as_a_whole() {
     let (mut world, client, part) = one_part();
     let discardable = AllocationSpec { discardable: true, ..spec(4) };

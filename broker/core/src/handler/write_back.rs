@@ -134,6 +134,8 @@ impl Broker {
         let account = (piece.tenant, piece.device);
         self.backings.insert(part, account, piece.size, Backing::Kept { extent, clean: false });
         self.resides(part);
+        // It could not leave before, if there was nothing set aside for it.
+        self.unsettled.demands |= self.is_room_wanted();
         Ok(extent)
     }
 
