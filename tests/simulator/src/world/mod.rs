@@ -20,6 +20,7 @@ mod queue;
 mod request;
 mod words;
 mod worker;
+mod write_back;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -190,6 +191,7 @@ impl World {
             Happening::Operate => self.operate(),
             Happening::Harvest => self.harvest_again(),
             Happening::Work(channel) => self.work(channel),
+            Happening::Write(channel, part) => self.write_at_once(channel, part),
             Happening::Outsiders => self.outsiders(),
             Happening::Resume(pid) => self.resume(pid),
             Happening::Die(pid) => self.die(pid),

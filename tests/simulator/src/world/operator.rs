@@ -145,15 +145,6 @@ impl World {
         }
     }
 
-    /// What clients use, or used: some of it is written, moved or freed before that is over.
-    fn write_back_some(&mut self, dice: &mut Dice) {
-        for _ in 0..dice.between(1, 4) {
-            let (target, parts) = self.some_parts(dice);
-            let key = dice.chance(200).then(|| self.new_key());
-            self.operator_call(key, OperatorRequest::WriteBackParts { target, parts });
-        }
-    }
-
     /// Held for a while mostly.
     fn hold_some(&mut self, dice: &mut Dice) {
         let (target, parts) = self.some_parts(dice);
@@ -182,7 +173,7 @@ impl World {
     }
 
     /// Parts that somebody maps or mapped, or whatever.
-    fn some_parts(&self, dice: &mut Dice) -> (Target, Vec<PartIndex>) {
+    pub(super) fn some_parts(&self, dice: &mut Dice) -> (Target, Vec<PartIndex>) {
         let open = self.channels.values().filter(|channel| channel.broker_open);
         let parts: Vec<_> = open.flat_map(|channel| channel.slots.keys().copied()).collect();
         let part = dice.pick(&parts).copied();
