@@ -138,7 +138,7 @@ mod bugs {
         DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
         PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
         SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES];
-        ComerForgotten: "who attached a part while it was elsewhere is not sent it when it is there", [SENT];
+        ComerForgotten: "who attached a part while it was elsewhere is not sent it when it is there", [SENT, DEMANDS];
         ShadowOlderThanPart: "what was written since a part came to its device is lost when it leaves", [CONTENT];
         EvictedBelowGuarantee: "what is guaranteed to a tenant is taken from its device for another", [EVICTED];
         LossNotTold: "who is sent a part is not told that its content was given up", [CONTENT];
