@@ -19,6 +19,9 @@ use crate::reactor::{Clock, Copies};
 /// Of those that ended, the latest are kept.
 pub const ENDED_MAX: usize = 256;
 
+/// Why what was written back is of no use.
+pub(crate) const WRITTEN_SINCE: &str = "it was written meanwhile";
+
 /// Clones are the same.
 #[derive(Clone, Debug)]
 pub struct Moves(Arc<Shared>);
@@ -42,7 +45,7 @@ pub struct Ended {
     pub bytes: Bytes,
     pub cause: Cause,
     pub outcome: Change,
-    /// Why it failed.
+    /// Why it failed, or is of no use.
     pub detail: String,
     pub began: Time,
     pub took: Duration,
@@ -69,6 +72,10 @@ impl Moves {
         let (outcome, detail, (part, tenant, device, tier, bytes, cause, began)) = match notice {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, .. } => {
                 (Change::Moved, "", (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean } => {
+                let detail = if *clean { "" } else { WRITTEN_SINCE };
+                (Change::WrittenBack, detail, (part, tenant, device, tier, bytes, &Cause::WriteBack, began))
             }
             Notice::Dropped { part, tenant, device, tier, bytes, cause, began, .. } => {
                 (Change::Dropped, "", (part, tenant, device, tier, bytes, cause, began))

@@ -134,6 +134,15 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.move_parts(request).await })
     }
 
+    /// Copies what parts of an allocation hold to the host, while they stay mapped. Returns when it is known what came of each.
+    pub fn write_back_parts(
+        &self,
+        mut request: v1::WriteBackPartsRequest,
+    ) -> Result<v1::WriteBackPartsResponse> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.write_back_parts(request).await })
+    }
+
     /// Holds parts of an allocation on their device, or lets them go.
     pub fn hold_parts(&self, mut request: v1::HoldPartsRequest) -> Result<v1::HoldPartsResponse> {
         fill(&mut request.request_id);

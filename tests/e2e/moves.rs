@@ -17,6 +17,7 @@ mod turns;
 mod under_way;
 mod waits;
 mod way_in;
+mod write_backs;
 
 use std::{process::Output, time::Duration};
 

@@ -155,6 +155,7 @@ calls! { Admin:
     show_allocation(ShowAllocationRequest) -> ShowAllocationResponse;
     free_allocation(FreeAllocationRequest) -> FreeAllocationResponse;
     move_parts(MovePartsRequest) -> MovePartsResponse;
+    write_back_parts(WriteBackPartsRequest) -> WriteBackPartsResponse;
     hold_parts(HoldPartsRequest) -> HoldPartsResponse;
     revoke_mappings(RevokeMappingsRequest) -> RevokeMappingsResponse;
     list_waits(ListWaitsRequest) -> ListWaitsResponse;

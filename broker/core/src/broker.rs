@@ -15,7 +15,7 @@ use crate::{
     handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
-    migration::{Backings, Demands, Migrations},
+    migration::{Backings, Demands, Migrations, WriteBacks},
     observed::Transitions,
     pool::Pool,
     residency::{AllocationTable, Revocations},
@@ -39,6 +39,7 @@ pub struct Broker {
     pub(crate) pins: PinTable,
     pub(crate) revocations: Revocations,
     pub(crate) migrations: Migrations,
+    pub(crate) write_backs: WriteBacks,
     /// Parts that wait for room on their devices.
     pub(crate) demands: Demands,
     /// What parts on their devices have set aside below.
@@ -108,6 +109,7 @@ impl Broker {
             pins: PinTable::default(),
             revocations: Revocations::new(),
             migrations: Migrations::new(),
+            write_backs: WriteBacks::new(),
             demands: Demands::default(),
             backings: Backings::default(),
             residents: Residents::new(&config.eviction),

@@ -27,8 +27,8 @@ pub enum Command {
     /// Makes memory, not exported to anybody yet. In another tier than the device's it is the device's neighbour. What need
     /// not be zeroed is written as a whole before anybody sees it.
     CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
-    /// Copies the first bytes of one extent to another; neither is released or mapped by anybody until it is answered. A
-    /// shadow should hold them already: they are compared, and copied only if they differ.
+    /// Copies the first bytes of one extent to another; neither is released until it is answered, nor mapped by anybody, but
+    /// where the part stays in the first: what is written there meanwhile may be copied or not. A shadow should hold them already: they are compared, and copied only if they differ.
     Copy { from: ExtentId, to: ExtentId, bytes: Bytes, shadow: bool },
     /// A copy is of no use any more. It is answered all the same, as done or as failed.
     CancelCopy { to: ExtentId },
@@ -41,6 +41,8 @@ pub enum Command {
     /// Sets REVOKE in the words of all these sessions for one part, unless one of them is pinned: then in none. A word
     /// whose client is unmapping on its own is passed over.
     RevokeWords { part: PartRef, words: Vec<(ChannelId, SessionId, Slot)> },
+    /// Clears WRITTEN in the word of a part that nobody pins, in one step, so that whoever writes it from then on says so.
+    ClearWritten { part: PartRef, channel: ChannelId, session: SessionId, slot: Slot },
     /// The part in this slot is gone from the session: what its word says of writes is collected before the slot serves
     /// another part.
     ForgetWord { channel: ChannelId, slot: Slot },
@@ -380,6 +382,17 @@ pub enum Notice {
         copied: bool,
         /// Parts that wait for the room that it left.
         for_parts: Vec<PartRef>,
+    },
+    /// The content of a part that stays on its device is in what it has below, too.
+    WrittenBack {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        tier: Tier,
+        bytes: Bytes,
+        began: Time,
+        /// By what is known so far nobody has written the part since: it can leave without being copied.
+        clean: bool,
     },
     /// A part that was to leave uncopied is copied: its shadow holds something else, so it was written behind its pins.
     ShadowDiffers {

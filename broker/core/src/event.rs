@@ -248,6 +248,12 @@ pub enum OperatorRequest {
         parts: Vec<PartIndex>,
         tier: Tier,
     },
+    /// Has what parts hold on their device copied to what they have below, while they stay mapped.
+    WriteBackParts {
+        target: Target,
+        /// None is all.
+        parts: Vec<PartIndex>,
+    },
     /// Holds parts on their device, or lets them go.
     HoldParts {
         target: Target,
@@ -306,6 +312,11 @@ pub enum Completion {
     WordsRevoked {
         part: PartRef,
         outcome: WordsOutcome,
+    },
+    /// Answers [`crate::Command::ClearWritten`]: whether it was done, or the part was in use.
+    WrittenCleared {
+        part: PartRef,
+        cleared: bool,
     },
     /// `contexts` counts the clients that have a context there; what these take is not unbrokered.
     Surveyed {

@@ -9,7 +9,7 @@ use crate::{
     command::{Command, Notice},
     event::{PartRef, Tier},
     invariants,
-    migration::{Cause, Migration},
+    migration::{Cause, Migration, WriteBack},
     observed::Transition,
     residency::{Hold, MapEvent},
 };
@@ -63,6 +63,15 @@ impl Broker {
                 self.migrations.insert(part, migration);
                 self.migration_step(part, event, None);
                 self.migrations.remove(&part)?.state == from
+            }
+            Transition::WriteBack { from, event, .. } => {
+                let part = PartRef { allocation: id, part: PartIndex(0) };
+                let to = self.allocations.get(id)?.part(part.part)?.extent;
+                let (since, written, stopped) = (self.now, false, None);
+                let write_back = WriteBack { to, since, state: from, written, stopped, ops: Few::default() };
+                self.write_backs.insert(part, write_back);
+                self.write_back_step(part, event, None);
+                self.write_backs.remove(&part)?.state == from
             }
             Transition::Mapping { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };

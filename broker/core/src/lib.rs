@@ -59,7 +59,7 @@ pub use eviction::EvictionPolicy;
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;
-pub use migration::{Cause, MigrationEvent, MigrationState};
+pub use migration::{Cause, MigrationEvent, MigrationState, WriteBackEvent, WriteBackState};
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;

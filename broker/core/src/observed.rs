@@ -4,7 +4,7 @@
 //! checked. Without the feature `observed` nothing is kept and every call here is empty.
 
 use crate::{
-    migration::{MigrationEvent, MigrationState},
+    migration::{MigrationEvent, MigrationState, WriteBackEvent, WriteBackState},
     residency::{AllocationEvent, AllocationState, MapEvent, MapState},
     tenancy::{SessionEvent, SessionState},
 };
@@ -16,6 +16,7 @@ pub enum Transition {
     Session { from: SessionState, event: SessionEvent, legal: bool },
     Mapping { from: MapState, event: MapEvent, legal: bool },
     Migration { from: MigrationState, event: MigrationEvent, legal: bool },
+    WriteBack { from: WriteBackState, event: WriteBackEvent, legal: bool },
 }
 
 /// Keys of one table's rows that were changed, or given out for it, since the event began.

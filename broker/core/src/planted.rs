@@ -129,9 +129,9 @@ mod bugs {
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
-        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT];
+        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE];
         SourceKept: "what a part has left is not released", [DRAINS, DEMANDS, BACKED];
-        ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED];
+        ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
         CopiedInPart: "the end of a part is not copied with it", [CONTENT];
         HostChargeForgotten: "what lies in host memory is charged to nobody", [LEDGER_ORACLE, LIMIT, ADMISSION];
         HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS];
@@ -153,6 +153,10 @@ mod bugs {
         HandOverUncharged: "an extent that is handed over is charged to nobody from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
         FailedCopyKept: "what a failed copy has left below is taken for what the part holds", [CONTENT];
         PinGrantedToLeft: "a pin call is answered though its client wants it no more", [PIN_ANSWERS, DEMANDS];
+        OlderShadowKept: "what a part has below is a shadow still when writing it back has failed", [CONTENT];
+        WrittenSinceIgnored: "what was written back is a shadow though the part was written meanwhile", [CONTENT];
+        WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
+        WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 
     impl Broker {

@@ -76,7 +76,8 @@ pub enum Submission {
     KeepHost { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
     /// Copies the first bytes of one extent onto the first of another. Those from the host to a device, from a device
     /// to the host, and from a device to any device are done in the order of their submission, each of these apart from
-    /// the others and for each device. The caller sees to it that nobody else uses the bytes meanwhile. The id is new.
+    /// the others and for each device. The caller sees to it that nobody else uses the second's bytes
+    /// meanwhile; what somebody writes to the first's may be copied or not. The id is new.
     Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes },
     /// Nothing of that copy is begun any more: it is answered soon, as cancelled or, where all of it was under way, as
     /// done. Of one that was answered, or never was, nothing follows. Has no answer of its own.

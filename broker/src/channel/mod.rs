@@ -136,6 +136,11 @@ impl Channels {
         self.with_words(channel, |words| words.fence(slot)).unwrap_or(Ok(()))
     }
 
+    /// Whatever is written from now on says so, if nobody pins the part. Whether that was done.
+    pub fn clear_written(&self, channel: ChannelId, slot: Slot) -> Result<bool, String> {
+        self.with_words(channel, |words| words.clear_written(slot)).unwrap_or(Ok(false))
+    }
+
     /// The slot will serve another part.
     pub fn forget_word(&self, channel: ChannelId, slot: Slot) -> Result<(), String> {
         self.with_words(channel, |words| words.forget(slot)).unwrap_or(Ok(()))

@@ -9,7 +9,7 @@ use std::{
 use broker_core::Slot;
 use broker_driver::{Handle, SharedFd};
 use vramd_proto::channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR};
-use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, bytes_for};
+use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, WriteBack, bytes_for};
 
 use crate::platform::shared_memory::{SharedMemory, close_to_writers};
 
@@ -85,6 +85,11 @@ impl Words {
         match slot.revoke_to_fence().map_err(impossible)? {
             Fence::Revoked { .. } | Fence::Leaving => Ok(()),
         }
+    }
+
+    /// Whatever is written from now on says so, if nobody pins the part. Whether that was done.
+    pub(super) fn clear_written(&self, slot: Slot) -> Result<bool, String> {
+        Ok(self.slot(slot)?.begin_write_back().map_err(impossible)? == WriteBack::Begun)
     }
 
     /// The slot will serve another part.

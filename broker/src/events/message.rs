@@ -10,7 +10,7 @@ use vramd_proto::v1::{
 };
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
-use crate::channel::frame;
+use crate::{channel::frame, moves::WRITTEN_SINCE};
 
 /// Most bytes of one text.
 const TEXT_BYTES_MAX: usize = 256;
@@ -40,6 +40,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Returned { .. }
         | Notice::CreateFailed { .. } => EventKind::Device,
         Notice::Moved { .. }
+        | Notice::WrittenBack { .. }
         | Notice::Dropped { .. }
         | Notice::ShadowDiffers { .. }
         | Notice::MoveFailed { .. }
@@ -78,6 +79,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::AllocationFreed { tenant, .. }
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
         Notice::Moved { tenant, .. }
+        | Notice::WrittenBack { tenant, .. }
         | Notice::Dropped { tenant, .. }
         | Notice::ShadowDiffers { tenant, .. }
         | Notice::MoveFailed { tenant, .. }
@@ -168,6 +170,10 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         Notice::Moved { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Moved, *part, *device, *tier, *bytes))
         }
+        Notice::WrittenBack { part, device, tier, bytes, clean, .. } => Event::Move(v1::MoveEvent {
+            detail: if *clean { "" } else { WRITTEN_SINCE }.to_owned(),
+            ..of_move(MoveChange::WrittenBack, *part, *device, *tier, *bytes)
+        }),
         Notice::Dropped { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Dropped, *part, *device, *tier, *bytes))
         }

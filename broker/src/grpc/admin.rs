@@ -74,7 +74,8 @@ impl Admin {
         let about = |request: &OperatorRequest| match request {
             OperatorRequest::FreeAllocation(Target::Id(id))
             | OperatorRequest::RevokeMappings { target: Target::Id(id), .. }
-            | OperatorRequest::MoveParts { target: Target::Id(id), .. } => vec![*id],
+            | OperatorRequest::MoveParts { target: Target::Id(id), .. }
+            | OperatorRequest::WriteBackParts { target: Target::Id(id), .. } => vec![*id],
             _ => Vec::new(),
         };
         decision::of_request(&self.telemetry, request, about, |request| {
@@ -298,6 +299,14 @@ impl AdminService for Admin {
             })),
             other => Err(status::wrong_reply("MoveParts", &other)),
         }
+    }
+
+    async fn write_back_parts(
+        &self,
+        request: Request<v1::WriteBackPartsRequest>,
+    ) -> Result<Response<v1::WriteBackPartsResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.write_back(operator, request.into_inner()).await.map(Response::new)
     }
 
     async fn hold_parts(

@@ -171,6 +171,7 @@ impl Executor {
             }
             Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
             Command::RevokeWords { part, words } => self.revoke_words(part, &words),
+            Command::ClearWritten { part, channel, slot, .. } => self.clear_written(part, channel, slot),
             Command::ForgetWord { channel, slot } => {
                 if let Some(harvest) = &self.harvest {
                     harvest.forgets(channel, slot);
@@ -307,6 +308,14 @@ impl Executor {
         if let Some(harvest) = &self.harvest {
             pinned.into_iter().for_each(|(channel, slot)| harvest.found_pinned(channel, slot));
         }
+    }
+
+    fn clear_written(&self, part: PartRef, channel: ChannelId, slot: Slot) {
+        let cleared = self.channels.clear_written(channel, slot).unwrap_or_else(|problem| {
+            self.inbox.event(Event::Malformed { channel, problem });
+            false
+        });
+        self.inbox.event(Event::Completion(Completion::WrittenCleared { part, cleared }));
     }
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {

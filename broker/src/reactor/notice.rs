@@ -117,6 +117,9 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::Moved { part, tenant, device, tier, bytes, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part moved");
         }
+        Notice::WrittenBack { part, tenant, device, tier, bytes, clean, .. } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), clean, "part written back");
+        }
         Notice::Dropped { part, tenant, device, bytes, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, bytes = bytes.get(), "discardable part dropped");
         }

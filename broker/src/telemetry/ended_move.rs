@@ -38,15 +38,17 @@ impl Kind {
 
     /// Whether the part is out of its device now.
     pub(super) fn has_left(&self) -> bool {
-        self.direction == "out" && matches!(self.outcome, "moved" | "clean" | "dropped")
+        let stays = self.cause == name(Cause::WriteBack);
+        self.direction == "out" && !stays && matches!(self.outcome, "moved" | "clean" | "dropped")
     }
 }
 
-const CAUSES: [Cause; 3] = [Cause::Demand, Cause::Rebalance, Cause::Operator];
+const CAUSES: [Cause; 4] = [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Operator];
 
 const fn name(cause: Cause) -> &'static str {
     match cause {
         Cause::Demand => "demand",
+        Cause::WriteBack => "write_back",
         Cause::Rebalance => "rebalance",
         Cause::Operator => "operator",
     }
@@ -64,6 +66,9 @@ impl<'a> EndedMove<'a> {
                     (false, Tier::Host | Tier::Disk) => "clean",
                 };
                 (outcome, None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
+            }
+            Notice::WrittenBack { part, tenant, device, tier, bytes, began, .. } => {
+                ("moved", None, &[][..], (part, tenant, device, tier, bytes, &Cause::WriteBack, began))
             }
             Notice::Dropped { part, tenant, device, tier, bytes, cause, began, for_parts } => {
                 ("dropped", None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
@@ -112,6 +117,16 @@ mod tests {
         let kind = EndedMove::of(&notice).unwrap().kind;
         assert_eq!((kind.direction, kind.outcome), ("in", "made"));
         assert!(!kind.has_come() && !kind.has_left());
+    }
+
+    #[test]
+    fn what_is_written_back_has_not_left() {
+        let (part, tenant, device, tier) = (part(0), "a".into(), DeviceIndex(0), Tier::Host);
+        let (bytes, began, clean) = (Bytes::mib(2), Time::START, true);
+        let notice = Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean };
+        let kind = EndedMove::of(&notice).unwrap().kind;
+        assert_eq!((kind.direction, kind.cause, kind.outcome), ("out", "write_back", "moved"));
+        assert!(!kind.has_left() && !kind.has_come());
     }
 
     #[test]

@@ -82,7 +82,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         MIGRATION_CAUSE,
         "`demand` (somebody wants it on its device, or the room that it takes there), `rebalance` (its tenant is above its \
-         limit, or others took memory of the device) or `operator`",
+         limit, or others took memory of the device), `write_back` (an operator has its content copied to the host, and it stays \
+         where it is) or `operator`",
     ),
     (
         MIGRATION_OUTCOME,

@@ -32,6 +32,9 @@ pub(crate) enum Verb {
     Evict(Parts),
     /// Moves it to its device, if there is room.
     BringIn(Parts),
+    /// Copies it to the host's memory while it stays mapped: then it leaves its device without being copied, unless it is
+    /// written first. What is pinned is left alone.
+    WriteBack(Parts),
     /// Holds it on its device: it leaves for nobody until it is let go. What is in the host stays there until it is pinned.
     Hold(Parts),
     /// Lets go what is held by hand.
@@ -86,6 +89,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::Free { target } => free::run(target, admin, output),
         Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
         Verb::Evict(parts) => relocate::run(parts, v1::Tier::Host, admin, output),
+        Verb::WriteBack(parts) => relocate::write_back(parts, admin, output),
         Verb::Hold(parts) => by_hand::run(parts, true, admin, output),
         Verb::Unhold(parts) => by_hand::run(parts, false, admin, output),
         Verb::BringIn(parts) => relocate::run(parts, v1::Tier::Device, admin, output),

@@ -231,6 +231,9 @@ fn of_move(event: &v1::MoveEvent) -> What {
         MoveChange::Unspecified => ("unknown", what),
         MoveChange::Moved => ("moved", format!("{what} {to}")),
         MoveChange::Failed => ("failed", format!("{what} {to} failed: {}", plain(&event.detail))),
+        MoveChange::WrittenBack => {
+            ("written_back", format!("{what} written back {to}, and it stays: {}", of_use(&event.detail)))
+        }
         MoveChange::Dropped => ("dropped", format!("{what} by dropping it: it is discardable")),
         MoveChange::ShadowDiffers => {
             ("shadow_differs", format!("{what} {to}: written behind its pins, and copied"))
@@ -246,6 +249,13 @@ fn of_move(event: &v1::MoveEvent) -> What {
         "detail": event.detail,
     });
     What { kind: "move", change, fields, text }
+}
+
+fn of_use(detail: &str) -> String {
+    match detail {
+        "" => "it can leave without a copy".to_owned(),
+        why => format!("of no use, {}", plain(why)),
+    }
 }
 
 fn of_node(event: &v1::NodeEvent) -> What {

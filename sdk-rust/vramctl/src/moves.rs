@@ -134,6 +134,7 @@ fn cause_name(cause: v1::MoveCause) -> &'static str {
     match cause {
         v1::MoveCause::Unspecified => "unknown",
         v1::MoveCause::Demand => "demand",
+        v1::MoveCause::WriteBack => "write_back",
         v1::MoveCause::Rebalance => "rebalance",
         v1::MoveCause::Operator => "operator",
     }
@@ -155,6 +156,7 @@ fn outcome_name(outcome: Change) -> &'static str {
         Change::Failed => "failed",
         Change::Stopped => "stopped",
         Change::Dropped => "dropped",
+        Change::WrittenBack => "written_back",
         // How none ends.
         Change::ShadowDiffers => "shadow_differs",
     }

@@ -1,8 +1,12 @@
-//! `vramctl alloc evict` and `bring-in`: moving parts between their device and the host's memory.
+//! `vramctl alloc evict` and `bring-in`: moving parts between their device and the host's memory; and `write-back`, which copies
+//! them there.
 
 use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
-use vramd_proto::v1::{self, MoveOutcome as Outcome, Tier, move_parts_request::Target as Wire};
+use vramd_proto::v1::{
+    self, MoveOutcome as Outcome, Tier, move_parts_request::Target as Wire,
+    write_back_parts_request::Target as WireBack,
+};
 
 use crate::{
     alloc::{Parts, Target, session_texts},
@@ -19,13 +23,28 @@ pub(crate) fn run(parts: Parts, to: Tier, admin: &AdminClient, output: &Output) 
     });
     let request = v1::MovePartsRequest { target, part_indexes: parts, tier: to.into(), ..Default::default() };
     let answer = admin.move_parts(request)?;
-    let parts: Vec<_> = answer
-        .parts
+    show(answer.allocation_id, &answer.parts, "moved", output)
+}
+
+pub(crate) fn write_back(parts: Parts, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let Parts { target, parts } = parts;
+    let target = Some(match target {
+        Target::Id(id) => WireBack::AllocationId(id.get()),
+        Target::Name(name) => WireBack::Name(name),
+    });
+    let request = v1::WriteBackPartsRequest { target, part_indexes: parts, ..Default::default() };
+    let answer = admin.write_back_parts(request)?;
+    show(answer.allocation_id, &answer.parts, "written_back", output)
+}
+
+/// `done` is what became of parts where all went well.
+fn show(id: u64, parts: &[v1::PartMove], done: &'static str, output: &Output) -> Result<(), Failure> {
+    let fields: Vec<_> = parts
         .iter()
         .map(|part| {
             json!({
                 "index": part.part_index,
-                "outcome": name(part.outcome()),
+                "outcome": name(part.outcome(), done),
                 "session_ids": session_texts(&part.session_ids),
                 "error": part.error.as_ref().map(|error| json!({
                     "reason": error.reason,
@@ -36,17 +55,16 @@ pub(crate) fn run(parts: Parts, to: Tier, admin: &AdminClient, output: &Output) 
             })
         })
         .collect();
-    let id = AllocationId::from_raw(answer.allocation_id).to_string();
-    output.show(|| rows(&answer), json!({ "allocation_id": id, "parts": parts }))
+    let id = AllocationId::from_raw(id).to_string();
+    output.show(|| rows(parts, done), json!({ "allocation_id": id, "parts": fields }))
 }
 
-fn rows(answer: &v1::MovePartsResponse) -> String {
+fn rows(parts: &[v1::PartMove], done: &'static str) -> String {
     table(
         &[">PART", "OUTCOME", "BECAUSE OF"],
-        answer
-            .parts
-            .iter()
-            .map(|part| vec![part.part_index.to_string(), name(part.outcome()).to_owned(), because(part)]),
+        parts.iter().map(|part| {
+            vec![part.part_index.to_string(), name(part.outcome(), done).to_owned(), because(part)]
+        }),
     )
 }
 
@@ -59,10 +77,10 @@ fn because(part: &v1::PartMove) -> String {
     text_or_dash(&text)
 }
 
-fn name(outcome: Outcome) -> &'static str {
+fn name(outcome: Outcome, done: &'static str) -> &'static str {
     match outcome {
         Outcome::Unspecified => "unknown",
-        Outcome::Moved => "moved",
+        Outcome::Moved => done,
         Outcome::Pinned => "pinned",
         Outcome::Silent => "silent",
         Outcome::Standing => "standing",

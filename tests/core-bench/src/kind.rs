@@ -69,6 +69,7 @@ impl Kind {
                 Completion::Surveyed { .. } => Self::Surveyed,
                 // No operator revokes here.
                 Completion::WordsRevoked { .. }
+                | Completion::WrittenCleared { .. }
                 | Completion::Copied { .. }
                 | Completion::ShadowDiffers { .. } => Self::Other,
             },

@@ -101,7 +101,7 @@ impl Shell {
                 _ = self.deaf.remove(&channel)
             }
             // No session here has pins, and no operator revokes or moves.
-            Command::RevokeWords { .. } | Command::ForgetWord { .. } => {}
+            Command::RevokeWords { .. } | Command::ClearWritten { .. } | Command::ForgetWord { .. } => {}
             Command::Copy { .. } | Command::CancelCopy { .. } | Command::ReleaseNow { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }

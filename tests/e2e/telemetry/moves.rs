@@ -7,7 +7,7 @@ use opentelemetry_proto::tonic::{
 use vramd_client::{Access, AllocationRequest, Bytes};
 use vramd_proto::v1::{
     AllocateBatchRequest, CancelWaitRequest, ListWaitsRequest, MoveOutcome, MovePartsRequest, Tier,
-    move_parts_request::Target, wait::What,
+    WriteBackPartsRequest, move_parts_request::Target, wait::What, write_back_parts_request,
 };
 use vramd_tests::{
     Daemon, MIB, MIB_2,
@@ -54,6 +54,25 @@ fn cancel(daemon: &Daemon, is: impl Fn(&What) -> bool) {
 
 fn mib(count: u64) -> f64 {
     (count * MIB) as f64
+}
+
+#[test]
+fn what_is_written_back_is_clean_and_counted_by_its_cause() {
+    let config = tiers("8MiB", "8MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&config);
+    let (mut session, id) = written(&daemon, 2);
+    let tenant = session.tenant().to_owned();
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    let target = Some(write_back_parts_request::Target::AllocationId(id));
+    let request = WriteBackPartsRequest { target, part_indexes: vec![1], ..Default::default() };
+    daemon.admin.write_back_parts(request).ok();
+    until_said(&daemon, "vramd_quota_usage_bytes", &[&tenant, "device", "clean"], mib(2));
+    until_said(&daemon, "vramd_quota_usage_bytes", &[&tenant, "device", "dirty"], mib(2));
+    let counted = [tenant.as_str(), "out", "write_back", "moved"];
+    until_said(&daemon, "vramd_migrations_total", &counted, 1.0);
+    until_said(&daemon, "vramd_migration_io_bytes_total", &counted, mib(2));
+    session.free(id);
+    nothing_is_left(&daemon);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use broker_core::{
     AllocationEvent, AllocationState, MapEvent, MapState, MigrationEvent, MigrationState, SessionEvent,
-    SessionState, Transition,
+    SessionState, Transition, WriteBackEvent, WriteBackState,
 };
 
 use crate::forced;
@@ -59,6 +59,9 @@ impl Coverage {
             Transition::Migration { from, event, legal } => {
                 ("migration", format!("{from:?} + {event:?}"), legal)
             }
+            Transition::WriteBack { from, event, legal } => {
+                ("write-back", format!("{from:?} + {event:?}"), legal)
+            }
         };
         let count = self.counts.get(&key(transition)).copied().unwrap_or_default();
         Row { table, cell, legal, count, refused: !legal && forced::is_refused(transition) }
@@ -98,6 +101,11 @@ fn cells() -> Vec<Transition> {
             all.push(Transition::Migration { from, event, legal: from.allows(event) });
         }
     }
+    for from in WriteBackState::ALL {
+        for event in WriteBackEvent::ALL {
+            all.push(Transition::WriteBack { from, event, legal: from.allows(event) });
+        }
+    }
     all
 }
 
@@ -107,5 +115,6 @@ const fn key(transition: Transition) -> (u8, u8, u8) {
         Transition::Session { from, event, .. } => (1, from as u8, event as u8),
         Transition::Mapping { from, event, .. } => (2, from as u8, event as u8),
         Transition::Migration { from, event, .. } => (3, from as u8, event as u8),
+        Transition::WriteBack { from, event, .. } => (4, from as u8, event as u8),
     }
 }

@@ -26,6 +26,7 @@ impl Broker {
             OperatorRequest::FreeAllocation(_) => Method::FreeAllocation,
             OperatorRequest::RevokeMappings { .. } => Method::RevokeMappings,
             OperatorRequest::MoveParts { .. } => Method::MoveParts,
+            OperatorRequest::WriteBackParts { .. } => Method::WriteBackParts,
             OperatorRequest::HoldParts { .. } => Method::HoldParts,
             OperatorRequest::CancelWait { .. } => Method::CancelWait,
             OperatorRequest::Drain { .. } => Method::Drain,
@@ -51,6 +52,7 @@ impl Broker {
                 self.revoke_mappings(op, &target, parts, wait)
             }
             OperatorRequest::MoveParts { target, parts, tier } => self.move_parts(op, &target, parts, tier),
+            OperatorRequest::WriteBackParts { target, parts } => self.write_back_parts(op, &target, parts),
             OperatorRequest::HoldParts { target, parts, held } => self.hold_parts(&target, parts, held),
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
             OperatorRequest::Drain { draining } => self.drain(draining),

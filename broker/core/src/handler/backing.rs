@@ -141,7 +141,10 @@ impl Broker {
         {
             return;
         }
-        self.backings.soil(&part);
+        self.backings.mark(&part, false);
+        if let Some(write_back) = self.write_backs.get_mut(&part) {
+            write_back.written = true;
+        }
         if let Some(migration) = self.migrations.get_mut(&part) {
             migration.clean = false;
         }

@@ -15,6 +15,7 @@ impl Broker {
                 self.remove_if_gone(allocation);
             }
             Completion::WordsRevoked { part, outcome } => self.on_words_revoked(part, outcome),
+            Completion::WrittenCleared { part, cleared } => self.on_written_cleared(part, cleared),
             Completion::Surveyed { device, unbrokered, contexts } => {
                 self.on_surveyed(device, unbrokered, contexts);
             }

@@ -156,6 +156,7 @@ impl Broker {
             return Some(PartMove::Moved);
         }
         if self.tier_of(part) == Some(Tier::Device) {
+            self.stop_write_back(part, PartMove::Wanted);
             return Some(PartMove::Moved);
         }
         match self.begin_migration(part, Tier::Device, Cause::Operator, Some(op)) {
@@ -227,12 +228,13 @@ impl Broker {
             ops: op.into_iter().collect::<Few<_>>(),
         };
         self.migrations.insert(part, migration);
+        self.takes_over(part);
         self.copy_if_ready(part);
         Ok(())
     }
 
     /// Has an extent made for a part that is in another, in bytes that are reserved or are reserved now.
-    fn order_beside(
+    pub(super) fn order_beside(
         &mut self,
         tenant: TenantId,
         reserved: Option<Reservation>,
@@ -288,7 +290,11 @@ impl Broker {
         true
     }
 
-    fn copy_if_ready(&mut self, part: PartRef) {
+    pub(super) fn copy_if_ready(&mut self, part: PartRef) {
+        // What it goes to is being written already.
+        if self.write_backs.contains_key(&part) {
+            return;
+        }
         let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
         let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
         let (to, clean, is_new) =
@@ -324,6 +330,9 @@ impl Broker {
 
     pub(crate) fn on_copied(&mut self, to: ExtentId, result: Result<(), String>) {
         let part = self.pool.get(to).and_then(|extent| extent.part);
+        if let Some(part) = part.filter(|part| self.is_written_back_to(*part, to)) {
+            return self.written_back(part, result);
+        }
         let is_copied =
             |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
         let Some(part) = part.filter(is_copied) else {
@@ -436,7 +445,7 @@ impl Broker {
         from
     }
 
-    fn tell_of_migration(
+    pub(super) fn tell_of_migration(
         &mut self,
         part: PartRef,
         tier: Tier,
@@ -522,6 +531,7 @@ impl Broker {
             None => self.release_extent(id),
             Some(_) => self.lacks_backing(part, id),
         }
+        self.backing_made(part, id, failure);
         if !self.remove_if_gone(part.allocation) {
             // Of a freed allocation it may have been the last that nothing was known of.
             self.notify(part.allocation);
@@ -541,6 +551,12 @@ impl Broker {
     pub(crate) fn release_extent(&mut self, id: ExtentId) {
         if self.pool.get(id).is_some_and(crate::pool::Extent::is_nothing) {
             return self.nothing_left(id);
+        }
+        // It is released once the copy has ended.
+        let its = self.pool.get(id).and_then(|extent| extent.part);
+        let written = its.is_some_and(|part| self.is_written_back_to(part, id));
+        if written && !planted!(self, WrittenBackReleased) {
+            return;
         }
         if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
             return;

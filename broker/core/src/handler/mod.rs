@@ -35,6 +35,7 @@ mod survey;
 mod timer;
 mod touch;
 mod wait;
+mod write_back;
 
 pub(crate) use batch::Batch;
 pub(crate) use fd_budget::FdBudget;

@@ -246,6 +246,10 @@ impl Broker {
         self.forget_demands(id);
         self.forget_held(id);
         self.forget_losses(id);
+        // What is being written is kept until that has ended.
+        for part in self.write_backs_of(id) {
+            self.stop_write_back(part, PartMove::Freed);
+        }
         if self.has_tiers() {
             self.forget_backings(id);
         }
@@ -276,7 +280,8 @@ impl Broker {
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
         let mapped = !entry.holds.is_empty() && !planted!(self, ReleasedWhileMapped);
         // Neither end of a copy is released before it has ended.
-        let copied = self.migrations.contains_key(&part) && !planted!(self, ReleasedWhileCopied);
+        let moves = self.migrations.contains_key(&part) || self.write_backs.contains_key(&part);
+        let copied = moves && !planted!(self, ReleasedWhileCopied);
         if hashed || mapped || copied || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
             return;
         }

@@ -255,7 +255,7 @@ impl Broker {
     }
 
     /// Of those who map a part or are about to, these.
-    fn mapping(&self, part: PartRef, which: impl Fn(&Hold) -> bool) -> Vec<SessionId> {
+    pub(super) fn mapping(&self, part: PartRef, which: impl Fn(&Hold) -> bool) -> Vec<SessionId> {
         let unsaid = |hold: &&Hold| planted!(self, MappersFromWords) && hold.state.in_flight();
         let holds = self.holds(part).iter().filter(|hold| hold.state != MapState::Away && which(hold));
         let holds = holds.filter(|hold| !unsaid(hold));

@@ -50,7 +50,8 @@ impl Broker {
 
     /// What is on its way between tiers.
     pub fn moves(&self) -> Vec<MoveView> {
-        self.migrations.iter().filter_map(|(part, migration)| self.move_view(*part, migration)).collect()
+        let moves = self.migrations.iter().filter_map(|(part, migration)| self.move_view(*part, migration));
+        moves.chain(self.write_backs_shown()).collect()
     }
 
     fn move_view(&self, part: PartRef, migration: &Migration) -> Option<MoveView> {

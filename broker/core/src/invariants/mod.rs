@@ -22,6 +22,7 @@ mod sums;
 mod timers;
 mod unsealed;
 mod waits;
+mod write_backs;
 
 pub use registry::*;
 
@@ -38,7 +39,7 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 16] = [
+const CHECKS: [Check; 17] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
@@ -47,6 +48,7 @@ const CHECKS: [Check; 16] = [
     cached::check,
     mapper_sets::check,
     migrations::check,
+    write_backs::check,
     sums::check,
     slots::check,
     pins::check,

@@ -112,11 +112,11 @@ registry! {
     BOUNDS = "INV-CALL-4", Oracle "bounds.rs",
         "what is served is within its bounds: batches, readers, allocations, parts, extents, sessions";
     MIGRATIONS = "INV-MOVE-1", Recomputed "migrations.rs",
-        "what is copied is mapped by nobody and both its ends are there; what is not on its device is mapped by nobody";
+        "what is copied to move is mapped by nobody and both its ends are there; what is not on its device is mapped by nobody";
     CONTENT = "INV-MOVE-2", Oracle "content.rs",
         "what a session maps or pins holds what was last written there, wherever it has been meanwhile, or it is told that this was given up";
     COPIES = "INV-MOVE-3", Oracle "copies.rs",
-        "a copy begins in the part's extent while nobody maps either end, and neither is released before it has ended";
+        "a copy begins in the part's extent while nobody maps either end, or nobody writes what is written back, and neither is released before it has ended";
     DEMANDS = "INV-MOVE-4", Oracle "demands.rs",
         "who wants a part that is elsewhere waits only while there is no room for it, and it comes for whoever asked first";
     BACKED = "INV-MOVE-5", Recomputed "backings.rs",
@@ -125,10 +125,12 @@ registry! {
         "what leaves a device because somebody else needs the room is pinned by nobody, and was above its tenant's guarantee";
     HELD = "INV-MOVE-7", Oracle "held.rs",
         "what an operator holds on its device does not leave it until it is let go or freed";
+    WRITTEN_BACK = "INV-MOVE-8", Recomputed "write_backs.rs",
+        "what is written back lies on its device, and is copied to what it has below";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
-    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs",
-        "allocations, sessions, mappings and migrations move only along their tables";
+    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs, write_back.rs",
+        "allocations, sessions, mappings, migrations and write-backs move only along their tables";
     IDS = "INV-ID-1", Oracle "ids.rs",
         "ids are never reused, over restarts too";
     DRAINING = "INV-DRAIN-2", Oracle "draining.rs",

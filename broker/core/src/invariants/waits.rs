@@ -75,13 +75,15 @@ fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
 
 /// The driver answers, and so does whoever is told to unmap.
 fn is_moving(broker: &Broker, part: PartRef, op: OpId) -> bool {
-    broker.migrations.get(&part).is_some_and(|migration| {
+    let is_written_back = broker.write_backs.get(&part).is_some_and(|it| it.ops.contains(&op));
+    let moves = broker.migrations.get(&part).is_some_and(|migration| {
         let goes_on = !migration.made
             || migration.vacated
             || migration.state.copies()
             || broker.revocations.contains_key(&part);
         goes_on && migration.ops.contains(&op)
-    })
+    });
+    moves || is_written_back
 }
 
 fn has_deadline(broker: &Broker, session: SessionId) -> bool {

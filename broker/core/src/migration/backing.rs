@@ -58,12 +58,12 @@ impl Backings {
         Some(backed.backing)
     }
 
-    /// What the part has below does not hold the same any more.
-    pub(crate) fn soil(&mut self, part: &PartRef) {
+    /// Whether what the part has below holds the same.
+    pub(crate) fn mark(&mut self, part: &PartRef, holds_same: bool) {
         let Some(backed) = self.parts.get_mut(part) else { return };
         count(&mut self.sums, backed, Bytes::saturating_sub);
         if let Backing::Kept { clean, .. } = &mut backed.backing {
-            *clean = false;
+            *clean = holds_same;
         }
         count(&mut self.sums, backed, Bytes::saturating_add);
     }
@@ -121,8 +121,12 @@ mod tests {
         backings.insert(part(1), account, Bytes::new(5), kept(true));
         assert_eq!(sums(&backings), (8, 8));
         for _ in 0..2 {
-            backings.soil(&part(0));
+            backings.mark(&part(0), false);
             assert_eq!(sums(&backings), (8, 5));
+        }
+        for clean in [8, 5] {
+            backings.mark(&part(0), clean == 8);
+            assert_eq!(sums(&backings), (8, clean));
         }
         for _ in 0..2 {
             backings.remove(&part(1));
@@ -130,7 +134,7 @@ mod tests {
         }
         // What needs none has none, and can leave.
         backings.insert(part(0), account, Bytes::new(3), Backing::Needless);
-        backings.soil(&part(0));
+        backings.mark(&part(0), true);
         assert!(backings.contains(&part(0)));
         assert_eq!(sums(&backings), (0, 0));
     }

@@ -3,6 +3,7 @@
 mod backing;
 mod demands;
 mod state;
+mod write_back;
 
 use std::collections::BTreeMap;
 
@@ -12,6 +13,8 @@ pub(crate) use backing::{Account as BackedBy, Backing, Backings, Below};
 pub(crate) use demands::{Demands, Place as InLine, Waiter};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
+pub(crate) use write_back::{WriteBack, WriteBacks};
+pub use write_back::{WriteBackEvent, WriteBackState};
 
 use crate::{
     collections::Few,
@@ -26,6 +29,8 @@ use crate::{
 pub enum Cause {
     /// Somebody wants it on its device, or wants the room that it takes there.
     Demand,
+    /// Its content is copied below ahead of need, and it stays where it is.
+    WriteBack,
     /// Its tenant holds more on the device than its limit is now.
     Rebalance,
     /// An operator said so.

@@ -38,8 +38,8 @@ pub enum MigrationEvent {
 
 /// Where an event leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MigrationStep {
-    To(MigrationState),
+pub(crate) enum MigrationStep<State = MigrationState> {
+    To(State),
     /// The part is at its destination.
     There,
     /// The part is where it was.

@@ -51,7 +51,7 @@ pub(crate) enum OpKind {
     },
     /// An operator's: waits until all revocations are over.
     Revoke(PerPart<PartRevocation>),
-    /// An operator's: waits until all migrations are over.
+    /// An operator's: waits until all migrations, or write-backs, are over.
     Move(PerPart<PartMove>),
     Quota(QuotaChange),
 }

@@ -8,6 +8,7 @@
 
 pub mod moving;
 pub mod revoking;
+pub mod writing_back;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -252,6 +253,13 @@ impl World {
                     false => WordsOutcome::Pinned { by },
                 };
                 Event::Completion(Completion::WordsRevoked { part, outcome })
+            }
+            Command::ClearWritten { part, channel, .. } => {
+                let cleared = !self.pinned.contains_key(&(channel, part));
+                if cleared {
+                    self.written.remove(&(channel, part));
+                }
+                Event::Completion(Completion::WrittenCleared { part, cleared })
             }
             Command::StoreQuotas(stored) => {
                 self.stored = stored;

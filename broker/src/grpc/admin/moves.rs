@@ -11,6 +11,7 @@ use crate::grpc::{
         moves as view,
         page::{Page, next_token},
         request as convert,
+        view::part_move,
     },
     status::{self, refused},
 };
@@ -65,6 +66,23 @@ impl Admin {
                 part_indexes: parts.into_iter().map(|part| part.0).collect(),
             }),
             other => Err(status::wrong_reply("HoldParts", &other)),
+        }
+    }
+
+    pub(super) async fn write_back(
+        &self,
+        operator: Operator,
+        message: v1::WriteBackPartsRequest,
+    ) -> Result<v1::WriteBackPartsResponse, Status> {
+        let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
+        let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
+        let parts = message.part_indexes.into_iter().map(PartIndex).collect();
+        match self.submit(operator, key, OperatorRequest::WriteBackParts { target, parts }).await? {
+            Reply::PartsMoved { allocation, parts } => Ok(v1::WriteBackPartsResponse {
+                allocation_id: allocation.get(),
+                parts: parts.into_iter().map(part_move).collect(),
+            }),
+            other => Err(status::wrong_reply("WriteBackParts", &other)),
         }
     }
 

@@ -70,6 +70,7 @@ fn part_ref(part: PartRef) -> v1::PartRef {
 fn cause(cause: Cause) -> v1::MoveCause {
     match cause {
         Cause::Demand => v1::MoveCause::Demand,
+        Cause::WriteBack => v1::MoveCause::WriteBack,
         Cause::Rebalance => v1::MoveCause::Rebalance,
         Cause::Operator => v1::MoveCause::Operator,
     }

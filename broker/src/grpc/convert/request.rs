@@ -111,7 +111,8 @@ targets!(
     free_allocation_request,
     hold_parts_request,
     move_parts_request,
-    revoke_mappings_request
+    revoke_mappings_request,
+    write_back_parts_request
 );
 
 pub(in crate::grpc) fn tier(tier: i32) -> Result<Tier, Refusal> {

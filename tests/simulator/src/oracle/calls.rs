@@ -191,7 +191,21 @@ impl Oracle {
                 Reply::PartsMoved { allocation, parts },
             ) => {
                 if first {
-                    self.moved_as_told(*allocation, *tier, parts, at_once, broker);
+                    self.moved_as_told(*allocation, Some(*tier), parts, at_once, broker);
+                }
+                let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
+                let id_fits = match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                };
+                its && id_fits
+            }
+            (
+                OperatorRequest::WriteBackParts { target, parts: asked },
+                Reply::PartsMoved { allocation, parts },
+            ) => {
+                if first {
+                    self.written_back_as_told(*allocation, parts, at_once, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
                 let id_fits = match target {

@@ -55,6 +55,9 @@ impl Oracle {
     }
 
     pub(super) fn copy_cancelled(&mut self, to: ExtentId) {
+        if self.write_back_cancelled(to) {
+            return;
+        }
         let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
         if let Some(moves) = self.facts.moves.get_mut(&to) {
             moves.cancelled = true;
@@ -64,6 +67,11 @@ impl Oracle {
 
     /// The driver is done with both. If it went well and was not given up, the part is there.
     pub(super) fn copy_ended(&mut self, to: ExtentId, well: bool) {
+        let its = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);
+        self.step.written_back = its.map(|it| it.part);
+        if self.write_back_ended(to) {
+            return;
+        }
         let Some(MoveFacts { part, from: Some(from), cancelled }) = self.facts.moves.get(&to).copied() else {
             return;
         };

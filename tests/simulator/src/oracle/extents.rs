@@ -36,11 +36,13 @@ impl Oracle {
         if moves.is_some() {
             self.batch_is_ordered();
         }
+        let stays = Self::is_written_back(id, broker);
         let owner = match moves {
+            Some(part) if stays => self.gets_memory_below(part),
             Some(part) => self.part_begins_to_move(id, part),
             None => self.memory_is_made(id),
         };
-        if let Some(part) = moves.filter(|_| tier != Tier::Device) {
+        if let Some(part) = moves.filter(|_| tier != Tier::Device && !stays) {
             self.leaves_its_device(part, true, broker);
         }
         let place =
@@ -68,11 +70,15 @@ impl Oracle {
             sent_to: Vec::new(),
             mappers: Default::default(),
             being_read: false,
+            written_back: false,
             unacknowledged: false,
             recycled: false,
             debts: Vec::new(),
         };
         self.facts.extents.insert(id, extent);
+        if let Some(part) = moves.filter(|_| stays) {
+            self.keeps(part, id);
+        }
         if moves.is_none() && tier == Tier::Device && self.step.room_for.is_none() {
             self.step.made_at_once.insert((owner, place));
         }
@@ -136,7 +142,8 @@ impl Oracle {
         let before = std::mem::replace(&mut extent.phase, ExtentPhase::Releasing);
         let live = matches!(before, ExtentPhase::Live | ExtentPhase::Cached);
         let (mapper, read) = (extent.mappers.first().copied(), extent.being_read);
-        let (account, size, copied) = ((extent.owner, extent.place), extent.size, extent.copied);
+        let copied = extent.copied || extent.written_back;
+        let (account, size) = ((extent.owner, extent.place), extent.size);
         if before == ExtentPhase::Cached {
             extent.phase = ExtentPhase::GivenUp;
             *self.facts.going.entry(account).or_default() += size;

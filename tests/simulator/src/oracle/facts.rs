@@ -134,6 +134,8 @@ pub(super) struct ExtentFacts {
     pub(super) sent_to: Vec<Tenant>,
     pub(super) mappers: BTreeSet<SessionId>,
     pub(super) being_read: bool,
+    /// It is an end of a write-back: who maps it goes on.
+    pub(super) written_back: bool,
     /// Some session that was sent it ended without saying that it let go.
     pub(super) unacknowledged: bool,
     /// It was cached once: its content is not zero.
@@ -187,6 +189,15 @@ pub(super) struct MoveFacts {
     pub(super) part: PartRef,
     /// Where it is copied from, once it is.
     pub(super) from: Option<ExtentId>,
+    /// The driver was told that it need not.
+    pub(super) cancelled: bool,
+}
+
+/// A part whose content is copied to what it has below, by where that is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteBackFacts {
+    pub(super) part: PartRef,
+    pub(super) from: ExtentId,
     /// The driver was told that it need not.
     pub(super) cancelled: bool,
 }
@@ -257,6 +268,7 @@ pub(super) struct Facts {
     pub(super) words_pending: BTreeSet<PartRef>,
     /// By the extent that they go to.
     pub(super) moves: BTreeMap<ExtentId, MoveFacts>,
+    pub(super) write_backs: BTreeMap<ExtentId, WriteBackFacts>,
     /// What parts on their devices have below.
     pub(super) backings: BTreeMap<PartRef, BackingFacts>,
     /// Parts that are on their way out of their devices, or about to set out.

@@ -44,10 +44,11 @@ mod stalls;
 mod unheld;
 mod visibility;
 mod waits;
+mod write_backs;
 
 use broker_core::{
-    Broker, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier, Time,
-    invariants::Violation,
+    Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier,
+    Time, invariants::Violation,
 };
 use vramd_types::Quantity;
 
@@ -110,6 +111,10 @@ struct Step {
     to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// The words of this part have just been looked at.
     words_revoked: Option<broker_core::PartRef>,
+    /// The part in whose word WRITTEN has just been cleared, since nobody pinned it.
+    cleared: Option<broker_core::PartRef>,
+    /// What was just written back, and not given up.
+    written_back: Option<broker_core::PartRef>,
     /// The driver or the disk has just said that it failed.
     failure_told: bool,
 }
@@ -195,6 +200,9 @@ impl Oracle {
                 };
                 self.extent_ordered(ordered, broker);
             }
+            Command::Copy { from, to, .. } if Self::is_written_back(*to, broker) => {
+                self.write_back_begun(*from, *to);
+            }
             Command::Copy { from, to, .. } => self.copy_begun(*from, *to, broker),
             Command::CancelCopy { to } => self.copy_cancelled(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
@@ -213,6 +221,12 @@ impl Oracle {
                 }
                 self.has_moved(*part, *tier);
             }
+            Command::Notice(Notice::WrittenBack { part, .. }) => self.was_written_back(*part),
+            // It stays where it is either way.
+            Command::Notice(
+                Notice::MoveStopped { cause: Cause::WriteBack, .. }
+                | Notice::MoveFailed { cause: Cause::WriteBack, .. },
+            ) => {}
             Command::Notice(Notice::Dropped { part, bytes, .. }) => {
                 self.nobody_held(*part);
                 self.leaves_its_device(*part, false, broker);
@@ -234,7 +248,10 @@ impl Oracle {
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::ReleaseNow { .. } | Command::Survey { .. } | Command::Notice(_) => {}
+            Command::ReleaseNow { .. }
+            | Command::ClearWritten { .. }
+            | Command::Survey { .. }
+            | Command::Notice(_) => {}
         }
     }
 
@@ -244,6 +261,7 @@ impl Oracle {
         self.batch_is_ordered();
         self.forget_unmade(broker);
         self.words_are_collected();
+        self.leaves_once_written_back(broker);
         self.guarantees_are_kept();
         self.liar_is_quarantined();
         self.answers_are_in_time();

@@ -34,11 +34,11 @@ impl Oracle {
         self.facts.words_pending.contains(&part) || self.facts.evicting.iter().any(|(_, of)| *of == part)
     }
 
-    /// What an operator is told of each part is so. `at_once`: since it was asked nothing else has happened.
+    /// What an operator is told of each part is so; `towards` nowhere it was to be written back. `at_once`: since it was asked nothing else has happened.
     pub(super) fn moved_as_told(
         &mut self,
         allocation: AllocationId,
-        towards: Tier,
+        towards: Option<Tier>,
         parts: &[(PartIndex, PartMove)],
         at_once: bool,
         broker: &Broker,
@@ -56,7 +56,9 @@ impl Oracle {
                 PartMove::Held => super::held::shown_as_held(part, broker) || !at_once,
                 PartMove::Failed { .. } => self.step.failure_told || parts.len() > 1,
                 // Of several parts the first may have moved on before the last is there.
-                PartMove::Moved if parts.len() == 1 => self.tier_of(part).is_none_or(|tier| tier == towards),
+                PartMove::Moved if parts.len() == 1 => {
+                    towards.zip(self.tier_of(part)).is_none_or(|(towards, tier)| tier == towards)
+                }
                 PartMove::Moved | PartMove::Wanted | PartMove::Refused { .. } => true,
             };
             self.expect(CALLS, is_so, || format!("{part:?} is said to be {outcome:?}"));

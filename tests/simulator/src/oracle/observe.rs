@@ -210,6 +210,9 @@ impl Oracle {
                 self.facts.words_pending.remove(part);
                 self.step.words_revoked = Some(*part);
             }
+            Completion::WrittenCleared { part, cleared } => {
+                self.step.cleared = Some(*part).filter(|_| *cleared);
+            }
             Completion::Surveyed { device, unbrokered, contexts } => {
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();

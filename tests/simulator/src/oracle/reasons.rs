@@ -115,7 +115,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::KindUnsupported,
                 R::Raced,
             ],
-            OperatorRequest::MoveParts { .. } => &[
+            OperatorRequest::MoveParts { .. } | OperatorRequest::WriteBackParts { .. } => &[
                 R::RequestIdReused,
                 R::QueueFull,
                 R::RequestInvalid,

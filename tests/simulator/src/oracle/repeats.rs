@@ -89,6 +89,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 OperatorRequest::MoveParts { .. } => SET_QUOTA + 6,
                 OperatorRequest::CancelWait { .. } => SET_QUOTA + 7,
                 OperatorRequest::HoldParts { .. } => SET_QUOTA + 8,
+                OperatorRequest::WriteBackParts { .. } => SET_QUOTA + 9,
             };
             (Requester::Operator(*uid), method)
         }

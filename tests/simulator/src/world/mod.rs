@@ -20,6 +20,7 @@ mod queue;
 mod request;
 mod words;
 mod worker;
+mod write_back;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -190,6 +191,7 @@ impl World {
             Happening::Operate => self.operate(),
             Happening::Harvest => self.harvest_again(),
             Happening::Work(channel) => self.work(channel),
+            Happening::Write(channel, part) => self.write_at_once(channel, part),
             Happening::Outsiders => self.outsiders(),
             Happening::Resume(pid) => self.resume(pid),
             Happening::Die(pid) => self.die(pid),
@@ -272,6 +274,7 @@ impl World {
             }
             Command::StoreQuotas(content) => self.store(content),
             Command::RevokeWords { part, words } => self.revoke_words(part, &words),
+            Command::ClearWritten { part, channel, slot, .. } => self.clear_written(part, channel, slot),
             Command::ForgetWord { channel, slot } => self.forget_word(channel, slot),
             Command::Notice(_) => {}
         }

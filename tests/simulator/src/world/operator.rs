@@ -40,6 +40,9 @@ impl World {
         if dice.chance(if has_host { 800 } else { 20 }) {
             self.move_some(&mut dice);
         }
+        if dice.chance(if has_host { 700 } else { 20 }) {
+            self.write_back_some(&mut dice);
+        }
         if dice.chance(150) {
             self.cancel_some(&mut dice);
         }
@@ -170,7 +173,7 @@ impl World {
     }
 
     /// Parts that somebody maps or mapped, or whatever.
-    fn some_parts(&self, dice: &mut Dice) -> (Target, Vec<PartIndex>) {
+    pub(super) fn some_parts(&self, dice: &mut Dice) -> (Target, Vec<PartIndex>) {
         let open = self.channels.values().filter(|channel| channel.broker_open);
         let parts: Vec<_> = open.flat_map(|channel| channel.slots.keys().copied()).collect();
         let part = dice.pick(&parts).copied();

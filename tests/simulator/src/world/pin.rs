@@ -120,7 +120,7 @@ impl World {
         self.unpin(pid, &parts);
     }
 
-    fn unpin(&mut self, pid: u32, parts: &[PartRef]) {
+    pub(super) fn unpin(&mut self, pid: u32, parts: &[PartRef]) {
         let Some(id) = self.processes.get(&pid).and_then(|process| process.channel) else { return };
         if self.channels.get(&id).is_some_and(|channel| channel.unpin_words(parts)) {
             self.unmap_wanted(pid, id);
@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    fn unmap_wanted(&mut self, pid: u32, id: ChannelId) {
+    pub(super) fn unmap_wanted(&mut self, pid: u32, id: ChannelId) {
         let Some(channel) = self.channels.get(&id) else { return };
         let free = channel.wanted.iter().filter(|(part, _)| !channel.is_pinned(**part));
         let free: Vec<_> = free.map(|(part, keeps)| (*part, *keeps)).collect();

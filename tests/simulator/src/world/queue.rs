@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use broker_core::{ChannelId, Event, StoredQuotas, Time};
+use broker_core::{ChannelId, Event, PartRef, StoredQuotas, Time};
 
 use super::driver::Job;
 
@@ -18,6 +18,8 @@ pub(super) enum Happening {
     Work(ChannelId),
     /// An event reaches the broker.
     Arrive(Event),
+    /// A process writes a part at once, if it is mapped by this channel.
+    Write(ChannelId, PartRef),
     /// The driver has done something.
     Done(Job),
     /// The disk has written, or not.

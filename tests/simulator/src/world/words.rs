@@ -6,7 +6,7 @@ use broker_core::{ChannelId, Completion, Event, MapPart, PartRef, RevokedPart, S
 use vramd_types::SessionId;
 use vramd_words::{
     Access, AtomicU64, Client, Daemon, Evict, Fence, HEADER_WORDS, Header, SLOT_WORDS, SetRefused, State,
-    Unpinned, Waiting, Word, Worker, bytes_for, open, pin_set,
+    Unpinned, Waiting, Word, Worker, WriteBack, bytes_for, open, pin_set,
 };
 
 use super::{World, driver::soon, harvest::Harvest, process::Channel, queue::Happening};
@@ -174,6 +174,20 @@ impl World {
         let when = soon(&mut self.links, self.now, 1, 40);
         self.queue.at(when, self.life, Happening::Arrive(done));
         spoiled.into_iter().for_each(|channel| self.word_is_impossible(channel));
+    }
+
+    /// In one step with the look for pins.
+    pub(super) fn clear_written(&mut self, part: PartRef, channel: ChannelId, slot: Slot) {
+        let words = self.channels.get(&channel).and_then(|channel| channel.words.as_ref());
+        let word = words.and_then(|words| words.daemon.slot(slot.0));
+        let begun = word.map(|word| word.begin_write_back());
+        let cleared = begun == Some(Ok(WriteBack::Begun));
+        let done = Event::Completion(Completion::WrittenCleared { part, cleared });
+        let when = soon(&mut self.links, self.now, 1, 40);
+        self.queue.at(when, self.life, Happening::Arrive(done));
+        if matches!(begun, Some(Err(_))) {
+            self.word_is_impossible(channel);
+        }
     }
 
     pub(super) fn forget_word(&mut self, id: ChannelId, slot: Slot) {

@@ -1,0 +1,143 @@
+//! The way of one part's content into what the part has below, while the part stays where it is, as a table.
+//!
+//! ```text
+//!           the word is asked         nobody uses it             copied
+//!  Making ────────────────────► Asking ─────────────► Copying ─────────► (there: a shadow, unless written since)
+//!    │ │                         │  │                  │   │
+//!    │ ╰── nobody can write it ──┼──┼─────────────────►│   │
+//!    │ failed, stop       in use │  │ stop        stop │   │ failed
+//!    │                           │  ▼                  ▼   │
+//!    │                           │  Stopping ◄─────────╯   │
+//!    │                           │     │ answered          │
+//!    ╰───────────────────────────┴─────┴───────────────────┴──► (back: no shadow, and no older one either)
+//! ```
+//!
+//! What the part had below before is no shadow from the first step on: once WRITTEN has been cleared nothing would tell
+//! that it is old.
+
+use std::collections::BTreeMap;
+
+use vramd_types::ExtentId;
+
+use super::MigrationStep;
+use crate::{
+    collections::Few, command::PartMove, event::PartRef, migration::MigrationState, tenancy::OpId, time::Time,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WriteBackState {
+    /// Memory is being made below.
+    Making,
+    /// The word of who maps it is looked at: WRITTEN is cleared if nobody pins it.
+    Asking,
+    /// The driver copies. Neither end may be released.
+    Copying,
+    /// It was given up, and what was asked last has not been answered yet.
+    Stopping,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteBackEvent {
+    /// Somebody maps it who may write.
+    Ask,
+    /// Nobody writes it now: whoever begins to says so by WRITTEN.
+    Ready,
+    Copied,
+    /// It is in use; or memory could not be made, or not be copied to.
+    Failed,
+    Stop,
+}
+
+impl WriteBackState {
+    pub const ALL: [Self; 4] = [Self::Making, Self::Asking, Self::Copying, Self::Stopping];
+
+    /// Where the event leads, or `None` if it must not happen here.
+    pub(crate) const fn on(self, event: WriteBackEvent) -> Option<MigrationStep<Self>> {
+        use WriteBackEvent as E;
+        Some(match (self, event) {
+            (Self::Making, E::Ask) => MigrationStep::To(Self::Asking),
+            (Self::Making | Self::Asking, E::Ready) => MigrationStep::To(Self::Copying),
+            (Self::Copying, E::Copied) => MigrationStep::There,
+            (Self::Asking | Self::Copying | Self::Stopping, E::Stop) => MigrationStep::To(Self::Stopping),
+            (Self::Making | Self::Asking | Self::Copying, E::Failed)
+            | (Self::Making, E::Stop)
+            | (Self::Stopping, E::Ready | E::Copied | E::Failed) => MigrationStep::Back,
+            _ => return None,
+        })
+    }
+
+    /// Whether the event may happen here.
+    #[cfg(feature = "observed")]
+    pub const fn allows(self, event: WriteBackEvent) -> bool {
+        self.on(event).is_some()
+    }
+
+    /// Whether the driver may be reading one end and writing the other.
+    pub(crate) const fn copies(self) -> bool {
+        matches!(self, Self::Copying | Self::Stopping)
+    }
+
+    /// As what it is shown among what moves.
+    pub(crate) const fn shown(self) -> MigrationState {
+        match self {
+            Self::Making | Self::Asking => MigrationState::Preparing,
+            Self::Copying => MigrationState::Copying,
+            Self::Stopping => MigrationState::Stopping,
+        }
+    }
+}
+
+impl WriteBackEvent {
+    pub const ALL: [Self; 5] = [Self::Ask, Self::Ready, Self::Copied, Self::Failed, Self::Stop];
+}
+
+#[derive(Debug)]
+pub(crate) struct WriteBack {
+    /// What the part has below.
+    pub(crate) to: ExtentId,
+    pub(crate) since: Time,
+    pub(crate) state: WriteBackState,
+    /// Somebody has said that the part was written since the copy began, or will write it and say nothing.
+    pub(crate) written: bool,
+    /// Why it was given up, once it was.
+    pub(crate) stopped: Option<PartMove>,
+    /// Operations that wait for it to be over.
+    pub(crate) ops: Few<OpId>,
+}
+
+pub(crate) type WriteBacks = BTreeMap<PartRef, WriteBack>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole table: a change of it is a change of this.
+    #[test]
+    fn every_transition() {
+        let mut legal = String::new();
+        for state in WriteBackState::ALL {
+            for event in WriteBackEvent::ALL {
+                if let Some(step) = state.on(event) {
+                    legal += &format!("{state:?} + {event:?} = {step:?}\n");
+                }
+            }
+        }
+        assert_eq!(
+            legal,
+            "Making + Ask = To(Asking)\n\
+             Making + Ready = To(Copying)\n\
+             Making + Failed = Back\n\
+             Making + Stop = Back\n\
+             Asking + Ready = To(Copying)\n\
+             Asking + Failed = Back\n\
+             Asking + Stop = To(Stopping)\n\
+             Copying + Copied = There\n\
+             Copying + Failed = Back\n\
+             Copying + Stop = To(Stopping)\n\
+             Stopping + Ready = Back\n\
+             Stopping + Copied = Back\n\
+             Stopping + Failed = Back\n\
+             Stopping + Stop = To(Stopping)\n"
+        );
+    }
+}

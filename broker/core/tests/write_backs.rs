@@ -1,0 +1,343 @@
+//! Parts whose content is copied to what they have below while they stay mapped, and that leave without a copy then, unless
+//! they were written since.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, CreateError, Event, PartMove, PartRef, Refusal, Tier,
+};
+use vramd_types::Bytes;
+use world::{
+    Client, World,
+    moving::{evict, held, mib, moved, tier, tiers, to},
+    persistent,
+    revoking::{answer, part, revoke},
+    spec,
+    writing_back::{back, clean, is_copying, one_step, shadows, was_copied, write_back},
+};
+
+/// Until everything is over, whatever comes in between.
+const STEPS: usize = 6;
+
+/// With a pinning session that has written 7 to one part.
+fn one_part() -> (World, Client, PartRef) {
+    let mut world = tiers(8, 8);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    (world, client, part)
+}
+
+/// The same, and an operator has it written back, which has come so far.
+fn under_way(steps: usize) -> (World, Client, PartRef, broker_core::CallId) {
+    let (mut world, client, part) = one_part();
+    let call = world.start_operator(None, back(part.allocation));
+    (0..steps).for_each(|_| one_step(&mut world, client));
+    (world, client, part, call)
+}
+
+/// What its client finds in it, wherever it is.
+fn holds(world: &mut World, client: Client, part: PartRef) -> u64 {
+    if !world.maps(client, part) {
+        world.pin_call(client, 9, &[part]);
+        world.settle();
+        assert_eq!(answer(world, client, 9), Some(&None));
+    }
+    world.read(client, part)
+}
+
+#[test]
+fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
+    let (mut world, client, part) = one_part();
+    assert_eq!(clean(&world, "a"), Bytes::ZERO);
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    assert!(world.maps(client, part), "it stays mapped");
+    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
+    assert_eq!((clean(&world, "a"), shadows(&world, part)), (Bytes::mib(4), vec![true]));
+    assert!(matches!(evict(&mut world, part), PartMove::Moved));
+    assert_eq!((was_copied(&world, part), held(&world)), (false, mib(0, 4)));
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved), "it is below");
+    assert_eq!(holds(&mut world, client, part), 7);
+}
+
+#[test]
+fn what_is_written_after_that_is_copied_when_it_leaves() {
+    let (mut world, client, part) = one_part();
+    write_back(&mut world, part);
+    world.write(client, part, 8);
+    evict(&mut world, part);
+    assert!(was_copied(&world, part));
+    assert_eq!(holds(&mut world, client, part), 8);
+}
+
+#[test]
+fn what_is_written_while_it_is_copied_is_no_shadow() {
+    // Told while it is copied, and not before it leaves.
+    for told in [true, false] {
+        let (mut world, client, part, _) = under_way(2);
+        assert!(is_copying(&world));
+        world.write(client, part, 8);
+        if told {
+            let copy = world.work.pop_front().expect("the copy");
+            world.operate(revoke(part.allocation, false)).expect("revoked");
+            world.work.push_back(copy);
+        }
+        world.settle();
+        assert_eq!(shadows(&world, part), [!told]);
+        evict(&mut world, part);
+        assert!(was_copied(&world, part));
+        assert_eq!(holds(&mut world, client, part), 8);
+    }
+}
+
+#[test]
+fn what_was_written_before_is_in_the_copy_though_it_is_told_meanwhile() {
+    let (mut world, client, part) = one_part();
+    // Its memory below is made first, and meanwhile it is unmapped.
+    world.start_operator(None, back(part.allocation));
+    let make = world.work.pop_front().expect("memory is made");
+    world.operate(revoke(part.allocation, false)).expect("revoked");
+    world.work.push_back(make);
+    world.settle();
+    assert_eq!((shadows(&world, part), clean(&world, "a")), (vec![true], Bytes::mib(4)));
+    evict(&mut world, part);
+    assert!(!was_copied(&world, part));
+    assert_eq!(holds(&mut world, client, part), 7);
+}
+
+#[test]
+fn what_is_pinned_is_not_written_back() {
+    let (mut world, client, part) = one_part();
+    world.pin(client, part);
+    assert!(matches!(write_back(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
+    assert_eq!(clean(&world, "a"), Bytes::ZERO);
+    world.unpin(client, part);
+    world.pin_call(client, 1, &[part]);
+    let before = world.work.len();
+    let call = world.start_operator(None, back(part.allocation));
+    assert_eq!(world.work.len(), before, "a pin call that is answered shows, and nothing is asked");
+    let told = moved(world.replies.remove(&call).expect("an answer"));
+    assert!(matches!(told, PartMove::Pinned { by } if by == [client.session]));
+    // Who pins once it is under way does not stop it.
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.start_operator(None, back(part.allocation));
+    while !is_copying(&world) {
+        one_step(&mut world, client);
+    }
+    world.pin(client, part);
+    world.settle();
+    assert_eq!(shadows(&world, part), [true]);
+}
+
+#[test]
+fn a_session_without_pins_would_not_say_that_it_writes() {
+    let mut world = tiers(8, 8);
+    let client = world.open("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    assert!(matches!(write_back(&mut world, part), PartMove::Standing { by } if by == [client.session]));
+    let silent = world.open_pinning("b");
+    let theirs = world::revoking::part(world.allocate(silent, spec(4)).expect("room"), 0);
+    world.event(Event::ChannelEnded { channel: silent.channel });
+    assert!(matches!(write_back(&mut world, theirs), PartMove::Silent { by } if by == [silent.session]));
+}
+
+#[test]
+fn a_copy_that_fails_leaves_no_shadow_and_no_older_one() {
+    let (mut world, client, part) = one_part();
+    write_back(&mut world, part);
+    world.write(client, part, 8);
+    world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
+    let failed = write_back(&mut world, part);
+    assert!(matches!(failed, PartMove::Failed { problem } if problem == "a cable was pulled"));
+    assert_eq!((clean(&world, "a"), held(&world)), (Bytes::ZERO, mib(4, 4)));
+    evict(&mut world, part);
+    assert!(was_copied(&world, part));
+    assert_eq!(holds(&mut world, client, part), 8);
+}
+
+#[test]
+fn what_leaves_meanwhile_takes_the_copy_with_it() {
+    for steps in 0..STEPS {
+        let (mut world, client, part, call) = under_way(steps);
+        assert!(matches!(evict(&mut world, part), PartMove::Moved), "after {steps} steps");
+        let told = moved(world.replies.remove(&call).expect("an answer"));
+        assert!(matches!(told, PartMove::Moved), "after {steps} steps: {told:?}");
+        assert_eq!((held(&world), tier(&world, part)), (mib(0, 4), Tier::Host), "after {steps} steps");
+        assert_eq!(was_copied(&world, part), steps < 2, "after {steps} steps");
+        assert_eq!(holds(&mut world, client, part), 7, "after {steps} steps");
+    }
+}
+
+#[test]
+fn what_is_written_and_leaves_meanwhile_is_copied_again() {
+    for steps in 0..STEPS {
+        let (mut world, client, part, _) = under_way(steps);
+        world.write(client, part, 8);
+        evict(&mut world, part);
+        assert!(was_copied(&world, part), "after {steps} steps");
+        assert_eq!(holds(&mut world, client, part), 8, "after {steps} steps");
+    }
+}
+
+#[test]
+fn who_wants_it_back_meanwhile_has_it_and_the_copy_goes_on() {
+    let (mut world, client, part, _) = under_way(2);
+    world.start_operator(None, to(part.allocation, Tier::Host));
+    let copy = world.work.pop_front().expect("the copy");
+    world.settle();
+    assert!(!world.maps(client, part), "it waits for the copy alone");
+    world.pin_call(client, 1, &[part]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), world.read(client, part)), (Some(&None), 7));
+    world.work.push_back(copy);
+    world.settle();
+    assert_eq!((shadows(&world, part), clean(&world, "a")), (vec![true], Bytes::mib(4)));
+}
+
+#[test]
+fn what_is_freed_or_loses_its_session_meanwhile_leaves_nothing() {
+    for steps in 0..STEPS {
+        for dies in [true, false] {
+            let (mut world, client, part, call) = under_way(steps);
+            match dies {
+                true => world.end_process(client),
+                false => _ = world.call(client, ClientRequest::FreeBatch(vec![part.allocation])),
+            }
+            world.settle();
+            assert!(world.replies.contains_key(&call), "after {steps} steps");
+            assert_eq!((held(&world), world.broker.moves()), (mib(0, 0), vec![]), "after {steps} steps");
+        }
+    }
+}
+
+#[test]
+fn what_is_sealed_meanwhile_holds_what_was_sealed() {
+    for steps in 0..STEPS {
+        let (mut world, client, part, _) = under_way(steps);
+        world.write(client, part, 8);
+        world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
+        world.settle();
+        evict(&mut world, part);
+        assert_eq!(holds(&mut world, client, part), 8, "after {steps} steps");
+    }
+}
+
+#[test]
+fn an_operator_who_wants_it_where_it_is_stops_it() {
+    let (mut world, client, part, call) = under_way(2);
+    assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
+    let told = moved(world.replies.remove(&call).expect("an answer"));
+    assert!(matches!(told, PartMove::Wanted), "{told:?}");
+    assert_eq!((clean(&world, "a"), held(&world)), (Bytes::ZERO, mib(4, 4)));
+    evict(&mut world, part);
+    assert!(was_copied(&world, part));
+    assert_eq!(holds(&mut world, client, part), 7);
+}
+
+#[test]
+fn what_is_sealed_is_written_back_whoever_pins_it() {
+    let (mut world, client, part) = one_part();
+    world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
+    world.pin(client, part);
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    assert_eq!(shadows(&world, part), [true]);
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    assert_eq!(shadows(&world, part), [true], "once is enough: nobody writes it");
+    world.unpin(client, part);
+    // A reader that says it wrote is mistaken.
+    world.write(client, part, 7);
+    evict(&mut world, part);
+    assert!(!was_copied(&world, part));
+}
+
+#[test]
+fn what_nobody_maps_is_written_back_unasked() {
+    let mut world = tiers(8, 8);
+    let client = world.open_pinning("a");
+    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let part = part(world.allocate(client, unheld).expect("room"), 0);
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    assert_eq!(clean(&world, "a"), Bytes::mib(4));
+    // Who maps it then says when it writes.
+    assert_eq!(holds(&mut world, client, part), 0);
+    world.write(client, part, 8);
+    world.frame(client, ClientFrame::PinEnded { call: 9 });
+    evict(&mut world, part);
+    assert!(was_copied(&world, part));
+}
+
+#[test]
+fn asked_twice_it_is_copied_once() {
+    let (mut world, _, part) = one_part();
+    let calls = [0, 1].map(|_| world.start_operator(None, back(part.allocation)));
+    world.settle();
+    for call in calls {
+        let told = moved(world.replies.remove(&call).expect("an answer"));
+        assert!(matches!(told, PartMove::Moved), "{told:?}");
+    }
+    assert_eq!(shadows(&world, part), [true]);
+}
+
+#[test]
+fn memory_that_cannot_be_made_is_told_and_the_part_goes_on() {
+    let (mut world, client, part) = one_part();
+    let problem = CreateError::OutOfHostMemory("no memory to lock".to_owned());
+    world.fail_creates.push_back(Some(problem));
+    let told = write_back(&mut world, part);
+    assert!(matches!(told, PartMove::Refused { refusal } if matches!(*refusal, Refusal::DeviceFull { .. })));
+    assert_eq!((held(&world), world.read(client, part)), (mib(4, 4), 7));
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    // Where there are no bytes below none are taken from others.
+    let mut world = tiers(16, 4);
+    let client = world.open_pinning("a");
+    let [first, second] =
+        [0, 1].map(|_| world::revoking::part(world.allocate(client, spec(4)).expect("room"), 0));
+    assert!(matches!(write_back(&mut world, first), PartMove::Moved));
+    let told = write_back(&mut world, second);
+    assert!(matches!(told, PartMove::Refused { refusal } if matches!(*refusal, Refusal::QuotaLimit { .. })));
+}
+
+#[test]
+fn what_had_nothing_below_makes_room_for_who_waits_once_it_has() {
+    let mut world = tiers(8, 4);
+    let (a, b) = (world.open_pinning("a"), world.open_pinning("b"));
+    let backed = world.allocate(a, spec(4)).expect("room");
+    let part = part(world.allocate(a, spec(4)).expect("room"), 0);
+    world.call(a, ClientRequest::FreeBatch(vec![backed])).expect("freed");
+    world.settle();
+    let wait = std::time::Duration::from_secs(60);
+    let waiting = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(8)], wait });
+    world.settle();
+    assert!(!world.replies.contains_key(&waiting), "nothing can leave");
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    world.settle();
+    assert!(matches!(world.replies.get(&waiting), Some(Ok(_))), "it has left");
+    assert_eq!(tier(&world, part), Tier::Host);
+}
+
+#[test]
+fn what_has_nothing_below_is_refused_as_a_whole() {
+    let (mut world, client, part) = one_part();
+    let discardable = AllocationSpec { discardable: true, ..spec(4) };
+    let discardable = world.allocate(client, discardable).expect("room");
+    let refused = world.operate(back(discardable));
+    assert!(matches!(refused, Err(Refusal::KindUnsupported { kind: "backed discardable" })), "{refused:?}");
+    let mut without = World::new(8);
+    let client = without.open_pinning("a");
+    let id = without.allocate(client, persistent(4, "n")).expect("room");
+    let refused = without.operate(back(id));
+    assert!(matches!(refused, Err(Refusal::TierUnsupported { tier: Tier::Host })), "{refused:?}");
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+}
+
+#[test]
+fn it_is_shown_among_what_moves() {
+    let (mut world, _, part, _) = under_way(2);
+    let shown = world.broker.moves();
+    assert_eq!((shown.len(), shown[0].part, shown[0].to), (1, part, Tier::Host));
+    assert_eq!(shown[0].cause, broker_core::Cause::WriteBack);
+    world.settle();
+    assert_eq!(world.broker.moves(), []);
+}

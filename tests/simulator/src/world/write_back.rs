@@ -1,0 +1,70 @@
+//! Write-backs of parts that are in use: within the time of a copy or two their processes write them, and operators have
+//! them leave, or stay.
+
+use std::time::Duration;
+
+use broker_core::{ChannelId, Event, OperatorRequest, PartRef, Target, Tier};
+use vramd_words::{Access, Unpinned};
+
+use super::{World, process::Channel, queue::Happening};
+use crate::dice::Dice;
+
+impl World {
+    pub(super) fn write_back_some(&mut self, dice: &mut Dice) {
+        let known = self.some_written(dice).filter(|_| dice.chance(750));
+        let Some((id, part)) = known else {
+            let (target, parts) = self.some_parts(dice);
+            let key = dice.chance(200).then(|| self.new_key());
+            return self.operator_call(key, OperatorRequest::WriteBackParts { target, parts });
+        };
+        let mut when = self.now;
+        for step in 0..dice.between(2, 7) {
+            when = when.after(Duration::from_micros(dice.between(20, 1_000)));
+            let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
+            let request = match dice.roll(10) {
+                _ if step == 0 => OperatorRequest::WriteBackParts { target, parts },
+                0..3 => OperatorRequest::WriteBackParts { target, parts },
+                3..7 => {
+                    self.queue.at(when, self.life, Happening::Write(id, part));
+                    continue;
+                }
+                7..9 => OperatorRequest::MoveParts { target, parts, tier: Tier::Host },
+                _ => OperatorRequest::MoveParts { target, parts, tier: Tier::Device },
+            };
+            let call = self.new_call(None);
+            let event = Event::Operator { call, uid: 0, key: None, request };
+            self.queue.at(when, self.life, Happening::Arrive(event));
+        }
+    }
+
+    /// A part that its process may write and does not pin now, if there is any.
+    fn some_written(&self, dice: &mut Dice) -> Option<(ChannelId, PartRef)> {
+        let honest = |channel: &Channel| channel.broker_open && channel.client_open && !channel.lied;
+        let open = self.channels.iter().filter(|(_, it)| it.words.is_some() && honest(it));
+        let written: Vec<_> = open
+            .flat_map(|(id, channel)| {
+                let free = |part: &PartRef| channel.mapped[part].writable && !channel.is_pinned(*part);
+                channel.mapped.keys().filter(|part| free(part)).map(|part| (*id, *part)).collect::<Vec<_>>()
+            })
+            .collect();
+        dice.pick(&written).copied()
+    }
+
+    /// A process pins a part that it maps, writes it, and lets go.
+    pub(super) fn write_at_once(&mut self, id: ChannelId, part: PartRef) {
+        let Some(channel) = self.channels.get(&id).filter(|channel| channel.client_open) else { return };
+        let pid = channel.pid;
+        let awake = |process: &super::Process| !process.stopped && process.channel == Some(id);
+        if !self.processes.get(&pid).is_some_and(awake) {
+            return;
+        }
+        match channel.pin_words(&[part], Access::Write, self.now) {
+            Ok(()) => {
+                self.touch(id, part, true);
+                self.unpin(pid, &[part]);
+            }
+            Err(Unpinned::WakeWorker) => self.unmap_wanted(pid, id),
+            Err(Unpinned::Done) => {}
+        }
+    }
+}
