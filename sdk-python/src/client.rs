@@ -157,20 +157,22 @@ impl Client {
     }
 
     #[pyo3(
-        signature = (read = Vec::new(), *, write = Vec::new()),
-        text_signature = "($self, read=(), *, write=())"
+        signature = (read = Vec::new(), *, write = Vec::new(), wait = None),
+        text_signature = "($self, read=(), *, write=(), wait=None)"
     )]
     fn pin_set(
         &self,
         py: Python<'_>,
         read: Vec<Bound<'_, Memory>>,
         write: Vec<Bound<'_, Memory>>,
+        wait: Option<f64>,
     ) -> PyResult<PinSet> {
+        let wait = wait.map(arguments::wait).transpose()?;
         let sdk = self.sdk()?;
         let shared = |memory: &Bound<'_, Memory>| Arc::clone(memory.get().shared());
         let to_read = read.iter().map(|memory| (shared(memory), Access::Read));
         let set: Vec<_> = to_read.chain(write.iter().map(|memory| (shared(memory), Access::Write))).collect();
-        PinSet::new(py, Shared::view_set(py, &sdk, &set)?)
+        PinSet::new(py, Shared::view_set(py, &sdk, &set, wait)?)
     }
 
     #[pyo3(signature = (prefix = ""))]

@@ -6,7 +6,7 @@ use pyo3::{exceptions::PyTypeError, ffi, prelude::*};
 use vramd_client::Access;
 
 use crate::{
-    arguments::Parts,
+    arguments::{self, Parts},
     buffer, copy,
     dlpack::{self, Wish},
     dtype::DType,
@@ -14,6 +14,7 @@ use crate::{
     pin::Pin,
     shared::{Handle, Shared},
     tensor::{Shape, Tensor},
+    view::How,
 };
 
 /// Mapped memory that the daemon owns.
@@ -94,10 +95,11 @@ impl Memory {
         Ok(self.shared.write(py, Handle::unhold)?)
     }
 
-    #[pyo3(signature = (*, parts = None, write = false))]
-    fn pin(&self, py: Python<'_>, parts: Option<Parts>, write: bool) -> PyResult<Pin> {
+    #[pyo3(signature = (*, parts = None, write = false, wait = None))]
+    fn pin(&self, py: Python<'_>, parts: Option<Parts>, write: bool, wait: Option<f64>) -> PyResult<Pin> {
         let access = if write { Access::Write } else { Access::Read };
-        Ok(Pin::new(self.shared.view_of(py, parts.map(|parts| parts.0), access)?)?)
+        let how = How { access, wait: wait.map(arguments::wait).transpose()? };
+        Ok(Pin::new(self.shared.view_of(py, parts.map(|parts| parts.0), how)?)?)
     }
 
     #[pyo3(signature = (offset = 0, length = None))]

@@ -9,6 +9,7 @@ use std::{
         Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use pyo3::prelude::*;
@@ -19,7 +20,7 @@ use vramd_client::{
 
 use crate::{
     error::Fault,
-    view::{self, View},
+    view::{self, How, View},
 };
 
 #[derive(Debug)]
@@ -105,7 +106,8 @@ impl Shared {
 
     /// Something to look at the memory through, which keeps it.
     pub(crate) fn view(self: &Arc<Self>, py: Python<'_>) -> Result<View, Fault> {
-        self.view_of(py, None, if self.facts.writable { Access::Write } else { Access::Read })
+        let access = if self.facts.writable { Access::Write } else { Access::Read };
+        self.view_of(py, None, How { access, wait: None })
     }
 
     /// The same of some parts, or all, for reading or writing; waits until they are here.
@@ -113,9 +115,9 @@ impl Shared {
         self: &Arc<Self>,
         py: Python<'_>,
         parts: Option<Range<u32>>,
-        access: Access,
+        how: How,
     ) -> Result<View, Fault> {
-        self.read(py, |handle| Ok(self.viewed(view::pin(handle, parts, access)?)))
+        self.read(py, |handle| Ok(self.viewed(view::pin(handle, parts, how)?)))
     }
 
     /// Several, pinned together: all or none.
@@ -123,6 +125,7 @@ impl Shared {
         py: Python<'_>,
         client: &Client,
         set: &[(Arc<Self>, Access)],
+        wait: Option<Duration>,
     ) -> Result<Vec<View>, Fault> {
         set.iter().try_for_each(|(shared, _)| shared.check_home())?;
         py.detach(|| {
@@ -146,7 +149,11 @@ impl Shared {
                 .iter()
                 .map(|(shared, access)| Ok((handle(shared)?.pinnable(), *access)))
                 .collect::<Result<_, Fault>>()?;
-            let guards = client.pin_set(&members)?.into_guards();
+            let pinned = match wait {
+                Some(wait) => client.pin_set_timeout(&members, wait),
+                None => client.pin_set(&members),
+            };
+            let guards = pinned?.into_guards();
             let view = |((shared, _), pinned): (&(Arc<Self>, Access), Pinned)| {
                 shared.facts.learn(handle(shared)?)?;
                 Ok(shared.viewed(vec![pinned]))
@@ -325,10 +332,17 @@ impl Handle {
         }
     }
 
-    pub(crate) fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned, Error> {
-        match self {
-            Self::Open(allocation) => allocation.pin_parts(parts, access),
-            Self::Sealed(sealed) => sealed.pin_parts(parts, access),
+    pub(crate) fn pin_parts(
+        &self,
+        parts: Range<u32>,
+        access: Access,
+        wait: Option<Duration>,
+    ) -> Result<Pinned, Error> {
+        match (self, wait) {
+            (Self::Open(allocation), None) => allocation.pin_parts(parts, access),
+            (Self::Open(allocation), Some(wait)) => allocation.pin_timeout(parts, access, wait),
+            (Self::Sealed(sealed), None) => sealed.pin_parts(parts, access),
+            (Self::Sealed(sealed), Some(wait)) => sealed.pin_timeout(parts, access, wait),
         }
     }
 

@@ -1,6 +1,10 @@
 //! What keeps memory mapped while somebody outside looks at it: a buffer, a capsule, a tensor, a pin.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use vramd_client::{Access, Error, Pinned};
 
@@ -8,6 +12,13 @@ use crate::shared::{Facts, Handle, Shared};
 
 /// Parts that one guard may pin.
 const PARTS_MAX: u32 = 1024;
+
+/// For what memory is pinned, and for how long a pin waits at most: as any call of the client, unless told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) access: Access,
+    pub(crate) wait: Option<Duration>,
+}
 
 /// As long as it lives, the memory is neither sealed nor freed, and stays where it is; who wants it back waits. Dropping it
 /// needs no GIL, waits for nothing, and may happen on any thread.
@@ -77,16 +88,22 @@ impl View {
 ///
 /// More than one call may name are pinned by several, which is a nested pin: each waits while those before it are kept. The
 /// protocol has no larger set, and an array wants all of its memory at once. So one that waits in its own way is aborted, all
-/// that it had is given back with it, and who asked may try again.
-pub(crate) fn pin(handle: &Handle, parts: Option<Range<u32>>, access: Access) -> Result<Vec<Pinned>, Error> {
+/// that it had is given back with it, and who asked may try again. However many calls there are, they end by one time.
+pub(crate) fn pin(handle: &Handle, parts: Option<Range<u32>>, how: How) -> Result<Vec<Pinned>, Error> {
+    let begun = Instant::now();
+    let left = || how.wait.map(|wait| wait.saturating_sub(begun.elapsed()));
     let all = 0..handle.part_count();
     let parts = parts.unwrap_or_else(|| all.clone());
     if parts.is_empty() || parts.end > all.end {
         // Refused, and nothing is waited for first.
-        return Ok(vec![handle.pin_parts(parts, access)?]);
+        return Ok(vec![handle.pin_parts(parts, how.access, left())?]);
     }
-    let pin = |first: u32| handle.pin_parts(first..parts.end.min(first.saturating_add(PARTS_MAX)), access);
-    parts.clone().step_by(PARTS_MAX as usize).map(pin).collect()
+    let each = parts.clone().step_by(PARTS_MAX as usize);
+    each.map(|first| {
+        let few = first..parts.end.min(first.saturating_add(PARTS_MAX));
+        handle.pin_parts(few, how.access, left())
+    })
+    .collect()
 }
 
 impl Drop for Counted {

@@ -247,6 +247,28 @@ def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
         memory.free()
 
 
+def test_a_pin_waits_as_long_as_it_says(start: Callable[..., Daemon]) -> None:
+    daemon = start(memory="4MiB", more='[memory]\nhost_size = "8MiB"\n')
+    with daemon.connect("test") as client:
+        away = client.allocate("4MiB", unheld=True)
+        other = client.allocate("4MiB", wait=60.0)
+        assert not away.is_mapped
+        for wait in (0.0, 0.05):
+            with pytest.raises(vramd.Deadline):
+                away.pin(wait=wait)
+            with pytest.raises(vramd.Deadline):
+                client.pin_set([away], wait=wait)
+        with pytest.raises(ValueError):
+            away.pin(wait=-1.0)
+        with pytest.raises(ValueError):
+            client.pin_set([away], wait=float("nan"))
+        assert json.loads(vramctl(daemon, "wait", "list", "--json"))["waits"] == []
+        other.free()
+        with away.pin(wait=60.0), client.pin_set([away], wait=60.0):
+            pass
+        away.free()
+
+
 def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "2MiB"\n')
     with daemon.connect("test") as client:
@@ -255,8 +277,13 @@ def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
         memory.unhold()
         with memory.pin() as pin:
             assert pin.losses == 0
-        told = json.loads(vramctl(daemon, "alloc", "evict", f"a-{memory.id}", "--part", "0", "--json"))
-        assert told["parts"][0]["outcome"] == "moved"
+
+        def leaves() -> bool:
+            # That a pin has ended is heard on another socket.
+            told = json.loads(vramctl(daemon, "alloc", "evict", f"a-{memory.id}", "--part", "0", "--json"))
+            return bool(told["parts"][0]["outcome"] == "moved")
+
+        eventually("nobody pins it", leaves)
         pin = memory.pin(write=True)
         assert pin.losses == 1
         pin.release()

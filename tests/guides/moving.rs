@@ -16,6 +16,7 @@ fn main() -> Result<()> {
     let (mut cache, mut crowd) = pins(&Client::connect()?)?;
     let byte = writes(&mut cache, &mut crowd)?;
     nested(&cache, &crowd)?;
+    made_again(&Client::connect()?, &crowd)?;
     host(&Client::connect()?)?;
     drop((cache, crowd));
     large(&Client::connect()?)?;
@@ -61,6 +62,18 @@ fn nested(cache: &Allocation, crowd: &Allocation) -> Result<()> {
         Ok(_) => bail!("there is no room for both"),
     }
     drop(crowd.pin(Access::Read)?);
+    Ok(())
+}
+
+fn made_again(client: &Client, crowd: &Allocation) -> Result<()> {
+    let request = AllocationRequest::new(Bytes::mib(8)).discardable();
+    let mut scratch = client.allocate(request.wait(Duration::from_secs(10)))?;
+    scratch.unhold()?;
+    let losses = scratch.pin(Access::Write)?.losses();
+    drop(crowd.pin(Access::Read)?); // another needs the room
+    let pinned = scratch.pin(Access::Write)?;
+    ensure!(pinned.losses() > losses, "its content was given up");
+    kernel(pinned.as_device_ptr(), 3); // made again
     Ok(())
 }
 

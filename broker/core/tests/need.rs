@@ -395,6 +395,45 @@ fn who_was_let_past_another_is_aborted_if_they_stand_in_each_others_way() {
     assert_eq!((answer(&world, early, 1), world.read(early, wanted)), (Some(&None), 1));
 }
 
+/// What a batch has on the device can leave once all of the batch is made, which takes its time below.
+#[test]
+fn who_waits_for_what_is_being_made_is_in_nobody_s_way() {
+    let mut config = config(&[Bytes::mib(12)]);
+    (config.devices[0].host, config.part_size) = (Bytes::mib(64), Bytes::mib(4));
+    let mut world = World::with(config, StoredQuotas::default());
+    let [client, slow] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let set = [1, 2, 3].map(|content| {
+        let part = one(&mut world, client, 4, content);
+        evict(&mut world, part);
+        part
+    });
+    let fillers = [(); 2].map(|()| fill(&mut world, slow, spec(4)));
+    let items = vec![AllocationSpec { unheld: true, ..spec(8) }];
+    let batch = world.start(slow, None, ClientRequest::AllocateBatch { items, wait: Duration::ZERO });
+    let is_below = |command: &Command| matches!(command, Command::CreateExtent { tier: Tier::Host, .. });
+    let below: Vec<_> = world.work.iter().filter(|command| is_below(command)).cloned().collect();
+    assert_eq!(below.len(), 1, "there is room for one part");
+    world.work.retain(|command| !is_below(command));
+    fillers.into_iter().for_each(|filler| empty(&mut world, slow, filler));
+    world.pin_call(client, 1, &set);
+    world.settle();
+    let come: Vec<_> = set.into_iter().filter(|part| world.maps(client, *part)).collect();
+    assert_eq!(come.len(), 2, "the third has no room");
+    for part in come {
+        world.pin(client, part);
+        world.harvest(client, part);
+    }
+    for _ in 0..3 {
+        world.advance(STALL);
+        world.settle();
+        assert_eq!(answer(&world, client, 1), None, "it waits for nobody");
+    }
+    world.work.extend(below);
+    world.settle();
+    assert!(world.replies.contains_key(&batch));
+    assert_eq!(answer(&world, client, 1), Some(&None));
+}
+
 /// At every step of a part's way out for somebody who needs its room.
 #[test]
 fn who_frees_pins_or_dies_while_a_part_leaves_for_another_loses_nothing() {

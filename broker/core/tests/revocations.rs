@@ -159,6 +159,24 @@ fn who_goes_on_unmapping_is_not_silent() {
     }
 }
 
+#[test]
+fn who_is_late_with_what_nobody_pins_has_its_time_for_the_rest() {
+    let mut world = World::new(64);
+    let client = world.open_pinning("a");
+    let [evicted, freed, sealed] =
+        ["x", "y", "z"].map(|name| world.allocate(client, named(4, name)).expect("room"));
+    world.stopped.insert(client.channel);
+    world.start_operator(None, revoke(evicted, false));
+    let free = world.start(client, None, ClientRequest::FreeBatch(vec![freed]));
+    let seal = world.start(client, None, ClientRequest::Seal(sealed));
+    world.settle();
+    world.advance(UNMAPPED);
+    assert!(world.broker.list_sessions(None, None, 9).0[0].silent_reason.is_some());
+    assert!(!world.replies.contains_key(&free) && !world.replies.contains_key(&seal), "they had longer");
+    world.advance(ANSWER);
+    assert!(world.replies.contains_key(&free) && world.replies.contains_key(&seal), "not for ever");
+}
+
 /// A client that has not unmapped in time what nobody pins.
 fn silent(end_silent_after: Duration) -> (World, Client) {
     let mut config = world::config(&[Bytes::mib(64)]);

@@ -27,10 +27,11 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// How many there are on one device: each way it is moved, failed or stopped, and outwards it may be clean or dropped.
-    pub(super) const ON_DEVICE: usize = 8 * CAUSES.len();
+    /// How many there are on one device: each way it is moved, failed or stopped; outwards it may be clean or dropped, and
+    /// inwards made.
+    pub(super) const ON_DEVICE: usize = 9 * CAUSES.len();
 
-    /// Whether the part is on its device now, and was not.
+    /// Whether the part is on its device now, and was copied there.
     pub(super) fn has_come(&self) -> bool {
         (self.direction, self.outcome) == ("in", "moved")
     }
@@ -58,8 +59,12 @@ impl<'a> EndedMove<'a> {
     pub(super) fn of(notice: &'a Notice) -> Option<Self> {
         let (outcome, problem, for_parts, (part, tenant, device, tier, bytes, cause, began)) = match notice {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts } => {
-                // What was dropped comes without a copy too: nothing is left of it.
-                let outcome = if *copied || *tier == Tier::Device { "moved" } else { "clean" };
+                let outcome = match (copied, tier) {
+                    (true, _) => "moved",
+                    // Nothing was left of it.
+                    (false, Tier::Device) => "made",
+                    (false, Tier::Host | Tier::Disk) => "clean",
+                };
                 (outcome, None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
             }
             Notice::WrittenBack { part, tenant, device, tier, bytes, began, .. } => {
@@ -97,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_has_left_and_what_is_made_anew_has_come() {
+    fn what_is_dropped_has_left_and_what_is_made_anew_was_not_moved() {
         let (part, tenant) = (part(0), "a".into());
         let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
         let (cause, began, for_parts) = (Cause::Demand, Time::START, vec![part]);
@@ -109,7 +114,9 @@ mod tests {
         );
         assert!(ended.kind.has_left() && !ended.kind.has_come());
         let notice = moved_to(Tier::Device, part, "a", Cause::Demand, false);
-        assert!(EndedMove::of(&notice).unwrap().kind.has_come());
+        let kind = EndedMove::of(&notice).unwrap().kind;
+        assert_eq!((kind.direction, kind.outcome), ("in", "made"));
+        assert!(!kind.has_come() && !kind.has_left());
     }
 
     #[test]

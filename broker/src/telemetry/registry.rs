@@ -88,8 +88,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         MIGRATION_OUTCOME,
         "`moved`; `clean`, it left and was not copied, since what lies below held the same; `dropped`, it left and its \
-         content was given up, since it is discardable; `failed`, for want of memory or in the copy; or `stopped`, since \
-         somebody used it",
+         content was given up, since it is discardable; `made`, it came back after that and is new; `failed`, for want of \
+         memory or in the copy; or `stopped`, since somebody used it",
     ),
     (WAIT_KIND, "`part` (somebody wants it on its device) or `batch` (an `AllocateBatch`)"),
     (

@@ -82,11 +82,14 @@ class Client:
 
         Of an `unheld` one nothing is mapped before somebody looks, copies or pins, so it may be larger than the device.
         """
-    def pin_set(self, read: Sequence[Memory] = (), *, write: Sequence[Memory] = ()) -> PinSet:
+    def pin_set(
+        self, read: Sequence[Memory] = (), *, write: Sequence[Memory] = (), wait: float | None = None
+    ) -> PinSet:
         """Pins several allocations together, all or none, and waits until they are here.
 
         Those of `write` are pinned to be written. Two programs that pin the same ones so do not each wait for what the
-        other has; who pins one after the other may (`PinStalled`). At most 1,024 parts in all.
+        other has; who pins one after the other may (`PinStalled`). At most 1,024 parts in all. `wait` is for how many
+        seconds it waits (`Deadline`); as long as any call of the client unless told.
         """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
         """What the tenant owns whose name begins so. `tenant/…` shows what that tenant lets this one read."""
@@ -138,12 +141,13 @@ class Memory(Buffer):
         """Pins it by this object again, and waits until it is here."""
     def unhold(self) -> None:
         """Gives up this object's own pin: the daemon may unmap it while nobody looks. Whoever looks brings it back."""
-    def pin(self, *, parts: range | None = None, write: bool = False) -> Pin:
+    def pin(self, *, parts: range | None = None, write: bool = False, wait: float | None = None) -> Pin:
         """Keeps it mapped at its address until the pin is released, and waits until it is here.
 
         `parts` are those wanted, like `range(2, 4)`; all of them unless told. Who writes says `write`: what is written
         under a pin to read is lost when the memory leaves its device. More than 1,024 parts are asked for by several
         calls, each while those before it are kept; if they stand in their own way it is `PinStalled`, and none is kept.
+        `wait` is for how many seconds it waits (`Deadline`); as long as any call of the client unless told.
         """
     def copy_to(self, offset: int = 0, length: int | None = None) -> bytes:
         """Copies bytes out, up to the end unless told."""

@@ -127,7 +127,7 @@ impl Broker {
         }
         made.sort_unstable();
         let allocations = made.into_iter().map(|(_, allocation)| allocation).collect();
-        Ok(OpKind::Allocate { allocations, extents_left, failure: None })
+        Ok(OpKind::Allocate { since: self.now, allocations, extents_left, failure: None })
     }
 
     fn plan(&self, session: SessionId, tenant: TenantId, spec: AllocationSpec) -> Result<Plan, Refusal> {

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use vramd_types::{DeviceIndex, SessionId};
+use vramd_types::{AllocationId, DeviceIndex, SessionId};
 
 use super::Timer;
 use crate::{
@@ -18,8 +18,8 @@ use crate::{
     error::Refusal,
     event::PartRef,
     migration::Waiter,
-    residency::{MapState, Stage},
-    tenancy::{PinCall, PinId},
+    residency::{AllocationState, MapState, Stage},
+    tenancy::{OpKind, PinCall, PinId},
     time::Time,
 };
 
@@ -89,7 +89,7 @@ impl Broker {
                 is_held_up = true;
             }
         }
-        for last in awaited.into_iter().filter_map(|device| self.waits_for_its_own(device, id.0)) {
+        for last in awaited.into_iter().filter_map(|device| self.waits_for_its_own(device, id.0, call.came)) {
             since = since.max(last);
             is_held_up = true;
         }
@@ -98,8 +98,8 @@ impl Broker {
 
     /// Since when all wait who pin something on a device where room is short, if the session helps anybody by letting go of what
     /// it pins itself: there, or on another device where somebody waits for room.
-    fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId) -> Option<Time> {
-        if self.awaited_room.is_made_on(device) {
+    fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId, came: Time) -> Option<Time> {
+        if self.awaited_room.is_made_on(device) || self.is_made_there(device, came) {
             return None;
         }
         let mut since = Time::START;
@@ -110,6 +110,19 @@ impl Broker {
             self.residents.is_pinning(other, session) && (other == device || self.is_waited_for(other))
         };
         self.device_indices().any(helps).then_some(since)
+    }
+
+    /// Whether allocations are being made there that were asked for by then: what they have of the device can leave for others once
+    /// all of their batch is made.
+    fn is_made_there(&self, device: DeviceIndex, by: Time) -> bool {
+        let is_there = |id: &AllocationId| self.allocations.get(*id).is_some_and(|it| it.device == device);
+        self.allocations.is_any(AllocationState::Creating)
+            && self.ops.iter().any(|(_, op)| match &op.kind {
+                OpKind::Allocate { since, allocations, .. } => {
+                    *since <= by && allocations.iter().any(is_there)
+                }
+                _ => false,
+            })
     }
 
     /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.

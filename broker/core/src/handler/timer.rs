@@ -89,7 +89,8 @@ impl Broker {
             self.kill(id);
         }
         let Some(session) = self.sessions.get_mut(id) else { return };
-        if due(session.revoke_deadline) || due(session.unmap_deadline()) {
+        let all_are_due = due(session.revoke_deadline);
+        if all_are_due || due(session.unmap_deadline()) {
             session.revoke_deadline = session.revoke_deadline.filter(|deadline| *deadline > now);
             if let Some(words) = &mut session.words {
                 words.unmap_deadline = words.unmap_deadline.filter(|deadline| *deadline > now);
@@ -99,6 +100,9 @@ impl Broker {
             self.notice(Notice::RevokeOverdue { session: id, tenant, parts });
             self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
             self.unsettle_session(id);
+        }
+        // What nobody pins is due sooner.
+        if all_are_due {
             self.resolve_overdue(id);
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
             self.check_ends(id);

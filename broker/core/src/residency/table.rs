@@ -107,6 +107,10 @@ impl AllocationTable {
         AllocationState::ALL.into_iter().zip(self.states)
     }
 
+    pub(crate) fn is_any(&self, state: AllocationState) -> bool {
+        self.states.get(state as usize).is_some_and(|count| *count > 0)
+    }
+
     fn count(&mut self, state: AllocationState, change: isize) {
         if let Some(count) = self.states.get_mut(state as usize) {
             *count = count.saturating_add_signed(change);

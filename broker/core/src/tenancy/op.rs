@@ -11,6 +11,7 @@ use crate::{
     event::{CallId, RequestKey},
     handler::{Batch, QuotaChange},
     observed::Touched,
+    time::Time,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,6 +27,7 @@ pub(crate) enum Requester {
 pub(crate) enum OpKind {
     /// Extents are being made; one failure undoes all.
     Allocate {
+        since: Time,
         allocations: Vec<AllocationId>,
         extents_left: usize,
         failure: Option<Refusal>,

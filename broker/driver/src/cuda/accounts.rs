@@ -22,13 +22,21 @@
 //! Until then the extent is charged to its tenants, and what outsiders hold is counted as if it were back: together
 //! never less than what is taken.
 //!
+//! Nor must anything of ours grow in nobody's name while an extent is awaited: it would look as if that were held. Two such
+//! things were found, and `device` explains them: what contexts grow by, and page tables for memory of the host. For what is
+//! left: an extent that is larger than all that others hold is held by nobody.
+//!
+//! What outsiders hold by the figures of one such moment is nothing to count from either: too low by what a context takes it
+//! would hide every return that follows. So the figure that drops are counted from ([`Known`]) follows only what all looks of
+//! [`LASTS`] saw.
+//!
 //! Its limit: what an outsider gives up for good, or a context that was larger than ours, looks like the return of an
 //! extent of about that size. Then a tenant is discharged early and the bytes count as outsiders', so that nothing is
 //! handed out twice; the other choice, to wait until even outsiders have left, would charge tenants for ever.
 
 use std::time::{Duration, Instant};
 
-use vramd_types::{Bytes, ExtentId};
+use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use super::memory::Trace;
 
@@ -42,14 +50,23 @@ pub(super) struct Accounts {
     awaited: Vec<Awaited>,
     /// As of the latest look.
     outsiders: Bytes,
-    /// As of the latest look that left nothing for a later one to confirm: a drop is counted from here.
-    known: Bytes,
-    /// Those that every look since then has found to be back, and a later one may confirm.
+    /// A drop is counted from here. None before the first look.
+    known: Option<Known>,
+    /// Those that every look since some time has found to be back, and a later one may confirm.
     seen_back: Vec<(ExtentId, Instant)>,
     /// Goes up with every change of the books, so that a figure can be told to be of the same ones.
     changes: u64,
     /// Releases under way whose end can't be told yet: no conclusions meanwhile.
     unsettled: u32,
+}
+
+/// What outsiders are known to hold, and what looks since then have seen.
+#[derive(Debug)]
+struct Known {
+    bytes: Bytes,
+    since: Instant,
+    least: Bytes,
+    most: Bytes,
 }
 
 #[derive(Debug)]
@@ -110,17 +127,18 @@ impl Accounts {
         if self.unsettled > 0 {
             return Vec::new();
         }
-        let mut drop = self.known.saturating_add(self.awaited()).saturating_sub(others);
-        let free = self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| (it.extent, it.size));
-        let seen = covered(free, &mut drop).into_iter().map(|extent| (extent, self.seen_since(extent, now)));
+        let seen = self.back(others).into_iter().map(|extent| (extent, self.seen_since(extent, now)));
         let (returned, seen_back): (Vec<_>, Vec<_>) =
             seen.partition(|(_, since)| now.saturating_duration_since(*since) >= LASTS);
         let returned: Vec<ExtentId> = returned.into_iter().map(|(extent, _)| extent).collect();
         self.seen_back = seen_back;
         self.awaited.retain(|it| !returned.contains(&it.extent));
         self.outsiders = others.saturating_sub(self.missed());
-        if self.seen_back.is_empty() {
-            self.known = self.outsiders;
+        match &mut self.known {
+            None => self.known = Some(Known::at(now, self.outsiders)),
+            // What is not confirmed may be theirs.
+            Some(known) if !self.seen_back.is_empty() => *known = Known::at(now, known.bytes),
+            Some(known) => known.see(now, self.outsiders),
         }
         returned
     }
@@ -128,6 +146,25 @@ impl Accounts {
     /// Whether a look is wanted that confirms what the latest one found.
     pub(super) fn is_unconfirmed(&self) -> bool {
         !self.seen_back.is_empty()
+            || self.known.as_ref().is_some_and(|known| !is_close(known.bytes, self.outsiders))
+    }
+
+    /// The extents that what others hold has no room for, as far as one look tells.
+    fn back(&self, others: Bytes) -> Vec<ExtentId> {
+        let known = self.known.as_ref().map_or(Bytes::ZERO, |known| known.bytes);
+        let free = || self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| (it.extent, it.size));
+        let mut drop = known.saturating_add(self.awaited()).saturating_sub(others);
+        let mut back = covered(free(), &mut drop);
+        // Of the rest the newest are taken to be held, as many as there is room for.
+        let mut room = others.saturating_sub(self.held_here());
+        let rest: Vec<_> = free().filter(|(extent, _)| !back.contains(extent)).collect();
+        for (extent, size) in rest.into_iter().rev() {
+            match room.checked_sub(size) {
+                Some(left) => room = left,
+                None => back.push(extent),
+            }
+        }
+        back
     }
 
     fn seen_since(&self, extent: ExtentId, now: Instant) -> Instant {
@@ -148,6 +185,27 @@ impl Accounts {
     pub(super) fn outsiders(&self) -> Bytes {
         self.outsiders
     }
+}
+
+impl Known {
+    fn at(now: Instant, bytes: Bytes) -> Self {
+        Self { bytes, since: now, least: bytes, most: bytes }
+    }
+
+    /// It follows what has lasted: it becomes the nearest figure that no look since then was beyond.
+    fn see(&mut self, now: Instant, outsiders: Bytes) {
+        self.least = self.least.min(outsiders);
+        self.most = self.most.max(outsiders);
+        if now.saturating_duration_since(self.since) >= LASTS {
+            let bytes = self.bytes.clamp(self.least, self.most);
+            *self = Self { bytes, since: now, least: outsiders, most: outsiders };
+        }
+    }
+}
+
+/// Less than the smallest extent is nobody's.
+fn is_close(one: Bytes, other: Bytes) -> bool {
+    one.max(other).saturating_sub(one.min(other)) < GRANULARITY
 }
 
 /// Of the extents those that a drop explains, in their order. Figures are never quite still, so three quarters of an
@@ -267,6 +325,50 @@ mod tests {
         assert_eq!(looks.after(LASTS, Bytes::gib(20).saturating_add(Bytes::mib(256))), []);
         assert_eq!(looks.twice(Bytes::gib(20)), [id(1)]);
         assert_eq!(looks.accounts.outsiders(), Bytes::gib(20));
+    }
+
+    /// A process that loses its context while it is still listed: for a moment less is taken than contexts explain.
+    #[test]
+    fn a_moment_in_which_all_is_explained_hides_no_return() {
+        let mut looks = accounts(Bytes::mib(40), &[]);
+        assert_eq!(looks.after(LASTS, Bytes::ZERO), [], "hundreds of MiB are missing");
+        looks.accounts.enter(Bytes::mib(64));
+        looks.accounts.retire(id(1), Bytes::mib(64), Trace::default());
+        assert_eq!(looks.after(LASTS, Bytes::mib(104)), [], "it is held");
+        assert_eq!(looks.twice(Bytes::mib(40)), [id(1)]);
+        assert_eq!(looks.accounts.outsiders(), Bytes::mib(40));
+    }
+
+    /// A context that is not yet listed: what was taken for a moment is given up by nobody.
+    #[test]
+    fn a_moment_in_which_more_is_taken_is_no_return_afterwards() {
+        let mut looks = accounts(Bytes::mib(40), &[(1, Bytes::mib(64))]);
+        for _ in 0..3 {
+            assert_eq!(looks.after(LASTS, Bytes::mib(104 + 523)), [], "a context that is not listed yet");
+            assert_eq!(looks.after(LASTS, Bytes::mib(104)), [], "it is listed, and the extent is held");
+            assert_eq!(looks.after(LASTS, Bytes::mib(104)), [], "and that lasts");
+        }
+        assert_eq!(looks.twice(Bytes::mib(40)), [id(1)]);
+    }
+
+    #[test]
+    fn what_outsiders_give_up_is_known_once_it_has_lasted() {
+        let mut looks = accounts(Bytes::mib(40), &[]);
+        assert_eq!(looks.after(LASTS / 2, Bytes::ZERO), []);
+        assert!(looks.accounts.is_unconfirmed());
+        assert_eq!(looks.after(LASTS, Bytes::ZERO), []);
+        assert_eq!(looks.after(LASTS, Bytes::ZERO), []);
+        assert!(!looks.accounts.is_unconfirmed());
+    }
+
+    /// However little was known of outsiders when it was released.
+    #[test]
+    fn what_there_is_no_room_for_is_held_by_nobody() {
+        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64)), (2, Bytes::mib(64))]);
+        assert_eq!(looks.twice(Bytes::mib(127)), [id(1)], "something of ours has grown by 63 MiB");
+        assert_eq!(looks.twice(Bytes::mib(64)), [], "the other may be held");
+        assert_eq!(looks.twice(Bytes::mib(63)), [id(2)]);
+        assert_eq!(looks.accounts.outsiders(), Bytes::mib(63));
     }
 
     #[test]

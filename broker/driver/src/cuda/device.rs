@@ -6,7 +6,7 @@ use std::{
     process,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -44,6 +44,8 @@ pub(super) struct Device {
     crowd: Mutex<Crowd>,
     /// Copies from the host that were asked for and have not ended.
     arriving: AtomicUsize,
+    /// Bytes of the host that are mapped there. It orders nothing.
+    host_mapped: AtomicU64,
     /// While one descriptor of memory is open in a process, making another takes 20 us, else 570.
     _sentinel: (OwnedFd, Physical),
     /// After all that needs it.
@@ -125,6 +127,7 @@ impl Device {
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
             crowd: Mutex::default(),
             arriving: AtomicUsize::new(0),
+            host_mapped: AtomicU64::new(0),
             _sentinel: sentinel,
             context,
         };
@@ -175,6 +178,24 @@ impl Device {
         self.arriving.load(Ordering::Relaxed) > 0
     }
 
+    /// So much memory of the host is mapped there too.
+    pub(super) fn maps_host(&self, size: Bytes) {
+        self.host_mapped.fetch_add(size.get(), Ordering::Relaxed);
+    }
+
+    /// So much is no longer.
+    pub(super) fn unmaps_host(&self, size: Bytes) {
+        self.host_mapped.fetch_sub(size.get(), Ordering::Relaxed);
+    }
+
+    /// What the device's page tables take for memory of the host, which the list of processes has nowhere: an entry a page
+    /// of the CPU, 2 MiB a GiB on an H200.
+    fn host_tables(&self) -> Bytes {
+        const ENTRY: u64 = 8;
+        let page = u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX);
+        Bytes::new(self.host_mapped.load(Ordering::Relaxed) / (page / ENTRY))
+    }
+
     /// New physical memory, not entered anywhere.
     pub(super) fn physical(&self, size: Bytes) -> Result<Physical, CudaError> {
         Physical::create(self.context.api(), self.context.device(), size, self.rdma)
@@ -211,13 +232,19 @@ impl Device {
         if let Some(own) = crowd.own.filter(|_| before.is_some() && accounts.state() == before) {
             *overhead = own.saturating_sub(accounts.live()).saturating_sub(accounts.held_here());
         }
-        let explained = sum([*overhead, crowd.clients, crowd.strangers].into_iter());
+        let explained = sum([*overhead, self.host_tables(), crowd.clients, crowd.strangers].into_iter());
         let sight = Sight {
             others: self.rest(&accounts)?.saturating_sub(explained),
             strangers: crowd.strangers,
             contexts: crowd.contexts,
         };
         Ok((accounts, sight))
+    }
+
+    /// As much as ours takes, which grows by what is done there, as that of a client does.
+    fn most_of_a_context(&self) -> Bytes {
+        let overhead = *self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
+        self.info.context.max(overhead.saturating_sub(GRANULARITY))
     }
 
     fn crowd(&self, clients: &[u32]) -> Crowd {
@@ -227,9 +254,10 @@ impl Device {
         let mut latest = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = own(&processes) else { return Crowd { own: None, ..*latest } };
         let mut crowd = Crowd { own: Some(own), ..Crowd::default() };
+        let most = self.most_of_a_context();
         for (pid, used) in processes.into_iter().filter(|(pid, _)| *pid != process::id()) {
             // What a process has beyond a context is memory of its own.
-            let context = used.min(self.info.context);
+            let context = used.min(most);
             if clients.contains(&pid) {
                 crowd.clients = crowd.clients.saturating_add(context);
                 crowd.contexts = crowd.contexts.saturating_add(1);

@@ -57,7 +57,13 @@ pub(super) struct HostMemory {
     node: HostNode,
     size: Bytes,
     /// Last: their contexts may end with them.
-    _devices: Vec<Arc<Device>>,
+    devices: Vec<Arc<Device>>,
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        self.devices.iter().for_each(|device| device.unmaps_host(self.size));
+    }
 }
 
 impl HostMemory {
@@ -78,7 +84,8 @@ impl HostMemory {
             HostKind::Registered => registered(devices, size, pinned)?,
         };
         let (fd, devices) = (Arc::new(fd.into()), devices.to_vec());
-        Ok(Self { view, _physical: physical, fd, kind, node, size, _devices: devices })
+        devices.iter().for_each(|device| device.maps_host(size));
+        Ok(Self { view, _physical: physical, fd, kind, node, size, devices })
     }
 
     pub(super) fn node(&self) -> HostNode {
