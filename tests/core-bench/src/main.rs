@@ -4,7 +4,11 @@ use std::{fs, io, path::PathBuf};
 
 use anyhow::Result;
 use clap::Parser;
-use core_bench::{curve, memory, report::Report, throughput};
+use core_bench::{
+    curve, memory, moves,
+    report::{Planning, Report},
+    throughput,
+};
 
 #[derive(Parser)]
 #[command(about = "How fast the core is, how much memory it takes, and how its costs grow with what lives.")]
@@ -25,7 +29,14 @@ struct Plan {
     slice_events: u64,
     curve: &'static [usize],
     rounds: u32,
+    moves: u64,
 }
+
+/// Parts of which most lie in the host's memory, and how many pins wait for one at a time.
+const PARTS: u32 = 100_000;
+const WAITING: [usize; 3] = [1, 32, 1_000];
+/// What an operator moves by one call.
+const AT_ONCE: u32 = 50_000;
 
 const FULL: Plan = Plan {
     memory: 1_000_000,
@@ -34,6 +45,7 @@ const FULL: Plan = Plan {
     slice_events: 200_000,
     curve: &[1_000, 10_000, 100_000, 1_000_000],
     rounds: 20_000,
+    moves: 20_000,
 };
 const QUICK: Plan = Plan {
     memory: 100_000,
@@ -42,6 +54,7 @@ const QUICK: Plan = Plan {
     slice_events: 100_000,
     curve: &[1_000, 10_000, 100_000],
     rounds: 4_000,
+    moves: 4_000,
 };
 
 fn main() -> Result<()> {
@@ -55,7 +68,13 @@ fn main() -> Result<()> {
         .map(|live| (*live, throughput::measure(*live, plan.slices, plan.slice_events)))
         .collect();
     let curve = plan.curve.iter().map(|live| curve::measure(*live, plan.rounds)).collect();
-    let report = Report { quick: arguments.quick, growth, throughput, curve };
+    let planned = |waiting| (waiting, moves::measure(PARTS, waiting, plan.slices, plan.moves));
+    let planning = Planning {
+        parts: PARTS,
+        planned: WAITING.map(planned).to_vec(),
+        at_once: moves::measure_at_once(AT_ONCE),
+    };
+    let report = Report { quick: arguments.quick, growth, throughput, curve, planning };
     report.print(&mut io::stdout().lock())?;
     fs::write(&arguments.out, format!("{:#}\n", report.json()))?;
     Ok(())

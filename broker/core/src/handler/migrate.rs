@@ -138,6 +138,7 @@ impl Broker {
         let leaves = allocation.part(part.part)?.extent;
         if let Err(refusal) = self.set_out(part, (Tier::Host, cause), None, came) {
             self.residents.is_stuck(part);
+            self.unsettled.demands = true;
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
             self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome, (false, None));
             return None;
@@ -160,8 +161,12 @@ impl Broker {
         }
         match self.begin_migration(part, Tier::Device, Cause::Operator, Some(op)) {
             Err(refusal) => Some(PartMove::Refused { refusal: Box::new(refusal) }),
-            // What need not be copied is there already.
-            Ok(()) => (!self.migrations.contains_key(&part)).then_some(PartMove::Moved),
+            Ok(()) => {
+                // Who waited for it to come waits for room no more.
+                self.unsettle_demand(part);
+                // What need not be copied is there already.
+                (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
+            }
         }
     }
 
@@ -211,6 +216,7 @@ impl Broker {
         };
         if towards != Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
+            self.residents.leaves(part);
         }
         let migration = Migration {
             to,
@@ -365,7 +371,7 @@ impl Broker {
         match (towards == Tier::Device, arrived) {
             (true, true) => {
                 self.keep(part, left, true);
-                self.unsettled.demands |= self.is_room_wanted();
+                self.unsettle_short();
             }
             (false, true) => {
                 if self.is_nowhere(part) {

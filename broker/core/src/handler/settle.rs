@@ -59,9 +59,14 @@ impl Broker {
         self.unsettle_demand(part);
     }
 
-    /// Somebody may want the part on its device no more: what stands behind it in the line may have its turn.
+    /// Who waits for the part may have its turn, or none: then who stands behind it in the line may have that.
     pub(crate) fn unsettle_demand(&mut self, part: PartRef) {
-        self.unsettled.demands |= self.demands.contains(Waiter::Part(part));
+        self.unsettled.demands |= self.demands.is_in_sight(Waiter::Part(part));
+    }
+
+    /// Something can leave its device that could not before, or the other way round: that helps whom nothing would have helped.
+    pub(crate) fn unsettle_short(&mut self) {
+        self.unsettled.demands |= self.demands.is_short() || !self.over_limit.is_empty();
     }
 
     pub(crate) fn unsettle_revocation(&mut self, part: PartRef) {

@@ -11,6 +11,7 @@ mod extent_backing;
 mod extent_released;
 mod ledger_books;
 mod ledger_sums;
+mod line;
 mod mapper_sets;
 mod migrations;
 mod names;
@@ -38,7 +39,7 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 16] = [
+const CHECKS: [Check; 17] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
@@ -47,6 +48,7 @@ const CHECKS: [Check; 16] = [
     cached::check,
     mapper_sets::check,
     migrations::check,
+    line::check,
     sums::check,
     slots::check,
     pins::check,

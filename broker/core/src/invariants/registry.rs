@@ -125,6 +125,8 @@ registry! {
         "what leaves a device because somebody else needs the room is pinned by nobody, and was above its tenant's guarantee";
     HELD = "INV-MOVE-7", Oracle "held.rs",
         "what an operator holds on its device does not leave it until it is let go or freed";
+    LINE = "INV-MOVE-8", Recomputed "line.rs",
+        "for those of the line who were looked at all leaves that is to leave, or it would not be enough";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs",

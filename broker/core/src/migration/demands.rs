@@ -29,6 +29,15 @@ pub(crate) struct Place {
     pub(crate) stood: Arrival,
 }
 
+/// What the last look along the line found. Until something of that changes it need not be looked at again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sight {
+    /// The last one that was looked at: room is being made for so many that no more need be. None where all were.
+    pub(crate) until: Option<Place>,
+    /// For somebody there was no room, whatever leaves.
+    pub(crate) short: bool,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Demands {
     line: BTreeMap<Place, Demand>,
@@ -38,6 +47,7 @@ pub(crate) struct Demands {
     /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
     /// can say so.
     aside: BTreeSet<PartRef>,
+    sight: Sight,
 }
 
 impl Demands {
@@ -66,9 +76,9 @@ impl Demands {
         self.aside.contains(&part)
     }
 
-    /// Somebody wants it anew: it is to be tried.
-    pub(crate) fn step_up(&mut self, part: PartRef) {
-        self.aside.remove(&part);
+    /// Somebody wants it anew: it is to be tried. Whether it was not.
+    pub(crate) fn step_up(&mut self, part: PartRef) -> bool {
+        self.aside.remove(&part)
     }
 
     /// All are to be tried.
@@ -98,6 +108,21 @@ impl Demands {
     /// How many parts and batches wait.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.places.len().saturating_sub(self.batches), self.batches)
+    }
+
+    /// The line was looked along.
+    pub(crate) const fn looked(&mut self, sight: Sight) {
+        self.sight = sight;
+    }
+
+    /// Whether somebody who was looked at found no room, whatever leaves.
+    pub(crate) const fn is_short(&self) -> bool {
+        self.sight.short
+    }
+
+    /// Whether who stands there was looked at, or would have been.
+    pub(crate) fn is_in_sight(&self, waiter: Waiter) -> bool {
+        self.places.get(&waiter).is_some_and(|place| self.sight.until.is_none_or(|until| *place <= until))
     }
 
     /// The first one after that.
