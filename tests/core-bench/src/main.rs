@@ -9,6 +9,7 @@ use core_bench::{
     report::{Planning, Report},
     throughput,
 };
+use serde_json::Value;
 
 #[derive(Parser)]
 #[command(about = "How fast the core is, how much memory it takes, and how its costs grow with what lives.")]
@@ -16,6 +17,9 @@ struct Arguments {
     /// Fewer allocations and rounds: seconds rather than minutes.
     #[arg(long)]
     quick: bool,
+    /// Only what it costs to plan moves: the rest of the report stays as it is.
+    #[arg(long)]
+    moves: bool,
     /// Where the report goes.
     out: PathBuf,
 }
@@ -60,6 +64,13 @@ const QUICK: Plan = Plan {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let plan = if arguments.quick { QUICK } else { FULL };
+    if arguments.moves {
+        let planning = planning(&plan);
+        planning.print(&mut io::stdout().lock())?;
+        let mut report: Value = serde_json::from_str(&fs::read_to_string(&arguments.out)?)?;
+        report["moves"] = planning.json();
+        return Ok(fs::write(&arguments.out, format!("{report:#}\n"))?);
+    }
     // First of all, while nothing was freed that could be reused unseen.
     let growth = memory::measure(plan.memory)?;
     let throughput = plan
@@ -68,14 +79,15 @@ fn main() -> Result<()> {
         .map(|live| (*live, throughput::measure(*live, plan.slices, plan.slice_events)))
         .collect();
     let curve = plan.curve.iter().map(|live| curve::measure(*live, plan.rounds)).collect();
-    let planned = |waiting| (waiting, moves::measure(PARTS, waiting, plan.slices, plan.moves));
-    let planning = Planning {
-        parts: PARTS,
-        planned: WAITING.map(planned).to_vec(),
-        at_once: moves::measure_at_once(AT_ONCE),
-    };
+    let planning = planning(&plan);
     let report = Report { quick: arguments.quick, growth, throughput, curve, planning };
     report.print(&mut io::stdout().lock())?;
     fs::write(&arguments.out, format!("{:#}\n", report.json()))?;
     Ok(())
+}
+
+fn planning(plan: &Plan) -> Planning {
+    let planned = |waiting| (waiting, moves::measure(PARTS, waiting, plan.slices, plan.moves));
+    let planned = WAITING.map(planned).to_vec();
+    Planning { parts: PARTS, planned, at_once: moves::measure_at_once(AT_ONCE) }
 }

@@ -78,7 +78,10 @@ pub fn measure_at_once(parts: u32) -> AtOnce {
     let request =
         OperatorRequest::MoveParts { target: Target::Id(allocation), parts: Vec::new(), tier: Tier::Host };
     shell.send(Event::Operator { call: CallId(1), uid: 0, key: None, request });
-    shell.drain();
+    while shell.replies.is_empty() {
+        shell.drain();
+        shell.advance(1);
+    }
     assert_eq!(shell.moved.len(), usize::try_from(parts).expect("64 bits"), "all of it has left");
     let longest = shell.meter.samples.iter().flatten().max().copied().unwrap_or_default();
     AtOnce {

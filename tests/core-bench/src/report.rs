@@ -33,7 +33,7 @@ pub struct Planning {
 }
 
 impl Planning {
-    fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         let planned = self.planned.iter().map(|(waiting, slices)| {
             json!({
                 "pins_waiting": waiting,
@@ -52,10 +52,12 @@ impl Planning {
                 "longest_event_us": longest_event.as_secs_f64() * 1e6,
                 "us_per_move": micros_per_part,
             },
+            "run": run("cargo run --release -p core-bench -- --moves docs/benchmarks/core/latest.json"),
         })
     }
 
-    fn print(&self, out: &mut impl Write) -> Result<()> {
+    /// The short table.
+    pub fn print(&self, out: &mut impl Write) -> Result<()> {
         for (waiting, slices) in &self.planned {
             let (core, all) =
                 (median(slices, Planned::micros_per_move), median(slices, Planned::micros_per_move_of_all));
@@ -140,6 +142,17 @@ impl Report {
         }
         Ok(())
     }
+}
+
+fn run(command: &str) -> Value {
+    json!({
+        "machine": machine(),
+        "commit": said_by("git", &["rev-parse", "HEAD"]),
+        "changed_since": said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+        "rustc": said_by("rustc", &["--version"]),
+        "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+        "command": command,
+    })
 }
 
 fn median<T>(slices: &[T], figure: impl Fn(&T) -> f64) -> f64 {

@@ -56,7 +56,7 @@ impl Broker {
             None if self.is_elsewhere(part) => {
                 let (is_new, steps_up) = (self.stand_in_line(part), self.demands.step_up(part));
                 if is_new || steps_up {
-                    self.unsettle_demand(part);
+                    self.unsettle_line(Waiter::Part(part));
                 }
             }
             None => {}
@@ -103,7 +103,7 @@ impl Broker {
 
     /// The part is on its device and stays there: it is sent to those who wait for it.
     pub(crate) fn at_hand(&mut self, part: PartRef) {
-        self.unsettle_demand(part);
+        self.unsettle_line(Waiter::Part(part));
         self.leave_line(Waiter::Part(part), WaitEnd::Served);
         for comer in self.comers.remove(&part).unwrap_or_default() {
             if planted!(self, ComerForgotten) {
@@ -143,6 +143,7 @@ impl Broker {
         let comers: Vec<_> = self.comers.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
         for part in comers {
             self.comers.remove(&part);
+            self.unsettle_demand(part);
         }
     }
 }

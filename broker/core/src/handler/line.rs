@@ -18,15 +18,30 @@ use crate::{
 /// For how many of a device's line room is made at once: enough that copies both ways never wait for decisions.
 const LOOKAHEAD: usize = 32;
 
+/// When so many of those have left the line it is looked along anew.
+const LEFT: usize = LOOKAHEAD / 2;
+
 /// Those of a device's line that go on waiting, the first of them.
 type Waiting = BTreeMap<DeviceIndex, Vec<(Waiter, Need)>>;
+
+/// How far a look goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// As far as there is room, among those who were looked at before.
+    First,
+    /// As far as room is made.
+    Anew,
+}
 
 /// One look along the line.
 #[derive(Debug, Default)]
 struct Pass {
     /// Devices without room.
     full: BTreeSet<DeviceIndex>,
-    at_limit: BTreeSet<(TenantId, DeviceIndex)>,
+    /// Tenants at their limits, and how many of theirs were noted.
+    at_limit: BTreeMap<(TenantId, DeviceIndex), usize>,
+    /// How many were noted of each device but those.
+    noted: BTreeMap<DeviceIndex, usize>,
     waiting: Waiting,
     sight: Sight,
 }
@@ -50,30 +65,39 @@ impl Lacking {
 
 impl Pass {
     /// It goes on waiting, and who comes after it with it.
-    fn note(&mut self, waiter: Waiter, needs: Vec<Need>, lacking: Option<Lacking>) {
+    fn note(&mut self, waiter: Waiter, needs: &[Need], lacking: Option<Lacking>) {
         for need in needs {
             let Piece { tenant, device, .. } = need.piece;
             match lacking {
-                Some(Lacking::Limit) => _ = self.at_limit.insert((tenant, device)),
+                Some(Lacking::Limit) => _ = self.at_limit.entry((tenant, device)).or_default(),
                 Some(Lacking::Room | Lacking::Extents) => _ = self.full.insert(device),
                 None => {}
             }
-            let waiting = self.waiting.entry(device).or_default();
-            if waiting.len() < LOOKAHEAD {
-                waiting.push((waiter, need));
+            // Who waits for its own tenant takes nobody else's place among those that room is made for.
+            let noted = match self.at_limit.get_mut(&(tenant, device)) {
+                Some(of_tenant) => of_tenant,
+                None => self.noted.entry(device).or_default(),
+            };
+            if *noted < LOOKAHEAD {
+                *noted = noted.saturating_add(1);
+                self.waiting.entry(device).or_default().push((waiter, need.clone()));
             }
         }
     }
 
-    fn has_looked_far(&self, device: DeviceIndex) -> bool {
-        self.waiting.get(&device).is_some_and(|waiting| waiting.len() >= LOOKAHEAD)
+    /// Whether nobody needs to be looked at who comes after, but for what is guaranteed.
+    fn is_enough(&self, look: Look, device: DeviceIndex) -> bool {
+        match look {
+            Look::First => self.full.contains(&device),
+            Look::Anew => self.noted.get(&device).is_some_and(|noted| *noted >= LOOKAHEAD),
+        }
     }
 }
 
 impl Broker {
     /// Begins with what there is room for, in the order in which it was asked for; then has room made for the next.
     pub(crate) fn serve_demands(&mut self) {
-        let Pass { waiting, mut sight, .. } = self.serve_line();
+        let Pass { waiting, mut sight, .. } = self.serve_line(Look::Anew);
         let (choices, hopeless) = self.plan_line(&waiting);
         sight.short |= !hopeless.is_empty();
         self.demands.looked(sight);
@@ -86,6 +110,15 @@ impl Broker {
             }
         }
         self.trim_all();
+    }
+
+    /// There is room as the last look along the line had it made: who is first begins. Once many have left it, it is looked along
+    /// anew.
+    pub(crate) fn serve_first(&mut self) {
+        let pass = self.serve_line(Look::First);
+        if pass.sight.short || self.demands.left_of_sight().is_some_and(|left| left >= LEFT) {
+            self.serve_demands();
+        }
     }
 
     /// What is to leave, by device, for those who wait; and for whom that would not be enough.
@@ -113,19 +146,16 @@ impl Broker {
     }
 
     /// Begins with what there is room for, and says who is first of the rest.
-    fn serve_line(&mut self) -> Pass {
+    fn serve_line(&mut self, look: Look) -> Pass {
         let (mut pass, mut last) = (Pass::default(), None);
         while let Some((place, waiter)) = self.demands.next(last) {
-            let enough = |device| pass.has_looked_far(device) && !self.has_unmet_guarantee(device);
-            if self.device_indices().all(enough) {
+            let is_enough = |device| pass.is_enough(look, device) && !self.has_unmet_guarantee(device);
+            let is_beyond = look == Look::First && !self.demands.is_in_sight(waiter);
+            if is_beyond || self.device_indices().all(is_enough) {
                 pass.sight.until = last;
                 break;
             }
             last = Some(place);
-            if !self.is_in_earnest(waiter) {
-                self.leave_line(waiter, self.why_not_in_earnest(waiter));
-                continue;
-            }
             let needs = self.needs(waiter, place.came);
             let stays = needs.iter().any(|need| self.must_wait(&pass, need));
             let begun = if stays { Err(None) } else { self.begin(waiter) };
@@ -135,7 +165,7 @@ impl Broker {
                     pass.sight.short = true;
                     break;
                 }
-                Err(shortage) => pass.note(waiter, needs, shortage),
+                Err(shortage) => pass.note(waiter, &needs, shortage),
             }
         }
         pass
@@ -146,8 +176,8 @@ impl Broker {
     pub(crate) fn is_as_last_seen(&self) -> bool {
         let mut pass = Pass::default();
         for (place, demand) in self.demands.iter() {
-            if self.demands.is_in_sight(demand.waiter) && self.is_in_earnest(demand.waiter) {
-                pass.note(demand.waiter, self.needs(demand.waiter, place.came), None);
+            if self.demands.is_in_sight(demand.waiter) {
+                pass.note(demand.waiter, &self.needs(demand.waiter, place.came), None);
             }
         }
         let (choices, hopeless) = self.plan_line(&pass.waiting);
@@ -155,21 +185,24 @@ impl Broker {
         self.demands.is_short() || (hopeless.is_empty() && choices.iter().all(is_done))
     }
 
+    /// Who waits for the part leaves the line, if nobody does any more.
+    pub(crate) fn settle_demand(&mut self, part: PartRef) {
+        let waiter = Waiter::Part(part);
+        if self.demands.contains(waiter) && !self.is_in_earnest(waiter) {
+            self.unsettle_line(waiter);
+            // What is wanted still is on its way, or there: others saw to that.
+            let end = if self.is_wanted(part) { WaitEnd::Served } else { WaitEnd::Left };
+            self.leave_line(waiter, end);
+        }
+    }
+
     /// Whether somebody waits still.
-    fn is_in_earnest(&self, waiter: Waiter) -> bool {
+    pub(crate) fn is_in_earnest(&self, waiter: Waiter) -> bool {
         match waiter {
             Waiter::Part(part) => {
                 self.is_wanted(part) && !self.migrations.contains_key(&part) && self.is_elsewhere(part)
             }
             Waiter::Batch(_) => true,
-        }
-    }
-
-    /// What is wanted still is on its way, or there: others saw to that.
-    fn why_not_in_earnest(&self, waiter: Waiter) -> WaitEnd {
-        match waiter {
-            Waiter::Part(part) if self.is_wanted(part) => WaitEnd::Served,
-            Waiter::Part(_) | Waiter::Batch(_) => WaitEnd::Left,
         }
     }
 
@@ -188,7 +221,7 @@ impl Broker {
     fn must_wait(&self, pass: &Pass, need: &Need) -> bool {
         let Piece { tenant, device, size } = need.piece;
         let overtakes = pass.full.contains(&device) && !self.is_guaranteed(tenant, device, size);
-        overtakes || pass.at_limit.contains(&(tenant, device))
+        overtakes || pass.at_limit.contains_key(&(tenant, device))
     }
 
     /// Begins with one of the line; `Err`: what it is short of.
@@ -243,6 +276,25 @@ impl Broker {
     /// What is cached for the tenant is given up for what it wants itself.
     fn in_use(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
         account.held().saturating_sub(self.pool.cache().bytes_of(tenant, device))
+    }
+
+    /// Whether who is next on the device, after those for whom as much is kept already, is a part of that tenant and size.
+    pub(crate) fn is_next(&self, piece: Piece) -> bool {
+        let Piece { tenant, device, size } = piece;
+        let kept = self.pool.cache().oldest(tenant, device, size).count();
+        let mut first = 0usize;
+        for (place, demand) in self.demands.iter().take(LOOKAHEAD) {
+            let needs = self.needs(demand.waiter, place.came);
+            let Some(need) = needs.iter().find(|need| need.piece.device == device) else { continue };
+            if need.piece != piece || !matches!(demand.waiter, Waiter::Part(_)) {
+                return false;
+            }
+            first = first.saturating_add(1);
+            if first > kept {
+                return true;
+            }
+        }
+        false
     }
 
     /// Whether there is room for the part on its device: asked before anything is begun, since most of the line waits.

@@ -231,7 +231,7 @@ impl Broker {
             // Who wants it later comes later.
             let waiter = Waiter::Part(part);
             if self.demands.contains(waiter) && !self.is_wanted(part) {
-                self.unsettle_demand(part);
+                self.unsettle_line(waiter);
                 self.leave_line(waiter, WaitEnd::Left);
             }
             // Who came after it was not held up by this call.

@@ -34,6 +34,8 @@ pub(crate) struct Place {
 pub(crate) struct Sight {
     /// The last one that was looked at: room is being made for so many that no more need be. None where all were.
     pub(crate) until: Option<Place>,
+    /// How many of those have left the line since.
+    pub(crate) left: usize,
     /// For somebody there was no room, whatever leaves.
     pub(crate) short: bool,
 }
@@ -92,6 +94,7 @@ impl Demands {
             self.aside.remove(&part);
         }
         let place = self.places.remove(&waiter)?;
+        self.sight.left = self.sight.left.saturating_add(1);
         self.batches = self.batches.saturating_sub(usize::from(matches!(waiter, Waiter::Batch(_))));
         self.line.remove(&place)
     }
@@ -113,6 +116,11 @@ impl Demands {
     /// The line was looked along.
     pub(crate) const fn looked(&mut self, sight: Sight) {
         self.sight = sight;
+    }
+
+    /// How many have left the line since it was looked along, if there are more than those who were looked at.
+    pub(crate) fn left_of_sight(&self) -> Option<usize> {
+        self.sight.until.map(|_| self.sight.left)
     }
 
     /// Whether somebody who was looked at found no room, whatever leaves.
