@@ -9,6 +9,7 @@ pub mod kind;
 pub mod memory;
 pub mod meter;
 pub mod mix;
+pub mod moves;
 pub mod report;
 pub mod shell;
 pub mod throughput;

@@ -4,7 +4,12 @@ use std::{fs, io, path::PathBuf};
 
 use anyhow::Result;
 use clap::Parser;
-use core_bench::{curve, memory, report::Report, throughput};
+use core_bench::{
+    curve, memory, moves,
+    report::{Planning, Report},
+    throughput,
+};
+use serde_json::Value;
 
 #[derive(Parser)]
 #[command(about = "How fast the core is, how much memory it takes, and how its costs grow with what lives.")]
@@ -12,6 +17,9 @@ struct Arguments {
     /// Fewer allocations and rounds: seconds rather than minutes.
     #[arg(long)]
     quick: bool,
+    /// Only what it costs to plan moves: the rest of the report stays as it is.
+    #[arg(long)]
+    moves: bool,
     /// Where the report goes.
     out: PathBuf,
 }
@@ -25,7 +33,14 @@ struct Plan {
     slice_events: u64,
     curve: &'static [usize],
     rounds: u32,
+    moves: u64,
 }
+
+/// Parts of which most lie in the host's memory, and how many pins wait for one at a time.
+const PARTS: u32 = 100_000;
+const WAITING: [usize; 3] = [1, 32, 1_000];
+/// What an operator moves by one call.
+const AT_ONCE: u32 = 50_000;
 
 const FULL: Plan = Plan {
     memory: 1_000_000,
@@ -34,6 +49,7 @@ const FULL: Plan = Plan {
     slice_events: 200_000,
     curve: &[1_000, 10_000, 100_000, 1_000_000],
     rounds: 20_000,
+    moves: 20_000,
 };
 const QUICK: Plan = Plan {
     memory: 100_000,
@@ -42,11 +58,19 @@ const QUICK: Plan = Plan {
     slice_events: 100_000,
     curve: &[1_000, 10_000, 100_000],
     rounds: 4_000,
+    moves: 4_000,
 };
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let plan = if arguments.quick { QUICK } else { FULL };
+    if arguments.moves {
+        let planning = planning(&plan);
+        planning.print(&mut io::stdout().lock())?;
+        let mut report: Value = serde_json::from_str(&fs::read_to_string(&arguments.out)?)?;
+        report["moves"] = planning.json();
+        return Ok(fs::write(&arguments.out, format!("{report:#}\n"))?);
+    }
     // First of all, while nothing was freed that could be reused unseen.
     let growth = memory::measure(plan.memory)?;
     let throughput = plan
@@ -55,8 +79,15 @@ fn main() -> Result<()> {
         .map(|live| (*live, throughput::measure(*live, plan.slices, plan.slice_events)))
         .collect();
     let curve = plan.curve.iter().map(|live| curve::measure(*live, plan.rounds)).collect();
-    let report = Report { quick: arguments.quick, growth, throughput, curve };
+    let planning = planning(&plan);
+    let report = Report { quick: arguments.quick, growth, throughput, curve, planning };
     report.print(&mut io::stdout().lock())?;
     fs::write(&arguments.out, format!("{:#}\n", report.json()))?;
     Ok(())
+}
+
+fn planning(plan: &Plan) -> Planning {
+    let planned = |waiting| (waiting, moves::measure(PARTS, waiting, plan.slices, plan.moves));
+    let planned = WAITING.map(planned).to_vec();
+    Planning { parts: PARTS, planned, at_once: moves::measure_at_once(AT_ONCE) }
 }

@@ -6,7 +6,13 @@ use anyhow::Result;
 use dev_kit::{machine, said_by};
 use serde_json::{Map, Value, json};
 
-use crate::{curve::Point, kind::Kind, memory::Growth, throughput::Slice};
+use crate::{
+    curve::Point,
+    kind::Kind,
+    memory::Growth,
+    moves::{AtOnce, Planned},
+    throughput::Slice,
+};
 
 #[derive(Debug)]
 pub struct Report {
@@ -15,6 +21,59 @@ pub struct Report {
     /// Live allocations, and the slices over them; the first is what counts.
     pub throughput: Vec<(usize, Vec<Slice>)>,
     pub curve: Vec<Point>,
+    pub planning: Planning,
+}
+
+#[derive(Debug)]
+pub struct Planning {
+    pub parts: u32,
+    /// How many pins wait at a time, and the slices with so many.
+    pub planned: Vec<(usize, Vec<Planned>)>,
+    pub at_once: AtOnce,
+}
+
+impl Planning {
+    pub fn json(&self) -> Value {
+        let planned = self.planned.iter().map(|(waiting, slices)| {
+            json!({
+                "pins_waiting": waiting,
+                "us_per_move": median(slices, Planned::micros_per_move),
+                "us_per_move_with_stand_ins": median(slices, Planned::micros_per_move_of_all),
+                "slices": slices.iter().map(planned_json).collect::<Vec<_>>(),
+            })
+        });
+        let AtOnce { parts, longest_event, micros_per_part } = &self.at_once;
+        json!({
+            "parts": self.parts,
+            "target_us": 10.0,
+            "planned": planned.collect::<Vec<_>>(),
+            "moved_by_one_call": {
+                "parts": parts,
+                "longest_event_us": longest_event.as_secs_f64() * 1e6,
+                "us_per_move": micros_per_part,
+            },
+            "run": run("cargo run --release -p core-bench -- --moves docs/benchmarks/core/latest.json"),
+        })
+    }
+
+    /// The short table.
+    pub fn print(&self, out: &mut impl Write) -> Result<()> {
+        for (waiting, slices) in &self.planned {
+            let (core, all) =
+                (median(slices, Planned::micros_per_move), median(slices, Planned::micros_per_move_of_all));
+            writeln!(
+                out,
+                "us a move, {waiting:>5} pins waiting: {core:>5.1}  with the stand-ins {all:>5.1}"
+            )?;
+        }
+        let AtOnce { parts, longest_event, micros_per_part } = &self.at_once;
+        let longest = longest_event.as_secs_f64() * 1e3;
+        writeln!(
+            out,
+            "{parts} parts evicted by one call: {longest:.1} ms the longest event, {micros_per_part:.1} us a move"
+        )?;
+        Ok(())
+    }
 }
 
 impl Report {
@@ -39,6 +98,7 @@ impl Report {
             "quick": self.quick,
             "memory": { "live_allocations": self.growth.allocations, "resident_growth_bytes": self.growth.bytes },
             "mixed": throughput.collect::<Vec<_>>(),
+            "moves": self.planning.json(),
             "curve": self.curve.iter().map(point_json).collect::<Vec<_>>(),
             "machine": machine(),
             "commit": said_by("git", &["rev-parse", "HEAD"]),
@@ -61,6 +121,7 @@ impl Report {
                 "events/s over {live:>8} live: {core:>9.0}  on the wall {wall:>9.0}  with the stand-ins {all:>9.0}"
             )?;
         }
+        self.planning.print(out)?;
         write!(out, "\n{:<30}", "median ns (mean) by live")?;
         for point in &self.curve {
             write!(out, "{:>18}", point.live)?;
@@ -83,7 +144,18 @@ impl Report {
     }
 }
 
-fn median(slices: &[Slice], figure: impl Fn(&Slice) -> f64) -> f64 {
+fn run(command: &str) -> Value {
+    json!({
+        "machine": machine(),
+        "commit": said_by("git", &["rev-parse", "HEAD"]),
+        "changed_since": said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+        "rustc": said_by("rustc", &["--version"]),
+        "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+        "command": command,
+    })
+}
+
+fn median<T>(slices: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     let mut figures: Vec<_> = slices.iter().map(figure).collect();
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or_default()
@@ -95,6 +167,14 @@ fn slice_json(slice: &Slice) -> Value {
         "queries": slice.queries,
         "core_seconds": slice.core.as_secs_f64(),
         "core_wall_seconds": slice.core_wall.as_secs_f64(),
+        "all_seconds": slice.all.as_secs_f64(),
+    })
+}
+
+fn planned_json(slice: &Planned) -> Value {
+    json!({
+        "moves": slice.moves,
+        "core_seconds": slice.core.as_secs_f64(),
         "all_seconds": slice.all.as_secs_f64(),
     })
 }

@@ -1,11 +1,12 @@
 //! Stands in for everything around the core: the driver, the disk and the clients obey at once and without a fault,
-//! but for a few clients that answer nothing and some memory that comes back late. So what is timed is the core.
+//! but for a few clients that answer nothing and, where that is wished, some memory that comes back late. So what is timed is
+//! the core.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use broker_core::{
     Broker, CallId, ChannelId, ClientFrame, Command, Completion, Config, DaemonFrame, DeviceConfig, Event,
-    Limits, Refusal, Reply, StoredQuotas, Time, UnmappedPart,
+    Limits, Notice, PartRef, Refusal, Reply, StoredQuotas, Tier, Time, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{Bytes, Quantity, SessionId};
 
@@ -25,6 +26,12 @@ pub struct Shell {
     pub welcomes: Vec<(ChannelId, SessionId)>,
     /// Clients that answer nothing.
     pub deaf: BTreeSet<ChannelId>,
+    /// Pin calls that were answered.
+    pub pinned: Vec<(ChannelId, u64)>,
+    /// Parts that have come to another tier.
+    pub moved: Vec<(PartRef, Tier)>,
+    /// Every so manyth extent is held on to after its release.
+    clung_to: Option<u64>,
     now: Time,
     ready: VecDeque<Event>,
     commands: Vec<Command>,
@@ -33,12 +40,20 @@ pub struct Shell {
 
 impl Shell {
     pub fn new(pace: Pace) -> Self {
+        Self { clung_to: Some(CLUNG_TO), ..Self::with(config(), pace) }
+    }
+
+    /// A broker of that configuration, in a world without any fault.
+    pub fn with(config: Config, pace: Pace) -> Self {
         let mut shell = Self {
-            broker: Broker::new(config(), StoredQuotas::default(), Time::START),
+            broker: Broker::new(config, StoredQuotas::default(), Time::START),
             meter: Meter::new(pace),
             replies: Vec::new(),
             welcomes: Vec::new(),
             deaf: BTreeSet::new(),
+            pinned: Vec::new(),
+            moved: Vec::new(),
+            clung_to: None,
             now: Time::START,
             ready: VecDeque::new(),
             commands: Vec::new(),
@@ -63,16 +78,20 @@ impl Shell {
 
     /// Hands over what is ready, and does and answers what comes of it, until nothing is left to do.
     pub fn drain(&mut self) {
-        while !self.ready.is_empty() {
-            let count = self.ready.len().min(self.meter.burst());
-            let events = self.ready.drain(..count).collect();
-            let mut commands = std::mem::take(&mut self.commands);
-            self.meter.handle(&mut self.broker, self.now, events, &mut commands);
-            for command in commands.drain(..) {
-                self.execute(command);
-            }
-            self.commands = commands;
+        while self.step() {}
+    }
+
+    /// One burst of it. Whether there was anything to do.
+    pub fn step(&mut self) -> bool {
+        let count = self.ready.len().min(self.meter.burst());
+        let events: Vec<_> = self.ready.drain(..count).collect();
+        let mut commands = std::mem::take(&mut self.commands);
+        self.meter.handle(&mut self.broker, self.now, events, &mut commands);
+        for command in commands.drain(..) {
+            self.execute(command);
         }
+        self.commands = commands;
+        count > 0
     }
 
     fn execute(&mut self, command: Command) {
@@ -83,7 +102,7 @@ impl Shell {
                 self.complete(Completion::Created { extent, result: Ok(()) })
             }
             Command::ReleaseExtent { extent } => {
-                let returned = extent.get() % CLUNG_TO != 0;
+                let returned = self.clung_to.is_none_or(|every| extent.get() % every != 0);
                 self.complete(Completion::Released { extent, returned });
                 if !returned {
                     self.late.push(Event::Completion(Completion::Returned { extent }));
@@ -100,9 +119,14 @@ impl Shell {
             Command::CloseChannel { channel } | Command::ForgetProcess { channel } => {
                 _ = self.deaf.remove(&channel)
             }
-            // No session here has pins, and no operator revokes or moves.
-            Command::RevokeWords { .. } | Command::ClearWritten { .. } | Command::ForgetWord { .. } => {}
-            Command::Copy { .. } | Command::CancelCopy { .. } | Command::ReleaseNow { .. } => {}
+            Command::RevokeWords { part, .. } => {
+                self.complete(Completion::WordsRevoked { part, outcome: WordsOutcome::Revoked });
+            }
+            Command::Copy { to, .. } => self.complete(Completion::Copied { to, result: Ok(()) }),
+            Command::Notice(Notice::Moved { part, tier, .. }) => self.moved.push((part, tier)),
+            // No operator writes back or cancels.
+            Command::ClearWritten { .. } | Command::ForgetWord { .. } => {}
+            Command::CancelCopy { .. } | Command::ReleaseNow { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }
     }
@@ -121,9 +145,10 @@ impl Shell {
             DaemonFrame::Revoke { parts, .. } => ClientFrame::Unmapped(
                 parts
                     .into_iter()
-                    .map(|told| UnmappedPart { part: told.part, failure: None, written: false })
+                    .map(|told| UnmappedPart { part: told.part, failure: None, written: true })
                     .collect(),
             ),
+            DaemonFrame::PinAnswer { call, refusal: None } => return self.pinned.push((channel, call)),
             DaemonFrame::PinAnswer { .. } | DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => return,
         };
         self.send(Event::Frame { channel, frame });
@@ -132,7 +157,7 @@ impl Shell {
 
 /// The default limits but for their numbers of extents, so that a million fit, and their times, which are a thousandth
 /// so that they are reached.
-fn config() -> Config {
+pub fn config() -> Config {
     let usual = Limits::default();
     let limits = Limits {
         extents_max: 4_000_000,

@@ -44,6 +44,11 @@ impl Residents {
         }
     }
 
+    /// It is on its way out, and not chosen again.
+    pub(crate) fn leaves(&mut self, part: PartRef) {
+        self.policy.gone(part);
+    }
+
     pub(crate) fn gone(&mut self, part: PartRef) {
         for session in self.pinned.get(&part).cloned().unwrap_or_default() {
             self.unpinned(part, session);

@@ -80,7 +80,10 @@ impl Broker {
             Some(lack) => Some(self.why_lacking(tenant, &lack)),
         };
         Ok(match why {
-            None => Started::Waiting(self.make_all(op, session, tenant, plans)?),
+            None => {
+                self.unsettle_overtaken();
+                Started::Waiting(self.make_all(op, session, tenant, plans)?)
+            }
             Some(why) => self.line_up(op, Batch::new(plans, self.now.after(wait), why)),
         })
     }

@@ -132,6 +132,8 @@ impl Broker {
         }
         self.leave_line(Waiter::Batch(op), WaitEnd::Served);
         self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
+        // What is cached may have been counted upon by several.
+        self.unsettle_overtaken();
         match self.make_all(op, session, tenant, plans) {
             Ok(kind) => {
                 if let Some(op) = self.ops.get_mut(op) {

@@ -79,7 +79,7 @@ impl Broker {
             self.forget_comer(id, part);
             self.unsettle(id, part);
         }
-        self.unsettled.demands |= self.is_room_wanted();
+        self.unsettle_short();
         for extent in held {
             self.not_acknowledged(extent);
         }

@@ -40,7 +40,9 @@ impl Broker {
             });
         }
         // Who waits may have the room of what is let go; and whom nothing helps any more is passed by.
-        self.unsettled.demands |= changed > 0 && self.is_room_wanted();
+        if changed > 0 {
+            self.unsettle_short();
+        }
         Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts }))
     }
 

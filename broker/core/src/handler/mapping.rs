@@ -123,7 +123,7 @@ impl Broker {
         }
         self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
         // Until it is answered none of it can leave: who waits first may be one now whom nothing helps, and is passed by.
-        self.unsettled.demands |= self.is_room_wanted();
+        self.unsettle_short();
     }
 
     /// Makes the session a mapper of the part: its descriptor is about to leave.
@@ -279,7 +279,7 @@ impl Broker {
 
     fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
         // What is mapped may leave.
-        self.unsettled.demands |= self.is_room_wanted();
+        self.unsettle_short();
         for part in parts {
             if self.step(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
                 let reason = self.revoke_reason(id, part.allocation);
@@ -366,7 +366,7 @@ impl Broker {
             let tenant = self.tenants.shared(session.tenant);
             self.session_event(id, SessionEvent::Answered, None);
             self.notice(Notice::SessionAnswered { session: id, tenant });
-            self.unsettled.demands |= self.is_room_wanted();
+            self.unsettle_short();
         }
     }
 

@@ -3,11 +3,11 @@
 //! Bookkeeping goes with the extents: the destination is reserved before anything is done, and the source is charged until
 //! the driver has it back. So while a part moves it is paid for twice, once in each tier.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
-use super::{Start, Started, create::Order, room::Piece};
+use super::{Start, Started, Timer, create::Order, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
@@ -16,6 +16,7 @@ use crate::{
     event::{Kind, PartRef, Target, Tier},
     invariants,
     ledger::{Place, Reservation},
+    limits::MOVED_TOGETHER,
     migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, MigrationStep},
     observed::Transition,
     pool::ExtentState,
@@ -23,6 +24,9 @@ use crate::{
     tenancy::{Arrival, OpId, OpKind, PerPart, TenantId},
     time::Time,
 };
+
+/// When a call of an operator goes on with its next parts: after whatever else is to be done by then.
+const MOMENT: Duration = Duration::from_micros(1);
 
 impl Broker {
     /// An operator has parts moved to a tier.
@@ -41,15 +45,48 @@ impl Broker {
         if allocation.kind == Kind::Fixed {
             return Err(Refusal::KindUnsupported { kind: "movable fixed" });
         }
-        let mut outcomes = self.parts_of(target, parts)?;
-        for (part, outcome) in &mut outcomes {
-            let part = PartRef { allocation: id, part: *part };
-            *outcome = match towards {
-                Tier::Device => self.bring_in_for(op, part),
-                Tier::Host | Tier::Disk => self.evict_part(op, part, towards),
-            };
+        let mut moved = PerPart::to_begin(id, self.parts_of(target, parts)?);
+        for index in moved.begin(MOVED_TOGETHER) {
+            if let Some(outcome) = self.move_part(op, PartRef { allocation: id, part: index }, towards) {
+                moved.resolve(index, outcome);
+            }
         }
-        Ok(Started::Waiting(OpKind::Move(PerPart::new(id, outcomes))))
+        if moved.has_more() {
+            self.arm(self.now.after(MOMENT), Timer::Moves(op, towards));
+        }
+        Ok(Started::Waiting(OpKind::Move(moved)))
+    }
+
+    /// Goes on with the next parts of a call.
+    pub(crate) fn move_more(&mut self, op: OpId, towards: Tier) {
+        let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
+        let (id, next, has_more) = (moved.allocation, moved.begin(MOVED_TOGETHER), moved.has_more());
+        for index in next {
+            let outcome = match self.allocations.get(id).map(|allocation| allocation.state) {
+                Some(AllocationState::Open | AllocationState::Sealed) => {
+                    self.move_part(op, PartRef { allocation: id, part: index }, towards)
+                }
+                Some(AllocationState::Freeing) | None => Some(PartMove::Freed),
+                Some(_) => Some(PartMove::Refused { refusal: Box::new(Refusal::Raced { allocation: id }) }),
+            };
+            if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind)
+                && let Some(outcome) = outcome
+            {
+                moved.resolve(index, outcome);
+            }
+        }
+        if has_more {
+            self.arm(self.now.after(MOMENT), Timer::Moves(op, towards));
+        }
+        self.check_op(op);
+    }
+
+    /// `None`: the operation is told when it is over.
+    fn move_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+        match towards {
+            Tier::Device => self.bring_in_for(op, part),
+            Tier::Host | Tier::Disk => self.evict_part(op, part, towards),
+        }
     }
 
     /// The parts that an operator names, or all, of what is there to be revoked or moved.
@@ -138,6 +175,7 @@ impl Broker {
         let leaves = allocation.part(part.part)?.extent;
         if let Err(refusal) = self.set_out(part, (Tier::Host, cause), None, came) {
             self.residents.is_stuck(part);
+            self.unsettled.demands = true;
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
             self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome, (false, None));
             return None;
@@ -161,8 +199,13 @@ impl Broker {
         }
         match self.begin_migration(part, Tier::Device, Cause::Operator, Some(op)) {
             Err(refusal) => Some(PartMove::Refused { refusal: Box::new(refusal) }),
-            // What need not be copied is there already.
-            Ok(()) => (!self.migrations.contains_key(&part)).then_some(PartMove::Moved),
+            Ok(()) => {
+                // Who waited for it to come waits for room no more.
+                self.unsettle_demand(part);
+                self.unsettle_overtaken();
+                // What need not be copied is there already.
+                (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
+            }
         }
     }
 
@@ -212,6 +255,7 @@ impl Broker {
         };
         if towards != Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
+            self.residents.leaves(part);
         }
         let migration = Migration {
             to,
@@ -374,7 +418,7 @@ impl Broker {
         match (towards == Tier::Device, arrived) {
             (true, true) => {
                 self.keep(part, left, true);
-                self.unsettled.demands |= self.is_room_wanted();
+                self.unsettle_short();
             }
             (false, true) => {
                 if self.is_nowhere(part) {
@@ -429,10 +473,9 @@ impl Broker {
         }
     }
 
-    /// Whether a part of the same tenant waits for as much on the part's device.
+    /// Whether a part of the same tenant that waits for as much is next on the part's device.
     fn is_as_much_awaited(&self, part: PartRef) -> bool {
-        self.piece_of(part)
-            .is_some_and(|piece| self.demands.parts().any(|waiting| self.piece_of(waiting) == Some(piece)))
+        self.piece_of(part).is_some_and(|piece| self.is_next(piece))
     }
 
     /// The part is at its destination; what it was in is left.

@@ -226,11 +226,12 @@ impl Broker {
             self.note_waited(id, call.elsewhere.then_some(call.came), end);
         }
         // What it kept from leaving may leave, and what it waited for is wanted no more.
-        self.unsettled.demands |= self.is_room_wanted();
+        self.unsettle_short();
         for part in call.parts {
             // Who wants it later comes later.
             let waiter = Waiter::Part(part);
             if self.demands.contains(waiter) && !self.is_wanted(part) {
+                self.unsettle_line(waiter);
                 self.leave_line(waiter, WaitEnd::Left);
             }
             // Who came after it was not held up by this call.

@@ -25,6 +25,7 @@ impl Broker {
             return false;
         }
         self.cache(part, id);
+        self.unsettled.demands = true;
         true
     }
 
@@ -43,6 +44,7 @@ impl Broker {
             self.pool.pay_with(id, nothing).into_iter().for_each(|charge| self.ledger.discharge(charge));
         }
         self.cache(part, id);
+        self.unsettle_room();
         self.forget_stray(part.allocation, id);
         true
     }
@@ -53,7 +55,6 @@ impl Broker {
         allocation.extents_left = allocation.extents_left.saturating_sub(1);
         self.pool.recycle(id, self.now);
         self.notice(Notice::Cached { extent: id, bytes });
-        self.unsettled.demands = true;
         if self.sessions.count_of(tenant) == 0 {
             self.expire_cached();
         }

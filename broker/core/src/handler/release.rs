@@ -314,7 +314,12 @@ impl Broker {
             self.notify(part.allocation);
         }
         self.room_returned(id);
-        self.unsettled.demands |= !planted!(self, DemandForgotten);
+        if !planted!(self, DemandForgotten) {
+            match returned {
+                true => self.unsettle_room(),
+                false => self.unsettled.demands = true,
+            }
+        }
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {

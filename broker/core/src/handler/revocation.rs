@@ -192,7 +192,7 @@ impl Broker {
     fn revocation_over(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(over) = self.revocations.remove(&part) else { return };
         self.emptied(part, outcome);
-        self.unsettled.demands |= self.is_room_wanted();
+        self.unsettle_short();
         let elsewhere = self.is_elsewhere(part);
         for comer in over.comers {
             match self.map_state(comer, part) {

@@ -26,8 +26,12 @@ pub(crate) struct Unsettled {
     pub(crate) revocations: BTreeSet<PartRef>,
     /// Calls that may have stalled.
     pub(crate) looks: BTreeSet<PinId>,
-    /// There may be room for parts that are wanted on their devices, or one of these is wanted no more.
+    /// Parts of the line that somebody may want no more.
+    pub(crate) doubts: BTreeSet<PartRef>,
+    /// The line is to be looked along anew.
     pub(crate) demands: bool,
+    /// There is more room, as the last look along the line had it made.
+    pub(crate) room: bool,
     /// Changes of quotas that waited for room, and have it or do not.
     pub(crate) resumed: Vec<OpId>,
     /// To be told so, in few frames.
@@ -59,9 +63,32 @@ impl Broker {
         self.unsettle_demand(part);
     }
 
-    /// Somebody may want the part on its device no more: what stands behind it in the line may have its turn.
+    /// Somebody may want the part on its device no more.
     pub(crate) fn unsettle_demand(&mut self, part: PartRef) {
-        self.unsettled.demands |= self.demands.contains(Waiter::Part(part));
+        if self.demands.contains(Waiter::Part(part)) {
+            self.unsettled.doubts.insert(part);
+        }
+    }
+
+    /// Who comes to stand in the line, or leaves it, may change what is made for those in sight.
+    pub(crate) fn unsettle_line(&mut self, waiter: Waiter) {
+        self.unsettled.demands |= self.demands.is_in_sight(waiter);
+    }
+
+    /// Who does not stand in the line has had room: that may have been made for somebody who does.
+    pub(crate) fn unsettle_overtaken(&mut self) {
+        self.unsettled.demands |= !self.demands.is_empty();
+    }
+
+    /// There is more room on a device: who is first may begin.
+    pub(crate) fn unsettle_room(&mut self) {
+        self.unsettled.room = true;
+        self.unsettle_short();
+    }
+
+    /// Something can leave its device that could not before, or the other way round: that helps whom nothing would have helped.
+    pub(crate) fn unsettle_short(&mut self) {
+        self.unsettled.demands |= self.demands.is_short() || !self.over_limit.is_empty();
     }
 
     pub(crate) fn unsettle_revocation(&mut self, part: PartRef) {
@@ -101,8 +128,13 @@ impl Broker {
                 self.settle_revocation(part);
             } else if let Some(op) = self.unsettled.resumed.pop() {
                 self.resume_quota(op);
+            } else if let Some(part) = self.unsettled.doubts.pop_first() {
+                self.settle_demand(part);
             } else if std::mem::take(&mut self.unsettled.demands) {
+                self.unsettled.room = false;
                 self.serve_demands();
+            } else if std::mem::take(&mut self.unsettled.room) {
+                self.serve_first();
             } else {
                 return;
             }

@@ -93,7 +93,7 @@ impl Broker {
         }
         // It may leave now: nobody maps it, or who does has answered and can be asked to let go.
         if old.maps() || old == MapState::Queued || new == Some(MapState::Mapped) {
-            self.unsettled.demands |= self.is_room_wanted();
+            self.unsettle_short();
         }
         if old == MapState::Evicting && new == Some(MapState::Away) {
             self.collect_word(id, hold.slot());

@@ -6,7 +6,7 @@ use crate::{
     broker::Broker,
     command::{Command, Notice},
     error::Refusal,
-    event::PartRef,
+    event::{PartRef, Tier},
     tenancy::{OpId, OpKind, Outcome, SessionEvent, SessionState, SilentReason},
     time::Time,
 };
@@ -23,6 +23,8 @@ pub(crate) enum Timer {
     Wait(OpId),
     /// A pin call may have stalled.
     Stall(SessionId, u64),
+    /// An operator's call goes on with the next of its parts.
+    Moves(OpId, Tier),
 }
 
 impl Broker {
@@ -55,6 +57,7 @@ impl Broker {
                 Timer::Cached => self.expire_cached(),
                 Timer::Fence(part) => self.fence_lasted(part),
                 Timer::Wait(op) => self.lacks_room(op),
+                Timer::Moves(op, towards) => self.move_more(op, towards),
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();

@@ -16,7 +16,9 @@ impl Broker {
                 false => unpinned |= self.residents.unpinned(*part, *session),
             }
         }
-        self.unsettled.demands |= unpinned && self.is_room_wanted() && !planted!(self, TouchIgnored);
+        if unpinned && !planted!(self, TouchIgnored) {
+            self.unsettle_short();
+        }
     }
 
     /// Whether anybody waits for others to let go of something.

@@ -11,6 +11,7 @@ mod extent_backing;
 mod extent_released;
 mod ledger_books;
 mod ledger_sums;
+mod line;
 mod mapper_sets;
 mod migrations;
 mod names;
@@ -39,7 +40,7 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 17] = [
+const CHECKS: [Check; 18] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
@@ -49,6 +50,7 @@ const CHECKS: [Check; 17] = [
     mapper_sets::check,
     migrations::check,
     write_backs::check,
+    line::check,
     sums::check,
     slots::check,
     pins::check,

@@ -127,6 +127,8 @@ registry! {
         "what an operator holds on its device does not leave it until it is let go or freed";
     WRITTEN_BACK = "INV-MOVE-8", Recomputed "write_backs.rs",
         "what is written back lies on its device, and is copied to what it has below";
+    LINE = "INV-MOVE-9", Recomputed "line.rs",
+        "for those of the line who were looked at all leaves that is to leave, or it would not be enough";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs, write_back.rs",

@@ -1,7 +1,7 @@
 //! A deadline that no timer knows of passes unseen. A session has one timer, which may come too early, never too late.
 
 use super::{TIMERS, Violation, expect, scope::Scope};
-use crate::{broker::Broker, handler::Timer, residency::Stage};
+use crate::{broker::Broker, handler::Timer, residency::Stage, tenancy::OpKind};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
@@ -19,6 +19,12 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let is_over = until <= broker.now && matches!(under_way.stage, Stage::Words { .. });
         let watched = is_over || broker.timers.contains(&(until, Timer::Fence(*part)));
         expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer looks"));
+    }
+    for (id, op) in scope.ops(broker) {
+        let waits = matches!(&op.kind, OpKind::Move(moved) if moved.has_more());
+        let is_its = |(_, timer): &(_, Timer)| matches!(timer, Timer::Moves(of, _) if *of == id);
+        let watched = !waits || broker.timers.iter().any(is_its);
+        expect(found, TIMERS, watched, || format!("{id:?} has more parts to move, and no timer looks"));
     }
     for (id, call) in broker.pins.iter().filter(|(_, call)| call.is_waiting()) {
         let watched = broker.timers.contains(&(call.look, Timer::Stall(id.0, id.1)));

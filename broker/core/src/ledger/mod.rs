@@ -9,18 +9,18 @@
 //! the capacity itself shrinks, the gap is a shortfall that admission only lets shrink.
 
 mod account;
+mod draft;
 mod quota;
 mod reservation;
-mod spared;
 
 use std::collections::BTreeMap;
 
-use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
+use vramd_types::{Bytes, DeviceIndex};
 
 pub(crate) use account::Account;
+pub(crate) use draft::Draft;
 pub(crate) use quota::{Quota, QuotaBook, QuotaDevice};
 pub(crate) use reservation::{Charge, Debt, Reservation};
-pub(crate) use spared::Spared;
 
 use crate::{
     event::Tier,
@@ -108,22 +108,6 @@ impl Books {
     pub(crate) fn accounts(&self) -> impl Iterator<Item = (TenantId, &Account)> {
         self.accounts.iter()
     }
-
-    /// The committed sum without what is spared.
-    fn committed_without(&self, spared: &Spared) -> Bytes {
-        spared.tenants().fold(self.committed, |sum, tenant| {
-            // An account that is not open yet has no guarantee: whoever was given one has an account.
-            let old = self.account(tenant).copied();
-            let before = old.as_ref().map_or(Bytes::ZERO, Account::commitment);
-            let after = spared.applied(tenant, old.unwrap_or_default()).commitment();
-            sum.saturating_sub(before).saturating_add(after)
-        })
-    }
-
-    /// By how much more would be committed than there is, without what is spared.
-    pub(crate) fn shortfall_without(&self, spared: &Spared) -> Bytes {
-        self.committed_without(spared).saturating_sub(self.capacity())
-    }
 }
 
 #[derive(Debug)]
@@ -180,42 +164,15 @@ impl Ledger {
         Some(books.account(tenant).copied().unwrap_or_else(|| self.quotas.open(tenant, place, books.share)))
     }
 
-    /// Whether so many more bytes would be admitted.
-    pub(crate) fn admit(&self, tenant: TenantId, place: Place, asked: Bytes) -> Result<(), Shortage> {
-        self.admit_without(tenant, place, asked, &Spared::default())
+    /// The books of a place, to try something on.
+    pub(crate) fn draft(&self, place: Place) -> Option<Draft<'_>> {
+        Draft::new(self, place)
     }
 
-    /// Whether so many more bytes would be admitted if what is spared were not held any more.
-    pub(crate) fn admit_without(
-        &self,
-        tenant: TenantId,
-        place: Place,
-        asked: Bytes,
-        spared: &Spared,
-    ) -> Result<(), Shortage> {
-        let (Some(books), Some(old)) = (self.books.get(&place), self.account(tenant, place)) else {
-            return Err(Shortage::Room { free: Bytes::ZERO });
-        };
-        let limit = Shortage::Limit { limit: old.limit, held: old.held() };
-        let old = spared.applied(tenant, old);
-        let held = old.held().checked_add(asked).ok_or(limit)?;
-        if held > old.limit
-            && !(planted!(self, LimitOffByOnePart) && held <= old.limit.saturating_add(GRANULARITY))
-        {
-            return Err(limit);
-        }
-        let new = Account { reserved: old.reserved.saturating_add(asked), ..old };
-        // An account that is not open yet has no guarantee: whoever was given one has an account.
-        let committed = books.committed_without(spared);
-        let would = committed.checked_sub(old.commitment()).and_then(|sum| sum.checked_add(new.commitment()));
-        let would = would.unwrap_or(Bytes::MAX);
-        let lends = planted!(self, GuaranteeIgnored) && books.held.saturating_add(asked) <= books.capacity();
-        let forgets = planted!(self, ShortfallIgnored) && would <= books.share;
-        if would <= books.capacity() || would <= committed || lends || forgets {
-            return Ok(());
-        }
-        let spare = books.capacity().saturating_sub(committed);
-        Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.held())) })
+    /// Whether so many more bytes would be admitted.
+    pub(crate) fn admit(&self, tenant: TenantId, place: Place, asked: Bytes) -> Result<(), Shortage> {
+        let nowhere = Err(Shortage::Room { free: Bytes::ZERO });
+        self.draft(place).map_or(nowhere, |draft| draft.admit(tenant, asked))
     }
 
     /// Sets bytes aside for something that is about to be made.
@@ -304,25 +261,7 @@ impl Ledger {
 
     /// What a place would have committed if the tenant's guarantee there were this, if that cannot be kept.
     pub(crate) fn unbacked(&self, tenant: TenantId, place: Place, guarantee: Bytes) -> Option<Bytes> {
-        self.unbacked_without(tenant, place, guarantee, &Spared::default())
-    }
-
-    /// The same, if what is spared were not held any more.
-    pub(crate) fn unbacked_without(
-        &self,
-        tenant: TenantId,
-        place: Place,
-        guarantee: Bytes,
-        spared: &Spared,
-    ) -> Option<Bytes> {
-        let books = self.books.get(&place)?;
-        let old = spared.applied(tenant, self.account(tenant, place)?);
-        let new = Account { guarantee, ..old };
-        let before = books.committed_without(spared);
-        let without = if books.account(tenant).is_some() { old.commitment() } else { Bytes::ZERO };
-        let committed = before.checked_sub(without).and_then(|sum| sum.checked_add(new.commitment()));
-        let committed = committed.unwrap_or(Bytes::MAX);
-        (committed > books.capacity() && committed > before).then_some(committed)
+        self.draft(place)?.unbacked(tenant, guarantee)
     }
 
     /// Changes what is stored for a tenant and applies it. The admission sum was checked before; while the change

@@ -99,20 +99,27 @@ fn guarantees_are_backed_or_refused() {
 fn what_is_spared_makes_room_but_not_below_a_guarantee() {
     let (mut ledger, ids) = ledger(100, &[("a", 30, 100), ("b", 0, 60)]);
     let charge = ledger.reserve(ids[0], PLACE, mib(50)).map(|r| ledger.settle(r)).expect("room");
-    let mut spared = Spared::default();
     assert_eq!(ledger.admit(ids[1], PLACE, mib(55)), Err(Shortage::Room { free: mib(50) }));
-    spared.add(ids[0], mib(10));
-    assert_eq!(ledger.admit_without(ids[1], PLACE, mib(55), &spared), Ok(()));
-    spared.add(ids[0], mib(40));
-    assert_eq!(ledger.books(PLACE).map(|books| books.shortfall_without(&spared)), Some(Bytes::ZERO));
-    ledger.set_withheld(PLACE, mib(75), Bytes::ZERO);
-    assert_eq!(ledger.books(PLACE).map(|books| books.shortfall_without(&spared)), Some(mib(5)), "guaranteed");
-    ledger.set_withheld(PLACE, Bytes::ZERO, Bytes::ZERO);
+    let spared = |mib_less: u32| {
+        let mut draft = ledger.draft(PLACE).expect("books");
+        draft.spare(ids[0], mib(mib_less));
+        draft
+    };
+    assert_eq!(spared(10).admit(ids[1], mib(55)), Ok(()));
+    assert_eq!(spared(50).shortfall(), Bytes::ZERO);
+    let mut restored = spared(10);
+    restored.restore(ids[0], mib(10));
+    assert_eq!(restored.admit(ids[1], mib(55)), Err(Shortage::Room { free: mib(50) }));
+    let mut promised = spared(50);
+    promised.promise(ids[1], mib(20));
+    assert_eq!(promised.admit(ids[1], mib(50)), Err(Shortage::Limit { limit: mib(60), held: Bytes::ZERO }));
+    assert_eq!(promised.admit(ids[0], mib(81)), Err(Shortage::Room { free: mib(80) }));
     assert_eq!(ledger.unbacked(ids[1], PLACE, mib(60)), Some(mib(110)));
-    assert_eq!(ledger.unbacked_without(ids[1], PLACE, mib(60), &spared), None);
-    assert_eq!(
-        ledger.admit_without(ids[1], PLACE, mib(61), &spared),
-        Err(Shortage::Limit { limit: mib(60), held: Bytes::ZERO })
-    );
+    assert_eq!(spared(50).unbacked(ids[1], mib(60)), None);
+    assert_eq!(spared(50).admit(ids[1], mib(61)), Err(Shortage::Limit { limit: mib(60), held: Bytes::ZERO }));
+    ledger.set_withheld(PLACE, mib(75), Bytes::ZERO);
+    let mut spared = ledger.draft(PLACE).expect("books");
+    spared.spare(ids[0], mib(50));
+    assert_eq!(spared.shortfall(), mib(5), "guaranteed");
     ledger.discharge(charge);
 }

@@ -29,6 +29,17 @@ pub(crate) struct Place {
     pub(crate) stood: Arrival,
 }
 
+/// What the last look along the line found. Until something of that changes it need not be looked at again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sight {
+    /// The last one that was looked at: room is being made for so many that no more need be. None where all were.
+    pub(crate) until: Option<Place>,
+    /// How many of those have left the line since.
+    pub(crate) left: usize,
+    /// For somebody there was no room, whatever leaves.
+    pub(crate) short: bool,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Demands {
     line: BTreeMap<Place, Demand>,
@@ -38,6 +49,7 @@ pub(crate) struct Demands {
     /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
     /// can say so.
     aside: BTreeSet<PartRef>,
+    sight: Sight,
 }
 
 impl Demands {
@@ -66,9 +78,9 @@ impl Demands {
         self.aside.contains(&part)
     }
 
-    /// Somebody wants it anew: it is to be tried.
-    pub(crate) fn step_up(&mut self, part: PartRef) {
-        self.aside.remove(&part);
+    /// Somebody wants it anew: it is to be tried. Whether it was not.
+    pub(crate) fn step_up(&mut self, part: PartRef) -> bool {
+        self.aside.remove(&part)
     }
 
     /// All are to be tried.
@@ -82,6 +94,7 @@ impl Demands {
             self.aside.remove(&part);
         }
         let place = self.places.remove(&waiter)?;
+        self.sight.left = self.sight.left.saturating_add(1);
         self.batches = self.batches.saturating_sub(usize::from(matches!(waiter, Waiter::Batch(_))));
         self.line.remove(&place)
     }
@@ -98,6 +111,26 @@ impl Demands {
     /// How many parts and batches wait.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.places.len().saturating_sub(self.batches), self.batches)
+    }
+
+    /// The line was looked along.
+    pub(crate) const fn looked(&mut self, sight: Sight) {
+        self.sight = sight;
+    }
+
+    /// How many have left the line since it was looked along, if there are more than those who were looked at.
+    pub(crate) fn left_of_sight(&self) -> Option<usize> {
+        self.sight.until.map(|_| self.sight.left)
+    }
+
+    /// Whether somebody who was looked at found no room, whatever leaves.
+    pub(crate) const fn is_short(&self) -> bool {
+        self.sight.short
+    }
+
+    /// Whether who stands there was looked at, or would have been.
+    pub(crate) fn is_in_sight(&self, waiter: Waiter) -> bool {
+        self.places.get(&waiter).is_some_and(|place| self.sight.until.is_none_or(|until| *place <= until))
     }
 
     /// The first one after that.

@@ -10,12 +10,34 @@ pub(crate) struct PerPart<T> {
     /// `None` until it has ended.
     parts: BTreeMap<PartIndex, Option<T>>,
     left: usize,
+    /// With this and those after it nothing was begun yet.
+    next: Option<PartIndex>,
 }
 
 impl<T> PerPart<T> {
     pub(crate) fn new(allocation: AllocationId, parts: BTreeMap<PartIndex, Option<T>>) -> Self {
         let left = parts.values().filter(|outcome| outcome.is_none()).count();
-        Self { allocation, parts, left }
+        Self { allocation, parts, left, next: None }
+    }
+
+    /// The same, and with none of them anything was begun.
+    pub(crate) fn to_begin(allocation: AllocationId, parts: BTreeMap<PartIndex, Option<T>>) -> Self {
+        let next = parts.keys().next().copied();
+        Self { next, ..Self::new(allocation, parts) }
+    }
+
+    /// The next of these, so many at most: they are begun with now.
+    pub(crate) fn begin(&mut self, count: usize) -> Vec<PartIndex> {
+        let Some(next) = self.next else { return Vec::new() };
+        let mut rest = self.parts.range(next..).map(|(part, _)| *part);
+        let begun = rest.by_ref().take(count).collect();
+        self.next = rest.next();
+        begun
+    }
+
+    /// Whether there are parts with which nothing was begun.
+    pub(crate) const fn has_more(&self) -> bool {
+        self.next.is_some()
     }
 
     pub(crate) fn resolve(&mut self, part: PartIndex, outcome: T) {
@@ -29,9 +51,10 @@ impl<T> PerPart<T> {
         self.left == 0
     }
 
-    /// Parts whose end is awaited.
+    /// Parts that were begun with and whose end is awaited.
     pub(crate) fn open(&self) -> impl Iterator<Item = PartIndex> {
-        self.parts.iter().filter(|(_, outcome)| outcome.is_none()).map(|(part, _)| *part)
+        let begun = self.parts.iter().take_while(|(part, _)| self.next.is_none_or(|next| **part < next));
+        begun.filter(|(_, outcome)| outcome.is_none()).map(|(part, _)| *part)
     }
 
     pub(crate) fn take(&mut self) -> Box<[(PartIndex, T)]> {

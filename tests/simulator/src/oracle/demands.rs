@@ -240,8 +240,8 @@ impl Oracle {
 
     /// A batch that was made at once took no room that others wait for, but for what is guaranteed to its tenant.
     fn nobody_is_overtaken(&mut self) {
-        for (tenant, device) in std::mem::take(&mut self.step.made_at_once) {
-            let guaranteed = self.held_in_use(tenant, device) <= self.quota_now(tenant, device).0;
+        for ((tenant, device), in_use) in std::mem::take(&mut self.step.made_at_once) {
+            let guaranteed = in_use <= self.quota_now(tenant, device).0;
             let waits = self.facts.demands.keys().find(|part| {
                 let on = self.facts.allocations.get(&part.allocation).map(|it| it.device);
                 on == Some(device) && !self.facts.unlucky.contains(part)

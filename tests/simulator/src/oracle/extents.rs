@@ -80,7 +80,8 @@ impl Oracle {
             self.keeps(part, id);
         }
         if moves.is_none() && tier == Tier::Device && self.step.room_for.is_none() {
-            self.step.made_at_once.insert((owner, place));
+            let in_use = self.held_in_use(owner, place);
+            self.step.made_at_once.insert((owner, place), in_use);
         }
         if let Some(part) = new.filter(|_| kind == Kind::Movable && tier == Tier::Device) {
             self.lies_above(part, (owner, device, size), broker);

@@ -101,8 +101,8 @@ struct Step {
     chosen_before: std::collections::BTreeSet<(facts::Tenant, usize)>,
     /// What an operator's request changed, should it be refused.
     before: Option<Before>,
-    /// Whose batch was made without waiting, and where.
-    made_at_once: std::collections::BTreeSet<(facts::Tenant, usize)>,
+    /// Whose batch was made without waiting, and where; and what its tenant had in use there with it.
+    made_at_once: std::collections::BTreeMap<(facts::Tenant, usize), u64>,
     /// The driver has made something, or could not.
     made: bool,
     /// The tenant whose batch waited for room and is looked at again.

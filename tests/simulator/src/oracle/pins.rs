@@ -33,12 +33,14 @@ impl Oracle {
         fits
     }
 
-    /// The part is on its device no more: only who waits for it is still to be sent it.
+    /// The part is on its device no more: only who waits for it is still to be sent it, also if it had it and lost it to who came
+    /// before.
     pub(super) fn comes_no_more(&mut self, part: PartRef) {
         for session in self.facts.sessions.values_mut() {
-            if !session.pin_calls.values().any(|call| call.parts.contains(&part)) {
-                session.coming.remove(&part);
-            }
+            _ = match session.pin_calls.values().any(|call| call.parts.contains(&part)) {
+                true => session.coming.insert(part),
+                false => session.coming.remove(&part),
+            };
         }
     }
 

@@ -1,0 +1,17 @@
+//! The line of those who wait for room need not be looked along anew.
+
+use super::{LINE, Violation, expect, scope::Scope};
+use crate::broker::Broker;
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    if matches!(scope, Scope::All) {
+        for (_, demand) in broker.demands.iter() {
+            expect(found, LINE, broker.is_in_earnest(demand.waiter), || {
+                format!("{demand:?} stands in the line and waits for nothing")
+            });
+        }
+        expect(found, LINE, broker.is_as_last_seen(), || {
+            "a look along the line would find more to do".to_owned()
+        });
+    }
+}

@@ -1,0 +1,119 @@
+//! The books of one place as they would be: without bytes that could be given up, and with those that are promised to who
+//! waits. Whoever chooses what leaves tries on a draft whether that is enough.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, GRANULARITY};
+
+use super::{Account, Books, Ledger, Place, Shortage};
+use crate::tenancy::TenantId;
+
+#[derive(Debug)]
+pub(crate) struct Draft<'a> {
+    ledger: &'a Ledger,
+    books: &'a Books,
+    place: Place,
+    /// As the books' own, with all changes.
+    committed: Bytes,
+    changes: BTreeMap<TenantId, Change>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    less: Bytes,
+    more: Bytes,
+}
+
+impl Change {
+    fn of(self, account: Account) -> Account {
+        account.without(self.less).with(self.more)
+    }
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(ledger: &'a Ledger, place: Place) -> Option<Self> {
+        let books = ledger.books.get(&place)?;
+        Some(Self { ledger, books, place, committed: books.committed, changes: BTreeMap::new() })
+    }
+
+    /// The account as it would be.
+    pub(crate) fn account(&self, tenant: TenantId) -> Account {
+        self.changes.get(&tenant).copied().unwrap_or_default().of(self.booked(tenant))
+    }
+
+    /// So much of what the tenant has there is gone.
+    pub(crate) fn spare(&mut self, tenant: TenantId, bytes: Bytes) {
+        self.change(tenant, |change| change.less = change.less.saturating_add(bytes));
+    }
+
+    /// It is not, after all.
+    pub(crate) fn restore(&mut self, tenant: TenantId, bytes: Bytes) {
+        self.change(tenant, |change| change.less = change.less.saturating_sub(bytes));
+    }
+
+    /// The tenant will have so much more there.
+    pub(crate) fn promise(&mut self, tenant: TenantId, bytes: Bytes) {
+        self.change(tenant, |change| change.more = change.more.saturating_add(bytes));
+    }
+
+    /// What of the tenant's is gone.
+    pub(crate) fn less_of(&self, tenant: TenantId) -> Bytes {
+        self.changes.get(&tenant).map_or(Bytes::ZERO, |change| change.less)
+    }
+
+    /// By how much more would be committed than there is.
+    pub(crate) fn shortfall(&self) -> Bytes {
+        self.committed.saturating_sub(self.books.capacity())
+    }
+
+    /// Whether so many more bytes would be admitted.
+    pub(crate) fn admit(&self, tenant: TenantId, asked: Bytes) -> Result<(), Shortage> {
+        let booked = self.booked(tenant);
+        let limit = Shortage::Limit { limit: booked.limit, held: booked.held() };
+        let old = self.changes.get(&tenant).copied().unwrap_or_default().of(booked);
+        let held = old.held().checked_add(asked).ok_or(limit)?;
+        if held > old.limit
+            && !(planted!(self.ledger, LimitOffByOnePart) && held <= old.limit.saturating_add(GRANULARITY))
+        {
+            return Err(limit);
+        }
+        let new = Account { reserved: old.reserved.saturating_add(asked), ..old };
+        let would = self.committed_with(old, new);
+        let Books { share, held, .. } = self.books;
+        let capacity = self.books.capacity();
+        let lends = planted!(self.ledger, GuaranteeIgnored) && held.saturating_add(asked) <= capacity;
+        let forgets = planted!(self.ledger, ShortfallIgnored) && would <= *share;
+        if would <= capacity || would <= self.committed || lends || forgets {
+            return Ok(());
+        }
+        let spare = capacity.saturating_sub(self.committed);
+        Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.held())) })
+    }
+
+    /// What would be committed if the tenant's guarantee were this, if that cannot be kept.
+    pub(crate) fn unbacked(&self, tenant: TenantId, guarantee: Bytes) -> Option<Bytes> {
+        let old = self.account(tenant);
+        let would = self.committed_with(old, Account { guarantee, ..old });
+        (would > self.books.capacity() && would > self.committed).then_some(would)
+    }
+
+    /// As it is in the books. One that is not open yet has no guarantee and holds nothing: whoever was given one has an account.
+    pub(crate) fn booked(&self, tenant: TenantId) -> Account {
+        let known = self.books.account(tenant).copied();
+        known.unwrap_or_else(|| self.ledger.quotas.open(tenant, self.place, self.books.share))
+    }
+
+    fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Change)) {
+        let booked = self.booked(tenant);
+        let entry = self.changes.entry(tenant).or_default();
+        let old = entry.of(booked);
+        change(entry);
+        let new = entry.of(booked);
+        self.committed = self.committed_with(old, new);
+    }
+
+    fn committed_with(&self, old: Account, new: Account) -> Bytes {
+        let would = self.committed.checked_sub(old.commitment());
+        would.and_then(|sum| sum.checked_add(new.commitment())).unwrap_or(Bytes::MAX)
+    }
+}

@@ -1,0 +1,83 @@
+//! The line of those who wait for room: who is in whose way there, and who is not.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{AllocationSpec, ClientFrame, PartRef};
+use vramd_types::Bytes;
+use world::{
+    Client, World,
+    moving::{fill, parts, tiers},
+    revoking::answer,
+    set_quota, spec,
+};
+
+/// So many parts of 4 MiB that are mapped when they are pinned.
+fn unheld(world: &mut World, client: Client, count: u32) -> Vec<PartRef> {
+    let spec = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(4 * count) };
+    let id = world.allocate(client, spec).expect("room in the host");
+    parts(world, id)
+}
+
+/// Another tenant's two parts on a device of so many MiB are pinned, and that is its limit; it waits for so many others.
+fn at_its_limit(device: u32, waiting: u32) -> (World, Client, [PartRef; 2]) {
+    let mut world = tiers(device, 1024);
+    let limited = world.open_pinning("limited");
+    world.operate(set_quota("limited", 0, 8)).expect("nothing is held");
+    let own = fill(&mut world, limited, spec(8));
+    let own = parts(&world, own);
+    for (call, part) in (1..).zip(unheld(&mut world, limited, waiting)) {
+        world.pin_call(limited, call, &[part]);
+    }
+    world.settle();
+    assert_eq!(answer(&world, limited, 1), None, "it is at its limit");
+    (world, limited, [own[0], own[1]])
+}
+
+#[test]
+fn however_many_wait_for_their_tenants_limit_nobody_else_waits_for_them() {
+    let (mut world, limited, _) = at_its_limit(64, 100);
+    let other = world.open_pinning("other");
+    // With room, and where some has to be made.
+    for (call, part) in (1..).zip(unheld(&mut world, other, 30)) {
+        world.pin_call(other, call, &[part]);
+        world.settle();
+        assert_eq!(answer(&world, other, call), Some(&None), "part {call}");
+        world.frame(other, ClientFrame::PinEnded { call });
+    }
+    assert_eq!(answer(&world, limited, 1), None);
+}
+
+#[test]
+fn who_waited_for_its_limit_is_next_whatever_others_ask_meanwhile() {
+    let (mut world, limited, [own, _]) = at_its_limit(16, 1);
+    let other = world.open_pinning("other");
+    let stream = unheld(&mut world, other, 12);
+    let mut calls = 0;
+    let mut ask = |world: &mut World| {
+        calls += 1;
+        let part = stream[usize::try_from(calls).expect("few") % stream.len()];
+        world.pin_call(other, calls, &[part]);
+        for ended in (1..calls).rev().take(4) {
+            if answer(world, other, ended) == Some(&None) {
+                world.frame(other, ClientFrame::PinEnded { call: ended });
+            }
+        }
+    };
+    for _ in 0..30 {
+        ask(&mut world);
+        world.settle();
+    }
+    assert_eq!(answer(&world, limited, 1), None);
+    world.unpin(limited, own);
+    world.harvest(limited, own);
+    for _ in 0..30 {
+        ask(&mut world);
+        world.work_once();
+        for channel in world.inboxes.keys().copied().collect::<Vec<_>>() {
+            world.answer_once(channel);
+        }
+    }
+    assert_eq!(answer(&world, limited, 1), Some(&None), "others did not ask first");
+}

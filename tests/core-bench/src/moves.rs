@@ -1,0 +1,234 @@
+//! What it costs to plan moves: pins that each need one part on a device that is full, so that another has to leave it.
+//!
+//! Nearly all parts lie in the host's memory. All that moves was written, so it is copied both ways. The shell is perfect:
+//! copies, unmappings and answers come at once, so whatever waits does so because the core has not let it go on.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use broker_core::{
+    AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Config, Event, Hello, Kind, Lifetime,
+    Limits, OperatorRequest, PartRef, Peer, Reply, Target, Tier,
+};
+use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
+
+use crate::{
+    dice::Dice,
+    meter::{Meter, Pace, processor_time},
+    shell::{self, Shell, UUIDS},
+};
+
+const TENANTS: u32 = 10;
+const PART: Bytes = Bytes::mib(2);
+const PARTS_PER_ALLOCATION: u32 = 1_000;
+/// A tenth of all parts fits on the device.
+const FITS: u32 = 10;
+/// Virtual time between two rounds of answers.
+const ROUND_MICROS: u64 = 10;
+const UID: u32 = 1000;
+
+/// One stretch of moves.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    pub moves: u64,
+    /// Inside the core.
+    pub core: Duration,
+    /// With what stands in for the shell.
+    pub all: Duration,
+}
+
+impl Planned {
+    pub fn micros_per_move(&self) -> f64 {
+        per_move(self.core, self.moves)
+    }
+
+    pub fn micros_per_move_of_all(&self) -> f64 {
+        per_move(self.all, self.moves)
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a mean, not a count")]
+fn per_move(time: Duration, moves: u64) -> f64 {
+    time.as_secs_f64() * 1e6 / moves as f64
+}
+
+/// Stretches of so many moves while so many pins wait at a time.
+pub fn measure(parts: u32, waiting: usize, slices: usize, moves: u64) -> Vec<Planned> {
+    let mut pins = Pins::new(parts);
+    pins.wait_with(waiting);
+    // Until all that was on the device in the beginning has left it.
+    pins.slice(u64::from(2 * parts / FITS));
+    (0..slices).map(|_| pins.slice(moves)).collect()
+}
+
+/// What one call of an operator costs that has so many parts leave their device: the longest single event, and all of it for
+/// each part.
+#[derive(Clone, Copy, Debug)]
+pub struct AtOnce {
+    pub parts: u32,
+    pub longest_event: Duration,
+    pub micros_per_part: f64,
+}
+
+pub fn measure_at_once(parts: u32) -> AtOnce {
+    let mut shell = Shell::with(config(parts, 1), Pace::Single);
+    let client = Client::open(&mut shell, 0);
+    let allocation = client.allocate(&mut shell, CallId(0), parts, false);
+    shell.moved.clear();
+    shell.meter = Meter::new(Pace::Single);
+    let request =
+        OperatorRequest::MoveParts { target: Target::Id(allocation), parts: Vec::new(), tier: Tier::Host };
+    shell.send(Event::Operator { call: CallId(1), uid: 0, key: None, request });
+    while shell.replies.is_empty() {
+        shell.drain();
+        shell.advance(1);
+    }
+    assert_eq!(shell.moved.len(), usize::try_from(parts).expect("64 bits"), "all of it has left");
+    let longest = shell.meter.samples.iter().flatten().max().copied().unwrap_or_default();
+    AtOnce {
+        parts,
+        longest_event: Duration::from_nanos(u64::from(longest)),
+        micros_per_part: per_move(shell.meter.core, u64::from(parts)),
+    }
+}
+
+/// Sessions of several tenants that pin parts which are elsewhere, at random.
+struct Pins {
+    shell: Shell,
+    dice: Dice,
+    clients: Vec<Client>,
+    owners: BTreeMap<AllocationId, usize>,
+    /// Parts of each client that have left the device, and that nobody waits for.
+    away: Vec<Vec<PartRef>>,
+    calls: u64,
+    moves: u64,
+}
+
+impl Pins {
+    fn new(parts: u32) -> Self {
+        let mut shell = Shell::with(config(parts, FITS), Pace::Bursts);
+        let clients: Vec<_> = (0..TENANTS).map(|tenant| Client::open(&mut shell, tenant)).collect();
+        let (mut owners, mut away) = (BTreeMap::new(), vec![Vec::new(); clients.len()]);
+        for number in 0..parts / PARTS_PER_ALLOCATION {
+            let at = usize::try_from(number % TENANTS).expect("64 bits");
+            let call = CallId(u64::from(number));
+            let id = clients[at].allocate(&mut shell, call, PARTS_PER_ALLOCATION, true);
+            owners.insert(id, at);
+            let parts = (0..PARTS_PER_ALLOCATION).map(PartIndex);
+            away[at].extend(parts.map(|part| PartRef { allocation: id, part }));
+        }
+        Self { shell, dice: Dice::new(7), clients, owners, away, calls: 0, moves: 0 }
+    }
+
+    /// So many calls more wait at a time.
+    fn wait_with(&mut self, waiting: usize) {
+        for _ in 0..waiting {
+            self.pin();
+        }
+    }
+
+    /// As many as were answered are asked at once, so that as many wait as before.
+    fn slice(&mut self, moves: u64) -> Planned {
+        let (moves_before, core_before) = (self.moves, self.shell.meter.core);
+        let start = processor_time();
+        while self.moves < moves_before + moves {
+            self.round();
+        }
+        Planned {
+            moves: self.moves - moves_before,
+            core: self.shell.meter.core.saturating_sub(core_before),
+            all: processor_time().saturating_sub(start),
+        }
+    }
+
+    fn round(&mut self) {
+        self.shell.advance(ROUND_MICROS);
+        assert!(self.shell.step(), "pins wait, and nothing happens");
+        for (part, tier) in std::mem::take(&mut self.shell.moved) {
+            self.moves += 1;
+            if tier == Tier::Host {
+                let owner = self.owners[&part.allocation];
+                self.away[owner].push(part);
+            }
+        }
+        for (channel, call) in std::mem::take(&mut self.shell.pinned) {
+            self.shell.send(Event::Frame { channel, frame: ClientFrame::PinEnded { call } });
+            self.pin();
+        }
+    }
+
+    /// One of another tenant than the last.
+    fn pin(&mut self) {
+        let at = usize::try_from(self.calls % u64::from(TENANTS)).expect("64 bits");
+        let part = self.dice.take(&mut self.away[at]).expect("most of what it has is away");
+        self.calls += 1;
+        let frame = ClientFrame::Pin { call: self.calls, parts: vec![part], write: true };
+        self.shell.send(Event::Frame { channel: self.clients[at].channel, frame });
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Client {
+    channel: ChannelId,
+    session: SessionId,
+    pid: u32,
+}
+
+impl Client {
+    /// A session with pins.
+    fn open(shell: &mut Shell, tenant: u32) -> Self {
+        let (pid, channel) = (tenant + 1, ChannelId(u64::from(tenant + 1)));
+        let hello = Hello {
+            tenant: format!("team-{tenant}"),
+            pid,
+            uid: UID,
+            client_name: "python3 train.py".to_owned(),
+            devices: None,
+            unmapped_sessions: Vec::new(),
+            pins: true,
+        };
+        shell.send(Event::Hello { channel, hello });
+        shell.send(Event::Frame { channel, frame: ClientFrame::WordsMapped });
+        shell.drain();
+        let (_, session) = shell.welcomes.pop().expect("it is welcome");
+        Self { channel, session, pid }
+    }
+
+    fn allocate(self, shell: &mut Shell, call: CallId, parts: u32, unheld: bool) -> AllocationId {
+        let spec = AllocationSpec {
+            size: bytes(parts),
+            device: Some(UUIDS[0].to_owned()),
+            kind: Kind::Movable,
+            lifetime: Lifetime::Session,
+            name: None,
+            readers: Vec::new(),
+            part_size: Some(PART),
+            replace: false,
+            uninitialized: false,
+            unheld,
+            discardable: false,
+        };
+        let peer = Peer { pid: self.pid, uid: UID };
+        let request = ClientRequest::allocate(vec![spec]);
+        shell.send(Event::Client { call, session: self.session, peer, key: None, request });
+        shell.drain();
+        match shell.replies.pop() {
+            Some((_, Ok(Reply::Allocated(views)))) => views[0].id,
+            other => panic!("no allocation: {other:?}"),
+        }
+    }
+}
+
+/// A device on which so manyth of all parts fit, and a host's memory for all of them.
+fn config(parts: u32, fits: u32) -> Config {
+    let mut config = Config { limits: Limits::default(), ..shell::config() };
+    config.devices.truncate(1);
+    for device in &mut config.devices {
+        device.context_bytes = Bytes::ZERO;
+        (device.total, device.share, device.host) = (bytes(parts / fits), bytes(parts / fits), bytes(parts));
+    }
+    config
+}
+
+fn bytes(parts: u32) -> Bytes {
+    Bytes::new(u64::from(parts) * PART.get())
+}
