@@ -28,7 +28,8 @@ pub enum Command {
     /// not be zeroed is written as a whole before anybody sees it.
     CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
     /// Copies the first bytes of one extent to another; neither is released until it is answered, nor mapped by anybody, but
-    /// where the part stays in the first: what is written there meanwhile may be copied or not. A shadow should hold them already: they are compared, and copied only if they differ.
+    /// where the part stays in the first: what is written there meanwhile may be copied or not. A shadow should hold them
+    /// already: they are compared, and copied only if they differ.
     Copy { from: ExtentId, to: ExtentId, bytes: Bytes, shadow: bool },
     /// A copy is of no use any more. It is answered all the same, as done or as failed.
     CancelCopy { to: ExtentId },

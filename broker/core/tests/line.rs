@@ -4,7 +4,7 @@
 
 mod world;
 
-use broker_core::{AllocationSpec, ClientFrame, PartRef};
+use broker_core::{AllocationSpec, ClientFrame, Notice, PartRef};
 use vramd_types::Bytes;
 use world::{
     Client, World,
@@ -47,6 +47,19 @@ fn however_many_wait_for_their_tenants_limit_nobody_else_waits_for_them() {
         world.frame(other, ClientFrame::PinEnded { call });
     }
     assert_eq!(answer(&world, limited, 1), None);
+}
+
+#[test]
+fn extents_are_handed_over_behind_who_waits_for_its_limit() {
+    let (mut world, ..) = at_its_limit(16, 1);
+    let other = world.open_pinning("other");
+    for (call, part) in (1..).zip(unheld(&mut world, other, 6)) {
+        world.pin_call(other, call, &[part]);
+        world.settle();
+        assert_eq!(answer(&world, other, call), Some(&None), "part {call}");
+        world.frame(other, ClientFrame::PinEnded { call });
+    }
+    assert!(world.notices.iter().any(|notice| matches!(notice, Notice::Reused { .. })));
 }
 
 #[test]

@@ -190,7 +190,7 @@ pub const MIGRATIONS: Definition = count(
     "vramd.migrations",
     "{part}",
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
-    "Parts that went to another tier, or were to. What is counted for the first time when no series are left is counted for \
+    "Parts that went to another tier, were to, or were written back. What is counted for the first time when no series are left is counted for \
      `_other` from then on.",
 );
 pub const MIGRATION_IO: Definition = count(

@@ -85,6 +85,12 @@ impl Pass {
         }
     }
 
+    /// Whether somebody who goes on waiting is to have cached extents of one of these devices.
+    fn counts_on_cached(&self, needs: &[Need]) -> bool {
+        let noted = needs.iter().filter_map(|need| self.waiting.get(&need.piece.device)).flatten();
+        noted.into_iter().any(|(_, need)| !need.kept.is_empty())
+    }
+
     /// Whether nobody needs to be looked at who comes after, but for what is guaranteed.
     fn is_enough(&self, look: Look, device: DeviceIndex) -> bool {
         match look {
@@ -160,7 +166,8 @@ impl Broker {
             let stays = needs.iter().any(|need| self.must_wait(&pass, need));
             let begun = if stays { Err(None) } else { self.begin(waiter) };
             match begun {
-                Ok(()) => {}
+                // It may have taken what was counted on: those have it planned anew.
+                Ok(()) => self.unsettled.demands |= pass.counts_on_cached(&needs),
                 Err(Some(Lacking::Extents)) => {
                     pass.sight.short = true;
                     break;
@@ -278,7 +285,8 @@ impl Broker {
         account.held().saturating_sub(self.pool.cache().bytes_of(tenant, device))
     }
 
-    /// Whether who is next on the device, after those for whom as much is kept already, is a part of that tenant and size.
+    /// Whether who is next on the device, after those for whom as much is kept already, is a part of that tenant and size. Who
+    /// waits for its own tenant's limit keeps nobody else waiting.
     pub(crate) fn is_next(&self, piece: Piece) -> bool {
         let Piece { tenant, device, size } = piece;
         let kept = self.pool.cache().oldest(tenant, device, size).count();
@@ -286,6 +294,9 @@ impl Broker {
         for (place, demand) in self.demands.iter().take(LOOKAHEAD) {
             let needs = self.needs(demand.waiter, place.came);
             let Some(need) = needs.iter().find(|need| need.piece.device == device) else { continue };
+            if need.piece.tenant != tenant && self.is_at_limit(need.piece) {
+                continue;
+            }
             if need.piece != piece || !matches!(demand.waiter, Waiter::Part(_)) {
                 return false;
             }
@@ -295,6 +306,10 @@ impl Broker {
             }
         }
         false
+    }
+
+    fn is_at_limit(&self, Piece { tenant, device, size }: Piece) -> bool {
+        matches!(self.ledger.admit(tenant, Place::device(device), size), Err(Shortage::Limit { .. }))
     }
 
     /// Whether there is room for the part on its device: asked before anything is begun, since most of the line waits.

@@ -112,7 +112,7 @@ impl Broker {
         self.device_indices().any(helps).then_some(since)
     }
 
-    /// Whether allocations are being made there that were asked for by then: what they have of the device can leave for others once
+    /// Whether allocations are being made there that had their room by then: what they have of the device can leave for others once
     /// all of their batch is made.
     fn is_made_there(&self, device: DeviceIndex, by: Time) -> bool {
         let is_there = |id: &AllocationId| self.allocations.get(*id).is_some_and(|it| it.device == device);

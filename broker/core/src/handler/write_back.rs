@@ -108,9 +108,11 @@ impl Broker {
             }
             None => {}
         }
-        let mapped = self.holds(part).iter().find(|hold| hold.state == MapState::Mapped);
-        Ok(mapped
-            .and_then(|hold| Some((self.sessions.get(hold.session)?.channel, hold.session, hold.slot()?))))
+        let Some(hold) = self.holds(part).iter().find(|hold| hold.state == MapState::Mapped) else {
+            return Ok(None);
+        };
+        let word = || Some((self.sessions.get(hold.session)?.channel, hold.session, hold.slot()?));
+        word().map(Some).ok_or(PartRevocation::Standing { by: vec![hold.session] })
     }
 
     /// What the part has below: it is ordered, where there are only bytes for it. From now on it is no shadow.
