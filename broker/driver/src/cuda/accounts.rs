@@ -27,8 +27,8 @@
 //! left: an extent that is larger than all that others hold is held by nobody.
 //!
 //! What outsiders hold by the figures of one such moment is nothing to count from either: too low by what a context takes it
-//! would hide every return that follows. So the figure that drops are counted from ([`Known`]) follows only what all looks of
-//! [`LASTS`] saw.
+//! would hide every return that follows. So the figure that drops are counted from ([`Known`]) rises with what a look sees, and
+//! falls to what all looks of [`LASTS`] saw.
 //!
 //! Its limit: what an outsider gives up for good, or a context that was larger than ours, looks like the return of an
 //! extent of about that size. Then a tenant is discharged early and the bytes count as outsiders', so that nothing is
@@ -65,7 +65,6 @@ pub(super) struct Accounts {
 struct Known {
     bytes: Bytes,
     since: Instant,
-    least: Bytes,
     most: Bytes,
 }
 
@@ -146,7 +145,7 @@ impl Accounts {
     /// Whether a look is wanted that confirms what the latest one found.
     pub(super) fn is_unconfirmed(&self) -> bool {
         !self.seen_back.is_empty()
-            || self.known.as_ref().is_some_and(|known| !is_close(known.bytes, self.outsiders))
+            || self.known.as_ref().is_some_and(|known| is_less(self.outsiders, known.bytes))
     }
 
     /// The extents that what others hold has no room for, as far as one look tells.
@@ -189,23 +188,24 @@ impl Accounts {
 
 impl Known {
     fn at(now: Instant, bytes: Bytes) -> Self {
-        Self { bytes, since: now, least: bytes, most: bytes }
+        Self { bytes, since: now, most: bytes }
     }
 
-    /// It follows what has lasted: it becomes the nearest figure that no look since then was beyond.
+    /// It rises at once, and falls to what no look was above for some time.
     fn see(&mut self, now: Instant, outsiders: Bytes) {
-        self.least = self.least.min(outsiders);
-        self.most = self.most.max(outsiders);
-        if now.saturating_duration_since(self.since) >= LASTS {
-            let bytes = self.bytes.clamp(self.least, self.most);
-            *self = Self { bytes, since: now, least: outsiders, most: outsiders };
+        if outsiders >= self.bytes {
+            *self = Self::at(now, outsiders);
+        } else if now.saturating_duration_since(self.since) >= LASTS {
+            *self = Self { bytes: self.most.max(outsiders), since: now, most: outsiders };
+        } else {
+            self.most = self.most.max(outsiders);
         }
     }
 }
 
 /// Less than the smallest extent is nobody's.
-fn is_close(one: Bytes, other: Bytes) -> bool {
-    one.max(other).saturating_sub(one.min(other)) < GRANULARITY
+fn is_less(one: Bytes, other: Bytes) -> bool {
+    one.saturating_add(GRANULARITY) <= other
 }
 
 /// Of the extents those that a drop explains, in their order. Figures are never quite still, so three quarters of an
@@ -339,16 +339,13 @@ mod tests {
         assert_eq!(looks.accounts.outsiders(), Bytes::mib(40));
     }
 
-    /// A context that is not yet listed: what was taken for a moment is given up by nobody.
+    /// As of the context of who holds it, which is larger than ours.
     #[test]
-    fn a_moment_in_which_more_is_taken_is_no_return_afterwards() {
-        let mut looks = accounts(Bytes::mib(40), &[(1, Bytes::mib(64))]);
-        for _ in 0..3 {
-            assert_eq!(looks.after(LASTS, Bytes::mib(104 + 523)), [], "a context that is not listed yet");
-            assert_eq!(looks.after(LASTS, Bytes::mib(104)), [], "it is listed, and the extent is held");
-            assert_eq!(looks.after(LASTS, Bytes::mib(104)), [], "and that lasts");
-        }
-        assert_eq!(looks.twice(Bytes::mib(40)), [id(1)]);
+    fn what_grows_while_it_is_held_hides_no_return() {
+        let mut looks = accounts(Bytes::mib(10), &[(1, Bytes::mib(2))]);
+        assert_eq!(looks.after(LASTS / 2, Bytes::mib(20)), [], "it is held, and 8 MiB more are taken");
+        assert_eq!(looks.twice(Bytes::mib(18)), [id(1)]);
+        assert_eq!(looks.accounts.outsiders(), Bytes::mib(18));
     }
 
     #[test]
@@ -365,8 +362,10 @@ mod tests {
     #[test]
     fn what_there_is_no_room_for_is_held_by_nobody() {
         let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64)), (2, Bytes::mib(64))]);
+        assert_eq!(looks.twice(Bytes::mib(126)), [], "both may be held");
         assert_eq!(looks.twice(Bytes::mib(125)), [id(1)], "something of ours has grown by 61 MiB");
-        assert_eq!(looks.twice(Bytes::mib(62)), [], "the other may be held");
+        let mut looks = accounts(Bytes::ZERO, &[(2, Bytes::mib(64))]);
+        assert_eq!(looks.twice(Bytes::mib(62)), [], "it may be held");
         assert_eq!(looks.twice(Bytes::mib(61)), [id(2)]);
         assert_eq!(looks.accounts.outsiders(), Bytes::mib(61));
     }
