@@ -26,10 +26,6 @@
 //! things were found, and `device` explains them: what contexts grow by, and page tables for memory of the host. For what is
 //! left: an extent that is larger than all that others hold is held by nobody.
 //!
-//! What outsiders hold by the figures of one such moment is nothing to count from either: too low by what a context takes it
-//! would hide every return that follows. So the figure that drops are counted from ([`Known`]) rises with what a look sees, and
-//! falls to what all looks of [`LASTS`] saw.
-//!
 //! Its limit: what an outsider gives up for good, or a context that was larger than ours, looks like the return of an
 //! extent of about that size. Then a tenant is discharged early and the bytes count as outsiders', so that nothing is
 //! handed out twice; the other choice, to wait until even outsiders have left, would charge tenants for ever.
@@ -50,22 +46,14 @@ pub(super) struct Accounts {
     awaited: Vec<Awaited>,
     /// As of the latest look.
     outsiders: Bytes,
-    /// A drop is counted from here. None before the first look.
-    known: Option<Known>,
+    /// As of the latest look that left nothing for a later one to confirm: a drop is counted from here.
+    known: Bytes,
     /// Those that every look since some time has found to be back, and a later one may confirm.
     seen_back: Vec<(ExtentId, Instant)>,
     /// Goes up with every change of the books, so that a figure can be told to be of the same ones.
     changes: u64,
     /// Releases under way whose end can't be told yet: no conclusions meanwhile.
     unsettled: u32,
-}
-
-/// What outsiders are known to hold, and what looks since then have seen.
-#[derive(Debug)]
-struct Known {
-    bytes: Bytes,
-    since: Instant,
-    most: Bytes,
 }
 
 #[derive(Debug)]
@@ -133,11 +121,8 @@ impl Accounts {
         self.seen_back = seen_back;
         self.awaited.retain(|it| !returned.contains(&it.extent));
         self.outsiders = others.saturating_sub(self.missed());
-        match &mut self.known {
-            None => self.known = Some(Known::at(now, self.outsiders)),
-            // What is not confirmed may be theirs.
-            Some(known) if !self.seen_back.is_empty() => *known = Known::at(now, known.bytes),
-            Some(known) => known.see(now, self.outsiders),
+        if self.seen_back.is_empty() {
+            self.known = self.outsiders;
         }
         returned
     }
@@ -145,14 +130,12 @@ impl Accounts {
     /// Whether a look is wanted that confirms what the latest one found.
     pub(super) fn is_unconfirmed(&self) -> bool {
         !self.seen_back.is_empty()
-            || self.known.as_ref().is_some_and(|known| is_less(self.outsiders, known.bytes))
     }
 
     /// The extents that what others hold has no room for, as far as one look tells.
     fn back(&self, others: Bytes) -> Vec<ExtentId> {
-        let known = self.known.as_ref().map_or(Bytes::ZERO, |known| known.bytes);
         let free = || self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| (it.extent, it.size));
-        let mut drop = known.saturating_add(self.awaited()).saturating_sub(others);
+        let mut drop = self.known.saturating_add(self.awaited()).saturating_sub(others);
         let mut back = covered(free(), &mut drop);
         // Of the rest the newest are taken to be held, as many as there is room for. Figures are never quite still.
         let mut room = others.saturating_sub(self.held_here()).saturating_add(GRANULARITY);
@@ -184,28 +167,6 @@ impl Accounts {
     pub(super) fn outsiders(&self) -> Bytes {
         self.outsiders
     }
-}
-
-impl Known {
-    fn at(now: Instant, bytes: Bytes) -> Self {
-        Self { bytes, since: now, most: bytes }
-    }
-
-    /// It rises at once, and falls to what no look was above for some time.
-    fn see(&mut self, now: Instant, outsiders: Bytes) {
-        if outsiders >= self.bytes {
-            *self = Self::at(now, outsiders);
-        } else if now.saturating_duration_since(self.since) >= LASTS {
-            *self = Self { bytes: self.most.max(outsiders), since: now, most: outsiders };
-        } else {
-            self.most = self.most.max(outsiders);
-        }
-    }
-}
-
-/// Less than the smallest extent is nobody's.
-fn is_less(one: Bytes, other: Bytes) -> bool {
-    one.saturating_add(GRANULARITY) <= other
 }
 
 /// Of the extents those that a drop explains, in their order. Figures are never quite still, so three quarters of an
@@ -334,7 +295,6 @@ mod tests {
         assert_eq!(looks.after(LASTS, Bytes::ZERO), [], "hundreds of MiB are missing");
         looks.accounts.enter(Bytes::mib(64));
         looks.accounts.retire(id(1), Bytes::mib(64), Trace::default());
-        assert_eq!(looks.after(LASTS, Bytes::mib(104)), [], "it is held");
         assert_eq!(looks.twice(Bytes::mib(40)), [id(1)]);
         assert_eq!(looks.accounts.outsiders(), Bytes::mib(40));
     }
@@ -346,16 +306,6 @@ mod tests {
         assert_eq!(looks.after(LASTS / 2, Bytes::mib(20)), [], "it is held, and 8 MiB more are taken");
         assert_eq!(looks.twice(Bytes::mib(18)), [id(1)]);
         assert_eq!(looks.accounts.outsiders(), Bytes::mib(18));
-    }
-
-    #[test]
-    fn what_outsiders_give_up_is_known_once_it_has_lasted() {
-        let mut looks = accounts(Bytes::mib(40), &[]);
-        assert_eq!(looks.after(LASTS / 2, Bytes::ZERO), []);
-        assert!(looks.accounts.is_unconfirmed());
-        assert_eq!(looks.after(LASTS, Bytes::ZERO), []);
-        assert_eq!(looks.after(LASTS, Bytes::ZERO), []);
-        assert!(!looks.accounts.is_unconfirmed());
     }
 
     /// However little was known of outsiders when it was released.
