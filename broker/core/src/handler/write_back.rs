@@ -112,7 +112,7 @@ impl Broker {
             return Ok(None);
         };
         let word = || Some((self.sessions.get(hold.session)?.channel, hold.session, hold.slot()?));
-        word().map(Some).ok_or(PartRevocation::Standing { by: vec![hold.session] })
+        word().map(Some).ok_or_else(|| PartRevocation::Standing { by: vec![hold.session] })
     }
 
     /// What the part has below: it is ordered, where there are only bytes for it. From now on it is no shadow.
