@@ -5,30 +5,20 @@
 mod world;
 
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, PartMove, PartRef, Refusal, StoredQuotas,
-    Target, Tier,
+    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, PartMove, Refusal, StoredQuotas, Target, Tier,
 };
 use vramd_types::Bytes;
 use world::{
-    Client, World, config,
-    moving::{empty, evict, fill, held, mib, moved, tier, tiers, to},
+    World, config,
+    moving::{empty, evict, fill, held, mib, moved, one_written, tier, tiers, to},
     persistent,
     revoking::{answer, part},
     spec,
 };
 
-/// With a pinning session that has written one part.
-fn one_part() -> (World, Client, PartRef) {
-    let mut world = tiers(8, 8);
-    let client = world.open_pinning("a");
-    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
-    world.write(client, part, 7);
-    (world, client, part)
-}
-
 #[test]
 fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     assert!(matches!(evict(&mut world, part), PartMove::Moved));
     assert!(!world.maps(client, part));
@@ -44,7 +34,7 @@ fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
 
 #[test]
 fn what_it_has_below_is_not_charged_to_its_allocation_twice() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     let charged = |world: &World| {
         let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
         (tier(world, part) == Tier::Device).then_some(view.charged)
@@ -68,7 +58,7 @@ fn what_it_has_below_is_not_charged_to_its_allocation_twice() {
 
 #[test]
 fn an_operator_brings_in_what_nobody_asks_for() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     evict(&mut world, part);
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
     assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
@@ -80,7 +70,7 @@ fn an_operator_brings_in_what_nobody_asks_for() {
 
 #[test]
 fn what_is_pinned_stays_and_nothing_is_made_for_it() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     world.pin(client, part);
     assert!(matches!(evict(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
     assert_eq!((held(&world), world.read(client, part)), (mib(4, 4), 7));
@@ -96,7 +86,7 @@ fn what_is_pinned_stays_and_nothing_is_made_for_it() {
 fn who_pins_while_it_leaves_has_it_back_at_once() {
     // At every step of the way.
     for steps in 0..6 {
-        let (mut world, client, part) = one_part();
+        let (mut world, client, part) = one_written();
         let call = world.start_operator(None, to(part.allocation, Tier::Host));
         for _ in 0..steps {
             if !world.work_once() {
@@ -113,7 +103,7 @@ fn who_pins_while_it_leaves_has_it_back_at_once() {
 
 #[test]
 fn a_copy_that_fails_leaves_the_source() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
     assert!(
         matches!(evict(&mut world, part), PartMove::Failed { problem } if problem == "a cable was pulled")
@@ -135,7 +125,7 @@ fn a_copy_that_fails_leaves_the_source() {
 fn what_is_freed_on_its_way_leaves_nothing() {
     for towards in [Tier::Host, Tier::Device] {
         for steps in 0..7 {
-            let (mut world, client, part) = one_part();
+            let (mut world, client, part) = one_written();
             if towards == Tier::Device {
                 evict(&mut world, part);
             }
@@ -158,7 +148,7 @@ fn a_session_that_ends_on_the_way_leaves_nothing() {
     // Out, in, and in for itself.
     for (towards, by_pin) in [(Tier::Host, false), (Tier::Device, false), (Tier::Device, true)] {
         for steps in 0..7 {
-            let (mut world, client, part) = one_part();
+            let (mut world, client, part) = one_written();
             if towards == Tier::Device {
                 evict(&mut world, part);
             }
@@ -245,7 +235,7 @@ fn who_wants_what_finds_no_room_waits_in_the_order_of_asking() {
 
 #[test]
 fn sealed_memory_is_hashed_where_it_lies_and_brought_in_for_who_attaches() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     evict(&mut world, part);
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
     world.settle();
@@ -276,7 +266,7 @@ fn persistent_memory_outlives_its_session_in_the_host() {
 
 #[test]
 fn who_frees_what_is_coming_hears_of_it_though_nothing_comes_and_nothing_goes() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     evict(&mut world, part);
     let source = world.contents.keys().next().copied().expect("it was written");
     world.clung_to.insert(source);

@@ -11,7 +11,7 @@ use broker_core::{
 use vramd_types::Bytes;
 use world::{
     Client, World,
-    moving::{evict, held, mib, moved, tier, tiers, to},
+    moving::{evict, held, mib, moved, one_written, tier, tiers, to},
     persistent,
     revoking::{answer, part, revoke},
     spec,
@@ -21,18 +21,9 @@ use world::{
 /// Until everything is over, whatever comes in between.
 const STEPS: usize = 6;
 
-/// With a pinning session that has written 7 to one part.
-fn one_part() -> (World, Client, PartRef) {
-    let mut world = tiers(8, 8);
-    let client = world.open_pinning("a");
-    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
-    world.write(client, part, 7);
-    (world, client, part)
-}
-
-/// The same, and an operator has it written back, which has come so far.
+/// One part that is written, and an operator has it written back, which has come so far.
 fn under_way(steps: usize) -> (World, Client, PartRef, broker_core::CallId) {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     let call = world.start_operator(None, back(part.allocation));
     (0..steps).for_each(|_| one_step(&mut world, client));
     (world, client, part, call)
@@ -50,7 +41,7 @@ fn holds(world: &mut World, client: Client, part: PartRef) -> u64 {
 
 #[test]
 fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     assert_eq!(clean(&world, "a"), Bytes::ZERO);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     assert!(world.maps(client, part), "it stays mapped");
@@ -64,7 +55,7 @@ fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
 
 #[test]
 fn what_is_written_after_that_is_copied_when_it_leaves() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     write_back(&mut world, part);
     world.write(client, part, 8);
     evict(&mut world, part);
@@ -94,7 +85,7 @@ fn what_is_written_while_it_is_copied_is_no_shadow() {
 
 #[test]
 fn what_was_written_before_is_in_the_copy_though_it_is_told_meanwhile() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     // Its memory below is made first, and meanwhile it is unmapped.
     world.start_operator(None, back(part.allocation));
     let make = world.work.pop_front().expect("memory is made");
@@ -109,7 +100,7 @@ fn what_was_written_before_is_in_the_copy_though_it_is_told_meanwhile() {
 
 #[test]
 fn what_is_pinned_is_not_written_back() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     world.pin(client, part);
     assert!(matches!(write_back(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
     assert_eq!(clean(&world, "a"), Bytes::ZERO);
@@ -145,7 +136,7 @@ fn a_session_without_pins_would_not_say_that_it_writes() {
 
 #[test]
 fn a_copy_that_fails_leaves_no_shadow_and_no_older_one() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     write_back(&mut world, part);
     world.write(client, part, 8);
     world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
@@ -238,7 +229,7 @@ fn an_operator_who_wants_it_where_it_is_stops_it() {
 
 #[test]
 fn what_is_sealed_is_written_back_whoever_pins_it() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
     world.pin(client, part);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
@@ -270,7 +261,7 @@ fn what_nobody_maps_is_written_back_unasked() {
 
 #[test]
 fn asked_twice_it_is_copied_once() {
-    let (mut world, _, part) = one_part();
+    let (mut world, _, part) = one_written();
     let calls = [0, 1].map(|_| world.start_operator(None, back(part.allocation)));
     world.settle();
     for call in calls {
@@ -282,7 +273,7 @@ fn asked_twice_it_is_copied_once() {
 
 #[test]
 fn memory_that_cannot_be_made_is_told_and_the_part_goes_on() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     let problem = CreateError::OutOfHostMemory("no memory to lock".to_owned());
     world.fail_creates.push_back(Some(problem));
     let told = write_back(&mut world, part);
@@ -319,7 +310,7 @@ fn what_had_nothing_below_makes_room_for_who_waits_once_it_has() {
 
 #[test]
 fn what_has_nothing_below_is_refused_as_a_whole() {
-    let (mut world, client, part) = one_part();
+    let (mut world, client, part) = one_written();
     let discardable = AllocationSpec { discardable: true, ..spec(4) };
     let discardable = world.allocate(client, discardable).expect("room");
     let refused = world.operate(back(discardable));

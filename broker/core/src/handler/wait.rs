@@ -7,8 +7,8 @@ use crate::{
     broker::Broker,
     command::{Notice, WaitEnd, Waited},
     error::Refusal,
-    event::PartRef,
-    migration::{InLine, Migration, Waiter},
+    event::{PartRef, Tier},
+    migration::{Cause, InLine, Waiter},
     tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
     time::Time,
     view::{MoveView, WaitView, Waiting},
@@ -50,23 +50,19 @@ impl Broker {
 
     /// What is on its way between tiers.
     pub fn moves(&self) -> Vec<MoveView> {
-        let moves = self.migrations.iter().filter_map(|(part, migration)| self.move_view(*part, migration));
-        moves.chain(self.write_backs_shown()).collect()
-    }
-
-    fn move_view(&self, part: PartRef, migration: &Migration) -> Option<MoveView> {
-        let allocation = self.allocations.get(part.allocation)?;
-        Some(MoveView {
-            part,
-            tenant: self.tenants.name(allocation.tenant).to_owned(),
-            device: self.uuid(allocation.device).to_owned(),
-            to: migration.towards,
-            bytes: allocation.size_of(part.part),
-            cause: migration.cause,
-            state: migration.state,
-            since: migration.since,
-            extent: migration.to,
-        })
+        let migrations = self.migrations.iter();
+        let moves = migrations.map(|(part, it)| (*part, it.towards, it.cause, it.state, it.since, it.to));
+        let written_back = self
+            .write_backs
+            .iter()
+            .map(|(part, it)| (*part, Tier::Host, Cause::WriteBack, it.state.shown(), it.since, it.to));
+        let view = |(part, to, cause, state, since, extent): (PartRef, _, _, _, _, _)| {
+            let allocation = self.allocations.get(part.allocation)?;
+            let tenant = self.tenants.name(allocation.tenant).to_owned();
+            let (device, bytes) = (self.uuid(allocation.device).to_owned(), allocation.size_of(part.part));
+            Some(MoveView { part, tenant, device, to, bytes, cause, state, since, extent })
+        };
+        moves.chain(written_back).filter_map(view).collect()
     }
 
     /// Somebody waits for room no more, if it did.

@@ -19,7 +19,6 @@ use crate::{
     observed::Transition,
     residency::{AllocationState, MapState},
     tenancy::{OpId, OpKind, PerPart},
-    view::MoveView,
 };
 
 /// Where WRITTEN stands for a part.
@@ -293,23 +292,6 @@ impl Broker {
     pub(super) fn write_backs_of(&self, id: AllocationId) -> Vec<PartRef> {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         self.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
-    }
-
-    pub(super) fn write_backs_shown(&self) -> impl Iterator<Item = MoveView> {
-        self.write_backs.iter().filter_map(|(part, under_way)| {
-            let allocation = self.allocations.get(part.allocation)?;
-            Some(MoveView {
-                part: *part,
-                tenant: self.tenants.name(allocation.tenant).to_owned(),
-                device: self.uuid(allocation.device).to_owned(),
-                to: Tier::Host,
-                bytes: allocation.size_of(part.part),
-                cause: Cause::WriteBack,
-                state: under_way.state.shown(),
-                since: under_way.since,
-                extent: under_way.to,
-            })
-        })
     }
 
     /// What some other part of that size has below, for the bug of that name.

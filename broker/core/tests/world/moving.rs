@@ -6,13 +6,22 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, Bytes};
 
-use super::{Client, World, config};
+use super::{Client, World, config, revoking::part, spec};
 
 /// A device of so many MiB and as much host memory beside it.
 pub fn tiers(device: u32, host: u32) -> World {
     let mut config = config(&[Bytes::mib(device)]);
     config.devices[0].host = Bytes::mib(host);
     World::with(config, StoredQuotas::default())
+}
+
+/// With a pinning session that has written 7 to one part.
+pub fn one_written() -> (World, Client, PartRef) {
+    let mut world = tiers(8, 8);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    (world, client, part)
 }
 
 pub fn to(id: AllocationId, tier: Tier) -> OperatorRequest {
