@@ -24,6 +24,7 @@
 
 mod accounts;
 mod api;
+mod contexts;
 mod copier;
 mod device;
 mod digester;
