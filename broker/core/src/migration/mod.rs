@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use vramd_types::ExtentId;
 
 pub(crate) use backing::{Account as BackedBy, Backing, Backings, Below};
-pub(crate) use demands::{Demands, Place as InLine, Sight, Waiter};
+pub(crate) use demands::{Demand, Demands, Place as InLine, Sight, Waiter};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};
