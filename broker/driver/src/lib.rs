@@ -53,10 +53,19 @@ pub enum ExtentKind {
     Fixed,
 }
 
+/// How soon a copy is done, the first of these first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CopyClass {
+    /// Somebody waits for it.
+    Demand,
+    /// Nobody does. It has a small share of the link however much demand there is, and all of it where there is none.
+    Background,
+}
+
 /// For how long a release may be put off.
 pub const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy) and [`ReleaseNow`](Self::ReleaseNow), is
+/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy), [`HastenCopy`](Self::HastenCopy) and [`ReleaseNow`](Self::ReleaseNow), is
 /// answered by exactly one [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any
 /// order.
 #[derive(Debug)]
@@ -75,10 +84,12 @@ pub enum Submission {
     /// another piece, or no memory for it; asked for once for each node, before anything is made there.
     KeepHost { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
     /// Copies the first bytes of one extent onto the first of another. Those from the host to a device, from a device
-    /// to the host, and from a device to any device are done in the order of their submission, each of these apart from
-    /// the others and for each device. The caller sees to it that nobody else uses the second's bytes
+    /// to the host, and from a device to any device are done apart from each other and for each device: of one class in the
+    /// order of their submission, and those of a class before those below it. The caller sees to it that nobody else uses the second's bytes
     /// meanwhile; what somebody writes to the first's may be copied or not. The id is new.
-    Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes },
+    Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes, class: CopyClass },
+    /// Somebody waits for that copy now: it is of the class [`Demand`](CopyClass::Demand) from here on. Has no answer of its own.
+    HastenCopy { copy: CopyId },
     /// Nothing of that copy is begun any more: it is answered soon, as cancelled or, where all of it was under way, as
     /// done. Of one that was answered, or never was, nothing follows. Has no answer of its own.
     CancelCopy { copy: CopyId },

@@ -50,7 +50,7 @@ impl Broker {
     /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
     pub(crate) fn want(&mut self, part: PartRef) {
         match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
-            Some((Tier::Device, _)) => {}
+            Some((Tier::Device, _)) => self.hasten_migration(part),
             Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
             // Somebody who came before needs the room: it comes back in its turn.
             Some(_) => {}

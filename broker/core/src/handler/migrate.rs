@@ -9,7 +9,7 @@ use super::{create::Order, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, Notice, PartMove, PartRevocation},
+    command::{Command, CopyClass, Notice, PartMove, PartRevocation},
     error::Refusal,
     event::{PartRef, Tier},
     invariants,
@@ -173,14 +173,33 @@ impl Broker {
             clean,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
+            awaited: cause == Cause::Demand,
             room_for: None,
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
         self.migrations.insert(part, migration);
         self.takes_over(part);
+        if cause == Cause::Demand {
+            self.hasten_write_back(part);
+        }
         self.copy_if_ready(part);
         Ok(())
+    }
+
+    pub(super) fn is_leaving(&self, part: PartRef) -> bool {
+        self.migrations.get(&part).is_some_and(|migration| migration.towards != Tier::Device)
+    }
+
+    /// Somebody waits for the part from now on, or for its room: it is copied before those for which nobody does.
+    pub(super) fn hasten_migration(&mut self, part: PartRef) {
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
+        migration.awaited = true;
+        let (to, state) = (migration.to, migration.state);
+        if state == MigrationState::Copying {
+            self.command(Command::HastenCopy { to });
+        }
+        self.hasten_write_back(part);
     }
 
     /// Has an extent made for a part that is in another, in bytes that are reserved or are reserved now.
@@ -249,6 +268,7 @@ impl Broker {
         let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
+        let class = if migration.awaited { CopyClass::Demand } else { CopyClass::Background };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         // What is discardable has none: it is dropped, or made anew.
@@ -259,7 +279,7 @@ impl Broker {
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
-        self.command(Command::Copy { from, to, bytes, shadow });
+        self.command(Command::Copy { from, to, bytes, shadow, class });
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
         }

@@ -10,7 +10,7 @@ use super::create::Order;
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, Notice, PartMove, PartRevocation},
+    command::{Command, CopyClass, Notice, PartMove, PartRevocation},
     error::Refusal,
     event::{ChannelId, PartRef, Slot, Tier},
     invariants,
@@ -173,7 +173,7 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         let bytes = allocation.size_of(part.part);
-        self.command(Command::Copy { from, to, bytes, shadow: false });
+        self.command(Command::Copy { from, to, bytes, shadow: false, class: CopyClass::Background });
     }
 
     /// The copy to what the part has below has ended.
@@ -196,6 +196,14 @@ impl Broker {
             ops.iter().for_each(|op| migration.ops.push(*op));
         }
         self.stop_write_back(part, PartMove::Wanted);
+    }
+
+    /// Who waits for the part to leave waits for that copy.
+    pub(super) fn hasten_write_back(&mut self, part: PartRef) {
+        let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
+        if let Some(to) = copied.map(|it| it.to) {
+            self.command(Command::HastenCopy { to });
+        }
     }
 
     pub(super) fn stop_write_back(&mut self, part: PartRef, why: PartMove) {

@@ -51,6 +51,8 @@ pub(crate) struct Migration {
     pub(crate) clean: bool,
     /// Nobody maps the part, and nobody will until this is over.
     pub(crate) vacated: bool,
+    /// Somebody waits for it, or for its room.
+    pub(crate) awaited: bool,
     /// When who needs its room came.
     pub(crate) room_for: Option<Arrival>,
     /// Why it was given up, once it was.

@@ -74,11 +74,20 @@ impl<W> Lanes<W> {
         &self.table
     }
 
-    /// Nothing of it is begun any more. Which lane it waits in nobody notes: cancels are few.
+    /// Nothing of it is begun any more. Which lane it waits in nobody notes: such changes are few.
     pub(crate) fn cancel(&self, copy: CopyId) {
         if self.table.cancel(copy) {
             for (_, queue) in &self.queues {
                 hand(queue, Order::Cancelled(copy));
+            }
+        }
+    }
+
+    /// It is done before what nobody waits for.
+    pub(crate) fn hasten(&self, copy: CopyId) {
+        if self.table.hasten(copy) {
+            for (_, queue) in &self.queues {
+                hand(queue, Order::Hastened(copy));
             }
         }
     }

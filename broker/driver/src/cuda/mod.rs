@@ -285,11 +285,12 @@ impl Inlet {
             Submission::KeepHost { node, size, piece, pieces_max } => {
                 hand(&self.hosts, HostOrder::Keep { node, size, piece, pieces_max });
             }
-            Submission::Copy { copy, from, to, size } => {
-                let asked = self.lanes.table().ask(copy, size);
+            Submission::Copy { copy, from, to, size, class } => {
+                let asked = self.lanes.table().ask(copy, size, class);
                 self.lanes.send(asked, copier::find(&self.state, from, to, size));
             }
             Submission::CancelCopy { copy } => self.lanes.cancel(copy),
+            Submission::HastenCopy { copy } => self.lanes.hasten(copy),
             Submission::ReleaseNow { device } => hand(&self.looks, Look::ReleaseNow { device }),
         }
     }
