@@ -336,6 +336,40 @@ fn a_pin_that_is_not_served_in_time_is_refused_and_keeps_nobody_waiting() {
     assert_eq!(answer(&world, b, 2), Some(&None));
 }
 
+/// As of a set so large that copying it takes longer than calls may stall.
+#[test]
+fn nobody_has_stalled_behind_who_is_being_served() {
+    let mut world = tiers(16, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = [a, b].map(|client| {
+        let part = one(&mut world, client, 4, 7);
+        evict(&mut world, part);
+        part
+    });
+    let holds = fill(&mut world, a, spec(4));
+    fill(&mut world, b, spec(8));
+    world.pin_call(a, 1, &[away[0]]);
+    world.pin_call(b, 1, &[away[1]]);
+    let copy = loop {
+        let at = world.work.iter().position(|work| matches!(work, Command::Copy { .. }));
+        match at.and_then(|at| world.work.remove(at)) {
+            Some(copy) => break copy,
+            None => assert!(world.work_once(), "it is copied some day"),
+        }
+    };
+    for _ in 0..4 {
+        world.settle();
+        world.advance(STALL);
+    }
+    assert_eq!(answer(&world, b, 1), None, "the other's copy takes its time");
+    world.work.push_back(copy);
+    world.settle();
+    assert_eq!((answer(&world, a, 1), answer(&world, b, 1)), (Some(&None), None));
+    world.frame(a, ClientFrame::PinEnded { call: 1 });
+    empty(&mut world, a, holds);
+    assert_eq!(answer(&world, b, 1), Some(&None));
+}
+
 #[test]
 fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
     let mut world = tiers(8, 64);

@@ -16,7 +16,7 @@ use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
-    event::PartRef,
+    event::{PartRef, Tier},
     migration::Waiter,
     residency::{AllocationState, MapState, Stage},
     tenancy::{OpKind, PinCall, PinId},
@@ -104,12 +104,22 @@ impl Broker {
         }
         let mut since = Time::START;
         for pinning in self.residents.pinning(device) {
-            since = since.max(self.pins.waits_since(pinning)?);
+            since = since.max(self.is_kept_waiting(pinning)?);
         }
         let helps = |other: DeviceIndex| {
             self.residents.is_pinning(other, session) && (other == device || self.is_waited_for(other))
         };
         self.device_indices().any(helps).then_some(since)
+    }
+
+    /// Since when a session waits, unless a call of its own is being served: all that it lacks is on its way, however long that takes.
+    fn is_kept_waiting(&self, session: SessionId) -> Option<Time> {
+        let since = self.pins.waits_since(session)?;
+        let comes = |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.towards == Tier::Device);
+        let is_served = |(id, call): (PinId, &PinCall)| {
+            call.is_waiting() && call.parts.iter().filter(|part| self.pins.lacks(id, **part)).all(comes)
+        };
+        (!self.pins.of_session(session).any(is_served)).then_some(since)
     }
 
     /// Whether allocations are being made there that had their room by then: what they have of the device can leave for others once
