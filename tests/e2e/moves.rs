@@ -10,6 +10,7 @@ mod nested;
 mod operators;
 pub(super) mod pins;
 mod programs;
+mod ranges;
 mod readers;
 mod rebalance;
 mod shadows;
