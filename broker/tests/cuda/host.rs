@@ -1,0 +1,103 @@
+//! Memory of the host: where it is from, and what comes of it where it cannot be had.
+
+use std::{process::Command, time::Duration};
+
+use fake_cuda::Fake;
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+use vramd_proto::v1::{
+    MoveOutcome, MovePartsRequest, MovePartsResponse, PartRef, Tier, move_parts_request::Target,
+};
+use vramd_tests::{Pending, RawSession, content, spec, wait::until};
+
+use crate::{Daemon, configured};
+
+fn evicting(daemon: &Daemon, allocation: u64, part: u32) -> Pending<MovePartsResponse> {
+    daemon.admin().move_parts(MovePartsRequest {
+        target: Some(Target::AllocationId(allocation)),
+        part_indexes: vec![part],
+        tier: Tier::Host.into(),
+        ..Default::default()
+    })
+}
+
+/// What cannot be pinned ahead is told in the log, and who needs it gets an exact answer and loses nothing.
+fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
+    let daemon = Daemon::start_with_host(fake, "16MiB");
+    let said = format!("pinned_bytes={pinned} problem=out of host memory: {why}");
+    until("it is told", || daemon.log().contains(&said));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let allocation = session.allocate(spec(8 << 20)).allocation_id;
+    let bytes = content(8 << 20, 4);
+    session.write(allocation, &bytes);
+    let parts_pinned = u32::try_from(pinned / (4 << 20)).unwrap();
+    for part in 0..=parts_pinned {
+        let answer = evicting(&daemon, allocation, part);
+        // What was sent before the answer may be read after it.
+        let mut answered = false;
+        while !answered {
+            answered = answer.is_answered();
+            while session.channel.waits(Duration::from_millis(5)) {
+                let revoke = session.receive_revoke();
+                session.unmap_parts(revoke.parts);
+            }
+        }
+        let answer = answer.ok();
+        if part < parts_pinned {
+            assert_eq!(answer.parts[0].outcome(), MoveOutcome::Moved, "{answer:?}");
+            continue;
+        }
+        let error = answer.parts[0].error.clone().expect("a refusal");
+        assert_eq!((error.reason.as_str(), error.metadata["tier"].as_str()), ("DEVICE_FULL", "host"));
+    }
+    let wanted = (0..2).map(|part_index| PartRef { allocation_id: allocation, part_index });
+    let call = session.pin(wanted.collect());
+    session.pin_answer(call).expect("there is room on the device");
+    session.pin_ended(call);
+    assert_eq!(session.digest(allocation, 8 << 20), vramd_tests::digest(&bytes));
+    assert!(daemon.log().contains(&format!("out of host memory: {why}")), "{}", daemon.log());
+}
+
+/// What the driver says is nearest to the device is asked for, ahead of need and for who moves.
+#[test]
+fn the_host_tier_is_of_the_node_that_is_nearest_to_the_device() {
+    let fake = Fake::new().says("note = 1").says("attribute.134 = 1");
+    let daemon = Daemon::start_with_host(&fake, "16MiB");
+    let made = |node: u32| fake.calls(&format!("cuMemCreate(host:{node})")).len();
+    until("all of it is pinned", || made(1) == 4);
+    assert_eq!(made(0), 0, "{}", daemon.log());
+}
+
+#[test]
+fn host_memory_that_cannot_be_had() {
+    has_less_than_was_configured(&Fake::new().says("host_mib = 4"), 4 << 20, "no more can be pinned");
+}
+
+#[test]
+fn host_memory_that_cannot_be_registered() {
+    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@1");
+    has_less_than_was_configured(&fake, 0, "");
+}
+
+/// Where the driver pins in the daemon's name, and it may not lock that much.
+#[test]
+fn a_limit_on_locked_memory_below_the_host_tier_is_told_at_the_start() {
+    let fake = Fake::new().says("attribute.141 = 0");
+    let place = tempfile::tempdir().unwrap();
+    let file = configured(&place, &fake, "16MiB");
+    // What a thread takes from its own bounding set its children cannot have.
+    let started = std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
+        }
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -l 8192 && exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_vramd")]);
+        command.env_remove("VRAMD_SOCKET_DIR").arg(file).output().unwrap()
+    });
+    let output = started.join().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("memory.host_size: 16 MiB for 1 devices, and this process may lock 8 MiB of memory"),
+        "{said}"
+    );
+}
