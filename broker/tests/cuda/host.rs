@@ -1,6 +1,6 @@
 //! Memory of the host: where it is from, and what comes of it where it cannot be had.
 
-use std::{process::Command, time::Duration};
+use std::{panic, path::Path, process::Command, thread, time::Duration};
 
 use fake_cuda::Fake;
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
@@ -78,26 +78,54 @@ fn host_memory_that_cannot_be_registered() {
     has_less_than_was_configured(&fake, 0, "");
 }
 
+/// Runs what starts a daemon where that may lock 8 MiB, whoever it is.
+fn may_lock_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Send) -> T {
+    let command = |config: &Path| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -l 8192 && exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_vramd")]);
+        command.arg(config);
+        command
+    };
+    // What a thread takes from its own bounding set its children cannot have.
+    let run = move || {
+        if rustix::process::geteuid().is_root() {
+            remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
+        }
+        run(&command)
+    };
+    thread::scope(|scope| scope.spawn(run).join().unwrap_or_else(|why| panic::resume_unwind(why)))
+}
+
 /// Where the driver pins in the daemon's name, and it may not lock that much.
 #[test]
 fn a_limit_on_locked_memory_below_the_host_tier_is_told_at_the_start() {
     let fake = Fake::new().says("attribute.141 = 0");
     let place = tempfile::tempdir().unwrap();
-    let file = configured(&place, &fake, "16MiB");
-    // What a thread takes from its own bounding set its children cannot have.
-    let started = std::thread::spawn(move || {
-        if rustix::process::geteuid().is_root() {
-            remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
-        }
-        let mut command = Command::new("sh");
-        command.args(["-c", "ulimit -l 8192 && exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_vramd")]);
-        command.env_remove("VRAMD_SOCKET_DIR").arg(file).output().unwrap()
-    });
-    let output = started.join().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{said}");
+    let config = configured(&place, &fake, "12MiB");
+    let mut daemon = may_lock_8_mib(move |daemon| Daemon::spawn(daemon(&config), place));
+    let status = daemon.ended().code();
+    let said = daemon.log();
+    assert_eq!(status, Some(3), "{said}");
+    let last = said.lines().last().unwrap_or_default();
     assert!(
-        said.contains("memory.host_size: 16 MiB for 1 devices, and this process may lock 8 MiB of memory"),
+        last.ends_with(
+            "memory.host_size: 12 MiB for 1 devices, and this process may lock 8 MiB of memory, \
+             RLIMIT_MEMLOCK exit_status=3"
+        ),
         "{said}"
     );
+    assert!(!daemon.sockets().join("admin.sock").exists(), "nobody could ask it anything");
+}
+
+/// As much as it may lock; and where the driver's own memory goes by descriptor, nothing of it counts.
+#[test]
+fn a_limit_on_locked_memory_that_is_kept_keeps_no_daemon_from_starting() {
+    for (by_descriptor, host_size, pinned) in [(0, "8MiB", 8 << 20), (1, "12MiB", 12 << 20)] {
+        let fake = Fake::new().says(&format!("attribute.141 = {by_descriptor}"));
+        let place = tempfile::tempdir().unwrap();
+        let config = configured(&place, &fake, host_size);
+        let daemon = may_lock_8_mib(move |daemon| Daemon::start_by(daemon(&config), place));
+        let told = format!("memory of the host is pinned ahead of need node=0 pinned_bytes={pinned}");
+        until("it is pinned", || daemon.log().contains(&told));
+    }
 }

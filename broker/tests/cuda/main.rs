@@ -44,13 +44,22 @@ impl Daemon {
     fn start_with_host(fake: &Fake, host_size: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_vramd"));
-        command.env_remove("VRAMD_SOCKET_DIR").arg("--config").arg(configured(&place, fake, host_size));
+        command.arg("--config").arg(configured(&place, fake, host_size));
+        Self::start_by(command, place)
+    }
+
+    fn start_by(command: Command, place: tempfile::TempDir) -> Self {
+        let daemon = Self::spawn(command, place);
+        until("the daemon serves", || is_serving(&daemon.sockets().join("admin.sock"), ""));
+        daemon
+    }
+
+    fn spawn(mut command: Command, place: tempfile::TempDir) -> Self {
+        command.env_remove("VRAMD_SOCKET_DIR");
         command.stdin(Stdio::null()).stdout(fs::File::create(place.path().join("log")).unwrap());
         command.stderr(fs::File::options().append(true).open(place.path().join("log")).unwrap());
         let child = command.spawn().unwrap();
-        let daemon = Self { place, child };
-        until("the daemon serves", || is_serving(&daemon.sockets().join("admin.sock"), ""));
-        daemon
+        Self { place, child }
     }
 
     fn sockets(&self) -> PathBuf {
