@@ -13,6 +13,7 @@ mod programs;
 mod ranges;
 mod readers;
 mod rebalance;
+mod sets;
 mod shadows;
 mod touches;
 mod turns;
