@@ -6,6 +6,7 @@ mod clients;
 mod demand;
 mod faults;
 mod holds;
+mod killed;
 mod nested;
 mod operators;
 pub(super) mod pins;
