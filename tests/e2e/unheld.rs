@@ -139,7 +139,8 @@ fn what_is_larger_than_the_device_is_sealed_attached_and_read_by_ranges() {
     });
     // More at once than there is; and all of it, piece by piece.
     let refused = sealed.pin(Access::Read).unwrap_err();
-    assert!(matches!(refused.reason(), Some(Reason::QuotaLimit | Reason::DeviceFull)), "{refused}");
+    let Error::DeviceFull { tier, free, asked, .. } = &refused else { panic!("{refused}") };
+    assert_eq!((&**tier, *free, *asked), ("device", Bytes::mib(32), Bytes::new(LARGE)));
     assert_eq!(sealed.pin(Access::Write).unwrap_err().reason(), Some(Reason::AlreadySealed));
     let mut copied = vec![0; written.len()];
     sealed.copy_to_host(0, &mut copied).unwrap();
@@ -193,7 +194,11 @@ fn a_task_pins_what_is_unheld() {
         drop(pinned);
         let too_large = AllocationRequest::new(Bytes::gib(64)).wait(Duration::from_millis(1));
         let refused = client.allocate(too_large).await.unwrap_err();
-        assert!(matches!(refused.reason(), Some(Reason::QuotaLimit | Reason::DeviceFull)), "{refused}");
+        let Error::QuotaLimit { tier, limit, held, asked, .. } = &refused else { panic!("{refused}") };
+        assert_eq!(
+            (&**tier, *limit, *held, *asked),
+            ("device", Bytes::mib(16), Bytes::new(SIZE), Bytes::gib(64))
+        );
         let sealed = memory.seal_async().await.unwrap();
         assert!(!sealed.is_held());
         sealed.free_async().await.unwrap();

@@ -1,4 +1,4 @@
-//! An operator who has everything leave its device and come back, whoever uses it, all the time.
+//! An operator who has everything written back, leave its device and come back, whoever uses it, all the time.
 
 use std::{
     collections::BTreeMap,
@@ -10,21 +10,27 @@ use std::{
 use anyhow::{Result, ensure};
 use tonic::Status;
 use vramd_proto::v1::{
-    ListAllAllocationsRequest, MoveOutcome, MovePartsRequest, MovePartsResponse, Tier,
-    move_parts_request::Target,
+    ListAllAllocationsRequest, MoveOutcome, MovePartsRequest, MovePartsResponse, PartMove, Tier,
+    WriteBackPartsRequest, WriteBackPartsResponse, move_parts_request::Target, write_back_parts_request,
 };
 use vramd_tests::{Admin, Pending, Refused, wait::soon};
 use vramd_types::Reason;
 
 /// Between two orders: pins are to find no room, too, and have others leave.
 const PAUSE: Duration = Duration::from_millis(4);
-/// One order in so many brings in.
-const ONE_IN: u64 = 4;
+/// In turns: what is written back is to leave next, and to be written before it does.
+const ORDERS: [fn(&Admin, u64) -> Order; 4] =
+    [Order::evict, Order::write_back, Order::evict, Order::bring_in];
+
+enum Order {
+    Move(Pending<MovePartsResponse>),
+    WriteBack(Pending<WriteBackPartsResponse>),
+}
 
 /// Nobody waits for what it is told: orders for what dies stay open for a while.
 pub(crate) fn move_until(admin: &Admin, over: &AtomicBool) -> Result<()> {
-    let mut asked: BTreeMap<u64, Pending<MovePartsResponse>> = BTreeMap::new();
-    let mut orders = 0;
+    let mut asked: BTreeMap<u64, Order> = BTreeMap::new();
+    let mut orders = ORDERS.iter().cycle();
     while !over.load(Ordering::SeqCst) {
         for id in allocations(admin) {
             match asked.remove(&id) {
@@ -32,16 +38,14 @@ pub(crate) fn move_until(admin: &Admin, over: &AtomicBool) -> Result<()> {
                     asked.insert(id, order);
                     continue;
                 }
-                Some(order) => is_plain(&order.wait())?,
+                Some(order) => is_plain(order.wait())?,
                 None => {}
             }
-            orders += 1;
-            let tier = if orders % ONE_IN == 0 { Tier::Device } else { Tier::Host };
-            asked.insert(id, admin.move_parts(request(id, tier)));
+            asked.extend(orders.next().map(|order| (id, order(admin, id))));
             thread::sleep(PAUSE);
         }
     }
-    asked.into_values().try_for_each(|order| is_plain(&order.wait()))
+    asked.into_values().try_for_each(|order| is_plain(order.wait()))
 }
 
 /// Has all that there is leave and come back, which is less than the device has. Then its backing is memory, too.
@@ -66,15 +70,44 @@ fn request(id: u64, tier: Tier) -> MovePartsRequest {
     MovePartsRequest { target: Some(Target::AllocationId(id)), tier: tier.into(), ..Default::default() }
 }
 
+impl Order {
+    fn evict(admin: &Admin, id: u64) -> Self {
+        Self::Move(admin.move_parts(request(id, Tier::Host)))
+    }
+
+    fn bring_in(admin: &Admin, id: u64) -> Self {
+        Self::Move(admin.move_parts(request(id, Tier::Device)))
+    }
+
+    fn write_back(admin: &Admin, id: u64) -> Self {
+        let target = Some(write_back_parts_request::Target::AllocationId(id));
+        Self::WriteBack(admin.write_back_parts(WriteBackPartsRequest { target, ..Default::default() }))
+    }
+
+    fn is_answered(&self) -> bool {
+        match self {
+            Self::Move(order) => order.is_answered(),
+            Self::WriteBack(order) => order.is_answered(),
+        }
+    }
+
+    fn wait(self) -> Result<Vec<PartMove>, Status> {
+        match self {
+            Self::Move(order) => order.wait().map(|answer| answer.parts),
+            Self::WriteBack(order) => order.wait().map(|answer| answer.parts),
+        }
+    }
+}
+
 /// It may be gone, or change hands; whatever else stands in the way of a part, its copy must not.
-fn is_plain(outcome: &Result<MovePartsResponse, Status>) -> Result<()> {
+fn is_plain(outcome: Result<Vec<PartMove>, Status>) -> Result<()> {
     match outcome {
-        Ok(answer) => {
-            let failed = answer.parts.iter().find(|part| part.outcome() == MoveOutcome::Failed);
+        Ok(parts) => {
+            let failed = parts.iter().find(|part| part.outcome() == MoveOutcome::Failed);
             ensure!(failed.is_none(), "a copy failed: {failed:?}");
         }
         Err(status) => {
-            let refused = Refused::from_status(status);
+            let refused = Refused::from_status(&status);
             let plain = [Reason::AllocationNotFound, Reason::Raced].map(Reason::name);
             ensure!(plain.contains(&refused.reason.as_str()), "an order was refused: {refused:?}");
         }

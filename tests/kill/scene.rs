@@ -118,7 +118,7 @@ impl Scene {
     /// How many parts have moved, by direction and cause; nothing where none is to move.
     pub(crate) fn moves(&self) -> Vec<(String, u64)> {
         let ways = ["in", "out"].into_iter().flat_map(|way| ["demand", "operator"].map(|cause| (way, cause)));
-        let ways = ways.filter(|_| self.stage.moves);
+        let ways = ways.chain([("out", "write_back")]).filter(|_| self.stage.moves);
         let metrics = if self.stage.moves { self.stage.daemon.metrics() } else { String::new() };
         let count = |(way, cause): (&str, &str)| {
             let is_one = |line: &&str| {

@@ -12,6 +12,7 @@ use crate::{
     failure::Failure,
     free,
     output::Output,
+    parts::Parts,
     quota::tier_name,
     relocate,
     revoke::{self, Revoke},
@@ -46,15 +47,6 @@ pub(crate) struct List {
     /// Of this tenant alone.
     #[arg(default_value = "", hide_default_value = true)]
     tenant: String,
-}
-
-/// An allocation, or some of its parts.
-#[derive(Debug, Args)]
-pub(crate) struct Parts {
-    pub(crate) target: Target,
-    /// Only this part; may be given several times.
-    #[arg(long = "part", value_name = "INDEX")]
-    pub(crate) parts: Vec<u32>,
 }
 
 /// An id like `a-1099511627777`, or `tenant/name`.

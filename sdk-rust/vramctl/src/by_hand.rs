@@ -4,19 +4,15 @@ use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, hold_parts_request::Target as Wire};
 
-use crate::{
-    alloc::{Parts, Target},
-    failure::Failure,
-    output::Output,
-};
+use crate::{alloc::Target, failure::Failure, output::Output, parts::Parts};
 
 pub(crate) fn run(parts: Parts, held: bool, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let Parts { target, parts } = parts;
-    let target = Some(match target {
+    let part_indexes = parts.indexes();
+    let target = Some(match parts.target {
         Target::Id(id) => Wire::AllocationId(id.get()),
         Target::Name(name) => Wire::Name(name),
     });
-    let request = v1::HoldPartsRequest { target, part_indexes: parts, let_go: !held, ..Default::default() };
+    let request = v1::HoldPartsRequest { target, part_indexes, let_go: !held, ..Default::default() };
     let answer = admin.hold_parts(request)?;
     let id = AllocationId::from_raw(answer.allocation_id).to_string();
     let indexes = answer.part_indexes;

@@ -13,6 +13,7 @@ mod hold;
 mod moves;
 mod node;
 mod output;
+mod parts;
 mod progress;
 mod put;
 mod quota;

@@ -9,30 +9,31 @@ use vramd_proto::v1::{
 };
 
 use crate::{
-    alloc::{Parts, Target, session_texts},
+    alloc::{Target, session_texts},
     failure::Failure,
     output::Output,
+    parts::Parts,
     table::{table, text_or_dash},
 };
 
 pub(crate) fn run(parts: Parts, to: Tier, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let Parts { target, parts } = parts;
-    let target = Some(match target {
+    let part_indexes = parts.indexes();
+    let target = Some(match parts.target {
         Target::Id(id) => Wire::AllocationId(id.get()),
         Target::Name(name) => Wire::Name(name),
     });
-    let request = v1::MovePartsRequest { target, part_indexes: parts, tier: to.into(), ..Default::default() };
+    let request = v1::MovePartsRequest { target, part_indexes, tier: to.into(), ..Default::default() };
     let answer = admin.move_parts(request)?;
     show(answer.allocation_id, &answer.parts, "moved", output)
 }
 
 pub(crate) fn write_back(parts: Parts, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let Parts { target, parts } = parts;
-    let target = Some(match target {
+    let part_indexes = parts.indexes();
+    let target = Some(match parts.target {
         Target::Id(id) => WireBack::AllocationId(id.get()),
         Target::Name(name) => WireBack::Name(name),
     });
-    let request = v1::WriteBackPartsRequest { target, part_indexes: parts, ..Default::default() };
+    let request = v1::WriteBackPartsRequest { target, part_indexes, ..Default::default() };
     let answer = admin.write_back_parts(request)?;
     show(answer.allocation_id, &answer.parts, "written_back", output)
 }

@@ -6,9 +6,10 @@ use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, RevocationOutcome as Outcome, revoke_mappings_request::Target as Wire};
 
 use crate::{
-    alloc::{Parts, Target, session_texts},
+    alloc::{Target, session_texts},
     failure::Failure,
     output::Output,
+    parts::Parts,
     table::{table, text_or_dash},
 };
 
@@ -22,12 +23,13 @@ pub(crate) struct Revoke {
 }
 
 pub(crate) fn run(revoke: Revoke, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let Revoke { which: Parts { target, parts }, wait } = revoke;
-    let target = Some(match target {
+    let Revoke { which, wait } = revoke;
+    let part_indexes = which.indexes();
+    let target = Some(match which.target {
         Target::Id(id) => Wire::AllocationId(id.get()),
         Target::Name(name) => Wire::Name(name),
     });
-    let request = v1::RevokeMappingsRequest { target, part_indexes: parts, wait, ..Default::default() };
+    let request = v1::RevokeMappingsRequest { target, part_indexes, wait, ..Default::default() };
     let answer = admin.revoke_mappings(request)?;
     let parts: Vec<_> = answer
         .parts

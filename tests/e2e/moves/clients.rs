@@ -1,4 +1,4 @@
-//! Clients that die or stop in the middle of a move.
+//! Clients that go on pinning while their parts move, or stop in the middle of it.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -6,92 +6,21 @@ use std::{
 };
 
 use rustix::process::Signal;
-use vramd_proto::v1::{ListMovesRequest, MoveOutcome as Outcome, MoveState, SessionState, Tier};
+use vramd_proto::v1::{MoveOutcome as Outcome, SessionState, Tier};
 use vramd_tests::{
     Daemon, MIB_2, Probe,
-    config::Effect,
     wait::{PATIENCE, until},
 };
 
 use super::{first, held, moving, nothing_is_left, outcomes, request, tiers, until_held};
 
 /// A client process by way of the SDK, which unmaps what it is told to: two parts that it does not hold.
-fn client(daemon: &Daemon) -> (Probe, u64) {
+pub(super) fn client(daemon: &Daemon) -> (Probe, u64) {
     let mut probe = daemon.probe();
     probe.ask("sdk open");
     let id = probe.ask("sdk allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
     probe.ask("sdk unhold");
     (probe, id)
-}
-
-/// Where the daemon is when the client dies.
-type Reached = fn(&Daemon) -> bool;
-
-/// Whether a copy towards that tier is under way.
-fn copies(daemon: &Daemon, tier: Tier) -> bool {
-    let moves = daemon.admin.list_moves(ListMovesRequest::default()).ok().moves;
-    moves.iter().any(|it| it.tier() == tier && it.state() == MoveState::Copying)
-}
-
-#[test]
-fn a_client_killed_on_the_way_out_leaves_nothing() {
-    // What takes its time there.
-    let steps: [(&str, (&'static str, u64), Reached); 3] = [
-        ("its backing is made", ("create_host", 1), |daemon| daemon.books().devices[0].moving_out_bytes > 0),
-        ("it is copied", ("copy", 1), |daemon| copies(daemon, Tier::Host)),
-        ("it has left, and the device has not", ("release", 1), |daemon| {
-            daemon.books().devices[0].moving_out_bytes == 0 && held(daemon) == (2, 4)
-        }),
-    ];
-    for (step, (on, nth), reached) in steps {
-        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(400)));
-        let (probe, id) = client(&daemon);
-        let evicting = moving(&daemon, id, Tier::Host);
-        until(step, || reached(&daemon));
-        probe.kill();
-        // However it ends, it does.
-        evicting.ok();
-        nothing_is_left(&daemon);
-    }
-}
-
-#[test]
-fn a_client_killed_on_the_way_in_leaves_nothing() {
-    // The first two of each are the allocation's, or the way out.
-    let steps: [(&str, (&'static str, u64), Reached); 3] = [
-        ("memory is made for it", ("create", 3), |daemon| daemon.books().devices[0].moving_in_bytes > 0),
-        ("it is copied", ("copy", 3), |daemon| copies(daemon, Tier::Device)),
-        ("one part is mapped and the other on its way", ("copy", 4), |daemon| {
-            let books = daemon.books();
-            books.sessions[0].mapped_bytes > 0 && books.devices[0].moving_in_bytes > 0
-        }),
-    ];
-    for (step, (on, nth), reached) in steps {
-        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(400)));
-        let (mut probe, id) = client(&daemon);
-        assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
-        until_held(&daemon, 0, 4);
-        probe.tell("sdk pin-for 60000");
-        until(step, || reached(&daemon));
-        probe.kill();
-        nothing_is_left(&daemon);
-    }
-}
-
-#[test]
-fn a_client_that_dies_before_it_has_unmapped_leaves_nothing() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let mut probe = daemon.probe();
-    probe.ask("open pins");
-    let id = probe.ask("allocate 2097152")["allocation"].as_u64().unwrap();
-    // It does not read what it is sent.
-    let evicting = moving(&daemon, id, Tier::Host);
-    until("it was told to unmap", || daemon.log().contains("revoke sent"));
-    assert!(!evicting.is_answered());
-    probe.kill();
-    let outcome = first(&evicting.ok()).0;
-    assert!(matches!(outcome, Outcome::Freed | Outcome::Silent), "{outcome:?}");
-    nothing_is_left(&daemon);
 }
 
 #[test]

@@ -1,0 +1,193 @@
+//! Memory of the host: where it is from, and what comes of it where it cannot be had.
+
+use std::{panic, path::Path, process::Command, thread, time::Duration};
+
+use fake_cuda::Fake;
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+use vramd_proto::v1::{
+    AllocateBatchRequest, Allocation, MoveOutcome, MovePartsRequest, MovePartsResponse, PartRef, Tier,
+    move_parts_request::Target,
+};
+use vramd_tests::{Pending, RawSession, books::Books, content, digest, spec, wait::until};
+use vramd_types::Reason;
+
+use crate::{Daemon, configured};
+
+fn evicting(daemon: &Daemon, allocation: u64, part: u32) -> Pending<MovePartsResponse> {
+    daemon.admin().move_parts(MovePartsRequest {
+        target: Some(Target::AllocationId(allocation)),
+        part_indexes: vec![part],
+        tier: Tier::Host.into(),
+        ..Default::default()
+    })
+}
+
+/// Until that is answered. What was sent before the answer may be read after it.
+fn unmap_as_told(session: &mut RawSession, is_answered: impl Fn() -> bool) {
+    let mut answered = false;
+    while !answered {
+        answered = is_answered();
+        while session.channel.waits(Duration::from_millis(5)) {
+            let revoke = session.receive_revoke();
+            session.unmap_parts(revoke.parts);
+        }
+    }
+}
+
+/// Pins all of it, wherever it is.
+#[track_caller]
+fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes: &[u8]) {
+    let parts = u32::try_from(bytes.len() >> 22).unwrap();
+    let call = session.pin((0..parts).map(|part_index| PartRef { allocation_id, part_index }).collect());
+    session.pin_answer(call).expect("there is room on the device");
+    session.pin_ended(call);
+    assert_eq!(session.digest(allocation_id, bytes.len() as u64), digest(bytes));
+}
+
+/// What cannot be pinned ahead is told in the log, and who needs it gets an exact answer and loses nothing.
+fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
+    let daemon = Daemon::start_with_host(fake, "16MiB");
+    let said = format!(
+        "WARN no more memory of the host is pinned ahead of need: parts wait for it as they move \
+         node=0 pinned_bytes={pinned} problem=out of host memory: {why}"
+    );
+    until("it is told", || daemon.log().contains(&said));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let allocation = session.allocate(spec(8 << 20)).allocation_id;
+    let bytes = content(8 << 20, 4);
+    session.write(allocation, &bytes);
+    let parts_pinned = u32::try_from(pinned / (4 << 20)).unwrap();
+    for part in 0..=parts_pinned {
+        let answer = evicting(&daemon, allocation, part);
+        unmap_as_told(&mut session, || answer.is_answered());
+        let answer = answer.ok();
+        if part < parts_pinned {
+            assert_eq!(answer.parts[0].outcome(), MoveOutcome::Moved, "{answer:?}");
+            continue;
+        }
+        let error = answer.parts[0].error.clone().expect("a refusal");
+        assert_eq!((error.reason.as_str(), error.metadata["tier"].as_str()), ("DEVICE_FULL", "host"));
+    }
+    pins_and_finds(&mut session, allocation, &bytes);
+    assert_eq!(daemon.log().matches("is pinned ahead of need").count(), 1, "{}", daemon.log());
+    session.free(allocation);
+    until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
+}
+
+/// What the driver says is nearest to the device is asked for, ahead of need and for who moves.
+#[test]
+fn the_host_tier_is_of_the_node_that_is_nearest_to_the_device() {
+    let fake = Fake::new().says("note = 1").says("attribute.134 = 1");
+    let daemon = Daemon::start_with_host(&fake, "16MiB");
+    let made = |node: u32| fake.calls(&format!("cuMemCreate(host:{node})")).len();
+    until("all of it is pinned", || made(1) == 4);
+    assert_eq!(made(0), 0, "{}", daemon.log());
+}
+
+#[test]
+fn host_memory_that_cannot_be_had() {
+    has_less_than_was_configured(&Fake::new().says("host_mib = 4"), 4 << 20, "no more can be pinned");
+}
+
+#[test]
+fn host_memory_that_cannot_be_registered() {
+    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@1");
+    has_less_than_was_configured(&fake, 0, "");
+}
+
+/// Who needs room that could only be made in the host is refused meanwhile, and nobody loses anything.
+#[test]
+fn host_memory_that_can_be_had_again() {
+    // On the device there is room for four parts and a little.
+    let fake = Fake::new().says("fail.cuMemCreate(host) = 2@told").says("memory_mib = 27");
+    fake.tell(true);
+    let daemon = Daemon::start_with_host(&fake, "64MiB");
+    until("it is told", || daemon.log().contains("no more memory of the host is pinned ahead of need"));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(spec(12 << 20)).allocation_id;
+    let bytes = content(12 << 20, 8);
+    session.write(id, &bytes);
+    daemon.settled_books();
+
+    let mut other = RawSession::open_with_pins(&daemon.sockets());
+    let request = || other.request(vec![spec(8 << 20)]);
+    let asked = other.memory.allocate_batch(request());
+    unmap_as_told(&mut session, || asked.is_answered());
+    let refused = asked.refused();
+    let refused = refused.is(Reason::DeviceFull);
+    let facts = ["tier", "asked", "free"].map(|fact| refused.fact(fact));
+    assert_eq!(facts, ["device", "8388608", "7340032"]);
+    let lies = || {
+        let books = daemon.settled_books();
+        let of = |row: &&Allocation| row.allocation_id == id;
+        books.allocations.iter().find(of).map(|row| (row.resident_bytes, row.host_bytes))
+    };
+    assert_eq!(lies(), Some((12 << 20, 0)));
+    assert!(daemon.log().contains("a part could not be moved, and is where it was"), "{}", daemon.log());
+    pins_and_finds(&mut session, id, &bytes);
+
+    fake.tell(false);
+    // That the pin call has ended comes by another socket, and may come later.
+    let waiting = AllocateBatchRequest { wait_ms: 30_000, ..request() };
+    let asked = other.memory.allocate_batch(waiting);
+    unmap_as_told(&mut session, || asked.is_answered());
+    let theirs = asked.ok().allocations[0].allocation_id;
+    other.map_all(theirs);
+    assert_eq!(lies(), Some((8 << 20, 4 << 20)), "one has left");
+    other.free(theirs);
+    pins_and_finds(&mut session, id, &bytes);
+    session.free(id);
+    until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
+}
+
+/// Runs what starts a daemon where that may lock 8 MiB, whoever it is.
+fn may_lock_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Send) -> T {
+    let command = |config: &Path| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -l 8192 && exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_vramd")]);
+        command.arg(config);
+        command
+    };
+    // What a thread takes from its own bounding set its children cannot have.
+    let run = move || {
+        if rustix::process::geteuid().is_root() {
+            remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
+        }
+        run(&command)
+    };
+    thread::scope(|scope| scope.spawn(run).join().unwrap_or_else(|why| panic::resume_unwind(why)))
+}
+
+/// Where the driver pins in the daemon's name, and it may not lock that much.
+#[test]
+fn a_limit_on_locked_memory_below_the_host_tier_is_told_at_the_start() {
+    let fake = Fake::new().says("attribute.141 = 0");
+    let place = tempfile::tempdir().unwrap();
+    let config = configured(&place, &fake, "12MiB");
+    let mut daemon = may_lock_8_mib(move |daemon| Daemon::spawn(daemon(&config), place));
+    let status = daemon.ended().code();
+    let said = daemon.log();
+    assert_eq!(status, Some(3), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(
+        last.ends_with(
+            "memory.host_size: 12 MiB for 1 devices, and this process may lock 8 MiB of memory, \
+             RLIMIT_MEMLOCK exit_status=3"
+        ),
+        "{said}"
+    );
+    assert!(!daemon.sockets().join("admin.sock").exists(), "nobody could ask it anything");
+}
+
+/// As much as it may lock; and where the driver's own memory goes by descriptor, nothing of it counts.
+#[test]
+fn a_limit_on_locked_memory_that_is_kept_keeps_no_daemon_from_starting() {
+    for (by_descriptor, host_size, pinned) in [(0, "8MiB", 8 << 20), (1, "12MiB", 12 << 20)] {
+        let fake = Fake::new().says(&format!("attribute.141 = {by_descriptor}"));
+        let place = tempfile::tempdir().unwrap();
+        let config = configured(&place, &fake, host_size);
+        let daemon = may_lock_8_mib(move |daemon| Daemon::start_by(daemon(&config), place));
+        let told = format!("memory of the host is pinned ahead of need node=0 pinned_bytes={pinned}");
+        until("it is pinned", || daemon.log().contains(&told));
+    }
+}

@@ -1,0 +1,187 @@
+//! The real daemon on the CUDA driver, over a driver library of our own: what a real card can't be made to do when a
+//! test wants it.
+
+mod fixed;
+mod host;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use fake_cuda::Fake;
+use tonic::transport::Endpoint;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use vramd_tests::{
+    RawSession,
+    books::Books,
+    content,
+    rpc::{Admin, is_serving},
+    session::persistent,
+    spec,
+    wait::{eventually, until},
+};
+
+/// Two parts.
+const SIZE: u64 = 6 << 20;
+
+struct Daemon {
+    place: tempfile::TempDir,
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts it and waits until it serves.
+    fn start(fake: &Fake) -> Self {
+        Self::start_with_host(fake, "0")
+    }
+
+    /// With so much memory of the host beside its device.
+    fn start_with_host(fake: &Fake, host_size: &str) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramd"));
+        command.arg("--config").arg(configured(&place, fake, host_size));
+        Self::start_by(command, place)
+    }
+
+    fn start_by(command: Command, place: tempfile::TempDir) -> Self {
+        let daemon = Self::spawn(command, place);
+        until("the daemon serves", || is_serving(&daemon.sockets().join("admin.sock"), ""));
+        daemon
+    }
+
+    fn spawn(mut command: Command, place: tempfile::TempDir) -> Self {
+        command.env_remove("VRAMD_SOCKET_DIR");
+        command.stdin(Stdio::null()).stdout(fs::File::create(place.path().join("log")).unwrap());
+        command.stderr(fs::File::options().append(true).open(place.path().join("log")).unwrap());
+        let child = command.spawn().unwrap();
+        Self { place, child }
+    }
+
+    fn sockets(&self) -> PathBuf {
+        self.place.path().join("run")
+    }
+
+    fn admin(&self) -> Admin {
+        Admin::new(&self.sockets())
+    }
+
+    /// Once the daemon has heard every answer on its channels.
+    #[track_caller]
+    fn settled_books(&self) -> Books {
+        eventually("nothing is on its way", || {
+            let books = Books::read(&self.admin());
+            (books.node.fds_in_flight == 0).then_some(books)
+        })
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.place.path().join("log")).unwrap()
+    }
+
+    fn ended(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("the daemon ends", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+fn configured(place: &tempfile::TempDir, fake: &Fake, host_size: &str) -> PathBuf {
+    let (file, library) = (place.path().join("vramd.toml"), fake.library());
+    let text = format!(
+        "[daemon]\nsocket_dir = {:?}\nstate_dir = {:?}\n[memory]\npart_size = \"4MiB\"\nmargin = \"0\"\n\
+         host_size = {host_size:?}\nsessions_reserved = 0\n[driver]\nkind = \"cuda\"\n[driver.cuda]\n\
+         library = {library:?}\nnvml_library = {library:?}\n[limits]\nsurvey_interval_ms = 50\n",
+        place.path().join("run"),
+        place.path().join("state"),
+    );
+    fs::write(&file, text).unwrap();
+    file
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// All that a watch of the health says, until the daemon hangs up. `begun` is called after the first word.
+async fn health(socket: &Path, begun: impl FnOnce()) -> Vec<ServingStatus> {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+    let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+    let watch = client.watch(HealthCheckRequest { service: String::new() }).await;
+    let mut watch = watch.unwrap().into_inner();
+    let mut said = vec![watch.message().await.unwrap().unwrap().status()];
+    begun();
+    // An error is the end of the connection.
+    while let Ok(Some(word)) = watch.message().await {
+        said.push(word.status());
+    }
+    said
+}
+
+/// Health says so, the daemon ends with a status of its own within seconds, and what a client maps stays its own.
+fn is_poisoned(code: u32) {
+    let fake = Fake::new().says(&format!("fail.cuStreamQuery = {code}@told"));
+    let mut daemon = Daemon::start(&fake);
+    let mut session = RawSession::open(&daemon.sockets());
+    let allocation = session.allocate(spec(SIZE)).allocation_id;
+    let bytes = content(SIZE, 1);
+    session.write(allocation, &bytes);
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut poisoned = Instant::now();
+    let said = runtime.block_on(health(&daemon.sockets().join("admin.sock"), || {
+        fake.tell(true);
+        poisoned = Instant::now();
+    }));
+    assert_eq!(said, [ServingStatus::Serving, ServingStatus::NotServing]);
+    assert_eq!(daemon.ended().code(), Some(7), "{}", daemon.log());
+    assert!(poisoned.elapsed() < Duration::from_secs(10), "{:?}", poisoned.elapsed());
+    assert!(daemon.log().contains(&format!("({code})")), "{}", daemon.log());
+
+    assert_eq!(session.digest(allocation, SIZE), vramd_tests::digest(&bytes), "it is all there");
+    let more = content(SIZE, 2);
+    session.write(allocation, &more);
+    assert_eq!(session.digest(allocation, SIZE), vramd_tests::digest(&more), "and can be used");
+}
+
+#[test]
+fn an_illegal_address_in_the_daemon_s_context() {
+    is_poisoned(700);
+}
+
+#[test]
+fn a_failed_launch_in_the_daemon_s_context() {
+    is_poisoned(719);
+}
+
+/// Each part of an allocation is exported when it is made, and then sent to whoever maps it.
+#[test]
+fn a_part_is_exported_once_and_sent_to_many() {
+    let fake = Fake::new().says("note = 1");
+    let daemon = Daemon::start(&fake);
+    let exports = || fake.callers("cuMemExportToShareableHandle").len();
+    let before = exports();
+    let mut owner = RawSession::open(&daemon.sockets());
+    let allocation = owner.allocate(persistent("shared", SIZE)).allocation_id;
+    assert_eq!(exports(), before + 2, "two parts");
+    let bytes = content(SIZE, 3);
+    owner.write(allocation, &bytes);
+    owner.seal(allocation);
+    for _ in 0..3 {
+        let mut reader = RawSession::open(&daemon.sockets());
+        let attached = reader.attach("shared").allocation_id;
+        assert_eq!(reader.digest(attached, SIZE), vramd_tests::digest(&bytes));
+    }
+    assert_eq!(exports(), before + 2, "they were sent, to its owner again and to three readers");
+}
