@@ -1,7 +1,8 @@
 //! Runs the contract suite on the CUDA driver of this machine: one program, no toolchain needed.
 //!
 //! ```text
-//! contract-cuda [--library PATH] [--nvml PATH] [--params PATH] [--device UUID]... [--json FILE] [PART OF A NAME]...
+//! contract-cuda [--library PATH] [--nvml PATH] [--params PATH] [--device UUID]... [--directory PATH] [--json FILE]
+//!     [PART OF A NAME]...
 //! ```
 //!
 //! Without a part of a name, or with `pinning`, it also measures what pinning memory of the host ahead of need takes.

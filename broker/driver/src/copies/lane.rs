@@ -2,7 +2,7 @@
 //! wire never waits for us.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::VecDeque,
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::Duration,
@@ -10,26 +10,26 @@ use std::{
 
 use vramd_types::{Bytes, CopyId};
 
-use super::table::Entry;
+use super::{table::Entry, waiting::Waiting};
 use crate::{Completion, CopyError, DriverError};
-
-/// From here on larger chunks are no faster, and a copy that is cancelled stops the sooner the smaller they are.
-pub(crate) const CHUNK: u64 = 16 << 20;
-
-/// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
-const UNDER_WAY_MAX: usize = 6;
 
 /// A driver's own way to move bytes in one direction.
 pub(crate) trait Link {
+    /// From here on larger chunks are no faster, and a copy that is cancelled stops the sooner the smaller they are.
+    const CHUNK: u64 = 16 << 20;
+
+    /// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
+    const UNDER_WAY_MAX: usize = 6;
+
     /// What is copied, and what keeps it in place.
     type Work;
     /// A piece that was begun. Pieces end in the order of their beginning.
     type Chunk;
 
-    fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Self::Chunk, DriverError>;
+    fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Self::Chunk, CopyError>;
 
     /// Whether the bytes have arrived. Not asked again once it has ended, well or not.
-    fn has_ended(&mut self, chunk: &mut Self::Chunk) -> Result<bool, DriverError>;
+    fn has_ended(&mut self, chunk: &mut Self::Chunk) -> Result<bool, CopyError>;
 
     /// How long it pays to wait before asking again. Who waits for the copy waits for its last chunk.
     fn patience(&self, chunk: &Self::Chunk, is_last: bool) -> Duration;
@@ -81,13 +81,6 @@ struct Lane<L: Link> {
     under_way: usize,
 }
 
-/// Copies of which nothing was begun, in the order of their arrival. One can be taken from among thousands.
-struct Waiting<W> {
-    jobs: BTreeMap<u64, Job<W>>,
-    arrivals: HashMap<CopyId, u64>,
-    last: u64,
-}
-
 struct Begun<L: Link> {
     job: Job<L::Work>,
     next: u64,
@@ -129,7 +122,7 @@ impl<L: Link> Lane<L> {
                 match self.link.has_ended(chunk) {
                     Ok(false) => return,
                     Ok(true) => front.job.entry.add(*length),
-                    Err(error) => drop(front.problem.get_or_insert_with(|| error.into())),
+                    Err(error) => drop(front.problem.get_or_insert(error)),
                 }
                 front.chunks.pop_front();
                 self.under_way -= 1;
@@ -144,7 +137,7 @@ impl<L: Link> Lane<L> {
     }
 
     fn begin(&mut self) {
-        while self.under_way < UNDER_WAY_MAX {
+        while self.under_way < L::UNDER_WAY_MAX {
             match self.begun.back_mut().filter(|it| !it.is_all_begun()) {
                 Some(last) => self.under_way += last.begin_next(&mut self.link),
                 None => match self.waiting.pop() {
@@ -153,34 +146,6 @@ impl<L: Link> Lane<L> {
                 },
             }
         }
-    }
-}
-
-impl<W> Default for Waiting<W> {
-    fn default() -> Self {
-        Self { jobs: BTreeMap::new(), arrivals: HashMap::new(), last: 0 }
-    }
-}
-
-impl<W> Waiting<W> {
-    fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
-    }
-
-    fn push(&mut self, job: Job<W>) {
-        self.last += 1;
-        self.arrivals.insert(job.copy, self.last);
-        self.jobs.insert(self.last, job);
-    }
-
-    fn pop(&mut self) -> Option<Job<W>> {
-        let (_, job) = self.jobs.pop_first()?;
-        self.arrivals.remove(&job.copy);
-        Some(job)
-    }
-
-    fn take(&mut self, copy: CopyId) -> Option<Job<W>> {
-        self.jobs.remove(&self.arrivals.remove(&copy)?)
     }
 }
 
@@ -200,7 +165,7 @@ impl<L: Link> Begun<L> {
             self.problem = Some(CopyError::Cancelled);
             return 0;
         }
-        let length = (self.job.size.get() - self.next).min(CHUNK);
+        let length = (self.job.size.get() - self.next).min(L::CHUNK);
         match link.begin(&self.job.work, self.next, length) {
             Ok(chunk) => {
                 self.chunks.push_back((chunk, length));
@@ -208,7 +173,7 @@ impl<L: Link> Begun<L> {
                 1
             }
             Err(error) => {
-                self.problem = Some(error.into());
+                self.problem = Some(error);
                 0
             }
         }

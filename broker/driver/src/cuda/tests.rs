@@ -24,7 +24,7 @@ const FIRST: DeviceIndex = DeviceIndex(0);
 
 fn config(fake: &Fake) -> CudaConfig {
     let library = Some(fake.library());
-    CudaConfig { nvml: library.clone(), library, params: Some(fake.params()), nodes: None }
+    CudaConfig { nvml: library.clone(), library, params: Some(fake.params()), ..CudaConfig::default() }
 }
 
 fn why(fake: &Fake) -> Why {

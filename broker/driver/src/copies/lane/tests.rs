@@ -10,7 +10,10 @@ use std::{
 };
 
 use super::*;
-use crate::copies::Table;
+use crate::{DriverError, copies::Table};
+
+const CHUNK: u64 = <Noted as Link>::CHUNK;
+const UNDER_WAY_MAX: usize = <Noted as Link>::UNDER_WAY_MAX;
 
 /// A work's name, and the chunk at whose beginning something happens.
 type Work = (&'static str, Option<(u64, Event)>);
@@ -43,15 +46,15 @@ struct Chunk {
     fails: bool,
 }
 
-fn broken<T>() -> Result<T, DriverError> {
-    Err(DriverError::Failed("broken".to_owned()))
+fn broken<T>() -> Result<T, CopyError> {
+    Err(DriverError::Failed("broken".to_owned()).into())
 }
 
 impl Link for Noted {
     type Work = Work;
     type Chunk = Chunk;
 
-    fn begin(&mut self, (name, event): &Work, at: u64, _: u64) -> Result<Chunk, DriverError> {
+    fn begin(&mut self, (name, event): &Work, at: u64, _: u64) -> Result<Chunk, CopyError> {
         let mut notes = self.notes.borrow_mut();
         notes.begun.push((name, at / CHUNK));
         let event = event.and_then(|(of, event)| (of == at / CHUNK).then_some(event));
@@ -70,7 +73,7 @@ impl Link for Noted {
         Ok(Chunk { asked: 0, fails: matches!(event, Some(Event::Fails)) })
     }
 
-    fn has_ended(&mut self, chunk: &mut Chunk) -> Result<bool, DriverError> {
+    fn has_ended(&mut self, chunk: &mut Chunk) -> Result<bool, CopyError> {
         chunk.asked += 1;
         if chunk.asked < 2 {
             return Ok(false);
@@ -123,7 +126,7 @@ fn what_failed_goes_no_further_and_is_told_once_all_of_it_has_ended() {
     assert_eq!(of("a"), 3);
     assert!(of("b") <= 2 * UNDER_WAY_MAX, "{}", of("b"));
     assert_eq!(notes.under_way, 0);
-    let failed = || broken().map_err(CopyError::from);
+    let failed = broken;
     assert_eq!(notes.told, [(1, failed()), (2, failed()), (3, Ok(()))]);
 }
 

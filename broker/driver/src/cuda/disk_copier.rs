@@ -1,0 +1,108 @@
+//! Moves bytes between memory and disk: the disk reads and writes memory of the host where it is, and memory of a device by way of
+//! pinned buffers.
+
+use std::sync::Arc;
+
+use super::{
+    api::{CudaError, Pinned, Stream, Transfer, Way},
+    device::{Arrival, Device},
+    disk_room::CudaRoom,
+    host_memory::HostSpan,
+    memory::{Held, Memory},
+    state::State,
+};
+use crate::{DriverError, disk::Side};
+
+/// Memory at one end of such a copy.
+#[derive(Clone, Debug)]
+pub(super) struct DiskEnd {
+    pub(super) held: Held,
+    pub(super) _arrival: Option<Arc<Arrival>>,
+}
+
+/// Of one lane.
+#[derive(Debug)]
+pub(super) struct CudaSide {
+    /// One for each device.
+    streams: Vec<(Arc<Device>, Stream)>,
+}
+
+impl CudaSide {
+    pub(super) fn new(state: &State) -> Result<Self, CudaError> {
+        let streams =
+            state.devices.iter().map(|device| Ok((Arc::clone(device), Stream::new(device.context())?)));
+        Ok(Self { streams: streams.collect::<Result<_, CudaError>>()? })
+    }
+
+    fn stream(&self, memory: &Memory) -> Result<&Stream, DriverError> {
+        let stream = self.streams.iter().find(|(device, _)| Arc::ptr_eq(device, memory.device()));
+        stream
+            .map(|(_, stream)| stream)
+            .ok_or_else(|| DriverError::Failed("there is no such device".to_owned()))
+    }
+}
+
+/// Bytes between a buffer and memory.
+#[derive(Debug)]
+pub(super) enum Hop {
+    Device(Transfer<(Pinned, DiskEnd)>),
+    /// The CPU has done it already.
+    Host(Option<Pinned>),
+}
+
+impl Side for CudaSide {
+    type Memory = DiskEnd;
+    type Room = CudaRoom;
+    type Hop = Hop;
+
+    fn straight(&self, end: &DiskEnd, at: u64, length: usize) -> Option<CudaRoom> {
+        match &end.held {
+            Held::Host(memory) => HostSpan::of(memory, at, length).map(CudaRoom::Host),
+            Held::Device(_) => None,
+        }
+    }
+
+    fn buffer(&mut self, length: usize) -> Result<CudaRoom, DriverError> {
+        let (device, _) =
+            self.streams.first().ok_or_else(|| DriverError::Failed("there is no device".to_owned()))?;
+        Ok(CudaRoom::Ring(Pinned::new(device.context(), length)?))
+    }
+
+    fn fetch(&mut self, end: &DiskEnd, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
+        match (&end.held, buffer) {
+            (Held::Device(memory), CudaRoom::Ring(pinned)) => {
+                let from = memory.address()? + at;
+                Ok(Hop::Device(self.stream(memory)?.copy_out(end.clone(), from, length, pinned)?))
+            }
+            (Held::Host(_), _) | (_, CudaRoom::Host(_)) => Err(needs_no_buffer()),
+        }
+    }
+
+    fn store(&mut self, end: &DiskEnd, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
+        match (&end.held, buffer) {
+            (Held::Device(memory), CudaRoom::Ring(pinned)) => {
+                let (from, to) = (pinned.address(), memory.address()? + at);
+                let stream = self.stream(memory)?;
+                Ok(Hop::Device(stream.copy((pinned, end.clone()), Way::In, from, to, length)?))
+            }
+            (Held::Host(memory), CudaRoom::Ring(pinned)) => {
+                let at = usize::try_from(at).unwrap_or(usize::MAX);
+                memory.view().write(at, &pinned.bytes()[..length]);
+                Ok(Hop::Host(Some(pinned)))
+            }
+            (_, CudaRoom::Host(_)) => Err(needs_no_buffer()),
+        }
+    }
+
+    fn arrived(&mut self, hop: &mut Hop) -> Result<Option<CudaRoom>, DriverError> {
+        let pinned = match hop {
+            Hop::Host(pinned) => pinned.take(),
+            Hop::Device(transfer) => transfer.ended()?.map(|(pinned, _)| pinned),
+        };
+        Ok(pinned.map(CudaRoom::Ring))
+    }
+}
+
+fn needs_no_buffer() -> DriverError {
+    DriverError::Failed("the disk itself reads and writes memory of the host".to_owned())
+}
