@@ -55,6 +55,14 @@ impl Side for CudaSide {
     type Room = CudaRoom;
     type Hop = Hop;
 
+    fn is_same(one: &DiskEnd, other: &DiskEnd) -> bool {
+        match (&one.held, &other.held) {
+            (Held::Device(one), Held::Device(other)) => Arc::ptr_eq(one, other),
+            (Held::Host(one), Held::Host(other)) => Arc::ptr_eq(one, other),
+            (Held::Device(_), Held::Host(_)) | (Held::Host(_), Held::Device(_)) => false,
+        }
+    }
+
     fn straight(&self, end: &DiskEnd, at: u64, length: usize) -> Option<CudaRoom> {
         match &end.held {
             Held::Host(memory) => HostSpan::of(memory, at, length).map(CudaRoom::Host),

@@ -12,73 +12,28 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
     num::NonZeroU64,
     sync::{Arc, mpsc::Receiver},
     time::Duration,
 };
 
-use rustix::{io::Errno, thread::set_current_timer_slack};
-use vramd_types::{Bytes, ExtentId};
+use rustix::thread::set_current_timer_slack;
 
 use super::{
     ALIGNMENT, PIECE, RING_PIECES,
-    engine::{DiskEngine, Done, Engine, Flaw, Op, Way},
+    engine::{DiskEngine, Done, Engine, Op, Way},
     extent::DiskExtent,
+    piece::{DiskWork, OnDisk, Piece, Stage, failed},
     room::Room,
-    sums::Sum,
+    side::Side,
 };
 use crate::{
-    Completion, CopyError, DiskFlaw, DriverError,
+    Completion, CopyError, DriverError,
     copies::{Link, lane, lane::Order},
 };
 
 /// A fraction of what a fast disk takes for a piece, of which there are many under way.
 const BETWEEN_PIECES: Duration = Duration::from_micros(100);
-
-/// What is copied between an extent on disk and memory. Both are kept for as long as it takes, even if they are released
-/// meanwhile.
-#[derive(Clone, Debug)]
-pub(crate) struct DiskWork<M> {
-    pub(crate) disk: Arc<DiskExtent>,
-    pub(crate) memory: M,
-}
-
-/// A driver's own way to get at its memory.
-pub(crate) trait Side {
-    type Memory: Clone + fmt::Debug;
-    /// A buffer of the ring, or memory that needs none.
-    type Room: Room + fmt::Debug;
-    /// Bytes on their way between a buffer and memory.
-    type Hop: fmt::Debug;
-
-    /// Where the disk itself can read and write, if there is such.
-    fn straight(&self, memory: &Self::Memory, at: u64, length: usize) -> Option<Self::Room>;
-
-    /// A new buffer.
-    fn buffer(&mut self, length: usize) -> Result<Self::Room, DriverError>;
-
-    /// Begins to copy from memory to the beginning of a buffer. What fails has lost the buffer.
-    fn fetch(
-        &mut self,
-        memory: &Self::Memory,
-        at: u64,
-        length: usize,
-        buffer: Self::Room,
-    ) -> Result<Self::Hop, DriverError>;
-
-    /// Begins to copy from the beginning of a buffer to memory.
-    fn store(
-        &mut self,
-        memory: &Self::Memory,
-        at: u64,
-        length: usize,
-        buffer: Self::Room,
-    ) -> Result<Self::Hop, DriverError>;
-
-    /// The buffer once the bytes have arrived. Not asked again then, nor after an error.
-    fn arrived(&mut self, hop: &mut Self::Hop) -> Result<Option<Self::Room>, DriverError>;
-}
 
 #[derive(Debug)]
 pub(crate) struct DiskLink<S: Side> {
@@ -91,26 +46,6 @@ pub(crate) struct DiskLink<S: Side> {
     pieces: VecDeque<Piece<S>>,
     /// The number of the first of them.
     first: u64,
-}
-
-struct Piece<S: Side> {
-    work: DiskWork<S::Memory>,
-    at: u64,
-    length: usize,
-    /// What is read must be, or what is written is.
-    sum: Option<Sum>,
-    is_straight: bool,
-    stage: Stage<S::Hop>,
-}
-
-#[derive(Debug)]
-enum Stage<H> {
-    /// From memory to a buffer.
-    Fetching(H),
-    OnDisk,
-    /// From a buffer to memory.
-    Storing(H),
-    Ended(Result<(), CopyError>),
 }
 
 /// Until nobody can send any more and all is done.
@@ -126,46 +61,73 @@ impl<S: Side> DiskLink<S> {
         Ok(Self { way, side, engine, idle: Vec::new(), pieces: VecDeque::new(), first: 0 })
     }
 
+    /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
+    fn start(&mut self, index: usize) {
+        let Some(piece) = self.pieces.get(index).filter(|it| matches!(it.stage, Stage::Waiting)) else {
+            return;
+        };
+        if self.pieces.range(..index).any(|earlier| earlier.is_in_the_way_of(piece, self.way)) {
+            return;
+        }
+        let (work, at, length) = (piece.work.clone(), piece.at, piece.length);
+        let tag = self.first + index as u64;
+        let begun = match self.way {
+            Way::FromDisk => self.begin_read(tag, &work, at, length),
+            Way::ToDisk => self.begin_write(tag, &work, at, length),
+        };
+        self.pieces[index].stage = begun.unwrap_or_else(|error| Stage::Ended(Err(error)));
+    }
+
     fn begin_read(
         &mut self,
+        tag: u64,
         work: &DiskWork<S::Memory>,
         at: u64,
         length: usize,
-    ) -> Result<Piece<S>, CopyError> {
+    ) -> Result<Stage<S::Hop>, CopyError> {
         let sum = work.disk.sums().expected(at, length)?;
         let blocks = sum.length.next_multiple_of(ALIGNMENT);
         // What is verified is all that was written there, of which memory may be to get a part only.
         let straight = (blocks == length).then(|| self.side.straight(&work.memory, at, blocks)).flatten();
         let is_straight = straight.is_some();
         let room = straight.map_or_else(|| self.buffer(), Ok)?;
-        self.submit(&work.disk, at, blocks, room);
-        Ok(Piece { work: work.clone(), at, length, sum: Some(sum), is_straight, stage: Stage::OnDisk })
+        self.submit(tag, &work.disk, at, blocks, room);
+        Ok(Stage::OnDisk(OnDisk { sum, is_straight }))
     }
 
     fn begin_write(
         &mut self,
+        tag: u64,
         work: &DiskWork<S::Memory>,
         at: u64,
         length: usize,
-    ) -> Result<Piece<S>, CopyError> {
-        let sums = work.disk.sums();
+    ) -> Result<Stage<S::Hop>, CopyError> {
         let blocks = length.next_multiple_of(ALIGNMENT);
-        let piece =
-            |sum, is_straight, stage| Piece { work: work.clone(), at, length, sum, is_straight, stage };
-        if let Some(room) = self.side.straight(&work.memory, at, blocks) {
-            let sum = sums.of(at, &room.bytes()[..length]);
-            sums.forget(at);
-            self.submit(&work.disk, at, blocks, room);
-            return Ok(piece(Some(sum), true, Stage::OnDisk));
+        match self.side.straight(&work.memory, at, blocks) {
+            Some(room) => Ok(self.write(tag, &work.disk, at, length, room, true)),
+            None => {
+                let buffer = self.buffer()?;
+                Ok(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?))
+            }
         }
-        let buffer = self.buffer()?;
-        let hop = self.side.fetch(&work.memory, at, length, buffer)?;
-        Ok(piece(None, false, Stage::Fetching(hop)))
     }
 
-    /// For the piece that is begun now.
-    fn submit(&mut self, disk: &DiskExtent, at: u64, length: usize, room: S::Room) {
-        let tag = self.first + self.pieces.len() as u64;
+    fn write(
+        &mut self,
+        tag: u64,
+        disk: &DiskExtent,
+        at: u64,
+        length: usize,
+        room: S::Room,
+        is_straight: bool,
+    ) -> Stage<S::Hop> {
+        let sum = disk.sums().of(at, &room.bytes()[..length]);
+        disk.sums().forget(at);
+        self.submit(tag, disk, at, length.next_multiple_of(ALIGNMENT), room);
+        Stage::OnDisk(OnDisk { sum, is_straight })
+    }
+
+    fn submit(&mut self, tag: u64, disk: &DiskExtent, at: u64, length: usize, room: S::Room) {
         self.engine.begin(Op { tag, file: Arc::clone(disk.file()), way: self.way, at, length, room });
     }
 
@@ -181,68 +143,63 @@ impl<S: Side> DiskLink<S> {
         while let Some(done) = self.engine.poll() {
             self.disk_has_done(done);
         }
-        for (tag, piece) in (self.first..).zip(&mut self.pieces) {
-            let (hop, is_storing) = match &mut piece.stage {
-                Stage::Fetching(hop) => (hop, false),
-                Stage::Storing(hop) => (hop, true),
-                Stage::OnDisk | Stage::Ended(_) => continue,
-            };
-            match self.side.arrived(hop) {
-                Ok(None) => {}
-                Err(error) => piece.stage = Stage::Ended(Err(error.into())),
-                Ok(Some(buffer)) if is_storing => {
-                    self.idle.push(buffer);
-                    piece.stage = Stage::Ended(Ok(()));
-                }
-                Ok(Some(buffer)) => {
-                    let (disk, at) = (&piece.work.disk, piece.at);
-                    piece.sum = Some(disk.sums().of(at, &buffer.bytes()[..piece.length]));
-                    disk.sums().forget(at);
-                    let length = piece.length.next_multiple_of(ALIGNMENT);
-                    let file = Arc::clone(disk.file());
-                    self.engine.begin(Op { tag, file, way: self.way, at, length, room: buffer });
-                    piece.stage = Stage::OnDisk;
-                }
-            }
+        for index in 0..self.pieces.len() {
+            self.hop(index);
         }
+        // What was in the way of a piece has ended now, or will be looked at again.
+        for index in 0..self.pieces.len() {
+            self.start(index);
+        }
+    }
+
+    /// Takes a piece further whose bytes have come to a buffer, or from it.
+    fn hop(&mut self, index: usize) {
+        let Some(piece) = self.pieces.get_mut(index) else { return };
+        let (hop, is_storing) = match &mut piece.stage {
+            Stage::Fetching(hop) => (hop, false),
+            Stage::Storing(hop) => (hop, true),
+            Stage::Waiting | Stage::OnDisk(_) | Stage::Ended(_) => return,
+        };
+        let stage = match self.side.arrived(hop) {
+            Ok(None) => return,
+            Err(error) => Stage::Ended(Err(error.into())),
+            Ok(Some(buffer)) if is_storing => {
+                self.idle.push(buffer);
+                Stage::Ended(Ok(()))
+            }
+            Ok(Some(buffer)) => {
+                let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
+                self.write(self.first + index as u64, &disk, at, length, buffer, false)
+            }
+        };
+        self.pieces[index].stage = stage;
     }
 
     fn disk_has_done(&mut self, done: Done<S::Room>) {
         let Done { tag, room, result } = done;
-        let at = tag.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
-        let piece = at.and_then(|at| self.pieces.get_mut(at)).expect("a piece waits for the disk");
-        let extent = piece.work.disk.id();
-        let result = match (result, piece.sum) {
-            (Err(flaw), _) => Err(failed(extent, piece.at, self.way, flaw)),
-            (Ok(()), Some(sum)) if self.way == Way::FromDisk => {
-                piece.work.disk.sums().verify(piece.at, sum, &room.bytes()[..sum.length])
-            }
-            (Ok(()), sum) => {
-                sum.into_iter().for_each(|sum| piece.work.disk.sums().enter(piece.at, sum));
+        let index = tag.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        let piece = index.and_then(|index| self.pieces.get_mut(index)).expect("a piece waits for the disk");
+        let Stage::OnDisk(OnDisk { sum, is_straight }) = piece.stage else {
+            unreachable!("the disk answers each once");
+        };
+        let (disk, at) = (&piece.work.disk, piece.at);
+        let result = match result {
+            Err(flaw) => Err(failed(disk.id(), at, self.way, flaw)),
+            Ok(()) if self.way == Way::FromDisk => disk.sums().verify(at, sum, &room.bytes()[..sum.length]),
+            Ok(()) => {
+                disk.sums().enter(at, sum);
                 Ok(())
             }
         };
-        if self.way == Way::FromDisk && result.is_ok() && !piece.is_straight {
-            let stored = self.side.store(&piece.work.memory, piece.at, piece.length, room);
+        if self.way == Way::FromDisk && result.is_ok() && !is_straight {
+            let stored = self.side.store(&piece.work.memory, at, piece.length, room);
             piece.stage = stored.map_or_else(|error| Stage::Ended(Err(error.into())), Stage::Storing);
             return;
         }
-        if !piece.is_straight {
+        if !is_straight {
             self.idle.push(room);
         }
         piece.stage = Stage::Ended(result);
-    }
-}
-
-fn failed(extent: ExtentId, at: u64, way: Way, flaw: Flaw) -> CopyError {
-    let at = Bytes::new(at);
-    let flaw = match flaw {
-        Flaw::Short(bytes) => DiskFlaw::Short(Bytes::new(bytes as u64)),
-        Flaw::Failed(error) => DiskFlaw::Failed(Errno::raw_os_error(error)),
-    };
-    match way {
-        Way::FromDisk => CopyError::Unreadable { extent, at, flaw },
-        Way::ToDisk => CopyError::Unwritable { extent, at, flaw },
     }
 }
 
@@ -256,12 +213,10 @@ impl<S: Side> Link for DiskLink<S> {
 
     fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<u64, CopyError> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let piece = match self.way {
-            Way::FromDisk => self.begin_read(work, at, length)?,
-            Way::ToDisk => self.begin_write(work, at, length)?,
-        };
-        self.pieces.push_back(piece);
-        Ok(self.first + self.pieces.len() as u64 - 1)
+        let index = self.pieces.len();
+        self.pieces.push_back(Piece::new(work.clone(), at, length));
+        self.start(index);
+        Ok(self.first + index as u64)
     }
 
     /// Asked of the first alone: the others wait in line behind it.
@@ -283,11 +238,5 @@ impl<S: Side> Link for DiskLink<S> {
 
     fn patience(&self, _: &u64, _is_last: bool) -> Duration {
         BETWEEN_PIECES
-    }
-}
-
-impl<S: Side> fmt::Debug for Piece<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Piece").field("at", &self.at).field("stage", &self.stage).finish_non_exhaustive()
     }
 }

@@ -18,8 +18,10 @@ mod engine;
 mod extent;
 mod link;
 mod maker;
+mod piece;
 mod problem;
 mod room;
+mod side;
 mod sums;
 
 use std::{path::PathBuf, sync::Arc};
@@ -31,9 +33,11 @@ pub use self::{engine::DiskEngine, problem::DirectoryError};
 pub(crate) use self::{
     engine::{Way, uring_works},
     extent::DiskExtent,
-    link::{DiskLink, DiskWork, Side, run_lane},
+    link::{DiskLink, run_lane},
     maker::{DiskOrder, Registry, run},
+    piece::DiskWork,
     room::{Buffer, Room},
+    side::Side,
 };
 
 /// What direct IO is of, in memory and on disk: no disk has larger blocks that we know of, and who has is found out when

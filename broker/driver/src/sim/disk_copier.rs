@@ -34,6 +34,10 @@ impl Side for SimSide {
     /// It is done when it is begun.
     type Hop = Option<Buffer>;
 
+    fn is_same(one: &DiskEnd, other: &DiskEnd) -> bool {
+        Arc::ptr_eq(&one.memory, &other.memory)
+    }
+
     fn straight(&self, _: &DiskEnd, _at: u64, _length: usize) -> Option<Buffer> {
         None
     }
