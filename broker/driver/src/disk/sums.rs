@@ -52,7 +52,7 @@ impl Sums {
         let known = self.pieces().get(index(at)).copied().flatten();
         known
             .filter(|sum| sum.length >= length)
-            .ok_or(CopyError::Unwritten { extent: self.extent, at: Bytes::new(at) })
+            .ok_or_else(|| CopyError::Unwritten { extent: self.extent, at: Bytes::new(at) })
     }
 
     pub(super) fn verify(&self, at: u64, expected: Sum, bytes: &[u8]) -> Result<(), CopyError> {

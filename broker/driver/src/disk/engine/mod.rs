@@ -68,7 +68,7 @@ pub(crate) enum Flaw {
 /// Dropping it waits for what is under way.
 #[derive(Debug)]
 pub(crate) enum Engine<R: Room> {
-    Uring(Uring<R>),
+    Uring(Box<Uring<R>>),
     Threads(Pool<R>),
 }
 
@@ -76,10 +76,11 @@ impl<R: Room> Engine<R> {
     /// With so many operations under way at most, which the caller keeps to.
     pub(crate) fn new(which: DiskEngine, depth: usize) -> Result<Self, DriverError> {
         Ok(match which {
-            DiskEngine::Uring => Self::Uring(
-                Uring::new(depth)
-                    .map_err(|error| DriverError::Failed(format!("set up an io_uring: {error}")))?,
-            ),
+            DiskEngine::Uring => {
+                let uring = Uring::new(depth);
+                let failed = |error| DriverError::Failed(format!("set up an io_uring: {error}"));
+                Self::Uring(Box::new(uring.map_err(failed)?))
+            }
             DiskEngine::Threads => Self::Threads(Pool::new(depth)?),
         })
     }
