@@ -39,6 +39,7 @@ fn with_one_device() {
 fn with_two_devices() {
     let text = passes(&Fake::new().says("devices = 2"), &["capacity", "another_device"]);
     assert!(text.contains("bytes_arrive_on_another_device ... ok"), "{text}");
+    assert!(text.contains("bytes_come_from_another_device ... ok"), "{text}");
     assert!(text.contains("devices_are_separate ... ok"), "{text}");
 }
 
@@ -56,7 +57,7 @@ fn where_memory_is_not_zero_and_processes_are_not_listed() {
 fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
     let text = passes(
         &Fake::new().says("attribute.141 = 0"),
-        &["host::", "kept::", "every_direction", "both_directions", "dropped"],
+        &["host::", "kept::", "disk::", "every_direction", "both_directions", "dropped"],
     );
     assert!(text.contains("memory of the host: registered memfds"), "{text}");
 }

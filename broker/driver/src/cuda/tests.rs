@@ -1,6 +1,7 @@
 //! Over a driver library of our own: what a real card may not be set to for a test.
 
 mod copies;
+mod disk;
 mod harm;
 mod host;
 mod near;

@@ -80,3 +80,20 @@ impl<S: Side> fmt::Debug for Piece<S> {
         f.debug_struct("Piece").field("at", &self.at).field("stage", &self.stage).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_disk_refused_names_the_extent_and_the_place() {
+        let says = |way, flaw| failed(ExtentId::from_raw(7), 4 << 20, way, flaw).to_string();
+        let extent = ExtentId::from_raw(7);
+        let error = format!("read {extent} from 4194304 on: Input/output error (os error 5)");
+        assert_eq!(says(Way::FromDisk, Flaw::Failed(Errno::IO)), error);
+        let full = format!("write {extent} from 4194304 on: No space left on device (os error 28)");
+        assert_eq!(says(Way::ToDisk, Flaw::Failed(Errno::NOSPC)), full);
+        let short = format!("read {extent} from 4194304 on: it ends after 8192 bytes");
+        assert_eq!(says(Way::FromDisk, Flaw::Short(8192)), short);
+    }
+}
