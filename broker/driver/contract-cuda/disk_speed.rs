@@ -19,7 +19,7 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId};
 use crate::plain_disk;
 
 const SIZE: Bytes = Bytes::gib(1);
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const PATIENCE: Duration = Duration::from_secs(300);
 

@@ -23,7 +23,7 @@ pub(crate) struct Plain {
 impl Plain {
     /// A preallocated file.
     pub(crate) fn new(path: PathBuf, size: Bytes) -> Result<Self, String> {
-        let file = File::create_new(&path).map_err(|error| format!("make {}: {error}", path.display()))?;
+        let file = File::create(&path).map_err(|error| format!("make {}: {error}", path.display()))?;
         fallocate(&file, FallocateFlags::empty(), 0, size.get())
             .map_err(|error| format!("preallocate {}: {error}", path.display()))?;
         Ok(Self { path, size })
