@@ -11,7 +11,6 @@ use vramd_types::{Bytes, ExtentId};
 use super::{
     api::{CudaError, Stream, Transfer, Way},
     device::{Arrival, Device},
-    disk_copier::DiskEnd,
     memory::Held,
     state::{Live, State},
 };
@@ -41,38 +40,30 @@ pub(super) fn find(
     from: ExtentId,
     to: ExtentId,
     size: Bytes,
-) -> Result<Found<Work, DiskWork<DiskEnd>>, DriverError> {
+) -> Result<Found<Work, DiskWork<Held>>, DriverError> {
     let (of, onto) = (state.find(from)?, state.find(to)?);
     check((from, of.size()), (to, onto.size()), size)?;
     Ok(match (of, onto) {
         (Live::Memory(of), Live::Memory(onto)) => between(state, of, onto),
-        (Live::Disk(disk), Live::Memory(held)) => {
-            let arrival = arrival(&held);
-            Found::Disk(disk::Way::FromDisk, DiskWork { disk, memory: DiskEnd { held, _arrival: arrival } })
+        (Live::Disk(disk), Live::Memory(memory)) => {
+            Found::Disk(disk::Way::FromDisk, DiskWork { disk, memory })
         }
-        (Live::Memory(held), Live::Disk(disk)) => {
-            Found::Disk(disk::Way::ToDisk, DiskWork { disk, memory: DiskEnd { held, _arrival: None } })
-        }
+        (Live::Memory(memory), Live::Disk(disk)) => Found::Disk(disk::Way::ToDisk, DiskWork { disk, memory }),
         (Live::Disk(_), Live::Disk(_)) => return Err(both_on_disk(from, to)),
     })
 }
 
-fn between(state: &State, from: Held, to: Held) -> Found<Work, DiskWork<DiskEnd>> {
+fn between(state: &State, from: Held, to: Held) -> Found<Work, DiskWork<Held>> {
     let place = |held: &Held| match held {
         Held::Device(memory) => Place::Device(state.index_of(memory.device())),
         Held::Host(_) => Place::Host,
     };
     let direction = Direction::of(place(&from), place(&to));
-    let arrival = matches!(direction, Direction::In(_)).then(|| arrival(&to)).flatten();
-    Found::Memory(direction, Work { from, to, _arrival: arrival })
-}
-
-/// Of bytes that come to a device from elsewhere.
-fn arrival(to: &Held) -> Option<Arc<Arrival>> {
-    match to {
-        Held::Device(memory) => Some(Arc::new(Arrival::at(memory.device()))),
-        Held::Host(_) => None,
+    let mut work = Work { from, to, _arrival: None };
+    if let (Direction::In(_), Held::Device(memory)) = (direction, &work.to) {
+        work._arrival = Some(Arc::new(Arrival::at(memory.device())));
     }
+    Found::Memory(direction, work)
 }
 
 /// One direction.

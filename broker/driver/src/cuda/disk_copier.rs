@@ -5,20 +5,13 @@ use std::sync::Arc;
 
 use super::{
     api::{CudaError, Pinned, Stream, Transfer, Way},
-    device::{Arrival, Device},
+    device::Device,
     disk_room::CudaRoom,
     host_memory::HostSpan,
     memory::{Held, Memory},
     state::State,
 };
 use crate::{DriverError, disk::Side};
-
-/// Memory at one end of such a copy.
-#[derive(Clone, Debug)]
-pub(super) struct DiskEnd {
-    pub(super) held: Held,
-    pub(super) _arrival: Option<Arc<Arrival>>,
-}
 
 /// Of one lane.
 #[derive(Debug)]
@@ -45,26 +38,26 @@ impl CudaSide {
 /// Bytes between a buffer and memory.
 #[derive(Debug)]
 pub(super) enum Hop {
-    Device(Transfer<(Pinned, DiskEnd)>),
+    Device(Transfer<(Pinned, Held)>),
     /// The CPU has done it already.
     Host(Option<Pinned>),
 }
 
 impl Side for CudaSide {
-    type Memory = DiskEnd;
+    type Memory = Held;
     type Room = CudaRoom;
     type Hop = Hop;
 
-    fn is_same(one: &DiskEnd, other: &DiskEnd) -> bool {
-        match (&one.held, &other.held) {
+    fn is_same(one: &Held, other: &Held) -> bool {
+        match (one, other) {
             (Held::Device(one), Held::Device(other)) => Arc::ptr_eq(one, other),
             (Held::Host(one), Held::Host(other)) => Arc::ptr_eq(one, other),
             (Held::Device(_), Held::Host(_)) | (Held::Host(_), Held::Device(_)) => false,
         }
     }
 
-    fn straight(&self, end: &DiskEnd, at: u64, length: usize) -> Option<CudaRoom> {
-        match &end.held {
+    fn straight(&self, held: &Held, at: u64, length: usize) -> Option<CudaRoom> {
+        match held {
             Held::Host(memory) => HostSpan::of(memory, at, length).map(CudaRoom::Host),
             Held::Device(_) => None,
         }
@@ -76,22 +69,22 @@ impl Side for CudaSide {
         Ok(CudaRoom::Ring(Pinned::new(device.context(), length)?))
     }
 
-    fn fetch(&mut self, end: &DiskEnd, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
-        match (&end.held, buffer) {
+    fn fetch(&mut self, held: &Held, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
+        match (held, buffer) {
             (Held::Device(memory), CudaRoom::Ring(pinned)) => {
                 let from = memory.address()? + at;
-                Ok(Hop::Device(self.stream(memory)?.copy_out(end.clone(), from, length, pinned)?))
+                Ok(Hop::Device(self.stream(memory)?.copy_out(held.clone(), from, length, pinned)?))
             }
             (Held::Host(_), _) | (_, CudaRoom::Host(_)) => Err(needs_no_buffer()),
         }
     }
 
-    fn store(&mut self, end: &DiskEnd, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
-        match (&end.held, buffer) {
+    fn store(&mut self, held: &Held, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
+        match (held, buffer) {
             (Held::Device(memory), CudaRoom::Ring(pinned)) => {
                 let (from, to) = (pinned.address(), memory.address()? + at);
                 let stream = self.stream(memory)?;
-                Ok(Hop::Device(stream.copy((pinned, end.clone()), Way::In, from, to, length)?))
+                Ok(Hop::Device(stream.copy((pinned, held.clone()), Way::In, from, to, length)?))
             }
             (Held::Host(memory), CudaRoom::Ring(pinned)) => {
                 let at = usize::try_from(at).unwrap_or(usize::MAX);

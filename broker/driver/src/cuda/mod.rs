@@ -70,11 +70,12 @@ use self::{
     copier::Wire,
     device::Device,
     digester::Digest,
-    disk_copier::{CudaSide, DiskEnd},
+    disk_copier::CudaSide,
     host_maker::{HostMaker, HostOrder},
     host_memory::Pinner,
     looker::{Look, Onward},
     maker::{Make, Maker},
+    memory::Held,
     state::{State, hand},
 };
 use crate::{
@@ -242,7 +243,7 @@ struct Inlet {
     digests: Sender<Digest>,
     hosts: Sender<HostOrder>,
     disks: Sender<DiskOrder>,
-    lanes: Lanes<copier::Work, DiskWork<DiskEnd>>,
+    lanes: Lanes<copier::Work, DiskWork<Held>>,
 }
 
 impl CudaDriver {

@@ -1,5 +1,7 @@
 //! Both engines, on real files.
 
+mod refusal;
+
 use std::{fs::File, os::unix::fs::FileExt, time::Instant};
 
 use rustix::fs::{Mode, OFlags, open};
@@ -163,4 +165,18 @@ fn a_kernel_that_never_does_it_is_not_asked_for_ever() {
     let answers = (0..).map(|_| begun.advance(Err(Errno::AGAIN))).take_while(Option::is_none);
     assert_eq!(answers.count(), usize::try_from(AGAIN_MAX).unwrap());
     assert_eq!(begun.advance(Err(Errno::AGAIN)), Some(Err(Flaw::Failed(Errno::AGAIN))));
+}
+
+#[test]
+fn where_the_kernel_refuses_io_uring_threads_do_it_and_why_is_told() {
+    let why = "io_uring_setup: Operation not permitted (os error 1)".to_owned();
+    let refused = std::thread::spawn(move || {
+        refusal::refuse_uring();
+        assert_eq!(choose(None), Ok((DiskEngine::Threads, Some(why.clone()))));
+        assert_eq!(choose(Some(DiskEngine::Threads)), Ok((DiskEngine::Threads, None)));
+        assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));
+        let mut bench = bench(DiskEngine::Threads, 2, OFlags::RDWR);
+        assert_eq!(bench.one(Way::FromDisk, 0, 2), Ok(()));
+    });
+    refused.join().unwrap();
 }
