@@ -68,8 +68,14 @@ pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: imp
                 Order::Refuse { copy, error } => tell(Completion::Copied { copy, result: Err(error.into()) }),
             }
         }
-        lane.tell_ended(&tell);
-        lane.begin();
+        // Nobody's orders wait for more than that.
+        for _ in 0..L::UNDER_WAY_MAX {
+            let has_ended = lane.end_next(&tell);
+            lane.begin();
+            if !has_ended {
+                break;
+            }
+        }
     }
 }
 
@@ -116,24 +122,26 @@ impl<L: Link> Lane<L> {
         }
     }
 
-    fn tell_ended(&mut self, tell: &impl Fn(Completion)) {
-        while let Some(front) = self.begun.front_mut() {
-            while let Some((chunk, length)) = front.chunks.front_mut() {
-                match self.link.has_ended(chunk) {
-                    Ok(false) => return,
-                    Ok(true) => front.job.entry.add(*length),
-                    Err(error) => drop(front.problem.get_or_insert(error)),
-                }
-                front.chunks.pop_front();
-                self.under_way -= 1;
+    /// Takes a chunk that has ended, and tells of a copy of which nothing is left; or there is none. One at a time: what is
+    /// begun in its place is under way while the link looks at the next.
+    fn end_next(&mut self, tell: &impl Fn(Completion)) -> bool {
+        let Some(front) = self.begun.front_mut() else { return false };
+        if let Some((chunk, length)) = front.chunks.front_mut() {
+            match self.link.has_ended(chunk) {
+                Ok(false) => return false,
+                Ok(true) => front.job.entry.add(*length),
+                Err(error) => drop(front.problem.get_or_insert(error)),
             }
-            if !front.is_all_begun() {
-                return;
-            }
-            if let Some(Begun { job, problem, .. }) = self.begun.pop_front() {
-                finish(job, problem.map_or(Ok(()), Err), tell);
-            }
+            front.chunks.pop_front();
+            self.under_way -= 1;
+        } else if !front.is_all_begun() {
+            return false;
         }
+        let is_over = front.chunks.is_empty() && front.is_all_begun();
+        if is_over && let Some(Begun { job, problem, .. }) = self.begun.pop_front() {
+            finish(job, problem.map_or(Ok(()), Err), tell);
+        }
+        true
     }
 
     fn begin(&mut self) {

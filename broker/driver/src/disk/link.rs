@@ -46,6 +46,8 @@ pub(crate) struct DiskLink<S: Side> {
     pieces: VecDeque<Piece<S>>,
     /// The number of the first of them.
     first: u64,
+    /// The disk may have done more by now.
+    is_behind: bool,
 }
 
 /// Until nobody can send any more and all is done.
@@ -58,7 +60,7 @@ pub(crate) fn run_lane<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell
 impl<S: Side> DiskLink<S> {
     pub(crate) fn new(way: Way, side: S, engine: DiskEngine) -> Result<Self, DriverError> {
         let engine = Engine::new(engine, RING_PIECES)?;
-        Ok(Self { way, side, engine, idle: Vec::new(), pieces: VecDeque::new(), first: 0 })
+        Ok(Self { way, side, engine, idle: Vec::new(), pieces: VecDeque::new(), first: 0, is_behind: false })
     }
 
     /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
@@ -138,11 +140,12 @@ impl<S: Side> DiskLink<S> {
         }
     }
 
-    /// Takes every piece as far as it goes now.
+    /// Takes every piece as far as it goes now, but of those that the disk has done only one: to sum it up takes its time,
+    /// in which the disk is to have more to do.
     fn advance(&mut self) {
-        while let Some(done) = self.engine.poll() {
-            self.disk_has_done(done);
-        }
+        let done = self.engine.poll();
+        self.is_behind = done.is_some();
+        done.into_iter().for_each(|done| self.disk_has_done(done));
         for index in 0..self.pieces.len() {
             self.hop(index);
         }
@@ -237,6 +240,6 @@ impl<S: Side> Link for DiskLink<S> {
     }
 
     fn patience(&self, _: &u64, _is_last: bool) -> Duration {
-        BETWEEN_PIECES
+        if self.is_behind { Duration::ZERO } else { BETWEEN_PIECES }
     }
 }

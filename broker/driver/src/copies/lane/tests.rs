@@ -1,4 +1,5 @@
-//! Over a link that notes what it is asked, and whose chunks have ended when they are asked for the second time.
+//! Over a link that notes what it is asked, and whose chunks have ended when they are asked for the second time, or at once
+//! those of what is quick.
 
 use std::{
     cell::RefCell,
@@ -32,6 +33,8 @@ struct Notes {
     begun: Vec<(&'static str, u64)>,
     under_way: usize,
     most_under_way: usize,
+    /// When each was begun.
+    others_under_way: Vec<usize>,
     told: Vec<(u64, Result<(), CopyError>)>,
 }
 
@@ -68,9 +71,11 @@ impl Link for Noted {
             }
             Some(Event::Fails) | None => {}
         }
+        let others = notes.under_way;
+        notes.others_under_way.push(others);
         notes.under_way += 1;
         notes.most_under_way = notes.most_under_way.max(notes.under_way);
-        Ok(Chunk { asked: 0, fails: matches!(event, Some(Event::Fails)) })
+        Ok(Chunk { asked: u32::from(*name == "quick"), fails: matches!(event, Some(Event::Fails)) })
     }
 
     fn has_ended(&mut self, chunk: &mut Chunk) -> Result<bool, CopyError> {
@@ -115,6 +120,16 @@ fn a_few_chunks_are_under_way_over_the_end_of_a_copy_and_copies_end_in_order() {
     assert_eq!(notes.begun, chunks("a").chain(chunks("b")).chain(chunks("d")).collect::<Vec<_>>());
     assert_eq!(notes.most_under_way, UNDER_WAY_MAX);
     assert_eq!(notes.told, [(1, Ok(())), (2, Ok(())), (3, Ok(())), (4, Ok(()))]);
+}
+
+/// However many have ended meanwhile.
+#[test]
+fn each_that_has_ended_makes_room_for_another_before_the_next_is_asked_for() {
+    let notes = run_all(&[(("quick", None), 40)], &[]);
+    let (first, others) = notes.others_under_way.split_at(UNDER_WAY_MAX);
+    assert_eq!(first, (0..UNDER_WAY_MAX).collect::<Vec<_>>());
+    assert_eq!(others, vec![UNDER_WAY_MAX - 1; 40 - UNDER_WAY_MAX]);
+    assert_eq!(notes.told, [(1, Ok(()))]);
 }
 
 #[test]
