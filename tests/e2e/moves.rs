@@ -3,6 +3,7 @@
 
 mod batches;
 mod clients;
+mod demand;
 mod faults;
 mod holds;
 mod nested;

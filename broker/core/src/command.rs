@@ -12,6 +12,14 @@ use crate::{
     view::{AllocationView, QuotaView, StoredQuotas},
 };
 
+/// How soon bytes are to be copied, the first of these first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyClass {
+    /// Somebody waits for them, or for the room that they leave.
+    Demand,
+    Background,
+}
+
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Answers one request. A call whose caller has left is answered all the same.
@@ -30,7 +38,9 @@ pub enum Command {
     /// Copies the first bytes of one extent to another; neither is released until it is answered, nor mapped by anybody, but
     /// where the part stays in the first: what is written there meanwhile may be copied or not. A shadow should hold them
     /// already: they are compared, and copied only if they differ.
-    Copy { from: ExtentId, to: ExtentId, bytes: Bytes, shadow: bool },
+    Copy { from: ExtentId, to: ExtentId, bytes: Bytes, shadow: bool, class: CopyClass },
+    /// Somebody waits for the copy now.
+    HastenCopy { to: ExtentId },
     /// A copy is of no use any more. It is answered all the same, as done or as failed.
     CancelCopy { to: ExtentId },
     /// Ends the broker's own hold on memory that nobody maps by its knowledge.

@@ -56,6 +56,7 @@ impl Broker {
                     made: true,
                     clean: false,
                     vacated: true,
+                    awaited: false,
                     room_for: None,
                     stopped: None,
                     ops: Few::default(),

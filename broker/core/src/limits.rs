@@ -17,8 +17,8 @@ pub const PARTS_PER_FRAME_MAX: usize = 1024;
 /// unmapping a part. What has left early is copied early, though, so there are not more.
 pub const REVOKED_TOGETHER: usize = 64;
 
-/// So many parts of an operator's call to move them are begun with in one event: however many it names, nobody else waits for all.
-pub const MOVED_TOGETHER: usize = 512;
+/// So many parts of an operator's call are begun with in one event: however many it names, nobody else waits for all.
+pub const BEGUN_TOGETHER: usize = 512;
 
 /// Most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;

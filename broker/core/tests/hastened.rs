@@ -4,15 +4,19 @@
 
 mod world;
 
+use std::time::Duration;
+
 use broker_core::{
-    ClientRequest, Command, Completion, DaemonFrame, Event, StoredQuotas, Tier, WordsOutcome, limits,
+    ClientRequest, Command, Completion, CopyClass, DaemonFrame, Event, PartRef, StoredQuotas, Tier,
+    WordsOutcome, limits,
 };
 use vramd_types::Bytes;
 use world::{
     Client, World, config,
-    moving::{evict, held, mib, parts, tier, tiers, to},
+    moving::{evict, fill, held, mib, one_written, parts, tier, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
+    writing_back::one_step,
 };
 
 fn patient(device: u32, host: u32) -> World {
@@ -121,6 +125,66 @@ fn a_guarantee_has_released_what_it_waits_for() {
     evict(&mut world, evicted);
     world.operate(set_quota("b", 4, 8)).expect("it is backed by what was put off");
     assert!(world.put_off.is_empty());
+}
+
+/// The classes of copies that the driver was asked for and has not done.
+fn classes(world: &World) -> Vec<CopyClass> {
+    let copies = world.work.iter().filter_map(|work| match work {
+        Command::Copy { class, .. } => Some(*class),
+        _ => None,
+    });
+    copies.collect()
+}
+
+/// With a part that an operator has moved there, whose copy has been asked for.
+fn copying(world: &mut World, client: Client, part: PartRef, tier: Tier) {
+    world.start_operator(None, to(part.allocation, tier));
+    until_copied(world, client);
+    assert_eq!(classes(world), [CopyClass::Background]);
+}
+
+/// Until a copy has been asked for.
+fn until_copied(world: &mut World, client: Client) {
+    for _ in 0..10 {
+        if !classes(world).is_empty() {
+            return;
+        }
+        one_step(world, client);
+    }
+    panic!("nothing is copied");
+}
+
+#[test]
+fn what_an_operator_brings_in_is_hastened_by_who_pins_it() {
+    let (mut world, a, part) = one_written();
+    evict(&mut world, part);
+    copying(&mut world, a, part, Tier::Device);
+    world.pin_call(a, 1, &[part]);
+    assert_eq!(world.hastened.len(), 1);
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+}
+
+#[test]
+fn what_is_waited_for_is_copied_as_such() {
+    let (mut world, a, part) = one_written();
+    evict(&mut world, part);
+    world.pin_call(a, 1, &[part]);
+    until_copied(&mut world, a);
+    assert_eq!((classes(&world), world.hastened.len()), (vec![CopyClass::Demand], 0));
+}
+
+#[test]
+fn what_an_operator_evicts_is_hastened_by_who_waits_for_its_room() {
+    let (mut world, a, leaves) = one_written();
+    let b = world.open_pinning("b");
+    fill(&mut world, b, spec(4));
+    copying(&mut world, a, leaves, Tier::Host);
+    let items = vec![spec(4)];
+    let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(1) });
+    assert_eq!(world.hastened.len(), 1);
+    world.settle();
+    assert!(world.replies[&call].is_ok());
 }
 
 /// As when they all come back from the words in one turn of whoever runs the broker.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use broker_driver::{
-    Completion, DiskConfig, DiskEngine, Driver, DriverError, ExtentKind, Submission,
+    Completion, CopyClass, DiskConfig, DiskEngine, Driver, DriverError, ExtentKind, Submission,
     contract::{Access, Harness},
 };
 use serde_json::{Value, json};
@@ -131,7 +131,7 @@ impl Measured {
     fn copy(&mut self, from: ExtentId, to: ExtentId) -> Result<Duration, String> {
         self.copies += 1;
         let (copy, begun) = (CopyId::from_raw(self.copies), Instant::now());
-        self.driver.submit(Submission::Copy { copy, from, to, size: SIZE });
+        self.driver.submit(Submission::Copy { copy, from, to, size: SIZE, class: CopyClass::Demand });
         match self.next()? {
             Completion::Copied { result, .. } => result.map_err(|error| error.to_string())?,
             other => return Err(format!("unexpected: {other:?}")),

@@ -55,10 +55,19 @@ pub enum ExtentKind {
     Fixed,
 }
 
+/// How soon a copy is done, the first of these first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CopyClass {
+    /// Somebody waits for it.
+    Demand,
+    /// Nobody does. It has a small share of the link however much demand there is, and all of it where there is none.
+    Background,
+}
+
 /// For how long a release may be put off.
 pub const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy) and [`ReleaseNow`](Self::ReleaseNow), is
+/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy), [`HastenCopy`](Self::HastenCopy) and [`ReleaseNow`](Self::ReleaseNow), is
 /// answered by exactly one [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any
 /// order.
 #[derive(Debug)]
@@ -81,12 +90,15 @@ pub enum Submission {
     /// [`Completion::DiskCreated`].
     CreateDisk { extent: ExtentId, size: Bytes },
     /// Copies the first bytes of one extent onto the first of another. Those from the host to a device, from a device
-    /// to the host, and from a device to any device are done in the order of their submission, each of these apart from
-    /// the others and for each device; and so are those from disk, and those to disk. From disk to disk there are none. The
-    /// caller sees to it that nobody else uses the second's bytes meanwhile; what somebody writes to the first's may be
-    /// copied or not, and where it is copied to disk that may be found damaged. Of what lies on disk each 2 MiB are written as
-    /// a whole: where the last of a copy are fewer, what was behind them is as if it had not been written. The id is new.
-    Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes },
+    /// to the host, and from a device to any device are done apart from each other and for each device, and so are those from
+    /// disk and those to disk: of one class in the order of their submission, and those of a class before those below it. From
+    /// disk to disk there are none. The caller sees to it that nobody else uses the second's bytes meanwhile; what somebody
+    /// writes to the first's may be copied or not, and where it is copied to disk that may be found damaged. Of what lies on
+    /// disk each 2 MiB are written as a whole: where the last of a copy are fewer, what was behind them is as if it had not been
+    /// written. The id is new.
+    Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes, class: CopyClass },
+    /// Somebody waits for that copy now: it is of the class [`Demand`](CopyClass::Demand) from here on. Has no answer of its own.
+    HastenCopy { copy: CopyId },
     /// Nothing of that copy is begun any more: it is answered soon, as cancelled or, where all of it was under way, as
     /// done. Of one that was answered, or never was, nothing follows. Has no answer of its own.
     CancelCopy { copy: CopyId },

@@ -4,8 +4,8 @@
 use std::{fmt, sync::Arc};
 
 use broker_core::{
-    ChannelId, Command, Completion, CreateError, DaemonFrame, Event, Kind, PartRef, RevokedPart, Slot,
-    StoredQuotas, Tier, WordsOutcome,
+    ChannelId, Command, Completion, CopyClass, CreateError, DaemonFrame, Event, Kind, PartRef, RevokedPart,
+    Slot, StoredQuotas, Tier, WordsOutcome,
 };
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
@@ -146,12 +146,17 @@ impl Executor {
             Command::CreateExtent { extent, device, tier, size, kind, zeroed } => {
                 self.create(extent, device, tier, size, kind, zeroed);
             }
-            Command::Copy { from, to, bytes, shadow: true } => {
+            Command::Copy { from, to, bytes, shadow: true, .. } => {
                 for (ticket, end) in self.digests.of_shadow(from, to, bytes) {
                     self.driver.submit(Submission::Digest { ticket, spans: vec![(end, bytes)] });
                 }
             }
-            Command::Copy { from, to, bytes, shadow: false } => self.copy(from, to, bytes),
+            Command::Copy { from, to, bytes, shadow: false, class } => self.copy(from, to, bytes, class),
+            Command::HastenCopy { to } => {
+                if let Some(copy) = self.copies.towards(to) {
+                    self.driver.submit(Submission::HastenCopy { copy });
+                }
+            }
             Command::CancelCopy { to } => {
                 if !self.digests.cancel(to)
                     && let Some(copy) = self.copies.towards(to)
@@ -227,7 +232,8 @@ impl Executor {
                 }
                 Some(Hashed::Compared { to, result }) => Completion::Copied { to, result },
                 Some(Hashed::Copy { from, to, bytes, differs }) => {
-                    self.copy(from, to, bytes);
+                    // It was to be known by now.
+                    self.copy(from, to, bytes, CopyClass::Demand);
                     if !differs {
                         return Ok(None);
                     }
@@ -250,9 +256,13 @@ impl Executor {
         }))
     }
 
-    fn copy(&self, from: ExtentId, to: ExtentId, size: Bytes) {
+    fn copy(&self, from: ExtentId, to: ExtentId, size: Bytes, class: CopyClass) {
         let copy = self.copies.begin(to);
-        self.driver.submit(Submission::Copy { copy, from, to, size });
+        let class = match class {
+            CopyClass::Demand => broker_driver::CopyClass::Demand,
+            CopyClass::Background => broker_driver::CopyClass::Background,
+        };
+        self.driver.submit(Submission::Copy { copy, from, to, size, class });
     }
 
     fn create(

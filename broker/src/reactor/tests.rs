@@ -64,6 +64,7 @@ impl Driver for Prompt {
             | Submission::KeepHost { .. }
             | Submission::Copy { .. }
             | Submission::CancelCopy { .. }
+            | Submission::HastenCopy { .. }
             | Submission::ReleaseNow { .. } => {
                 panic!("nobody asks for {submission:?}")
             }

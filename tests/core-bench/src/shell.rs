@@ -126,7 +126,7 @@ impl Shell {
             Command::Notice(Notice::Moved { part, tier, .. }) => self.moved.push((part, tier)),
             // No operator writes back or cancels.
             Command::ClearWritten { .. } | Command::ForgetWord { .. } => {}
-            Command::CancelCopy { .. } | Command::ReleaseNow { .. } => {}
+            Command::CancelCopy { .. } | Command::HastenCopy { .. } | Command::ReleaseNow { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }
     }

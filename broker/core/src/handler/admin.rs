@@ -8,7 +8,7 @@ use crate::{
     command::{Command, DaemonFrame, Notice, RevokeReason},
     error::Refusal,
     event::{CallId, OperatorRequest, RequestKey, Target},
-    tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState},
+    tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState, Wish},
 };
 
 impl Broker {
@@ -49,18 +49,23 @@ impl Broker {
             OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
             OperatorRequest::FreeAllocation(target) => self.free_for_operator(op, &target),
             OperatorRequest::RevokeMappings { target, parts, wait } => {
-                self.revoke_mappings(op, &target, parts, wait)
+                self.revoke_mappings(&target, parts, wait)
             }
-            OperatorRequest::MoveParts { target, parts, tier } => self.move_parts(op, &target, parts, tier),
-            OperatorRequest::WriteBackParts { target, parts } => self.write_back_parts(op, &target, parts),
+            OperatorRequest::MoveParts { target, parts, tier } => {
+                self.move_parts(&target, parts, Wish::In(tier))
+            }
+            OperatorRequest::WriteBackParts { target, parts } => {
+                self.move_parts(&target, parts, Wish::WrittenBack)
+            }
             OperatorRequest::HoldParts { target, parts, held } => self.hold_parts(&target, parts, held),
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
-        let is_quota = matches!(start, Ok(Started::Waiting(OpKind::Quota(_))));
         self.started(op, call, requester, method, key, start);
-        if is_quota {
-            self.queue_quota(op);
+        match self.ops.get(op).map(|op| &op.kind) {
+            Some(OpKind::Quota(_)) => self.queue_quota(op),
+            Some(OpKind::Revoke { .. } | OpKind::Move { .. }) => self.begin_parts(op),
+            _ => {}
         }
     }
 

@@ -84,7 +84,7 @@ impl Broker {
                 self.unsettle_overtaken();
                 Started::Waiting(self.make_all(op, session, tenant, plans)?)
             }
-            Some(why) => self.line_up(op, Batch::new(plans, self.now.after(wait), why)),
+            Some(why) => self.line_up(op, tenant, Batch::new(plans, self.now.after(wait), why)),
         })
     }
 

@@ -15,7 +15,7 @@ use crate::{
     error::Refusal,
     event::Tier,
     ledger::{Place, Shortage},
-    migration::{InLine, Waiter},
+    migration::{Demand, InLine, Waiter},
     pool::Age,
     tenancy::{Arrival, OpId, OpKind, Requester, Session, TenantId},
     time::Time,
@@ -52,10 +52,12 @@ impl Batch {
 
 impl Broker {
     /// The batch goes to the end of the line.
-    pub(crate) fn line_up(&mut self, op: OpId, batch: Batch) -> Started {
+    pub(crate) fn line_up(&mut self, op: OpId, tenant: TenantId, batch: Batch) -> Started {
         let arrival = self.pins.arrive();
         let place = InLine { came: arrival, stood: arrival };
-        self.demands.add(Waiter::Batch(op), place, self.now);
+        let asked = self.asked_by_place(tenant, &batch.plans).into_iter().map(|(place, ..)| place);
+        let devices = asked.filter(|place| place.tier == Tier::Device).map(|place| place.device).collect();
+        self.demands.add(place, Demand { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
         if batch.until > self.now {
             self.arm(batch.until, Timer::Wait(op));
         }

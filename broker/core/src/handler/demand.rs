@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 
 use vramd_types::{AllocationId, PartIndex, SessionId};
 
+use super::room::Piece;
 use crate::{
     broker::Broker,
     command::{PartMove, WaitEnd},
     error::Refusal,
     event::{PartRef, Tier},
-    migration::{Cause, InLine, Waiter},
+    migration::{Cause, Demand, InLine, Waiter},
     residency::MapState,
 };
 
@@ -49,7 +50,7 @@ impl Broker {
     /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
     pub(crate) fn want(&mut self, part: PartRef) {
         match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
-            Some((Tier::Device, _)) => {}
+            Some((Tier::Device, _)) => self.hasten_migration(part),
             Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
             // Somebody who came before needs the room: it comes back in its turn.
             Some(_) => {}
@@ -66,13 +67,15 @@ impl Broker {
     /// The part waits for room, or for better luck. Whether it did not yet.
     pub(crate) fn stand_in_line(&mut self, part: PartRef) -> bool {
         let waiter = Waiter::Part(part);
-        let is_new = !self.demands.contains(waiter);
-        if is_new {
-            let stood = self.pins.arrive();
-            let came = self.pins.first_lacking(part).map_or(stood, |came| came.min(stood));
-            self.demands.add(waiter, InLine { came, stood }, self.now);
+        if self.demands.contains(waiter) {
+            return false;
         }
-        is_new
+        let Some(Piece { tenant, device, .. }) = self.piece_of(part) else { return false };
+        let stood = self.pins.arrive();
+        let came = self.pins.first_lacking(part).map_or(stood, |came| came.min(stood));
+        let devices = std::iter::once(device).collect();
+        self.demands.add(InLine { came, stood }, Demand { waiter, since: self.now, tenant, devices });
+        true
     }
 
     /// Whether anybody waits for the part to be on its device.

@@ -8,20 +8,16 @@ use super::{Start, Started};
 use crate::{
     broker::Broker,
     command::{Notice, PartMove},
-    error::Refusal,
-    event::{Kind, PartRef, Target, Tier},
+    event::{PartRef, Target, Tier},
     tenancy::Outcome,
 };
 
 impl Broker {
     pub(crate) fn hold_parts(&mut self, target: &Target, parts: Vec<PartIndex>, held: bool) -> Start {
-        let (id, allocation) = self.find_any(target)?;
-        if allocation.kind == Kind::Fixed {
-            return Err(Refusal::KindUnsupported { kind: "movable fixed" });
-        }
-        let parts: Box<[PartIndex]> = self.parts_of::<()>(target, parts)?.into_keys().collect();
+        let id = self.find_movable(target, "movable fixed")?;
+        let parts = self.parts_of(target, parts)?;
         let mut changed = 0usize;
-        for part in parts.iter().map(|part| PartRef { allocation: id, part: *part }) {
+        for part in parts.iter().copied().map(|part| PartRef { allocation: id, part }) {
             let is_new = match held {
                 true => self.held_by_hand.insert(part),
                 false => self.held_by_hand.remove(&part),
@@ -43,7 +39,7 @@ impl Broker {
         if changed > 0 {
             self.unsettle_short();
         }
-        Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts }))
+        Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts: parts.into_iter().collect() }))
     }
 
     /// Whether an operator holds the part, and it is on its device.

@@ -11,7 +11,7 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     ledger::{Account, Place, Shortage},
-    migration::{Cause, Sight, Waiter},
+    migration::{Cause, InLine, Sight, Waiter},
     tenancy::{Arrival, TenantId},
 };
 
@@ -42,8 +42,12 @@ struct Pass {
     at_limit: BTreeMap<(TenantId, DeviceIndex), usize>,
     /// How many were noted of each device but those.
     noted: BTreeMap<DeviceIndex, usize>,
+    /// How many of each device were looked at and stay in the line, noted or not.
+    seen: BTreeMap<DeviceIndex, usize>,
     waiting: Waiting,
     sight: Sight,
+    /// Tenants that wait and have not what is guaranteed to them: once it is enough for all others.
+    unmet: Option<BTreeSet<TenantId>>,
 }
 
 /// Why nothing was begun.
@@ -82,6 +86,13 @@ impl Pass {
                 *noted = noted.saturating_add(1);
                 self.waiting.entry(device).or_default().push((waiter, need.clone()));
             }
+        }
+    }
+
+    fn see(&mut self, devices: &[DeviceIndex]) {
+        for device in devices {
+            let seen = self.seen.entry(*device).or_default();
+            *seen = seen.saturating_add(1);
         }
     }
 
@@ -154,13 +165,7 @@ impl Broker {
     /// Begins with what there is room for, and says who is first of the rest.
     fn serve_line(&mut self, look: Look) -> Pass {
         let (mut pass, mut last) = (Pass::default(), None);
-        while let Some((place, waiter)) = self.demands.next(last) {
-            let is_enough = |device| pass.is_enough(look, device) && !self.has_unmet_guarantee(device);
-            let is_beyond = look == Look::First && !self.demands.is_in_sight(waiter);
-            if is_beyond || self.device_indices().all(is_enough) {
-                pass.sight.until = last;
-                break;
-            }
+        while let Some((place, waiter)) = self.next_to_look_at(&mut pass, look, last) {
             last = Some(place);
             let needs = self.needs(waiter, place.came);
             let stays = needs.iter().any(|need| self.must_wait(&pass, need));
@@ -174,8 +179,48 @@ impl Broker {
                 }
                 Err(shortage) => pass.note(waiter, &needs, shortage),
             }
+            if let Some(demand) = self.demands.at(place) {
+                pass.see(&demand.devices);
+            }
         }
         pass
+    }
+
+    /// All, until it is enough for the devices on which anybody waits; and after that those alone to whom more is guaranteed.
+    fn next_to_look_at(&self, pass: &mut Pass, look: Look, last: Option<InLine>) -> Option<(InLine, Waiter)> {
+        match &pass.unmet {
+            None => {
+                let (place, demand) = self.demands.next(last)?;
+                let is_beyond = look == Look::First && !self.demands.is_in_sight(demand.waiter);
+                let is_seen = |device, waiting| pass.seen.get(&device).is_some_and(|seen| *seen >= waiting);
+                let is_enough = |(device, waiting)| pass.is_enough(look, device) || is_seen(device, waiting);
+                if is_beyond || self.demands.devices().all(is_enough) {
+                    pass.sight.until = last;
+                    pass.unmet = Some(self.unmet_guarantees());
+                    return self.next_to_look_at(pass, look, last);
+                }
+                Some((place, demand.waiter))
+            }
+            Some(unmet) => {
+                let place = unmet.iter().filter_map(|tenant| self.demands.next_of(*tenant, last)).min()?;
+                Some((place, self.demands.at(place)?.waiter))
+            }
+        }
+    }
+
+    /// Tenants that wait, and have less than is guaranteed to them somewhere.
+    fn unmet_guarantees(&self) -> BTreeSet<TenantId> {
+        let mut tenants = BTreeSet::new();
+        for (device, _) in self.demands.devices() {
+            let Some(books) = self.ledger.books(Place::device(device)) else { continue };
+            for (tenant, account) in books.accounts() {
+                let waits = || self.demands.next_of(tenant, None).is_some();
+                if self.in_use(tenant, device, account) < account.guarantee && waits() {
+                    tenants.insert(tenant);
+                }
+            }
+        }
+        tenants
     }
 
     /// Whether a look along the line would find what the last one did: all that is to leave for those in sight is leaving, or not
@@ -259,6 +304,9 @@ impl Broker {
 
     /// Whether anybody waits for room on the device.
     pub(crate) fn is_waited_for(&self, device: DeviceIndex) -> bool {
+        if self.demands.devices().all(|(of, _)| of != device) {
+            return false;
+        }
         let needs = self.demands.iter().flat_map(|(place, demand)| self.needs(demand.waiter, place.came));
         let mut devices = needs.map(|need| need.piece.device);
         devices.any(|of| of == device)
@@ -270,13 +318,6 @@ impl Broker {
         let account = self.ledger.account(tenant, Place::device(device));
         account.is_some_and(|account| {
             self.in_use(tenant, device, &account).saturating_add(more) <= account.guarantee
-        })
-    }
-
-    fn has_unmet_guarantee(&self, device: DeviceIndex) -> bool {
-        let books = self.ledger.books(Place::device(device));
-        books.is_some_and(|books| {
-            books.accounts().any(|(tenant, account)| self.in_use(tenant, device, account) < account.guarantee)
         })
     }
 

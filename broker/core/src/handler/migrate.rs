@@ -3,122 +3,28 @@
 //! Bookkeeping goes with the extents: the destination is reserved before anything is done, and the source is charged until
 //! the driver has it back. So while a part moves it is paid for twice, once in each tier.
 
-use std::{collections::BTreeMap, time::Duration};
-
 use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
-use super::{Start, Started, Timer, create::Order, room::Piece};
+use super::{create::Order, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, Notice, PartMove, PartRevocation},
+    command::{Command, CopyClass, Notice, PartMove, PartRevocation},
     error::Refusal,
-    event::{Kind, PartRef, Target, Tier},
+    event::{PartRef, Tier},
     invariants,
     ledger::{Place, Reservation},
-    limits::MOVED_TOGETHER,
     migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, MigrationStep},
     observed::Transition,
     pool::ExtentState,
     residency::AllocationState,
-    tenancy::{Arrival, OpId, OpKind, PerPart, TenantId},
+    tenancy::{Arrival, OpId, TenantId},
     time::Time,
 };
 
-/// When a call of an operator goes on with its next parts: after whatever else is to be done by then.
-const MOMENT: Duration = Duration::from_micros(1);
-
 impl Broker {
-    /// An operator has parts moved to a tier.
-    pub(crate) fn move_parts(
-        &mut self,
-        op: OpId,
-        target: &Target,
-        parts: Vec<PartIndex>,
-        towards: Tier,
-    ) -> Start {
-        let (id, allocation) = self.find_any(target)?;
-        let place = Place { device: allocation.device, tier: towards };
-        if self.ledger.books(place).is_none() {
-            return Err(Refusal::TierUnsupported { tier: towards });
-        }
-        if allocation.kind == Kind::Fixed {
-            return Err(Refusal::KindUnsupported { kind: "movable fixed" });
-        }
-        let mut moved = PerPart::to_begin(id, self.parts_of(target, parts)?);
-        for index in moved.begin(MOVED_TOGETHER) {
-            if let Some(outcome) = self.move_part(op, PartRef { allocation: id, part: index }, towards) {
-                moved.resolve(index, outcome);
-            }
-        }
-        if moved.has_more() {
-            self.arm(self.now.after(MOMENT), Timer::Moves(op, towards));
-        }
-        Ok(Started::Waiting(OpKind::Move(moved)))
-    }
-
-    /// Goes on with the next parts of a call.
-    pub(crate) fn move_more(&mut self, op: OpId, towards: Tier) {
-        let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
-        let (id, next, has_more) = (moved.allocation, moved.begin(MOVED_TOGETHER), moved.has_more());
-        for index in next {
-            let outcome = match self.allocations.get(id).map(|allocation| allocation.state) {
-                Some(AllocationState::Open | AllocationState::Sealed) => {
-                    self.move_part(op, PartRef { allocation: id, part: index }, towards)
-                }
-                Some(AllocationState::Freeing) | None => Some(PartMove::Freed),
-                Some(_) => Some(PartMove::Refused { refusal: Box::new(Refusal::Raced { allocation: id }) }),
-            };
-            if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind)
-                && let Some(outcome) = outcome
-            {
-                moved.resolve(index, outcome);
-            }
-        }
-        if has_more {
-            self.arm(self.now.after(MOMENT), Timer::Moves(op, towards));
-        }
-        self.check_op(op);
-    }
-
-    /// `None`: the operation is told when it is over.
-    fn move_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
-        match towards {
-            Tier::Device => self.bring_in_for(op, part),
-            Tier::Host | Tier::Disk => self.evict_part(op, part, towards),
-        }
-    }
-
-    /// The parts that an operator names, or all, of what is there to be revoked or moved.
-    pub(crate) fn parts_of<T>(
-        &self,
-        target: &Target,
-        parts: Vec<PartIndex>,
-    ) -> Result<BTreeMap<PartIndex, Option<T>>, Refusal> {
-        let (id, allocation) = self.find_any(target)?;
-        match allocation.state {
-            AllocationState::Open | AllocationState::Sealed => {}
-            AllocationState::Freeing => {
-                return Err(Refusal::AllocationNotFound { allocation: target.to_string() });
-            }
-            _ => return Err(Refusal::Raced { allocation: id }),
-        }
-        let problem = |problem| Refusal::RequestInvalid { field: "part_indexes", problem };
-        let all: Vec<_> = if parts.is_empty() { allocation.indices().collect() } else { parts };
-        if all.iter().any(|part| allocation.part(*part).is_none()) {
-            return Err(problem("the allocation has no such part"));
-        }
-        let mut outcomes = BTreeMap::new();
-        for part in all {
-            if outcomes.insert(part, None).is_some() {
-                return Err(problem("a part is named twice"));
-            }
-        }
-        Ok(outcomes)
-    }
-
     /// Begins to take a part out of its device. `None`: the operation is told when it is over.
-    fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+    pub(super) fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
         if self.is_held_there(part) {
             return Some(PartMove::Held);
         }
@@ -184,7 +90,7 @@ impl Broker {
     }
 
     /// Begins to bring a part to its device for an operator.
-    fn bring_in_for(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
+    pub(super) fn bring_in_for(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
         if let Some(under_way) = self.migrations.get_mut(&part) {
             if under_way.towards == Tier::Device {
                 under_way.ops.push(op);
@@ -267,14 +173,33 @@ impl Broker {
             clean,
             // Nobody maps what is not on its device.
             vacated: towards == Tier::Device,
+            awaited: cause == Cause::Demand,
             room_for: None,
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
         self.migrations.insert(part, migration);
         self.takes_over(part);
+        if cause == Cause::Demand {
+            self.hasten_write_back(part);
+        }
         self.copy_if_ready(part);
         Ok(())
+    }
+
+    pub(super) fn is_leaving(&self, part: PartRef) -> bool {
+        self.migrations.get(&part).is_some_and(|migration| migration.towards != Tier::Device)
+    }
+
+    /// Somebody waits for the part from now on, or for its room: it is copied before those for which nobody does.
+    pub(super) fn hasten_migration(&mut self, part: PartRef) {
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
+        migration.awaited = true;
+        let (to, state) = (migration.to, migration.state);
+        if state == MigrationState::Copying {
+            self.command(Command::HastenCopy { to });
+        }
+        self.hasten_write_back(part);
     }
 
     /// Has an extent made for a part that is in another, in bytes that are reserved or are reserved now.
@@ -343,6 +268,7 @@ impl Broker {
         let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
+        let class = if migration.awaited { CopyClass::Demand } else { CopyClass::Background };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         // What is discardable has none: it is dropped, or made anew.
@@ -353,7 +279,7 @@ impl Broker {
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
-        self.command(Command::Copy { from, to, bytes, shadow });
+        self.command(Command::Copy { from, to, bytes, shadow, class });
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
         }
@@ -437,9 +363,7 @@ impl Broker {
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
         self.tell_of_migration(part, towards, (cause, since), &outcome, (state.copies(), room_for));
         for op in ops.iter().copied() {
-            if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
-                moved.resolve(part.part, outcome.clone());
-            }
+            self.part_moved(op, part, outcome.clone());
             self.check_op(op);
         }
         let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });

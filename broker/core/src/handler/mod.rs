@@ -18,6 +18,7 @@ mod line;
 mod mapping;
 mod migrate;
 mod notice;
+mod parts;
 mod pin;
 #[cfg(test)]
 mod pin_costs;

@@ -76,12 +76,12 @@ impl Broker {
             Some(OpKind::Release { items, .. }) if items.is_complete() => {
                 self.released(id);
             }
-            Some(OpKind::Revoke(revoked)) if revoked.is_complete() => {
-                let (allocation, parts) = (revoked.allocation, revoked.take());
+            Some(OpKind::Revoke { parts, .. }) if parts.is_complete() => {
+                let (allocation, parts) = (parts.allocation, parts.take());
                 self.finish(id, Ok(Outcome::MappingsRevoked { allocation, parts }));
             }
-            Some(OpKind::Move(moved)) if moved.is_complete() => {
-                let (allocation, parts) = (moved.allocation, moved.take());
+            Some(OpKind::Move { parts, .. }) if parts.is_complete() => {
+                let (allocation, parts) = (parts.allocation, parts.take());
                 self.finish(id, Ok(Outcome::PartsMoved { allocation, parts }));
             }
             _ => {}

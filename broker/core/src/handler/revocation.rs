@@ -1,41 +1,20 @@
 //! `RevokeMappings`: parts that everybody is to unmap. See [`crate::residency::Revocation`] for how one goes.
 
-use vramd_types::{PartIndex, SessionId};
+use vramd_types::SessionId;
 
-use super::{Start, Started, Timer};
+use super::Timer;
 use crate::{
     broker::Broker,
     collections::Few,
     command::{Command, Notice, PartRevocation},
-    error::Refusal,
-    event::{Kind, PartRef, Target, WordsOutcome},
+    event::{PartRef, WordsOutcome},
     invariants,
     residency::{Hold, MapEvent, MapState, Revocation, Stage},
-    tenancy::{Arrival, OpId, OpKind, PerPart},
+    tenancy::{Arrival, OpId},
     time::Time,
 };
 
 impl Broker {
-    pub(crate) fn revoke_mappings(
-        &mut self,
-        op: OpId,
-        target: &Target,
-        parts: Vec<PartIndex>,
-        wait: bool,
-    ) -> Start {
-        let (id, allocation) = self.find_any(target)?;
-        let is_fixed = allocation.kind == Kind::Fixed;
-        let mut outcomes = self.parts_of(target, parts)?;
-        if is_fixed {
-            return Err(Refusal::KindUnsupported { kind: "revocable fixed" });
-        }
-        for (part, outcome) in &mut outcomes {
-            let part = PartRef { allocation: id, part: *part };
-            *outcome = self.revoke_part(Some(op), part, wait, self.pins.now());
-        }
-        Ok(Started::Waiting(OpKind::Revoke(PerPart::new(id, outcomes))))
-    }
-
     /// Begins with one part, or joins who did. `None`: the operation is told when it is over.
     pub(crate) fn revoke_part(
         &mut self,
@@ -203,9 +182,7 @@ impl Broker {
         }
         self.unsettled.calls.extend(self.pins.lacking(part));
         for op in over.ops.iter().copied() {
-            if let Some(OpKind::Revoke(revoked)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
-                revoked.resolve(part.part, outcome.clone());
-            }
+            self.part_revoked(op, part, outcome.clone());
             self.check_op(op);
         }
     }

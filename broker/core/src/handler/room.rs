@@ -164,6 +164,12 @@ impl Broker {
     /// Does what was chosen, and says which extents will go.
     pub(crate) fn clear(&mut self, choice: Choice, cause: Cause) -> Vec<ExtentId> {
         let mut going = self.release_cached(choice.given_up);
+        if cause == Cause::Demand {
+            let parts = choice.awaited.iter().filter_map(|extent| self.pool.get(*extent)?.part);
+            for part in parts.filter(|part| self.is_leaving(*part)).collect::<Vec<_>>() {
+                self.hasten_migration(part);
+            }
+        }
         self.hasten(choice.awaited.into_iter().chain(going.iter().copied()));
         for (part, came) in choice.victims {
             going.extend(self.evict_for(part, came, cause));

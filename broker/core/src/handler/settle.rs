@@ -70,9 +70,13 @@ impl Broker {
         }
     }
 
-    /// Who comes to stand in the line, or leaves it, may change what is made for those in sight.
+    /// Who comes to stand in the line, or leaves it, may change what is made for those in sight; or may be guaranteed what it
+    /// waits for, wherever it stands.
     pub(crate) fn unsettle_line(&mut self, waiter: Waiter) {
-        self.unsettled.demands |= self.demands.is_in_sight(waiter);
+        match self.demands.is_in_sight(waiter) {
+            true => self.unsettled.demands = true,
+            false => self.unsettled.room |= self.demands.contains(waiter),
+        }
     }
 
     /// Who does not stand in the line has had room: that may have been made for somebody who does.

@@ -6,7 +6,7 @@ use crate::{
     broker::Broker,
     command::{Command, Notice},
     error::Refusal,
-    event::{PartRef, Tier},
+    event::PartRef,
     tenancy::{OpId, OpKind, Outcome, SessionEvent, SessionState, SilentReason},
     time::Time,
 };
@@ -24,7 +24,7 @@ pub(crate) enum Timer {
     /// A pin call may have stalled.
     Stall(SessionId, u64),
     /// An operator's call goes on with the next of its parts.
-    Moves(OpId, Tier),
+    Parts(OpId),
 }
 
 impl Broker {
@@ -57,7 +57,7 @@ impl Broker {
                 Timer::Cached => self.expire_cached(),
                 Timer::Fence(part) => self.fence_lasted(part),
                 Timer::Wait(op) => self.lacks_room(op),
-                Timer::Moves(op, towards) => self.move_more(op, towards),
+                Timer::Parts(op) => self.begin_parts(op),
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();

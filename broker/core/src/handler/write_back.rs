@@ -6,46 +6,27 @@
 
 use vramd_types::{AllocationId, ExtentId, PartIndex, SessionId};
 
-use super::{Start, Started, create::Order};
+use super::create::Order;
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, Notice, PartMove, PartRevocation},
+    command::{Command, CopyClass, Notice, PartMove, PartRevocation},
     error::Refusal,
-    event::{ChannelId, Kind, PartRef, Slot, Target, Tier},
+    event::{ChannelId, PartRef, Slot, Tier},
     invariants,
     ledger::Place,
     migration::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
     observed::Transition,
     residency::{AllocationState, MapState},
-    tenancy::{OpId, OpKind, PerPart},
+    tenancy::OpId,
 };
 
 /// Where WRITTEN stands for a part.
 type Word = (ChannelId, SessionId, Slot);
 
 impl Broker {
-    pub(crate) fn write_back_parts(&mut self, op: OpId, target: &Target, parts: Vec<PartIndex>) -> Start {
-        let (id, allocation) = self.find_any(target)?;
-        let tier = Tier::Host;
-        if self.ledger.books(Place { device: allocation.device, tier }).is_none() {
-            return Err(Refusal::TierUnsupported { tier });
-        }
-        if allocation.kind == Kind::Fixed {
-            return Err(Refusal::KindUnsupported { kind: "movable fixed" });
-        }
-        if allocation.discardable {
-            return Err(Refusal::KindUnsupported { kind: "backed discardable" });
-        }
-        let mut outcomes = self.parts_of(target, parts)?;
-        for (part, outcome) in &mut outcomes {
-            *outcome = self.write_back_part(op, PartRef { allocation: id, part: *part });
-        }
-        Ok(Started::Waiting(OpKind::Move(PerPart::new(id, outcomes))))
-    }
-
     /// Begins with one part. `None`: the operation is told when it is over.
-    fn write_back_part(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
+    pub(super) fn write_back_part(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
         // Whichever way it goes, in the end its content is below.
         if let Some(migration) = self.migrations.get_mut(&part) {
             if migration.state == MigrationState::Stopping {
@@ -192,7 +173,7 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         let bytes = allocation.size_of(part.part);
-        self.command(Command::Copy { from, to, bytes, shadow: false });
+        self.command(Command::Copy { from, to, bytes, shadow: false, class: CopyClass::Background });
     }
 
     /// The copy to what the part has below has ended.
@@ -215,6 +196,14 @@ impl Broker {
             ops.iter().for_each(|op| migration.ops.push(*op));
         }
         self.stop_write_back(part, PartMove::Wanted);
+    }
+
+    /// Who waits for the part to leave waits for that copy.
+    pub(super) fn hasten_write_back(&mut self, part: PartRef) {
+        let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
+        if let Some(to) = copied.map(|it| it.to) {
+            self.command(Command::HastenCopy { to });
+        }
     }
 
     pub(super) fn stop_write_back(&mut self, part: PartRef, why: PartMove) {
@@ -260,9 +249,7 @@ impl Broker {
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
         self.tell_of_write_back(part, &over, &outcome, clean);
         for op in over.ops.iter().copied() {
-            if let Some(OpKind::Move(moved)) = self.ops.get_mut(op).map(|op| &mut op.kind) {
-                moved.resolve(part.part, outcome.clone());
-            }
+            self.part_moved(op, part, outcome.clone());
             self.check_op(op);
         }
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);

@@ -147,8 +147,8 @@ impl Touched {
                 }
                 OpKind::Free { allocation: id, .. } | OpKind::Seal(id) => allocation(id),
                 OpKind::EndSession { session: id, .. } => session(id),
-                OpKind::Revoke(revoked) => allocation(&revoked.allocation),
-                OpKind::Move(moved) => allocation(&moved.allocation),
+                OpKind::Revoke { parts, .. } => allocation(&parts.allocation),
+                OpKind::Move { parts, .. } => allocation(&parts.allocation),
                 OpKind::Allocate { .. } | OpKind::Room(_) | OpKind::Quota(_) => false,
             }
     }

@@ -21,10 +21,14 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer looks"));
     }
     for (id, op) in scope.ops(broker) {
-        let waits = matches!(&op.kind, OpKind::Move(moved) if moved.has_more());
-        let is_its = |(_, timer): &(_, Timer)| matches!(timer, Timer::Moves(of, _) if *of == id);
+        let waits = match &op.kind {
+            OpKind::Revoke { parts, .. } => parts.has_more(),
+            OpKind::Move { parts, .. } => parts.has_more(),
+            _ => false,
+        };
+        let is_its = |(_, timer): &(_, Timer)| *timer == Timer::Parts(id);
         let watched = !waits || broker.timers.iter().any(is_its);
-        expect(found, TIMERS, watched, || format!("{id:?} has more parts to move, and no timer looks"));
+        expect(found, TIMERS, watched, || format!("{id:?} has more parts to begin with, and no timer looks"));
     }
     for (id, call) in broker.pins.iter().filter(|(_, call)| call.is_waiting()) {
         let watched = broker.timers.contains(&(call.look, Timer::Stall(id.0, id.1)));

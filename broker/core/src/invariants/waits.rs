@@ -33,13 +33,13 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             }
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,
             OpKind::Room(_) => broker.demands.contains(Waiter::Batch(id)),
-            OpKind::Revoke(revoked) => {
-                let of = revoked.allocation;
-                revoked.open().all(|part| is_revoked(broker, PartRef { allocation: of, part }, id))
+            OpKind::Revoke { parts, .. } => {
+                let of = parts.allocation;
+                parts.open().all(|part| is_revoked(broker, PartRef { allocation: of, part }, id))
             }
-            OpKind::Move(moved) => {
-                let of = moved.allocation;
-                moved.open().all(|part| is_moving(broker, PartRef { allocation: of, part }, id))
+            OpKind::Move { parts, .. } => {
+                let of = parts.allocation;
+                parts.open().all(|part| is_moving(broker, PartRef { allocation: of, part }, id))
             }
             OpKind::Quota(_) => true,
         };

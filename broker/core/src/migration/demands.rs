@@ -1,11 +1,17 @@
 //! The line of those that found no room on a device, in the order of asking: parts that somebody wants there, and batches
 //! of allocations that wait.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound::{Excluded, Unbounded},
+};
+
+use vramd_types::DeviceIndex;
 
 use crate::{
+    collections::Few,
     event::PartRef,
-    tenancy::{Arrival, OpId},
+    tenancy::{Arrival, OpId, TenantId},
     time::Time,
 };
 
@@ -16,10 +22,13 @@ pub(crate) enum Waiter {
     Batch(OpId),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Demand {
     pub(crate) waiter: Waiter,
     pub(crate) since: Time,
+    pub(crate) tenant: TenantId,
+    /// Where it needs room, each once.
+    pub(crate) devices: Few<DeviceIndex>,
 }
 
 /// Where somebody stands: by when it came, since all parts of a set came at once, and by when it went to the line.
@@ -44,6 +53,9 @@ pub(crate) struct Sight {
 pub(crate) struct Demands {
     line: BTreeMap<Place, Demand>,
     places: BTreeMap<Waiter, Place>,
+    by_tenant: BTreeSet<(TenantId, Place)>,
+    /// How many wait for room on each device where anybody does.
+    by_device: BTreeMap<DeviceIndex, usize>,
     /// How many of them are batches.
     batches: usize,
     /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
@@ -62,11 +74,17 @@ impl Demands {
     }
 
     /// Behind all that came before, unless it stands in the line.
-    pub(crate) fn add(&mut self, waiter: Waiter, place: Place, since: Time) {
+    pub(crate) fn add(&mut self, place: Place, demand: Demand) {
+        let waiter = demand.waiter;
         if let std::collections::btree_map::Entry::Vacant(entry) = self.places.entry(waiter) {
             entry.insert(place);
             self.batches = self.batches.saturating_add(usize::from(matches!(waiter, Waiter::Batch(_))));
-            self.line.insert(place, Demand { waiter, since });
+            self.by_tenant.insert((demand.tenant, place));
+            for device in demand.devices.iter() {
+                let waiting = self.by_device.entry(*device).or_default();
+                *waiting = waiting.saturating_add(1);
+            }
+            self.line.insert(place, demand);
         }
     }
 
@@ -96,7 +114,17 @@ impl Demands {
         let place = self.places.remove(&waiter)?;
         self.sight.left = self.sight.left.saturating_add(1);
         self.batches = self.batches.saturating_sub(usize::from(matches!(waiter, Waiter::Batch(_))));
-        self.line.remove(&place)
+        let demand = self.line.remove(&place)?;
+        self.by_tenant.remove(&(demand.tenant, place));
+        for device in demand.devices.iter() {
+            if let std::collections::btree_map::Entry::Occupied(mut waiting) = self.by_device.entry(*device) {
+                *waiting.get_mut() = waiting.get().saturating_sub(1);
+                if *waiting.get() == 0 {
+                    waiting.remove();
+                }
+            }
+        }
+        Some(demand)
     }
 
     /// Parts of which it was first asked then.
@@ -134,10 +162,28 @@ impl Demands {
     }
 
     /// The first one after that.
-    pub(crate) fn next(&self, after: Option<Place>) -> Option<(Place, Waiter)> {
-        use std::ops::Bound::{Excluded, Unbounded};
+    pub(crate) fn next(&self, after: Option<Place>) -> Option<(Place, &Demand)> {
         let from = after.map_or(Unbounded, Excluded);
-        self.line.range((from, Unbounded)).next().map(|(place, demand)| (*place, demand.waiter))
+        self.line.range((from, Unbounded)).next().map(|(place, demand)| (*place, demand))
+    }
+
+    /// The first one of a tenant after that.
+    pub(crate) fn next_of(&self, tenant: TenantId, after: Option<Place>) -> Option<Place> {
+        let start = Place { came: Arrival::from_raw(0), stood: Arrival::from_raw(0) };
+        let from =
+            after.map_or(std::ops::Bound::Included((tenant, start)), |place| Excluded((tenant, place)));
+        let (of, place) = self.by_tenant.range((from, Unbounded)).next()?;
+        (*of == tenant).then_some(*place)
+    }
+
+    /// Who stands there.
+    pub(crate) fn at(&self, place: Place) -> Option<&Demand> {
+        self.line.get(&place)
+    }
+
+    /// The devices on which room is waited for, and by how many.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (DeviceIndex, usize)> {
+        self.by_device.iter().map(|(device, waiting)| (*device, *waiting))
     }
 
     /// Who went to the line then.
@@ -145,8 +191,8 @@ impl Demands {
         self.line.iter().find(|(place, _)| place.stood == stood).map(|(_, demand)| demand.waiter)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Place, Demand)> {
-        self.line.iter().map(|(place, demand)| (*place, *demand))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Place, &Demand)> {
+        self.line.iter().map(|(place, demand)| (*place, demand))
     }
 
     pub(crate) fn parts(&self) -> impl Iterator<Item = PartRef> {

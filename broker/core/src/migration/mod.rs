@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use vramd_types::ExtentId;
 
 pub(crate) use backing::{Account as BackedBy, Backing, Backings, Below};
-pub(crate) use demands::{Demands, Place as InLine, Sight, Waiter};
+pub(crate) use demands::{Demand, Demands, Place as InLine, Sight, Waiter};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};
@@ -51,6 +51,8 @@ pub(crate) struct Migration {
     pub(crate) clean: bool,
     /// Nobody maps the part, and nobody will until this is over.
     pub(crate) vacated: bool,
+    /// Somebody waits for it, or for its room.
+    pub(crate) awaited: bool,
     /// When who needs its room came.
     pub(crate) room_for: Option<Arrival>,
     /// Why it was given up, once it was.

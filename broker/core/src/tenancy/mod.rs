@@ -15,7 +15,7 @@ mod words;
 
 pub(crate) use by_tenant::ByTenant;
 pub(crate) use map_queue::MapQueue;
-pub(crate) use op::{Op, OpId, OpKind, OpTable, Requester};
+pub(crate) use op::{Op, OpId, OpKind, OpTable, Requester, Wish};
 pub(crate) use per_part::PerPart;
 pub(crate) use pins::{Arrival, PinCall, PinId, PinTable, PinnedPart};
 pub(crate) use releases::{ItemResult, Releases, Watched};

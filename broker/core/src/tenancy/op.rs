@@ -8,7 +8,7 @@ use super::{ByTenant, Method, PerPart, Releases, TenantId};
 use crate::{
     command::{PartMove, PartRevocation},
     error::Refusal,
-    event::{CallId, RequestKey},
+    event::{CallId, RequestKey, Tier},
     handler::{Batch, QuotaChange},
     observed::Touched,
     time::Time,
@@ -50,10 +50,25 @@ pub(crate) enum OpKind {
         kill: bool,
     },
     /// An operator's: waits until all revocations are over.
-    Revoke(PerPart<PartRevocation>),
+    Revoke {
+        parts: PerPart<PartRevocation>,
+        /// For pins to end.
+        wait: bool,
+    },
     /// An operator's: waits until all migrations, or write-backs, are over.
-    Move(PerPart<PartMove>),
+    Move {
+        parts: PerPart<PartMove>,
+        wish: Wish,
+    },
     Quota(QuotaChange),
+}
+
+/// What an operator wants of parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    In(Tier),
+    /// They stay where they are, and what they hold is below too.
+    WrittenBack,
 }
 
 #[derive(Debug)]

@@ -15,15 +15,11 @@ pub(crate) struct PerPart<T> {
 }
 
 impl<T> PerPart<T> {
-    pub(crate) fn new(allocation: AllocationId, parts: BTreeMap<PartIndex, Option<T>>) -> Self {
-        let left = parts.values().filter(|outcome| outcome.is_none()).count();
-        Self { allocation, parts, left, next: None }
-    }
-
-    /// The same, and with none of them anything was begun.
-    pub(crate) fn to_begin(allocation: AllocationId, parts: BTreeMap<PartIndex, Option<T>>) -> Self {
-        let next = parts.keys().next().copied();
-        Self { next, ..Self::new(allocation, parts) }
+    /// With none of them anything was begun.
+    pub(crate) fn new(allocation: AllocationId, parts: impl IntoIterator<Item = PartIndex>) -> Self {
+        let parts: BTreeMap<_, _> = parts.into_iter().map(|part| (part, None)).collect();
+        let (left, next) = (parts.len(), parts.keys().next().copied());
+        Self { allocation, parts, left, next }
     }
 
     /// The next of these, so many at most: they are begun with now.

@@ -65,6 +65,8 @@ pub struct World {
     /// The driver puts releases off, as long as nobody waits for them.
     pub puts_off: bool,
     pub put_off: Vec<Command>,
+    /// Destinations of copies that were to be done sooner.
+    pub hastened: Vec<ExtentId>,
     pub killed: Vec<ChannelId>,
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
@@ -131,6 +133,7 @@ impl World {
             unreturned: BTreeSet::new(),
             puts_off: false,
             put_off: Vec::new(),
+            hastened: Vec::new(),
             killed: Vec::new(),
             closed: BTreeSet::new(),
             stored: StoredQuotas::default(),
@@ -182,6 +185,10 @@ impl World {
                 Command::ForgetProcess { .. } => {}
                 // What has not begun is not done.
                 Command::CancelCopy { to } => self.cancelled(to),
+                Command::HastenCopy { to } => {
+                    assert!(self.is_copied_to(to), "{to} is not being copied to");
+                    self.hastened.push(to);
+                }
                 release @ Command::ReleaseExtent { .. } if self.puts_off => self.put_off.push(release),
                 Command::ReleaseNow { .. } => self.work.extend(self.put_off.drain(..)),
                 work => self.work.push_back(work),
@@ -190,9 +197,12 @@ impl World {
     }
 
     fn cancelled(&mut self, to: ExtentId) {
-        let is_it = |work: &Command| matches!(work, Command::Copy { to: of, .. } if *of == to);
-        assert!(self.work.iter().any(is_it), "{to} is not being copied to");
+        assert!(self.is_copied_to(to), "{to} is not being copied to");
         self.fail_copies.push_front(Some("cancelled".to_owned()));
+    }
+
+    fn is_copied_to(&self, to: ExtentId) -> bool {
+        self.work.iter().any(|work| matches!(work, Command::Copy { to: of, .. } if *of == to))
     }
 
     pub fn content(&self, extent: ExtentId) -> u64 {

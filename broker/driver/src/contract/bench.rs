@@ -15,8 +15,8 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
 use super::{Access, Harness, Importer};
 use crate::{
-    Completion, CopyError, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Handle, Submission,
-    sim::Fault,
+    Completion, CopyClass, CopyError, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Handle,
+    Submission, sim::Fault,
 };
 
 /// Nothing here takes long; this only turns a hang into a failure.
@@ -304,8 +304,12 @@ impl<'a> Bench<'a> {
     }
 
     pub(super) fn begin_by_id(&self, from: ExtentId, to: ExtentId, size: Bytes) -> CopyId {
+        self.begin_as(CopyClass::Demand, (from, to), size)
+    }
+
+    pub(super) fn begin_as(&self, class: CopyClass, (from, to): (ExtentId, ExtentId), size: Bytes) -> CopyId {
         let copy = CopyId::from_raw(new_id().get());
-        self.submit(Submission::Copy { copy, from, to, size });
+        self.submit(Submission::Copy { copy, from, to, size, class });
         copy
     }
 

@@ -6,7 +6,7 @@ use super::{
     Access, Bench, Harness, Verdict,
     bench::{Extent, FIRST, SECOND, SMALL, new_id, pattern},
 };
-use crate::{Completion, CopyError, DriverError, ExtentKind, Submission};
+use crate::{Completion, CopyClass, CopyError, DriverError, ExtentKind, Submission};
 
 /// More than a chunk.
 pub(super) const LARGE: Bytes = Bytes::mib(18);
@@ -164,6 +164,33 @@ pub fn copies_of_a_direction_are_done_in_order(harness: &dyn Harness) -> Verdict
     assert_eq!(told, asked);
     assert_has(&mut bench, &target, &texts[2], "the last one's bytes");
     free_all(bench, sources.into_iter().chain([large, target]))
+}
+
+/// Many that nobody waits for, and one that comes after them all.
+pub fn what_is_waited_for_goes_first(harness: &dyn Harness) -> Verdict {
+    const COPIES: usize = 40;
+    let mut bench = Bench::new(harness);
+    let large = on_device(&mut bench, LARGE);
+    let (scratch, hastened, target) =
+        (in_host(&mut bench, LARGE), in_host(&mut bench, LARGE), in_host(&mut bench, LARGE));
+    let one = Text::new(1, LARGE);
+    fill(&bench, &large, &one);
+    let begin = |class, to: &Extent| bench.begin_as(class, (large.id, to.id), LARGE);
+    let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::Background, &scratch)).collect();
+    let later = begin(CopyClass::Background, &hastened);
+    let first = begin(CopyClass::Demand, &target);
+    bench.submit(Submission::HastenCopy { copy: later });
+    bench.submit(Submission::HastenCopy { copy: CopyId::from_raw(new_id().get()) });
+    asked.extend([later, first]);
+    let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
+    let place = |copy| told.iter().position(|it| *it == copy).expect("each is told once");
+    assert!(place(first) < COPIES - 1, "it does not wait for all of them: {told:?}");
+    assert!(place(later) < COPIES - 1, "nor does what was hastened: {told:?}");
+    let others: Vec<CopyId> = told.iter().copied().filter(|it| ![later, first].contains(it)).collect();
+    assert_eq!(others, asked[..COPIES], "all others in their order");
+    assert_has(&mut bench, &target, &one, "whole");
+    assert_has(&mut bench, &hastened, &one, "whole");
+    free_all(bench, [large, scratch, hastened, target])
 }
 
 /// How many of them are cancelled depends on the link's speed; nothing else may.

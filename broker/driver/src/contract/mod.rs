@@ -163,6 +163,7 @@ macro_rules! contract_tests {
             copies::both_directions_at_once_do_not_mix,
             copies::an_exchange_is_a_copy_out_and_then_one_in,
             copies::copies_of_a_direction_are_done_in_order,
+            copies::what_is_waited_for_goes_first,
             copies::what_is_cancelled_is_told_once_and_harms_nobody,
             copies::a_copy_that_cannot_be_is_refused,
             copies::copies_go_on_beside_all_else,

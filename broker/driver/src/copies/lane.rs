@@ -1,5 +1,8 @@
-//! One queue of copies, in order: cuts them into chunks and keeps a few under way, over the ends of copies, so that the
-//! wire never waits for us.
+//! One queue of copies: cuts them into chunks and keeps a few under way, over the ends of copies, so that the wire never waits
+//! for us.
+//!
+//! What somebody waits for goes first, chunk by chunk: it waits for those chunks alone that are under way. What nobody waits
+//! for has a small share all the same, so that it ends some day; and the wire as a whole where there is nothing else.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +14,10 @@ use std::{
 use vramd_types::{Bytes, CopyId};
 
 use super::{table::Entry, waiting::Waiting};
-use crate::{Completion, CopyError, DriverError};
+use crate::{Completion, CopyClass, CopyError, DriverError};
+
+/// Of so many chunks one is of what nobody waits for, however much there is that somebody does.
+const BACKGROUND_SHARE: u32 = 16;
 
 /// A driver's own way to move bytes in one direction.
 pub(crate) trait Link {
@@ -20,6 +26,9 @@ pub(crate) trait Link {
 
     /// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
     const UNDER_WAY_MAX: usize = 6;
+
+    /// Of what nobody waits for there is less under way, since whoever comes waits for it.
+    const BACKGROUND_UNDER_WAY_MAX: usize = 4;
 
     /// What is copied, and what keeps it in place.
     type Work;
@@ -53,24 +62,28 @@ pub(crate) enum Order<W> {
     },
     /// Its entry says so too. It may have gone to another lane, or be on its way here.
     Cancelled(CopyId),
+    /// Likewise.
+    Hastened(CopyId),
 }
 
 /// Until nobody can send any more and all is done.
 pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: impl Fn(Completion)) {
-    let mut lane = Lane { link, waiting: Waiting::default(), begun: VecDeque::new(), under_way: 0 };
+    let mut lane = Lane::on(link);
     while let Ok(arrived) = lane.next(orders) {
         for order in arrived.into_iter().chain(orders.try_iter()) {
             match order {
                 // Those that wait need not wait for what is before them.
                 Order::Copy(job) if job.entry.is_cancelled() => give_up(job, &tell),
-                Order::Copy(job) => lane.waiting.push(job),
-                Order::Cancelled(copy) => drop(lane.waiting.take(copy).map(|job| give_up(job, &tell))),
+                Order::Copy(job) => lane.waiting(job.entry.class()).push(job),
+                Order::Cancelled(copy) => drop(lane.take(copy).map(|job| give_up(job, &tell))),
+                Order::Hastened(copy) => drop(lane.take(copy).map(|job| lane.demand.push(job))),
                 Order::Refuse { copy, error } => tell(Completion::Copied { copy, result: Err(error.into()) }),
             }
         }
         // Nobody's orders wait for more than that.
         for _ in 0..L::UNDER_WAY_MAX {
-            let has_ended = lane.end_next(&tell);
+            let has_ended = lane.end_next();
+            lane.tell_over(&tell);
             lane.begin();
             if !has_ended {
                 break;
@@ -81,17 +94,28 @@ pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: imp
 
 struct Lane<L: Link> {
     link: L,
-    waiting: Waiting<L::Work>,
-    /// Of all but the last nothing is left to begin.
-    begun: VecDeque<Begun<L>>,
-    under_way: usize,
+    demand: Waiting<L::Work>,
+    background: Waiting<L::Work>,
+    /// Those of which something was begun: few, and of most of them nothing is left to begin.
+    begun: Vec<Begun<L::Work>>,
+    /// Of those, in the order of their beginning.
+    under_way: VecDeque<Chunk<L>>,
+    /// How many chunks were begun since one of the background was, or could have been.
+    ahead: u32,
 }
 
-struct Begun<L: Link> {
-    job: Job<L::Work>,
+struct Chunk<L: Link> {
+    of: CopyId,
+    /// As it was begun.
+    class: CopyClass,
+    chunk: L::Chunk,
+    length: u64,
+}
+
+struct Begun<W> {
+    job: Job<W>,
     next: u64,
-    /// With their lengths.
-    chunks: VecDeque<(L::Chunk, u64)>,
+    under_way: usize,
     problem: Option<CopyError>,
 }
 
@@ -111,55 +135,110 @@ impl<L: Link> Lane<L> {
         Ok(None)
     }
 
-    /// `None` where there is nothing to do.
-    fn patience(&self) -> Option<Duration> {
-        match self.begun.front() {
-            None if self.waiting.is_empty() => None,
-            None => Some(Duration::ZERO),
-            Some(front) => Some(front.chunks.front().map_or(Duration::ZERO, |(chunk, _)| {
-                self.link.patience(chunk, front.is_all_begun() && front.chunks.len() == 1)
-            })),
+    fn on(link: L) -> Self {
+        Self {
+            link,
+            demand: Waiting::default(),
+            background: Waiting::default(),
+            begun: Vec::new(),
+            under_way: VecDeque::new(),
+            ahead: 0,
         }
     }
 
-    /// Takes a chunk that has ended, and tells of a copy of which nothing is left; or there is none. One at a time: what is
-    /// begun in its place is under way while the link looks at the next.
-    fn end_next(&mut self, tell: &impl Fn(Completion)) -> bool {
-        let Some(front) = self.begun.front_mut() else { return false };
-        if let Some((chunk, length)) = front.chunks.front_mut() {
-            match self.link.has_ended(chunk) {
-                Ok(false) => return false,
-                Ok(true) => front.job.entry.add(*length),
-                Err(error) => drop(front.problem.get_or_insert(error)),
+    fn waiting(&mut self, class: CopyClass) -> &mut Waiting<L::Work> {
+        match class {
+            CopyClass::Demand => &mut self.demand,
+            CopyClass::Background => &mut self.background,
+        }
+    }
+
+    /// If it waits here.
+    fn take(&mut self, copy: CopyId) -> Option<Job<L::Work>> {
+        self.background.take(copy).or_else(|| self.demand.take(copy))
+    }
+
+    /// `None` where there is nothing to do.
+    fn patience(&self) -> Option<Duration> {
+        match self.under_way.front() {
+            Some(Chunk { of, chunk, .. }) => {
+                let is_last = |it: &Begun<_>| it.job.copy == *of && it.is_all_begun() && it.under_way == 1;
+                Some(self.link.patience(chunk, self.begun.iter().any(is_last)))
             }
-            front.chunks.pop_front();
-            self.under_way -= 1;
-        } else if !front.is_all_begun() {
-            return false;
+            None => {
+                let is_idle = self.begun.is_empty() && self.demand.is_empty() && self.background.is_empty();
+                (!is_idle).then_some(Duration::ZERO)
+            }
         }
-        let is_over = front.chunks.is_empty() && front.is_all_begun();
-        if is_over && let Some(Begun { job, problem, .. }) = self.begun.pop_front() {
-            finish(job, problem.map_or(Ok(()), Err), tell);
+    }
+
+    /// Whether a chunk has ended. One at a time: what is begun in its place is under way while the link looks at the next.
+    fn end_next(&mut self) -> bool {
+        let Some(Chunk { of, chunk, length, .. }) = self.under_way.front_mut() else { return false };
+        let ended = match self.link.has_ended(chunk) {
+            Ok(false) => return false,
+            Ok(true) => Ok(*length),
+            Err(error) => Err(error),
+        };
+        if let Some(begun) = self.begun.iter_mut().find(|it| it.job.copy == *of) {
+            begun.ended(ended);
         }
+        self.under_way.pop_front();
         true
     }
 
-    fn begin(&mut self) {
-        while self.under_way < L::UNDER_WAY_MAX {
-            match self.begun.back_mut().filter(|it| !it.is_all_begun()) {
-                Some(last) => self.under_way += last.begin_next(&mut self.link),
-                None => match self.waiting.pop() {
-                    Some(job) => self.begun.push_back(Begun::of(job)),
-                    None => return,
-                },
-            }
+    fn tell_over(&mut self, tell: &impl Fn(Completion)) {
+        for over in self.begun.extract_if(.., |it| it.is_all_begun() && it.under_way == 0) {
+            finish(over.job, over.problem.map_or(Ok(()), Err), tell);
         }
+    }
+
+    fn begin(&mut self) {
+        while self.under_way.len() < L::UNDER_WAY_MAX {
+            let Some(at) = self.next_to_begin() else { return };
+            let begun = &mut self.begun[at];
+            let (of, class) = (begun.job.copy, begun.job.entry.class());
+            // What could not be begun is told with the next that has ended.
+            if let Some((chunk, length)) = begun.begin_next(&mut self.link) {
+                self.under_way.push_back(Chunk { of, class, chunk, length });
+            }
+            let is_ahead = class == CopyClass::Demand && self.has_background();
+            self.ahead = if is_ahead { self.ahead.saturating_add(1) } else { 0 };
+        }
+    }
+
+    fn has_background(&self) -> bool {
+        let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == CopyClass::Background;
+        !self.background.is_empty() || self.begun.iter().any(is_left)
+    }
+
+    /// The place of the one that goes on.
+    fn next_to_begin(&mut self) -> Option<usize> {
+        let classes = match self.ahead + 1 >= BACKGROUND_SHARE {
+            true => [CopyClass::Background, CopyClass::Demand],
+            false => [CopyClass::Demand, CopyClass::Background],
+        };
+        classes.into_iter().find_map(|class| self.begun_of(class))
+    }
+
+    /// Where one of that class is of which something is left to begin.
+    fn begun_of(&mut self, class: CopyClass) -> Option<usize> {
+        let of_class = self.under_way.iter().filter(|chunk| chunk.class == class).count();
+        if class == CopyClass::Background && of_class >= L::BACKGROUND_UNDER_WAY_MAX {
+            return None;
+        }
+        let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == class;
+        self.begun.iter().position(is_left).or_else(|| {
+            let job = self.waiting(class).pop()?;
+            self.begun.push(Begun::of(job));
+            Some(self.begun.len() - 1)
+        })
     }
 }
 
-impl<L: Link> Begun<L> {
-    fn of(job: Job<L::Work>) -> Self {
-        Self { job, next: 0, chunks: VecDeque::new(), problem: None }
+impl<W> Begun<W> {
+    fn of(job: Job<W>) -> Self {
+        Self { job, next: 0, under_way: 0, problem: None }
     }
 
     /// Or nothing more will be.
@@ -167,23 +246,35 @@ impl<L: Link> Begun<L> {
         self.problem.is_some() || self.next == self.job.size.get()
     }
 
-    /// How many chunks were begun: one, or none because of a problem.
-    fn begin_next(&mut self, link: &mut L) -> usize {
+    /// With its length; or nothing, because of a problem or since there is nothing to copy.
+    fn begin_next<L: Link<Work = W>>(&mut self, link: &mut L) -> Option<(L::Chunk, u64)> {
         if self.job.entry.is_cancelled() {
             self.problem = Some(CopyError::Cancelled);
-            return 0;
+            return None;
         }
         let length = (self.job.size.get() - self.next).min(L::CHUNK);
+        if length == 0 {
+            return None;
+        }
         match link.begin(&self.job.work, self.next, length) {
             Ok(chunk) => {
-                self.chunks.push_back((chunk, length));
+                self.under_way += 1;
                 self.next += length;
-                1
+                Some((chunk, length))
             }
             Err(error) => {
                 self.problem = Some(error);
-                0
+                None
             }
+        }
+    }
+
+    /// A chunk has: so many bytes have arrived.
+    fn ended(&mut self, arrived: Result<u64, CopyError>) {
+        self.under_way -= 1;
+        match arrived {
+            Ok(length) => self.job.entry.add(length),
+            Err(error) => drop(self.problem.get_or_insert(error)),
         }
     }
 }

@@ -87,11 +87,19 @@ impl<W, D> Lanes<W, D> {
         &self.table
     }
 
-    /// Nothing of it is begun any more. Which lane it waits in nobody notes: cancels are few.
+    /// Nothing of it is begun any more. Which lane it waits in nobody notes: such changes are few.
     pub(crate) fn cancel(&self, copy: CopyId) {
         if self.table.cancel(copy) {
             self.queues.iter().for_each(|(_, queue)| hand(queue, Order::Cancelled(copy)));
             self.disk.iter().for_each(|(_, queue)| hand(queue, Order::Cancelled(copy)));
+        }
+    }
+
+    /// It is done before what nobody waits for.
+    pub(crate) fn hasten(&self, copy: CopyId) {
+        if self.table.hasten(copy) {
+            self.queues.iter().for_each(|(_, queue)| hand(queue, Order::Hastened(copy)));
+            self.disk.iter().for_each(|(_, queue)| hand(queue, Order::Hastened(copy)));
         }
     }
 

@@ -10,16 +10,18 @@ use std::{
 
 use vramd_types::{Bytes, CopyId};
 
-use crate::DriverError;
+use crate::{CopyClass, DriverError};
 
 #[derive(Debug, Default)]
 pub(crate) struct Table(Mutex<HashMap<CopyId, Arc<Progress>>>);
 
-/// How far a copy has come, and whether it is still wanted. Neither orders anything else.
+/// How far a copy has come, whether it is still wanted, and how soon. None of it orders anything else.
 #[derive(Debug, Default)]
 struct Progress {
     copied: AtomicU64,
     cancelled: AtomicBool,
+    /// Somebody waits for it.
+    awaited: AtomicBool,
 }
 
 /// A copy that was asked for.
@@ -40,11 +42,12 @@ pub(crate) struct Entry {
 }
 
 impl Table {
-    pub(crate) fn ask(self: &Arc<Self>, copy: CopyId, size: Bytes) -> Asked {
+    pub(crate) fn ask(self: &Arc<Self>, copy: CopyId, size: Bytes, class: CopyClass) -> Asked {
         let entry = match self.copies().entry(copy) {
             Place::Occupied(_) => Err(DriverError::Failed(format!("{copy} is under way"))),
             Place::Vacant(place) => {
                 let progress = Arc::clone(place.insert(Arc::default()));
+                progress.awaited.store(class == CopyClass::Demand, Ordering::Relaxed);
                 Ok(Entry { table: Arc::clone(self), copy, progress })
             }
         };
@@ -60,6 +63,11 @@ impl Table {
         self.copies().get(&copy).map(|progress| progress.cancelled.store(true, Ordering::Relaxed)).is_some()
     }
 
+    /// Somebody waits for it from now on. Whether there is such a copy, for which nobody waited.
+    pub(crate) fn hasten(&self, copy: CopyId) -> bool {
+        self.copies().get(&copy).is_some_and(|progress| !progress.awaited.swap(true, Ordering::Relaxed))
+    }
+
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.
     fn copies(&self) -> MutexGuard<'_, HashMap<CopyId, Arc<Progress>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,6 +81,13 @@ impl Entry {
 
     pub(crate) fn is_cancelled(&self) -> bool {
         self.progress.cancelled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn class(&self) -> CopyClass {
+        match self.progress.awaited.load(Ordering::Relaxed) {
+            true => CopyClass::Demand,
+            false => CopyClass::Background,
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Copies of which nothing was begun, and which of them is next.
+//! Copies of one class of which nothing was begun.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,22 +6,16 @@ use vramd_types::CopyId;
 
 use super::lane::Job;
 
-/// By rank, the lowest first. One can be taken from among thousands.
+/// In the order of their arrival, which nothing else decides. One can be taken from among thousands.
 pub(super) struct Waiting<W> {
-    jobs: BTreeMap<Rank, Job<W>>,
-    ranks: HashMap<CopyId, Rank>,
-    arrived: u64,
-}
-
-/// Whose turn it is, and nothing else says so: in the order of their arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
-    arrival: u64,
+    jobs: BTreeMap<u64, Job<W>>,
+    arrivals: HashMap<CopyId, u64>,
+    last: u64,
 }
 
 impl<W> Default for Waiting<W> {
     fn default() -> Self {
-        Self { jobs: BTreeMap::new(), ranks: HashMap::new(), arrived: 0 }
+        Self { jobs: BTreeMap::new(), arrivals: HashMap::new(), last: 0 }
     }
 }
 
@@ -31,19 +25,18 @@ impl<W> Waiting<W> {
     }
 
     pub(super) fn push(&mut self, job: Job<W>) {
-        self.arrived += 1;
-        let rank = Rank { arrival: self.arrived };
-        self.ranks.insert(job.copy, rank);
-        self.jobs.insert(rank, job);
+        self.last += 1;
+        self.arrivals.insert(job.copy, self.last);
+        self.jobs.insert(self.last, job);
     }
 
     pub(super) fn pop(&mut self) -> Option<Job<W>> {
         let (_, job) = self.jobs.pop_first()?;
-        self.ranks.remove(&job.copy);
+        self.arrivals.remove(&job.copy);
         Some(job)
     }
 
     pub(super) fn take(&mut self, copy: CopyId) -> Option<Job<W>> {
-        self.jobs.remove(&self.ranks.remove(&copy)?)
+        self.jobs.remove(&self.arrivals.remove(&copy)?)
     }
 }

@@ -23,7 +23,7 @@
 //! never less than what is taken.
 //!
 //! Nor must anything of ours grow in nobody's name while an extent is awaited: it would look as if that were held. Two such
-//! things were found, and `device` explains them: what contexts grow by, and page tables for memory of the host. For what is
+//! things were found, and are explained: what contexts grow by (`contexts`), and page tables for memory of the host (`device`). For what is
 //! left: an extent that is larger than all that others hold is held by nobody.
 //!
 //! Its limit: what an outsider gives up for good, or a context that was larger than ours, looks like the return of an
@@ -100,6 +100,11 @@ impl Accounts {
         sum(self.awaited.iter().filter(|it| it.trace.is_alive()).map(|it| it.size))
     }
 
+    /// The smallest that somebody else may hold.
+    pub(super) fn smallest_awaited(&self) -> Option<Bytes> {
+        self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| it.size).min()
+    }
+
     pub(super) fn begin_release(&mut self) {
         self.changes += 1;
         self.unsettled += 1;
@@ -169,8 +174,7 @@ impl Accounts {
     }
 }
 
-/// Of the extents those that a drop explains, in their order. Figures are never quite still, so three quarters of an
-/// extent explain it.
+/// Of the extents those that a drop explains, in their order.
 pub(super) fn covered(extents: impl Iterator<Item = (ExtentId, Bytes)>, drop: &mut Bytes) -> Vec<ExtentId> {
     let mut covered = Vec::new();
     for (extent, size) in extents {
@@ -182,7 +186,8 @@ pub(super) fn covered(extents: impl Iterator<Item = (ExtentId, Bytes)>, drop: &m
     covered
 }
 
-fn explains(drop: Bytes, size: Bytes) -> bool {
+/// Figures are never quite still, so three quarters of an extent explain it.
+pub(super) fn explains(drop: Bytes, size: Bytes) -> bool {
     drop >= Bytes::new(size.get() - size.get() / 4)
 }
 

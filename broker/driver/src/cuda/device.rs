@@ -16,6 +16,7 @@ use vramd_types::{Bytes, GRANULARITY, HostNode};
 use super::{
     accounts::{Accounts, sum},
     api::{Context, CudaError, Ordinal, Physical},
+    contexts::Contexts,
     facts::ContextSize,
     node,
     nvml::Card,
@@ -42,6 +43,7 @@ pub(super) struct Device {
     overhead: Mutex<Bytes>,
     /// Who had what at the latest look that NVML answered.
     crowd: Mutex<Crowd>,
+    contexts: Mutex<Contexts>,
     /// Copies from the host that were asked for and have not ended.
     arriving: AtomicUsize,
     /// Bytes of the host that are mapped there. It orders nothing.
@@ -126,6 +128,7 @@ impl Device {
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
             crowd: Mutex::default(),
+            contexts: Mutex::default(),
             arriving: AtomicUsize::new(0),
             host_mapped: AtomicU64::new(0),
             _sentinel: sentinel,
@@ -225,11 +228,13 @@ impl Device {
     pub(super) fn sight(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Sight), CudaError> {
         let before = self.accounts().state();
         // Listing takes its time, and nobody should wait for it who makes extents.
-        let crowd = self.crowd(clients);
+        let processes = self.card.as_ref().map_or_else(Vec::new, Card::processes);
         let accounts = self.accounts();
+        let is_still = before.is_some() && accounts.state() == before;
+        let crowd = self.crowd(&processes, clients, (&accounts, is_still));
         let mut overhead = self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
         // What the list says of this process is compared with the books that it is of, and with no others.
-        if let Some(own) = crowd.own.filter(|_| before.is_some() && accounts.state() == before) {
+        if let Some(own) = crowd.own.filter(|_| is_still) {
             *overhead = own.saturating_sub(accounts.live()).saturating_sub(accounts.held_here());
         }
         let explained = sum([*overhead, self.host_tables(), crowd.clients, crowd.strangers].into_iter());
@@ -247,18 +252,27 @@ impl Device {
         self.info.context.max(overhead.saturating_sub(GRANULARITY))
     }
 
-    fn crowd(&self, clients: &[u32]) -> Crowd {
-        let processes = self.card.as_ref().map_or_else(Vec::new, Card::processes);
+    /// `is_still`: the list is of the same books.
+    fn crowd(
+        &self,
+        processes: &[(u32, Bytes)],
+        clients: &[u32],
+        (accounts, is_still): (&Accounts, bool),
+    ) -> Crowd {
         // A list without this process, which has a context, is one of another pid namespace, or none at all. One that fails
         // once must not make the contexts of clients look like memory that comes and goes.
         let mut latest = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(own) = own(&processes) else { return Crowd { own: None, ..*latest } };
+        let Some(own) = own(processes) else { return Crowd { own: None, ..*latest } };
         let mut crowd = Crowd { own: Some(own), ..Crowd::default() };
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let smallest = accounts.smallest_awaited();
+        if smallest.is_none() && is_still {
+            contexts.learn(processes);
+        }
         let most = self.most_of_a_context();
-        for (pid, used) in processes.into_iter().filter(|(pid, _)| *pid != process::id()) {
-            // What a process has beyond a context is memory of its own.
-            let context = used.min(most);
-            if clients.contains(&pid) {
+        for entry in processes.iter().filter(|(pid, _)| *pid != process::id()) {
+            let context = contexts.of(*entry, most, smallest);
+            if clients.contains(&entry.0) {
                 crowd.clients = crowd.clients.saturating_add(context);
                 crowd.contexts = crowd.contexts.saturating_add(1);
             } else {

@@ -26,6 +26,7 @@
 
 mod accounts;
 mod api;
+mod contexts;
 mod copier;
 mod device;
 mod digester;
@@ -312,11 +313,12 @@ impl Inlet {
             Submission::CreateDisk { extent, size } => {
                 hand(&self.disks, DiskOrder::Make { extent, size, failure: None });
             }
-            Submission::Copy { copy, from, to, size } => {
-                let asked = self.lanes.table().ask(copy, size);
+            Submission::Copy { copy, from, to, size, class } => {
+                let asked = self.lanes.table().ask(copy, size, class);
                 self.lanes.send(asked, copier::find(&self.state, from, to, size));
             }
             Submission::CancelCopy { copy } => self.lanes.cancel(copy),
+            Submission::HastenCopy { copy } => self.lanes.hasten(copy),
             Submission::ReleaseNow { device } => hand(&self.looks, Look::ReleaseNow { device }),
         }
     }

@@ -209,6 +209,7 @@ impl<S: Side> DiskLink<S> {
 impl<S: Side> Link for DiskLink<S> {
     const CHUNK: u64 = PIECE;
     const UNDER_WAY_MAX: usize = RING_PIECES;
+    const BACKGROUND_UNDER_WAY_MAX: usize = RING_PIECES / 2;
 
     type Work = DiskWork<S::Memory>;
     /// The piece's number.

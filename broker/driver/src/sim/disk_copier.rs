@@ -97,6 +97,7 @@ enum Then {
 impl Link for DiskWire {
     const CHUNK: u64 = <DiskLink<SimSide> as Link>::CHUNK;
     const UNDER_WAY_MAX: usize = <DiskLink<SimSide> as Link>::UNDER_WAY_MAX;
+    const BACKGROUND_UNDER_WAY_MAX: usize = <DiskLink<SimSide> as Link>::BACKGROUND_UNDER_WAY_MAX;
 
     type Work = DiskWork<DiskEnd>;
     type Chunk = Piece;

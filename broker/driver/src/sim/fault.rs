@@ -96,6 +96,7 @@ impl Schedule {
             Submission::Digest { .. } => (Operation::Digest, &mut self.digests),
             Submission::Copy { .. } => (Operation::Copy, &mut self.copies),
             Submission::CancelCopy { .. }
+            | Submission::HastenCopy { .. }
             | Submission::ReleaseNow { .. }
             | Submission::Survey { .. }
             | Submission::KeepHost { .. } => {

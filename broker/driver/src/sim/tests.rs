@@ -12,7 +12,7 @@ use std::{
 use vramd_types::{DeviceIndex, ExtentId, GRANULARITY};
 
 use super::*;
-use crate::{Completion, CopyError, Handle, place::Place};
+use crate::{Completion, CopyClass, CopyError, Handle, place::Place};
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -171,7 +171,7 @@ fn make(driver: &SimDriver, completions: &Receiver<Completion>, raw: u64, place:
 
 fn copy(raw: u64, from: u64, to: u64, size: Bytes) -> Submission {
     let [from, to] = [from, to].map(ExtentId::from_raw);
-    Submission::Copy { copy: CopyId::from_raw(raw), from, to, size }
+    Submission::Copy { copy: CopyId::from_raw(raw), from, to, size, class: CopyClass::Demand }
 }
 
 fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {

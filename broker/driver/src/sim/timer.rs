@@ -90,12 +90,16 @@ impl Order {
             Submission::Release { extent } => Self::Look(Look::Release { extent }),
             Submission::Survey { device, clients: _ } => Self::Look(Look::Survey { device }),
             Submission::Digest { ticket, spans } => Self::Digest(Digest { ticket, spans, failure }),
-            Submission::Copy { copy, from, to, size } => {
-                let asked = routes.lanes.table().ask(copy, size);
+            Submission::Copy { copy, from, to, size, class } => {
+                let asked = routes.lanes.table().ask(copy, size, class);
                 Self::Copy(Copy { asked, from, to, failure, flaw })
             }
             Submission::CancelCopy { copy } => {
                 routes.lanes.cancel(copy);
+                return None;
+            }
+            Submission::HastenCopy { copy } => {
+                routes.lanes.hasten(copy);
                 return None;
             }
             // None is put off.

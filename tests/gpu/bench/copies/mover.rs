@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use broker_driver::{
-    Completion, Driver, ExtentKind, Handle, Submission,
+    Completion, CopyClass, Driver, ExtentKind, Handle, Submission,
     cuda::{self, CudaConfig, CudaDriver},
 };
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId};
@@ -104,7 +104,7 @@ impl Mover {
 
     fn begin(&mut self, (from, to): (ExtentId, ExtentId), size: Bytes) {
         let copy = CopyId::from_raw(self.next());
-        self.driver.submit(Submission::Copy { copy, from, to, size });
+        self.driver.submit(Submission::Copy { copy, from, to, size, class: CopyClass::Demand });
     }
 
     fn next(&mut self) -> u64 {

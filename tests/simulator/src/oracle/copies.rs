@@ -65,6 +65,11 @@ impl Oracle {
         self.expect(COPIES, is_copied, || format!("the copy to {to} is cancelled, and there is none"));
     }
 
+    pub(super) fn copy_hastened(&mut self, to: ExtentId) {
+        let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
+        self.expect(COPIES, is_copied, || format!("the copy to {to} is hastened, and there is none"));
+    }
+
     /// The driver is done with both. If it went well and was not given up, the part is there.
     pub(super) fn copy_ended(&mut self, to: ExtentId, well: bool) {
         let its = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);

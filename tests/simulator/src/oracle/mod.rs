@@ -205,6 +205,7 @@ impl Oracle {
             }
             Command::Copy { from, to, .. } => self.copy_begun(*from, *to, broker),
             Command::CancelCopy { to } => self.copy_cancelled(*to),
+            Command::HastenCopy { to } => self.copy_hastened(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
             Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),
             Command::StoreQuotas(stored) => self.quotas_staged(stored),

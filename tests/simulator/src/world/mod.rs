@@ -264,7 +264,9 @@ impl World {
             Command::CreateExtent { extent, device, tier, size, .. } => {
                 self.submit(Job::Create { extent, device, tier, size });
             }
-            Command::Copy { from, to, bytes, shadow: _ } => self.copy(from, to, bytes),
+            Command::Copy { from, to, bytes, shadow: _, class: _ } => self.copy(from, to, bytes),
+            // Copies end in any order here.
+            Command::HastenCopy { .. } => {}
             Command::CancelCopy { to } => self.cancel_copy(to),
             Command::ReleaseExtent { extent } => self.release(extent),
             Command::ReleaseNow { device } => self.release_now(device),

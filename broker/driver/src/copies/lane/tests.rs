@@ -15,6 +15,7 @@ use crate::{DriverError, copies::Table};
 
 const CHUNK: u64 = <Noted as Link>::CHUNK;
 const UNDER_WAY_MAX: usize = <Noted as Link>::UNDER_WAY_MAX;
+const BACKGROUND_UNDER_WAY_MAX: usize = <Noted as Link>::BACKGROUND_UNDER_WAY_MAX;
 
 /// A work's name, and the chunk at whose beginning something happens.
 type Work = (&'static str, Option<(u64, Event)>);
@@ -26,6 +27,7 @@ enum Event {
     Cancelled(CopyId),
     /// Another, which the lane is told of.
     Cancels(CopyId),
+    Hastens(CopyId),
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +71,11 @@ impl Link for Noted {
                 // The last that anybody sends.
                 self.queue.take().unwrap().send(Order::Cancelled(copy)).unwrap();
             }
+            Some(Event::Hastens(copy)) => {
+                assert!(self.table.hasten(copy));
+                assert!(!self.table.hasten(copy), "it was");
+                self.queue.take().unwrap().send(Order::Hastened(copy)).unwrap();
+            }
             Some(Event::Fails) | None => {}
         }
         let others = notes.under_way;
@@ -94,16 +101,22 @@ impl Link for Noted {
 
 /// Runs these, numbered from 1, each of so many chunks; those of `cancelled` are before they begin.
 fn run_all(works: &[(Work, u64)], cancelled: &[u64]) -> Notes {
+    let works: Vec<_> = works.iter().map(|(work, chunks)| (*work, *chunks, CopyClass::Demand)).collect();
+    run_classes(&works, cancelled)
+}
+
+fn run_classes(works: &[(Work, u64, CopyClass)], cancelled: &[u64]) -> Notes {
     let (notes, table) = (Rc::new(RefCell::new(Notes::default())), Arc::new(Table::default()));
     let (queue, orders) = channel();
-    for (raw, (work, chunks)) in (1..).zip(works) {
-        let asked = table.ask(CopyId::from_raw(raw), Bytes::new(chunks * CHUNK));
+    for (raw, (work, chunks, class)) in (1..).zip(works) {
+        let asked = table.ask(CopyId::from_raw(raw), Bytes::new(chunks * CHUNK), *class);
         let entry = asked.entry.unwrap();
         queue.send(Order::Copy(Job { copy: asked.copy, size: asked.size, work: *work, entry })).unwrap();
     }
     assert!(cancelled.iter().all(|raw| table.cancel(CopyId::from_raw(*raw))));
-    let cancels = works.iter().any(|((_, event), _)| matches!(event, Some((_, Event::Cancels(_)))));
-    let queue = RefCell::new(cancels.then_some(queue));
+    let is_told = |event: &Option<_>| matches!(event, Some((_, Event::Cancels(_) | Event::Hastens(_))));
+    let tells = works.iter().any(|((_, event), ..)| is_told(event));
+    let queue = RefCell::new(tells.then_some(queue));
     let link = Noted { notes: Rc::clone(&notes), table: Arc::clone(&table), queue };
     run(link, &orders, |completion| {
         let Completion::Copied { copy, result } = completion else { panic!("{completion:?}") };
@@ -119,7 +132,33 @@ fn a_few_chunks_are_under_way_over_the_end_of_a_copy_and_copies_end_in_order() {
     let chunks = |name| (0..4).map(move |chunk| (name, chunk));
     assert_eq!(notes.begun, chunks("a").chain(chunks("b")).chain(chunks("d")).collect::<Vec<_>>());
     assert_eq!(notes.most_under_way, UNDER_WAY_MAX);
-    assert_eq!(notes.told, [(1, Ok(())), (2, Ok(())), (3, Ok(())), (4, Ok(()))]);
+    assert_eq!(notes.told, [(3, Ok(())), (1, Ok(())), (2, Ok(())), (4, Ok(()))], "the third is empty");
+}
+
+#[test]
+fn what_is_hastened_waits_for_what_is_under_way_alone() {
+    let hastens = Event::Hastens(CopyId::from_raw(3));
+    let works = [(("a", Some((1, hastens))), 20), (("b", None), 20), (("c", None), 4)];
+    let notes = run_classes(&works.map(|(work, chunks)| (work, chunks, CopyClass::Background)), &[]);
+    let place = notes.begun.iter().position(|(name, _)| *name == "c").unwrap();
+    assert!((2..=BACKGROUND_UNDER_WAY_MAX).contains(&place), "{:?}", notes.begun);
+    assert!(notes.begun[place..place + 4].iter().all(|(name, _)| *name == "c"));
+    assert_eq!(notes.told, [(3, Ok(())), (1, Ok(())), (2, Ok(()))]);
+}
+
+#[test]
+fn what_nobody_waits_for_has_a_small_share_and_less_of_it_is_under_way() {
+    let works = [
+        (("a", None), 3, CopyClass::Background),
+        (("b", None), 30, CopyClass::Demand),
+        (("c", None), 10, CopyClass::Demand),
+    ];
+    let notes = run_classes(&works, &[]);
+    let share = BACKGROUND_SHARE as usize;
+    let background = notes.begun.iter().enumerate().filter(|(_, (name, _))| *name == "a").map(|(at, _)| at);
+    assert_eq!(background.collect::<Vec<_>>(), [share - 1, 2 * share - 1, 42]);
+    let alone = run_classes(&[(("a", None), 20, CopyClass::Background)], &[]);
+    assert_eq!(alone.most_under_way, BACKGROUND_UNDER_WAY_MAX);
 }
 
 /// However many have ended meanwhile.
@@ -177,7 +216,7 @@ fn what_is_cancelled_once_all_of_it_has_begun_is_done() {
 #[test]
 fn an_id_is_free_again_once_it_was_told() {
     let table = Arc::new(Table::default());
-    let ask = || table.ask(CopyId::from_raw(1), Bytes::mib(2)).entry;
+    let ask = || table.ask(CopyId::from_raw(1), Bytes::mib(2), CopyClass::Demand).entry;
     let first = ask().unwrap();
     first.add(7);
     assert_eq!(table.copied(CopyId::from_raw(1)), Some(Bytes::new(7)));

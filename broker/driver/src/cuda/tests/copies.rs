@@ -3,7 +3,7 @@
 use vramd_types::{CopyId, HostNode};
 
 use super::*;
-use crate::CopyError;
+use crate::{CopyClass, CopyError};
 
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
@@ -24,7 +24,7 @@ fn ready(fake: &Fake, size: Bytes) -> (CudaDriver, Receiver<Completion>) {
 
 fn copy(raw: u64, from: u64, to: u64, size: Bytes) -> Submission {
     let [from, to] = [from, to].map(ExtentId::from_raw);
-    Submission::Copy { copy: CopyId::from_raw(raw), from, to, size }
+    Submission::Copy { copy: CopyId::from_raw(raw), from, to, size, class: CopyClass::Demand }
 }
 
 fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {

@@ -3,7 +3,7 @@
 use vramd_types::{CopyId, HostNode};
 
 use super::*;
-use crate::CopyError;
+use crate::{CopyClass, CopyError};
 
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
@@ -32,7 +32,13 @@ fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>, tempfile::TempDir) {
 
 fn begin(driver: &CudaDriver, from: u64, to: u64) {
     let [from, to] = [from, to].map(ExtentId::from_raw);
-    driver.submit(Submission::Copy { copy: CopyId::from_raw(1), from, to, size: SIZE });
+    driver.submit(Submission::Copy {
+        copy: CopyId::from_raw(1),
+        from,
+        to,
+        size: SIZE,
+        class: CopyClass::Demand,
+    });
 }
 
 fn copied(completions: &Receiver<Completion>) -> Result<(), CopyError> {

@@ -4,6 +4,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use vramd_types::{CopyId, HostNode};
 
 use super::*;
+use crate::CopyClass;
 
 const NODE: HostNode = HostNode(1);
 
@@ -31,7 +32,13 @@ fn the_host_s_memory_is_of_the_nearest_node_and_its_threads_run_there() {
     driver.submit(Submission::CreateHost { extent: host, node: NODE, size: GRANULARITY, zeroed: true });
     assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
     for (copy, from, to) in [(1, device, host), (2, host, device)] {
-        driver.submit(Submission::Copy { copy: CopyId::from_raw(copy), from, to, size: GRANULARITY });
+        driver.submit(Submission::Copy {
+            copy: CopyId::from_raw(copy),
+            from,
+            to,
+            size: GRANULARITY,
+            class: CopyClass::Demand,
+        });
         assert!(matches!(next(&completions), Completion::Copied { result: Ok(()), .. }));
     }
 

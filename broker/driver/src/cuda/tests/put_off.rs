@@ -5,7 +5,7 @@ use std::{sync::mpsc::RecvTimeoutError, time::Instant};
 use vramd_types::{CopyId, HostNode};
 
 use super::*;
-use crate::RELEASE_WITHIN;
+use crate::{CopyClass, RELEASE_WITHIN};
 
 const ARRIVES: ExtentId = ExtentId::from_raw(1);
 const FROM: ExtentId = ExtentId::from_raw(2);
@@ -29,7 +29,13 @@ fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>) {
     assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
     fake.tell(true);
     let copy = CopyId::from_raw(1);
-    driver.submit(Submission::Copy { copy, from: FROM, to: ARRIVES, size: GRANULARITY });
+    driver.submit(Submission::Copy {
+        copy,
+        from: FROM,
+        to: ARRIVES,
+        size: GRANULARITY,
+        class: CopyClass::Demand,
+    });
     driver.submit(Submission::Release { extent: GOES });
     (driver, completions)
 }

@@ -1,0 +1,117 @@
+//! Calls of operators that name many parts, and lines of many who wait.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    CallId, ClientRequest, Command, OperatorRequest, PartMove, PartRevocation, Reply, StoredQuotas, Target,
+    Tier, limits,
+};
+use vramd_types::{AllocationId, Bytes};
+use world::{
+    Client, World, config,
+    moving::{evict, fill, held, mib, to},
+    revoking::{answer, part},
+    set_quota, spec,
+    writing_back::back,
+};
+
+const PARTS: usize = 600;
+
+/// With an allocation of so many parts that nobody pins.
+fn of_many() -> (World, Client, AllocationId) {
+    let mut base = config(&[Bytes::mib(4096)]);
+    base.devices[0].host = Bytes::mib(4096);
+    let mut world = World::with(base, StoredQuotas::default());
+    let a = world.open_pinning("a");
+    let id = world.allocate(a, spec(2400)).expect("room");
+    (world, a, id)
+}
+
+fn revoke_all(id: AllocationId) -> OperatorRequest {
+    OperatorRequest::RevokeMappings { target: Target::Id(id), parts: Vec::new(), wait: false }
+}
+
+/// How many parts were begun with.
+fn begun(world: &World) -> usize {
+    let begins = |it: &&Command| matches!(it, Command::RevokeWords { .. } | Command::ClearWritten { .. });
+    let made = |it: &&Command| matches!(it, Command::CreateExtent { .. });
+    world.work.iter().filter(begins).count().max(world.work.iter().filter(made).count())
+}
+
+fn ends(world: &World, call: CallId) -> usize {
+    match &world.replies[&call] {
+        Ok(Reply::PartsMoved { parts, .. }) => {
+            parts.iter().filter(|(_, outcome)| matches!(outcome, PartMove::Moved)).count()
+        }
+        Ok(Reply::MappingsRevoked { parts, .. }) => {
+            parts.iter().filter(|(_, outcome)| matches!(outcome, PartRevocation::Revoked)).count()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_call_that_names_many_parts_begins_with_so_many_at_a_time() {
+    for request in [|id| to(id, Tier::Host), revoke_all, back] {
+        let (mut world, _, id) = of_many();
+        let call = world.start_operator(None, request(id));
+        assert_eq!(begun(&world), limits::BEGUN_TOGETHER);
+        assert!(!world.replies.contains_key(&call));
+        world.settle();
+        assert_eq!(ends(&world, call), PARTS);
+    }
+}
+
+#[test]
+fn what_is_freed_before_it_is_begun_with_is_told_so() {
+    for request in [|id| to(id, Tier::Host), revoke_all, back] {
+        let (mut world, a, id) = of_many();
+        let call = world.start_operator(None, request(id));
+        world.call(a, ClientRequest::FreeBatch(vec![id])).expect("freed");
+        world.settle();
+        let left = PARTS - limits::BEGUN_TOGETHER;
+        match &world.replies[&call] {
+            Ok(Reply::PartsMoved { parts, .. }) => {
+                assert!(parts.iter().filter(|(_, it)| matches!(it, PartMove::Freed)).count() >= left);
+            }
+            Ok(Reply::MappingsRevoked { parts, .. }) => assert_eq!(parts.len(), PARTS),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(held(&world), mib(0, 0));
+    }
+}
+
+#[test]
+fn a_guarantee_overtakes_however_long_the_line_is() {
+    let mut base = config(&[Bytes::mib(16)]);
+    base.devices[0].host = Bytes::mib(1024);
+    let mut world = World::with(base, StoredQuotas::default());
+    world.operate(set_quota("b", 4, 16)).expect("stored");
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let mut away = Vec::new();
+    for _ in 0..40 {
+        let part = part(world.allocate(c, spec(4)).expect("room"), 0);
+        evict(&mut world, part);
+        away.push(part);
+    }
+    let of_b = part(world.allocate(b, spec(4)).expect("room"), 0);
+    evict(&mut world, of_b);
+    let used = fill(&mut world, b, spec(4));
+    fill(&mut world, a, spec(12));
+    for (call, part) in (1..).zip(&away) {
+        world.pin_call(c, call, &[*part]);
+    }
+    world.pin_call(b, 1, &[of_b]);
+    world.settle();
+    assert_eq!(world.broker.waits().len(), 41, "all wait");
+    world::moving::empty(&mut world, b, used);
+    assert_eq!(answer(&world, b, 1), Some(&None), "what is guaranteed to it has become free");
+    assert_eq!(world.broker.waits().len(), 40);
+    // And who comes behind them all finds what is guaranteed to it at once.
+    evict(&mut world, of_b);
+    world.pin_call(b, 2, &[of_b]);
+    world.settle();
+    assert_eq!(answer(&world, b, 2), Some(&None));
+}

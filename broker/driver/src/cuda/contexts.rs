@@ -1,0 +1,79 @@
+//! What of the memory that other processes are said to have is their contexts. Pure: no driver calls.
+//!
+//! An extent is charged to this process for as long as it has the handle or its descriptor. Once it has neither, all of it is
+//! charged to a process that maps it still, on top of that one's context. But contexts grow too, by what is done there.
+//! So what a process had while nothing was awaited is its context, and what it has more since then is looked at: where that
+//! is enough for an extent that is awaited, it is taken to be held there; where it is less, the context has grown.
+
+use std::collections::BTreeMap;
+
+use vramd_types::Bytes;
+
+use super::accounts::explains;
+
+/// By process, what it was said to have when nothing was awaited.
+#[derive(Debug, Default)]
+pub(super) struct Contexts(BTreeMap<u32, Bytes>);
+
+impl Contexts {
+    /// Nothing is awaited that somebody could hold.
+    pub(super) fn learn(&mut self, processes: &[(u32, Bytes)]) {
+        self.0 = processes.iter().copied().collect();
+    }
+
+    /// Of what a process is said to have. No context is larger than `most`; what it has beyond is memory of its own. `smallest`
+    /// is the smallest extent that is awaited.
+    pub(super) fn of(&self, (pid, used): (u32, Bytes), most: Bytes, smallest: Option<Bytes>) -> Bytes {
+        let now = used.min(most);
+        let before = self.0.get(&pid).map_or(now, |before| (*before).min(now));
+        let may_hold = |smallest| explains(now.saturating_sub(before), smallest);
+        if smallest.is_some_and(may_hold) { before } else { now }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Bytes = Bytes::mib(540);
+    const PID: u32 = 7;
+
+    fn of(contexts: &Contexts, used: u32, smallest: Option<u32>) -> Bytes {
+        contexts.of((PID, Bytes::mib(used)), MOST, smallest.map(Bytes::mib))
+    }
+
+    fn known(used: u32) -> Contexts {
+        let mut contexts = Contexts::default();
+        contexts.learn(&[(PID, Bytes::mib(used))]);
+        contexts
+    }
+
+    /// As seen on an H200: 532 MiB became 534 when a mapped extent of 2 MiB was released.
+    #[test]
+    fn what_comes_on_top_of_a_context_when_an_extent_is_awaited_is_that() {
+        let contexts = known(532);
+        assert_eq!(of(&contexts, 534, Some(2)), Bytes::mib(532));
+        assert_eq!(of(&contexts, 532, Some(2)), Bytes::mib(532));
+        assert_eq!(of(&contexts, 534, None), Bytes::mib(534), "nothing is awaited");
+    }
+
+    #[test]
+    fn what_no_awaited_extent_explains_is_a_context_that_grows() {
+        let contexts = known(520);
+        assert_eq!(of(&contexts, 528, Some(64)), Bytes::mib(528));
+        assert_eq!(of(&contexts, 600, Some(64)), MOST, "beyond that it is memory of its own");
+    }
+
+    #[test]
+    fn of_who_comes_meanwhile_nothing_is_known() {
+        assert_eq!(of(&Contexts::default(), 530, Some(2)), Bytes::mib(530));
+        assert_eq!(of(&known(530), 500, Some(2)), Bytes::mib(500), "it may give something back");
+    }
+
+    #[test]
+    fn a_process_that_has_more_than_a_context_has_no_larger_one() {
+        let contexts = known(20_000);
+        assert_eq!(of(&contexts, 20_000, Some(2)), MOST);
+        assert_eq!(of(&contexts, 20_064, Some(64)), MOST);
+    }
+}
