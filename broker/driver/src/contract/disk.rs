@@ -13,7 +13,9 @@ use super::{
     copies::{LARGE, Text, assert_has, fill, free_all, in_host, on_device},
     folder::Folder,
 };
-use crate::{Completion, CopyError, DiskEngine, DiskFlaw, DriverError, ExtentKind, Submission, disk};
+use crate::{
+    Completion, CopyClass, CopyError, DiskEngine, DiskFlaw, DriverError, ExtentKind, Submission, disk,
+};
 
 /// Those that the kernel lets us use. That the other is fallen back from, `directory` looks at.
 fn engines() -> Vec<DiskEngine> {
@@ -210,6 +212,34 @@ pub fn copies_both_ways_at_once_do_not_mix(harness: &dyn Harness) -> Verdict {
         assert_has(&mut bench, &second, &one, "to disk");
         release_all(&mut bench, [there, disk]);
         let _ = free_all(bench, [first, second]);
+    })
+}
+
+/// Many that nobody waits for, and two that somebody does, which come after them all.
+pub fn what_is_waited_for_on_disk_goes_first(harness: &dyn Harness) -> Verdict {
+    const COPIES: usize = 16;
+    const SIZE: Bytes = Bytes::mib(8);
+    by_each(harness, |mut bench, _| {
+        let one = Text::new(1, SIZE);
+        let (source, back) = (on_device(&mut bench, SIZE), on_device(&mut bench, SIZE));
+        fill(&bench, &source, &one);
+        let [scratch, hastened, target] = [(); 3].map(|()| on_disk(&mut bench, SIZE));
+        let begin = |class, to| bench.begin_as(class, (source.id, to), SIZE);
+        let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::Background, scratch)).collect();
+        let later = begin(CopyClass::Background, hastened);
+        asked.extend([later, begin(CopyClass::Demand, target)]);
+        bench.submit(Submission::HastenCopy { copy: later });
+        let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
+        for copy in &asked[COPIES..] {
+            let place = told.iter().position(|it| it == copy).expect("each is told once");
+            assert!(place < COPIES - 1, "it does not wait for all of them: {told:?}");
+        }
+        for disk in [hastened, target] {
+            assert_eq!(bench.copy_by_id(disk, back.id, SIZE), Ok(()));
+            assert_has(&mut bench, &back, &one, "whole");
+        }
+        release_all(&mut bench, [scratch, hastened, target]);
+        let _ = free_all(bench, [source, back]);
     })
 }
 

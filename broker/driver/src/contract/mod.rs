@@ -176,6 +176,7 @@ macro_rules! contract_tests {
             disk::a_damaged_extent_is_told_and_no_other,
             disk::a_file_that_was_cut_off_is_told,
             disk::copies_from_disk_and_to_disk_are_done_in_order,
+            disk::what_is_waited_for_on_disk_goes_first,
             disk::copies_both_ways_at_once_do_not_mix,
             disk::what_is_cancelled_on_disk_harms_nobody,
             disk::a_copy_keeps_what_it_moves_on_disk,
