@@ -323,6 +323,7 @@ fn what_no_honest_client_sends_ends_its_session_alone() {
                 parts: vec![part(id, 0)],
                 write: false,
                 trace: None,
+                wait_ms: 0,
             }));
         }),
         ("a part twice", |session, id| {

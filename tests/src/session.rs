@@ -366,9 +366,15 @@ impl RawSession {
     /// Asks for a set of parts. The call's number.
     #[track_caller]
     pub fn pin(&mut self, parts: Vec<PartRef>) -> u64 {
+        self.pin_within(parts, 0)
+    }
+
+    /// The same, for so many milliseconds; 0: for as long as it takes.
+    #[track_caller]
+    pub fn pin_within(&mut self, parts: Vec<PartRef>, wait_ms: u64) -> u64 {
         self.last_call += 1;
         let call_id = self.last_call;
-        self.send(client_frame::Frame::Pin(Pin { call_id, parts, write: false, trace: None }));
+        self.send(client_frame::Frame::Pin(Pin { call_id, parts, write: false, trace: None, wait_ms }));
         call_id
     }
 

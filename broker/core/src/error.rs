@@ -1,6 +1,6 @@
 //! What the broker refuses, with the facts. One variant for each [`Reason`] that the core can give.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
 
@@ -123,6 +123,10 @@ pub enum Refusal {
     PinStalled {
         session: SessionId,
     },
+    /// A pin was not answered in the time that its call gave.
+    WaitOver {
+        within: Duration,
+    },
     WaitCancelled {
         wait: u64,
     },
@@ -201,6 +205,7 @@ impl Refusal {
             Self::GuaranteeUnbacked { .. } => Reason::GuaranteeUnbacked,
             Self::Raced { .. } => Reason::Raced,
             Self::PinStalled { .. } => Reason::PinStalled,
+            Self::WaitOver { .. } => Reason::Deadline,
             Self::WaitCancelled { .. } => Reason::WaitCancelled,
             Self::WaitNotFound { .. } => Reason::WaitNotFound,
             Self::NameTaken { .. } => Reason::NameTaken,
@@ -298,7 +303,7 @@ impl Refusal {
             Self::KindUnsupported { kind } => vec![("kind", (*kind).to_owned())],
             Self::TierUnsupported { tier } => vec![("tier", tier.to_string())],
             Self::InvariantBroken { invariant } => vec![("invariant", (*invariant).to_owned())],
-            Self::SessionMissing | Self::Draining => vec![],
+            Self::SessionMissing | Self::Draining | Self::WaitOver { .. } => vec![],
         }
     }
 }
@@ -385,6 +390,9 @@ impl fmt::Display for Refusal {
                 f,
                 "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again"
             ),
+            Self::WaitOver { within } => {
+                write!(f, "the pin was not answered within {} ms", within.as_millis())
+            }
             Self::WaitCancelled { wait } => write!(f, "an operator ended the wait for room, number {wait}"),
             Self::WaitNotFound { wait } => write!(f, "nothing waits for room under the number {wait}"),
             Self::NameTaken { name } => write!(f, "the name `{name}` is taken"),

@@ -128,6 +128,8 @@ pub enum ClientFrame {
         call: u64,
         parts: Vec<PartRef>,
         write: bool,
+        /// How long it waits to be answered; zero is as long as it takes.
+        wait: Duration,
     },
     /// The client has pinned the set by its words, or has given it up.
     PinEnded {

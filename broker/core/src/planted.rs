@@ -105,6 +105,7 @@ mod bugs {
         TimerLost: "nobody looks whether a map is answered in time", [TIMERS];
         WordsTimerLost: "nobody looks whether a word table is mapped in time", [TIMERS];
         RevokeTimerLost: "nobody looks whether a revocation is answered in time", [TIMERS];
+        PinTimerLost: "nobody looks whether a pin call is answered in time", [TIMERS];
         DrainIgnored: "a draining node takes new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];
         CountsIgnored: "a tenant has as many allocations and parts as it likes, and the node as many extents", [BOUNDS];

@@ -300,6 +300,43 @@ fn an_earlier_set_takes_what_a_later_one_has_while_it_waits() {
 }
 
 #[test]
+fn a_pin_that_is_not_served_in_time_is_refused_and_keeps_nobody_waiting() {
+    let mut world = tiers(8, 64);
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let [large, small] = [(a, 8), (b, 4)].map(|(client, mib)| {
+        let parts = world.allocate(client, spec(mib));
+        let parts = world::moving::parts(&world, parts.expect("room"));
+        world.operate(to(parts[0].allocation, Tier::Host)).expect("they leave");
+        parts
+    });
+    fill(&mut world, c, spec(4));
+    let within = Duration::from_millis(50);
+    world.pin_within(a, 1, &large, within);
+    world.pin_call(b, 1, &small);
+    world.settle();
+    let until = |world: &World| world.broker.waits().iter().map(|wait| wait.until).collect::<Vec<_>>();
+    let ends = world.now.as_micros() + 50_000;
+    assert!(
+        matches!(until(&world)[..], [Some(first), None] if first.as_micros() <= ends),
+        "{:?}",
+        until(&world)
+    );
+    world.advance(49_000);
+    world.settle();
+    assert_eq!([answer(&world, a, 1), answer(&world, b, 1)], [None, None]);
+    world.advance(1_000);
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&Some(Refusal::WaitOver { within })));
+    assert_eq!(answer(&world, b, 1), Some(&None), "who stood behind it is served");
+    assert_eq!(world.broker.waits().len(), 0);
+    // What is answered in time is not refused later.
+    world.pin_within(b, 2, &small, within);
+    world.settle();
+    world.advance(60_000);
+    assert_eq!(answer(&world, b, 2), Some(&None));
+}
+
+#[test]
 fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
     let mut world = tiers(8, 64);
     let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));

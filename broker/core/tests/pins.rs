@@ -4,6 +4,8 @@
 
 mod world;
 
+use std::time::Duration;
+
 use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, Completion, DaemonFrame, Event, Limits, PartRevocation,
     Refusal, StoredQuotas, Target, Tier,
@@ -172,7 +174,7 @@ fn the_parts_of_calls_that_do_not_end_are_bounded() {
 
 #[test]
 fn who_breaks_the_protocol_of_pins_is_quarantined() {
-    let pin = |call, parts| ClientFrame::Pin { call, parts, write: false };
+    let pin = |call, parts| ClientFrame::Pin { call, parts, write: false, wait: Duration::ZERO };
     for lie in 0..6 {
         let (mut world, client, id) = one_part();
         world.pin_call(client, 5, &[part(id, 0)]);

@@ -1,5 +1,7 @@
 //! Frames: what the core means, and what stands in a packet. The only file that knows both.
 
+use std::time::Duration;
+
 use broker_core::{self as core, DaemonFrame, MapPart, PartRef, RevokeReason, UnmappedPart};
 use broker_driver::Handle;
 use prost::Message;
@@ -151,7 +153,12 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
         Some(Frame::Pin(pin)) => {
             bounded(pin.parts.len())?;
             let parts = pin.parts.iter().map(core_part).collect();
-            let frame = core::ClientFrame::Pin { call: pin.call_id, parts, write: pin.write };
+            let frame = core::ClientFrame::Pin {
+                call: pin.call_id,
+                parts,
+                write: pin.write,
+                wait: Duration::from_millis(pin.wait_ms),
+            };
             Ok(Received::Frame { frame, trace: pin.trace })
         }
         Some(Frame::PinEnded(ended)) => {
@@ -233,13 +240,19 @@ mod tests {
     #[test]
     fn frames_about_pins_are_read() {
         let sent = v1::TraceContext { traceparent: "of the caller".to_owned(), tracestate: String::new() };
-        let pin = v1::Pin { call_id: 9, parts: vec![reference(4)], write: true, trace: Some(sent.clone()) };
-        let Ok(Received::Frame { frame: ClientFrame::Pin { call: 9, parts, write: true }, trace }) =
+        let pin = v1::Pin {
+            call_id: 9,
+            parts: vec![reference(4)],
+            write: true,
+            trace: Some(sent.clone()),
+            wait_ms: 7,
+        };
+        let Ok(Received::Frame { frame: ClientFrame::Pin { call: 9, parts, write: true, wait }, trace }) =
             decode(&client(v1::client_frame::Frame::Pin(pin)))
         else {
             panic!()
         };
-        assert_eq!(trace, Some(sent));
+        assert_eq!((trace, wait), (Some(sent), Duration::from_millis(7)));
         assert_eq!(parts, [PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(4) }]);
         let ended = client(v1::client_frame::Frame::PinEnded(v1::PinEnded { call_id: 9 }));
         let ended = decode(&ended);

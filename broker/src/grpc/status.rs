@@ -150,6 +150,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::SessionForeign { .. }
         | R::Raced { .. }
         | R::PinStalled { .. }
+        | R::WaitOver { .. }
         | R::WaitCancelled { .. }
         | R::KindUnsupported { .. }
         | R::TierUnsupported { .. }

@@ -126,7 +126,7 @@ impl Telemetry {
 
     /// A client has sent a frame, in that trace.
     pub fn asked(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
-        if let (Some(traces), ClientFrame::Pin { call, parts, write }) = (self.traces(), frame) {
+        if let (Some(traces), ClientFrame::Pin { call, parts, write, .. }) = (self.traces(), frame) {
             traces.pin((channel, *call), parts.len(), *write, trace);
         }
     }

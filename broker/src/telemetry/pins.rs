@@ -123,6 +123,8 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use opentelemetry::trace::{SpanId, TraceFlags, TraceId, TraceState};
     use opentelemetry_sdk::trace::SpanData;
     use vramd_types::{AllocationId, PartIndex};
@@ -138,7 +140,7 @@ mod tests {
 
     fn asks(channel: ChannelId, call: u64, parts: &[u32]) -> Event {
         let parts = parts.iter().map(|index| part(*index)).collect();
-        Event::Frame { channel, frame: ClientFrame::Pin { call, parts, write: false } }
+        Event::Frame { channel, frame: ClientFrame::Pin { call, parts, write: false, wait: Duration::ZERO } }
     }
 
     #[test]

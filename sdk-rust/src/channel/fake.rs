@@ -162,8 +162,13 @@ impl Pinning {
         send(&self.daemon, frame, &[]);
     }
 
+    /// How long a pin waits is said, and taken out here: it is never quite the same.
     pub(crate) fn next(&self) -> Option<client_frame::Frame> {
-        next(&self.daemon)
+        let mut frame = next(&self.daemon);
+        if let Some(client_frame::Frame::Pin(pin)) = &mut frame {
+            assert_ne!(std::mem::take(&mut pin.wait_ms), 0);
+        }
+        frame
     }
 
     /// Whether the client has nothing to say for a while.

@@ -45,6 +45,12 @@ pub(crate) enum Asked {
     Call { call: u64, frame: v1::Pin },
 }
 
+/// What is left until then, so that the daemon gives up no sooner; zero would be for as long as it takes.
+fn millis_until(deadline: Instant) -> u64 {
+    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+    u64::try_from(left).unwrap_or(u64::MAX).saturating_add(1)
+}
+
 /// Of the thread that waits for a set.
 fn trace_of_caller() -> Option<v1::TraceContext> {
     #[cfg(feature = "trace-context")]
@@ -97,7 +103,7 @@ impl Table {
 
     /// Begins a call for a set that could not be pinned at once. After the end of the channel nothing comes any more, and
     /// nothing goes: what is mapped is pinned here and now.
-    pub(crate) fn ask(&self, parts: &[Wanted]) -> Result<Asked> {
+    pub(crate) fn ask(&self, parts: &[Wanted], deadline: Instant) -> Result<Asked> {
         let mut state = self.lock();
         let parts: Vec<_> = parts.iter().map(|part| state.with_slot(*part)).collect();
         if state.ending.is_none() && state.words.is_shared() {
@@ -106,7 +112,13 @@ impl Table {
             let call = state.calls.open(parts);
             return Ok(Asked::Call {
                 call,
-                frame: v1::Pin { call_id: call, parts: refs, write, trace: trace_of_caller() },
+                frame: v1::Pin {
+                    call_id: call,
+                    parts: refs,
+                    write,
+                    trace: trace_of_caller(),
+                    wait_ms: millis_until(deadline),
+                },
             });
         }
         if state.ending.is_some() {

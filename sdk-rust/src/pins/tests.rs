@@ -85,7 +85,7 @@ fn ended(call_id: u64) -> Option<Said> {
 }
 
 fn asked(call_id: u64, parts: &[PartRef], write: bool) -> Option<Said> {
-    Some(Said::Pin(v1::Pin { call_id, parts: parts.to_vec(), write, trace: None }))
+    Some(Said::Pin(v1::Pin { call_id, parts: parts.to_vec(), write, trace: None, wait_ms: 0 }))
 }
 
 fn state(daemon: &Pinning, part: PartRef) -> State {

@@ -15,7 +15,7 @@ impl Session {
     /// Pins all of these parts, or none.
     pub(crate) fn pin_waiting(&self, parts: &[Wanted], deadline: Instant) -> Result<()> {
         let _seat = self.sit();
-        let call = match self.ask(parts)? {
+        let call = match self.ask(parts, deadline)? {
             Asked::Pinned => return Ok(()),
             Asked::Call { call, .. } => call,
         };
@@ -23,15 +23,15 @@ impl Session {
         self.give_up(call);
         if self.table().ending().is_some() {
             // Nothing moves any more: what is mapped can be had.
-            return self.table().ask(parts).map(drop);
+            return self.table().ask(parts, deadline).map(drop);
         }
         Err(error)
     }
 
-    fn ask(&self, parts: &[Wanted]) -> Result<Asked> {
+    fn ask(&self, parts: &[Wanted], deadline: Instant) -> Result<Asked> {
         // Calls are told in the order of their numbers.
         let turn = self.link().turn();
-        let asked = self.table().ask(parts)?;
+        let asked = self.table().ask(parts, deadline)?;
         if let Asked::Call { call, frame } = &asked {
             if let Err(error) = turn.ask(frame.clone()) {
                 drop(turn);

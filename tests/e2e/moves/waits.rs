@@ -1,6 +1,6 @@
 //! Who waits for room: as operators see it, and end it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vramd_client::{Access, AllocationRequest, Bytes, Error};
 use vramd_proto::v1::{
@@ -30,6 +30,37 @@ fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
     let call = session.pin((0..4).map(|index| part(id, index)).collect());
     until("three wait for room", || all_waits(daemon).len() == 3);
     (session, id, call, other, theirs)
+}
+
+/// The daemon sees to it: a program that was stopped gives nothing up by itself.
+#[test]
+fn a_pin_that_is_not_served_in_time_keeps_nobody_waiting() {
+    let daemon = Daemon::start(&tiers("8MiB", "64MiB"));
+    let (mut first, large) = written(&daemon, 4);
+    evict(&daemon, &mut first, large);
+    let (mut next, small) = written(&daemon, 1);
+    evict(&daemon, &mut next, small);
+    until_held(&daemon, 0, 10);
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(2)).allocation_id;
+    let began = Instant::now();
+    let call = first.pin_within((0..4).map(|index| part(large, index)).collect(), 1_500);
+    until("it stands in the line", || !all_waits(&daemon).is_empty());
+    let behind = next.pin(vec![part(small, 0)]);
+    until("one more", || all_waits(&daemon).iter().any(|wait| wait.until.is_none()));
+    assert!(all_waits(&daemon)[0].until.is_some(), "{:?}", all_waits(&daemon));
+    first.pin_answer(call).unwrap_err().is(Reason::Deadline);
+    assert!(began.elapsed() >= Duration::from_millis(1_500), "it had its time");
+    // What had come for it leaves again.
+    let revoke = first.receive_revoke();
+    first.unmap_parts(revoke.parts);
+    next.pin_answer(behind).unwrap();
+    assert_eq!(next.digest(small, MIB_2), digest(&content(MIB_2, small)));
+    next.pin_ended(behind);
+    first.free(large);
+    next.free(small);
+    other.free(theirs);
+    nothing_is_left(&daemon);
 }
 
 #[test]

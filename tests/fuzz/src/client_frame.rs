@@ -58,12 +58,15 @@ fn written(received: &Received) -> Frame {
     match received {
         Received::Hello(hello) => Frame::Hello(hello.clone()),
         Received::Frame { frame: ClientFrame::WordsMapped, .. } => Frame::WordsMapped(v1::WordsMapped {}),
-        Received::Frame { frame: ClientFrame::Pin { call, parts, write }, trace } => Frame::Pin(v1::Pin {
-            call_id: *call,
-            parts: parts.iter().map(reference).collect(),
-            write: *write,
-            trace: trace.clone(),
-        }),
+        Received::Frame { frame: ClientFrame::Pin { call, parts, write, wait }, trace } => {
+            Frame::Pin(v1::Pin {
+                call_id: *call,
+                parts: parts.iter().map(reference).collect(),
+                write: *write,
+                trace: trace.clone(),
+                wait_ms: u64::try_from(wait.as_millis()).unwrap(),
+            })
+        }
         Received::Frame { frame: ClientFrame::PinEnded { call }, .. } => {
             Frame::PinEnded(v1::PinEnded { call_id: *call })
         }

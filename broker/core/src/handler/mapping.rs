@@ -264,7 +264,7 @@ impl Broker {
             _ if self.owes_words(id) => Err("the word table is not mapped yet".to_owned()),
             ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
             ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
-            ClientFrame::Pin { call, parts, .. } => self.on_pin(id, call, parts),
+            ClientFrame::Pin { call, parts, wait, .. } => self.on_pin(id, call, parts, wait),
             ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
         };
         if let Err(problem) = taken

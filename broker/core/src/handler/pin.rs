@@ -3,10 +3,11 @@
 //! From when a call is taken until it has ended none of its parts is evicted. It is answered once all of them are mapped,
 //! and then none is revoked for a fence either; only who frees a part, or ends the session, is not held up.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
+use super::Timer;
 use crate::{
     broker::Broker,
     command::{Asker, Command, DaemonFrame, Notice, WaitEnd},
@@ -35,7 +36,14 @@ impl Broker {
         words.is_some_and(|words| words.map_deadline.is_some())
     }
 
-    pub(crate) fn on_pin(&mut self, id: SessionId, call: u64, parts: Vec<PartRef>) -> Result<(), String> {
+    /// `wait`: zero is as long as it takes.
+    pub(crate) fn on_pin(
+        &mut self,
+        id: SessionId,
+        call: u64,
+        parts: Vec<PartRef>,
+        wait: Duration,
+    ) -> Result<(), String> {
         let session = self.sessions.get_mut(id);
         let Some(words) = session.and_then(|session| session.words.as_mut()) else {
             return Err("a pin in a session without pins".to_owned());
@@ -64,8 +72,12 @@ impl Broker {
         }
         self.unsettled.calls.extend(sorted.iter().map(|part| (*part, (id, call))));
         let look = self.now.after(self.config.limits.pin_stall);
-        self.pins.insert((id, call), sorted, self.now, look);
+        let until = (!wait.is_zero()).then(|| self.now.after(wait));
+        self.pins.insert((id, call), sorted, self.now, (look, until));
         self.look_at_pin((id, call), look);
+        if let Some(until) = until.filter(|_| !planted!(self, PinTimerLost)) {
+            self.arm(until, Timer::Pin(id, call));
+        }
         Ok(())
     }
 
@@ -159,7 +171,7 @@ impl Broker {
     pub(crate) fn settle_call(&mut self, id: PinId, part: PartRef) {
         self.unsettled.count(1);
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
-        let (look, elsewhere_since) = (call.look, call.elsewhere.then_some(call.came));
+        let (times, elsewhere_since) = ((call.look, call.until), call.elsewhere.then_some(call.came));
         let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
         let waits = held_up || !self.pins.lacks(id, part);
         match state {
@@ -173,19 +185,35 @@ impl Broker {
                 }
                 self.want(part);
                 if planted!(self, PinGrantedElsewhere) && self.pins.got(id, part) {
-                    self.forget_look(id, look);
+                    self.forget_times(id, times);
                     self.answer_pin(id, None);
                 }
             }
             Some(MapState::Away) if !waits => self.bring_back(id.0, part),
             Some(MapState::Mapped) if !waits => {
                 if self.pins.got(id, part) {
-                    self.forget_look(id, look);
+                    self.forget_times(id, times);
                     self.note_waited(id, elsewhere_since, WaitEnd::Served);
                     self.answer_pin(id, None);
                 }
             }
             Some(_) => {}
+        }
+    }
+
+    /// A call has not been answered in time.
+    pub(crate) fn pin_expired(&mut self, id: PinId) {
+        let waits = self.pins.get(id).filter(|call| call.is_waiting());
+        if let Some(within) = waits.and_then(|call| Some(call.until?.since(call.came))) {
+            self.refuse_pin(id, Refusal::WaitOver { within });
+        }
+    }
+
+    /// It waits no more: its timers have nothing to do.
+    fn forget_times(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
+        self.forget_look(id, look);
+        if let Some(until) = until {
+            self.timers.remove(&(until, Timer::Pin(id.0, id.1)));
         }
     }
 
@@ -222,7 +250,7 @@ impl Broker {
             words.call_parts = words.call_parts.saturating_sub(call.parts.len());
         }
         if call.is_waiting() {
-            self.forget_look(id, call.look);
+            self.forget_times(id, (call.look, call.until));
             self.note_waited(id, call.elsewhere.then_some(call.came), end);
         }
         // What it kept from leaving may leave, and what it waited for is wanted no more.

@@ -1,6 +1,6 @@
 //! What pin calls cost: steps are counted, so that no machine's mood decides.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, PartIndex, Quantity, SessionId};
 
@@ -126,7 +126,7 @@ impl Fenced {
 
     fn pin(&mut self, call: u64) -> usize {
         let parts = (0..PARTS).map(|part| PartRef { allocation: self.allocation, part: PartIndex(part) });
-        self.frame(ClientFrame::Pin { call, parts: parts.collect(), write: false })
+        self.frame(ClientFrame::Pin { call, parts: parts.collect(), write: false, wait: Duration::ZERO })
     }
 }
 

@@ -21,6 +21,8 @@ pub(crate) enum Timer {
     Fence(PartRef),
     /// A batch has waited for room long enough.
     Wait(OpId),
+    /// A pin call has waited long enough.
+    Pin(SessionId, u64),
     /// A pin call may have stalled.
     Stall(SessionId, u64),
     /// An operator's call goes on with the next of its parts.
@@ -57,6 +59,7 @@ impl Broker {
                 Timer::Cached => self.expire_cached(),
                 Timer::Fence(part) => self.fence_lasted(part),
                 Timer::Wait(op) => self.lacks_room(op),
+                Timer::Pin(id, call) => self.pin_expired((id, call)),
                 Timer::Parts(op) => self.begin_parts(op),
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {

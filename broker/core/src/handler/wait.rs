@@ -31,11 +31,25 @@ impl Broker {
         let on_device = needs.iter().filter(|piece| piece.device == device);
         let bytes = on_device.map(|piece| piece.size).fold(Bytes::ZERO, Bytes::saturating_add);
         let (what, until) = match waiter {
-            Waiter::Part(part) => (Waiting::Part { part, sessions: self.wanting(part) }, None),
+            Waiter::Part(part) => {
+                (Waiting::Part { part, sessions: self.wanting(part) }, self.wanted_until(part))
+            }
             Waiter::Batch(op) => self.waiting_batch(op)?,
         };
         let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
         Some(WaitView { id: place.stood.get(), device, tenant, what, bytes, since, until })
+    }
+
+    /// When nobody wants the part any more, whatever happens, if that is so some day.
+    fn wanted_until(&self, part: PartRef) -> Option<Time> {
+        if self.comers.contains_key(&part) {
+            return None;
+        }
+        let mut last = None;
+        for (_, id) in self.pins.lacking(part) {
+            last = last.max(Some(self.pins.get(id)?.until?));
+        }
+        last
     }
 
     fn waiting_batch(&self, op: OpId) -> Option<(Waiting, Option<Time>)> {

@@ -35,5 +35,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect(found, TIMERS, watched, || {
             format!("{id:?} may stall until {:?}, and no timer looks", call.look)
         });
+        let ends = |until| broker.timers.contains(&(until, Timer::Pin(id.0, id.1)));
+        expect(found, TIMERS, call.until.is_none_or(ends), || {
+            format!("{id:?} waits until {:?}, and no timer ends it", call.until)
+        });
     }
 }

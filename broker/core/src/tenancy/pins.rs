@@ -38,6 +38,8 @@ pub(crate) struct PinCall {
     pub(crate) elsewhere: bool,
     /// While it waits: when it is looked at next, since it may have stalled.
     pub(crate) look: Time,
+    /// When it is refused, if it waits still.
+    pub(crate) until: Option<Time>,
 }
 
 /// A session with calls that are not answered.
@@ -74,13 +76,19 @@ impl PinTable {
     }
 
     /// A call that waits for all of its parts, of which there is one at least.
-    pub(crate) fn insert(&mut self, id: PinId, parts: Vec<PartRef>, came: Time, look: Time) {
+    pub(crate) fn insert(
+        &mut self,
+        id: PinId,
+        parts: Vec<PartRef>,
+        came: Time,
+        (look, until): (Time, Option<Time>),
+    ) {
         let arrival = self.arrive();
         self.by_part.extend(parts.iter().map(|part| ((*part, id), true)));
         let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: came });
         waiting.calls = waiting.calls.saturating_add(1);
         let (missing, parts) = (parts.len(), parts.into_boxed_slice());
-        self.calls.insert(id, PinCall { arrival, came, parts, missing, elsewhere: false, look });
+        self.calls.insert(id, PinCall { arrival, came, parts, missing, elsewhere: false, look, until });
     }
 
     pub(crate) fn remove(&mut self, id: PinId) -> Option<PinCall> {
@@ -209,9 +217,9 @@ mod tests {
         let (one, two) = (SessionId::from_raw(1), SessionId::from_raw(2));
         let at = Time::from_micros;
         let mut pins = PinTable::default();
-        pins.insert((one, 7), vec![part(0), part(1)], at(3), at(9));
+        pins.insert((one, 7), vec![part(0), part(1)], at(3), (at(9), None));
         let then = pins.arrive();
-        pins.insert((two, 7), vec![part(1)], at(4), at(9));
+        pins.insert((two, 7), vec![part(1)], at(4), (at(9), None));
         let lacking = |pins: &PinTable| pins.lacking(part(1)).map(|(_, id)| id).collect::<Vec<_>>();
         assert_eq!(lacking(&pins), [(one, 7), (two, 7)]);
         assert!(pins.protects(part(1), one, then) && !pins.protects(part(1), two, then));

@@ -10,7 +10,10 @@ pub mod moving;
 pub mod revoking;
 pub mod writing_back;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
@@ -445,7 +448,11 @@ impl World {
     }
 
     pub fn pin_call(&mut self, client: Client, call: u64, parts: &[PartRef]) {
-        self.frame(client, ClientFrame::Pin { call, parts: parts.to_vec(), write: false });
+        self.pin_within(client, call, parts, Duration::ZERO);
+    }
+
+    pub fn pin_within(&mut self, client: Client, call: u64, parts: &[PartRef], wait: Duration) {
+        self.frame(client, ClientFrame::Pin { call, parts: parts.to_vec(), write: false, wait });
     }
 
     pub fn maps(&self, client: Client, part: PartRef) -> bool {

@@ -48,6 +48,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         },
         R::Raced { allocation },
         R::PinStalled { session },
+        R::WaitOver { within: std::time::Duration::from_millis(250) },
         R::WaitCancelled { wait: u64::MAX },
         R::WaitNotFound { wait: u64::MAX },
         R::NameTaken { name: text() },

@@ -97,6 +97,8 @@ pub(super) struct PinFacts {
     pub(super) answered: bool,
     /// Since when all in its way wait themselves.
     pub(super) stuck: Option<Time>,
+    /// When it is refused at the latest, if it was given a time.
+    pub(super) until: Option<Time>,
 }
 
 /// A part that an operator fenced while everybody who mapped it was there to hear of it.

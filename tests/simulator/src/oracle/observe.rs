@@ -158,7 +158,7 @@ impl Oracle {
                 }
                 hold.is_some()
             }),
-            ClientFrame::Pin { call, parts, .. } => self.pin_asked(id, *call, parts),
+            ClientFrame::Pin { call, parts, wait, .. } => self.pin_asked(id, *call, parts, *wait),
             ClientFrame::PinEnded { call } => self.pin_ended(id, *call),
         };
         self.step.liar = (!fits).then_some(id);

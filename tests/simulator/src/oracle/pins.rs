@@ -1,5 +1,7 @@
 //! Every pin call is answered once, when all its parts are mapped, or refused for a reason that it can have.
 
+use std::time::Duration;
+
 use broker_core::{
     ChannelId, PartRef, Refusal,
     invariants::{BOUNDS, FENCES, PIN_ANSWERS},
@@ -14,7 +16,8 @@ use super::{
 
 impl Oracle {
     /// Whether the frame fits.
-    pub(super) fn pin_asked(&mut self, id: SessionId, call: u64, parts: &[PartRef]) -> bool {
+    pub(super) fn pin_asked(&mut self, id: SessionId, call: u64, parts: &[PartRef], wait: Duration) -> bool {
+        let until = (!wait.is_zero()).then(|| self.facts.now.after(wait));
         let came = self.facts.clock;
         let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
         let mut each: Vec<_> = parts.to_vec();
@@ -26,7 +29,7 @@ impl Oracle {
             && (1..=1024).contains(&parts.len());
         if fits {
             session.last_pin = Some(call);
-            let facts = PinFacts { parts: parts.to_vec(), came, answered: false, stuck: None };
+            let facts = PinFacts { parts: parts.to_vec(), came, answered: false, stuck: None, until };
             session.pin_calls.insert(call, facts);
             session.coming.extend(parts);
         }
@@ -62,7 +65,8 @@ impl Oracle {
                 .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and waits not"));
         };
         facts.answered = true;
-        let PinFacts { parts, came, .. } = facts.clone();
+        let PinFacts { parts, came, until, .. } = facts.clone();
+        let now = self.facts.now;
         if let Some(refusal) = refusal {
             session.pin_calls.remove(&call);
             let so = match refusal {
@@ -72,10 +76,15 @@ impl Oracle {
                 Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
                 Refusal::DriverFailed { .. } => self.step.failure_told,
                 Refusal::WaitCancelled { .. } => self.is_cancelling(),
+                Refusal::WaitOver { .. } => until.is_some_and(|until| now >= until),
                 refusal => OF_PINS.contains(&refusal.reason()),
             };
             return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));
         }
+        self.expect(PIN_ANSWERS, until.is_none_or(|until| now <= until), || {
+            format!("call {call} of {id} has its parts at {now:?}, and waited until {until:?}")
+        });
+        let Some(session) = self.facts.sessions.get(&id) else { return };
         let lacks = parts.iter().find(|part| !matches!(session.holds.get(part), Some((Hold::Mapped, _))));
         let lacks = lacks.copied();
         self.expect(PIN_ANSWERS, lacks.is_none(), || {
@@ -95,8 +104,11 @@ impl Oracle {
     pub fn pins_are_answered(&mut self) {
         let heard = self.facts.sessions.iter().filter(|(_, it)| !it.gone && self.facts.is_heard(it));
         let heard = heard.filter(|(_, it)| self.has_budget(it.tenant));
+        let is_over = |call: &PinFacts| call.until.is_some_and(|until| until < self.facts.now);
         let wants = |call: &PinFacts| call.parts.iter().any(|part| self.facts.demands.contains_key(part));
-        let waiting = |(id, call): (&u64, &PinFacts)| (!call.answered && !wants(call)).then_some(*id);
+        let waiting = |(id, call): (&u64, &PinFacts)| {
+            (!call.answered && (is_over(call) || !wants(call))).then_some(*id)
+        };
         let left: Vec<_> = heard
             .flat_map(|(id, it)| it.pin_calls.iter().filter_map(waiting).map(move |call| (*id, call)))
             .take(3)

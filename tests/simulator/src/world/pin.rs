@@ -1,6 +1,8 @@
 //! What a process does with pins: its threads take sets by their words, ask for what is not there, hold on, ask for more
 //! while they hold, and let go.
 
+use std::time::Duration;
+
 use broker_core::{ChannelId, ClientFrame, Event, PartRef, Refusal, RevokeReason, RevokedPart};
 use vramd_types::PartIndex;
 use vramd_words::{Access, Unpinned};
@@ -62,7 +64,10 @@ impl World {
                 process.last_pin += dice.between(1, 2);
                 let call = process.last_pin;
                 process.threads[at].waits = Some(Waits { call, parts: parts.clone(), write });
-                self.send_frame(id, ClientFrame::Pin { call, parts, write });
+                // One in eight is given a time.
+                let wait =
+                    Duration::from_micros(if dice.chance(125) { dice.between(500, 150_000) } else { 0 });
+                self.send_frame(id, ClientFrame::Pin { call, parts, write, wait });
                 if then == Unpinned::WakeWorker {
                     self.unmap_wanted(pid, id);
                 }
@@ -185,10 +190,11 @@ impl World {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let last = process.last_pin;
         process.last_pin += 1;
+        let wait = Duration::ZERO;
         let frame = match dice.roll(4) {
-            0 => ClientFrame::Pin { call: last, parts: vec![part], write: false },
-            1 => ClientFrame::Pin { call: last + 1, parts: vec![part, part], write: false },
-            2 => ClientFrame::Pin { call: last + 1, parts: Vec::new(), write: true },
+            0 => ClientFrame::Pin { call: last, parts: vec![part], write: false, wait },
+            1 => ClientFrame::Pin { call: last + 1, parts: vec![part, part], write: false, wait },
+            2 => ClientFrame::Pin { call: last + 1, parts: Vec::new(), write: true, wait },
             _ => ClientFrame::PinEnded { call: last + 1 },
         };
         self.send_frame(id, frame);
