@@ -47,7 +47,7 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
 
 fn probe(config: &Config) -> Result<Probed, Failure> {
     let config::Cuda { library, nvml_library } = config.driver.cuda.clone();
-    Ok(cuda::probe(CudaConfig { library, nvml: nvml_library, params: None, nodes: None })?)
+    Ok(cuda::probe(CudaConfig { library, nvml: nvml_library, ..CudaConfig::default() })?)
 }
 
 /// CUDA with at least one device that can be used, or why `auto` is `sim`.

@@ -9,6 +9,8 @@ pub(crate) struct Arguments {
     pub(crate) config: CudaConfig,
     /// Those to use; all that can be if there are none.
     pub(crate) devices: Vec<String>,
+    /// Where extents lie on disk; the system's folder for temporary files if there is none.
+    pub(crate) directory: Option<PathBuf>,
     pub(crate) json: Option<PathBuf>,
     /// Parts of the names of those cases that are to run.
     pub(crate) only: Vec<String>,
@@ -24,6 +26,7 @@ impl Arguments {
                 "--library" => arguments.config.library = Some(value()?.into()),
                 "--nvml" => arguments.config.nvml = Some(value()?.into()),
                 "--params" => arguments.config.params = Some(value()?.into()),
+                "--directory" => arguments.directory = Some(value()?.into()),
                 "--json" => arguments.json = Some(value()?.into()),
                 "--device" => {
                     let uuid = value()?.into_string().map_err(|_| "--device needs a UUID".to_owned())?;

@@ -1,14 +1,18 @@
 //! A machine with CUDA devices, for the suite.
 
-use std::sync::{
-    Arc,
-    mpsc::{Receiver, channel},
+use std::{
+    env::temp_dir,
+    path::PathBuf,
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
 };
 
 use broker_driver::{
-    Completion, Driver,
+    Completion, DiskConfig, Driver, DriverError,
     contract::{Facts, Harness, Importer},
-    cuda::{self, CudaConfig, CudaDriver, CudaFacts, Probed},
+    cuda::{self, CudaConfig, CudaFacts, Probed},
     sim::Fault,
 };
 use serde_json::{Value, json};
@@ -20,8 +24,11 @@ pub(crate) struct CudaHarness {
     uuids: Vec<String>,
     /// Of the first device, as CUDA numbers them.
     ordinals: Vec<usize>,
+    directory: PathBuf,
     facts: CudaFacts,
 }
+
+type Opened = (Arc<dyn Driver>, Receiver<Completion>);
 
 impl CudaHarness {
     /// Opens the driver once, to see that it can be, and what it is.
@@ -45,7 +52,8 @@ impl CudaHarness {
         let (ordinals, uuids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
         let driver = cuda::open(probed, &uuids, Arc::new(|_| {})).map_err(|error| error.to_string())?;
         let facts = driver.facts().clone();
-        Ok(Self { config, uuids, ordinals, facts })
+        let directory = arguments.directory.clone().unwrap_or_else(temp_dir);
+        Ok(Self { config, uuids, ordinals, directory, facts })
     }
 
     pub(crate) fn facts_text(&self) -> String {
@@ -92,8 +100,13 @@ impl CudaHarness {
         })
     }
 
-    fn driver(&self, sink: broker_driver::Sink) -> Result<CudaDriver, String> {
-        cuda::open(probe(&self.config)?, &self.uuids, sink).map_err(|error| error.to_string())
+    fn opened(&self, disk: Option<DiskConfig>) -> Result<Opened, DriverError> {
+        let config = CudaConfig { disk, ..self.config.clone() };
+        let probed = probe(&config).unwrap_or_else(|problem| panic!("{problem}"));
+        let (sink, completions) = channel();
+        // A case that has ended early no longer listens.
+        let sink = Arc::new(move |completion| drop(sink.send(completion)));
+        Ok((Arc::new(cuda::open(probed, &self.uuids, sink)?), completions))
     }
 }
 
@@ -113,10 +126,16 @@ impl Harness for CudaHarness {
 
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
         assert!(faults.is_empty(), "a card's faults can't be scheduled");
-        let (sink, completions) = channel();
-        // A case that has ended early no longer listens.
-        let driver = self.driver(Arc::new(move |completion| drop(sink.send(completion))));
-        (Arc::new(driver.unwrap_or_else(|problem| panic!("{problem}"))), completions)
+        self.opened(None).unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
+    fn open_with_disk(&self, disk: DiskConfig, faults: Vec<Fault>) -> Result<Opened, DriverError> {
+        assert!(faults.is_empty(), "a disk's faults can't be scheduled");
+        self.opened(Some(disk))
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.directory.clone()
     }
 
     fn importer(&self) -> Box<dyn Importer> {

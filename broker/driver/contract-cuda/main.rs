@@ -1,18 +1,22 @@
 //! Runs the contract suite on the CUDA driver of this machine: one program, no toolchain needed.
 //!
 //! ```text
-//! contract-cuda [--library PATH] [--nvml PATH] [--params PATH] [--device UUID]... [--json FILE] [PART OF A NAME]...
+//! contract-cuda [--library PATH] [--nvml PATH] [--params PATH] [--device UUID]... [--directory PATH] [--json FILE]
+//!     [PART OF A NAME]...
 //! ```
 //!
-//! Without a part of a name, or with `pinning`, it also measures what pinning memory of the host ahead of need takes.
+//! Without a part of a name, or with `pinning`, it also measures what pinning memory of the host ahead of need takes; with
+//! `disk_speed` how fast extents go to disk and come back.
 //!
 //! Ends with 0 where no case failed, with 1 where one did, with 2 where the suite could not run.
 #![allow(clippy::print_stdout, reason = "it reports to people")]
 
 mod arguments;
+mod disk_speed;
 mod harness;
 mod importer;
 mod pinning;
+mod plain_disk;
 mod report;
 #[path = "../tests/importer/wire.rs"]
 mod wire;
@@ -42,6 +46,15 @@ fn main() -> ExitCode {
             Ok((figures, text)) => {
                 println!("{text}");
                 facts["pinning"] = figures;
+            }
+            Err(problem) => return cannot(&problem),
+        }
+    }
+    if arguments.only.iter().any(|part| part == "disk_speed") {
+        match disk_speed::measure(&harness) {
+            Ok((figures, text)) => {
+                println!("{text}");
+                facts["disk_speed"] = figures;
             }
             Err(problem) => return cannot(&problem),
         }

@@ -1,6 +1,8 @@
 //! A machine with simulated devices, for the suite.
 
 use std::{
+    env::temp_dir,
+    path::PathBuf,
     process::id,
     sync::{
         Arc,
@@ -10,7 +12,7 @@ use std::{
 };
 
 use broker_driver::{
-    Completion, DeviceInfo, Driver,
+    Completion, DeviceInfo, DiskConfig, Driver, DriverError,
     contract::{Facts, Harness, Importer},
     sim::{self, Fault, SimConfig},
 };
@@ -39,18 +41,34 @@ impl SimHarness {
     }
 }
 
+type Opened = (Arc<dyn Driver>, Receiver<Completion>);
+
+impl SimHarness {
+    fn opened(&self, disk: Option<DiskConfig>, faults: Vec<Fault>) -> Result<Opened, DriverError> {
+        let (sink, completions) = channel();
+        let devices = self.devices.clone();
+        let config = SimConfig { devices, host: HOST, disk, faults, ..SimConfig::default() };
+        // A case that has ended early no longer listens.
+        let sink = Arc::new(move |completion| drop(sink.send(completion)));
+        Ok((Arc::new(sim::open(config, sink)?), completions))
+    }
+}
+
 impl Harness for SimHarness {
     fn facts(&self) -> Facts {
         Facts { exact_capacity: true, several_devices: true, scheduled_faults: true, outsiders: false }
     }
 
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
-        let (sink, completions) = channel();
-        let config = SimConfig { devices: self.devices.clone(), host: HOST, faults, ..SimConfig::default() };
-        // A case that has ended early no longer listens.
-        let sink = Arc::new(move |completion| drop(sink.send(completion)));
-        let driver = sim::open(config, sink).expect("the simulated driver opens");
-        (Arc::new(driver), completions)
+        self.opened(None, faults).expect("the simulated driver opens")
+    }
+
+    fn open_with_disk(&self, disk: DiskConfig, faults: Vec<Fault>) -> Result<Opened, DriverError> {
+        self.opened(Some(disk), faults)
+    }
+
+    fn directory(&self) -> PathBuf {
+        temp_dir()
     }
 
     fn importer(&self) -> Box<dyn Importer> {

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use thiserror::Error;
-use vramd_types::Bytes;
+use vramd_types::{Bytes, ExtentId};
+
+use crate::disk::DirectoryError;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DriverError {
@@ -13,6 +15,12 @@ pub enum DriverError {
     /// As ordinary, of the host.
     #[error("out of host memory: {0}")]
     OutOfHostMemory(HostLimit),
+    /// As ordinary, of the disk.
+    #[error("out of disk: {0}")]
+    OutOfDisk(DiskLimit),
+    /// When the driver is opened.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     #[error("{0}")]
     Failed(String),
 }
@@ -44,11 +52,60 @@ impl fmt::Display for HostLimit {
     }
 }
 
+/// What stood in the way of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskLimit {
+    /// All that was configured.
+    Capacity(Bytes),
+    /// So much the file system has left.
+    Free(Bytes),
+    /// What the daemon's user may have there.
+    Quota,
+}
+
+impl fmt::Display for DiskLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capacity(bytes) => write!(f, "its capacity is {} bytes", bytes.get()),
+            Self::Free(bytes) => write!(f, "{} bytes of its file system are free", bytes.get()),
+            Self::Quota => f.write_str("the quota of its file system is used up"),
+        }
+    }
+}
+
 /// Why a copy has not ended well. The source is as it was; of the destination nothing is known.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CopyError {
     #[error("cancelled")]
     Cancelled,
+    /// What the disk has is not what was written to it. It is lost, and that extent alone with it.
+    #[error("{extent} is damaged on disk, in the 2 MiB from {} on", .at.get())]
+    Damaged { extent: ExtentId, at: Bytes },
+    /// Nothing is lost: nothing was there.
+    #[error("{extent} was not written from {} on", .at.get())]
+    Unwritten { extent: ExtentId, at: Bytes },
+    #[error("read {extent} from {} on: {flaw}", .at.get())]
+    Unreadable { extent: ExtentId, at: Bytes, flaw: DiskFlaw },
+    #[error("write {extent} from {} on: {flaw}", .at.get())]
+    Unwritable { extent: ExtentId, at: Bytes, flaw: DiskFlaw },
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+/// How the disk failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskFlaw {
+    /// After so many bytes there was no more.
+    Short(Bytes),
+    /// The kernel's number for it.
+    Failed(i32),
+}
+
+impl fmt::Display for DiskFlaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short(bytes) => write!(f, "it ends after {} bytes", bytes.get()),
+            Self::Failed(number) => write!(f, "{}", std::io::Error::from_raw_os_error(*number)),
+        }
+    }
 }

@@ -5,9 +5,9 @@
 //! that the broker chose, and what other processes need to map one is a [`Handle`]. So a driver can run in a process
 //! of its own one day, and the pure core can be run without any.
 //!
-//! Extents lie on a device or in the host's memory, and [`Submission::Copy`] moves bytes between any two of them. The
-//! driver keeps no thought of what a copy is for: an exchange, say, is a copy out of an extent, and once that was told
-//! to have gone well a copy into it.
+//! Extents lie on a device, in the host's memory or on disk, and [`Submission::Copy`] moves bytes between any two of them,
+//! unless both lie on disk. The driver keeps no thought of what a copy is for: an exchange, say, is a copy out of an extent,
+//! and once that was told to have gone well a copy into it.
 //!
 //! `sim` makes device memory of memfds: real bytes, really mapped by other processes, with the life-time rules of
 //! the real driver. `cuda` owns memory of GPUs, through a driver library that is found at run time. Both pass the suite
@@ -18,6 +18,7 @@ pub mod contract;
 mod copies;
 pub mod cuda;
 mod digest;
+mod disk;
 mod error;
 mod handle;
 mod place;
@@ -29,7 +30,8 @@ use std::{sync::Arc, time::Duration};
 
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
-pub use error::{CopyError, DriverError, HostLimit};
+pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts};
+pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
 pub use handle::{Handle, SharedFd};
 
 /// One GPU, MIG instance or simulated device.
@@ -83,10 +85,17 @@ pub enum Submission {
     /// this size. So many pieces are kept at most, each of which has a descriptor. Answered once there is no room for
     /// another piece, or no memory for it; asked for once for each node, before anything is made there.
     KeepHost { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
+    /// Makes an extent on disk, in the directory that the driver was opened with. The id is new, the size is a multiple of
+    /// 2 MiB. Nobody else can have it, and it is read only where it was written. Answered by
+    /// [`Completion::DiskCreated`].
+    CreateDisk { extent: ExtentId, size: Bytes },
     /// Copies the first bytes of one extent onto the first of another. Those from the host to a device, from a device
-    /// to the host, and from a device to any device are done apart from each other and for each device: of one class in the
-    /// order of their submission, and those of a class before those below it. The caller sees to it that nobody else uses the second's bytes
-    /// meanwhile; what somebody writes to the first's may be copied or not. The id is new.
+    /// to the host, and from a device to any device are done apart from each other and for each device, and so are those from
+    /// disk and those to disk: of one class in the order of their submission, and those of a class before those below it. From
+    /// disk to disk there are none. The caller sees to it that nobody else uses the second's bytes meanwhile; what somebody
+    /// writes to the first's may be copied or not, and where it is copied to disk that may be found damaged. Of what lies on
+    /// disk each 2 MiB are written as a whole: where the last of a copy are fewer, what was behind them is as if it had not been
+    /// written. The id is new.
     Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes, class: CopyClass },
     /// Somebody waits for that copy now: it is of the class [`Demand`](CopyClass::Demand) from here on. Has no answer of its own.
     HastenCopy { copy: CopyId },
@@ -116,6 +125,11 @@ pub enum Completion {
     Created {
         extent: ExtentId,
         result: Result<Handle, DriverError>,
+    },
+    /// It has no handle: no process maps what is on disk.
+    DiskCreated {
+        extent: ExtentId,
+        result: Result<(), DriverError>,
     },
     /// `returned` is false where some process still holds the memory: it is not free yet.
     Released {
@@ -160,7 +174,7 @@ pub enum Completion {
 pub type Sink = Arc<dyn Fn(Completion) + Send + Sync>;
 
 /// A driver. Dropping it ends its threads after what was submitted is done, but for memory that is pinned ahead of need:
-/// of that no more is; memory that other processes map lives on.
+/// of that no more is; memory that other processes map lives on, and what is on disk is deleted.
 pub trait Driver: Send + Sync + std::fmt::Debug {
     /// `sim` or `cuda`.
     fn name(&self) -> &'static str;
@@ -173,6 +187,11 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 
     /// The piece of the host's memory that is nearest to a device.
     fn host_node(&self, device: DeviceIndex) -> HostNode;
+
+    /// Where extents lie on disk, if they may.
+    fn disk(&self) -> Option<&DiskFacts> {
+        None
+    }
 
     /// How far a copy has come that was not answered yet.
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes>;

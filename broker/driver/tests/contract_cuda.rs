@@ -32,13 +32,14 @@ fn with_one_device() {
     assert!(text.contains("scrub certain, context listed by NVML"), "{text}");
     assert!(text.contains("pinned ahead: 1024 MiB in "), "{text}");
     let apart = text.lines().filter(|line| line.contains("not applicable")).count();
-    assert_eq!(apart, 12, "exact capacity, several devices and faults are not to be had here:\n{text}");
+    assert_eq!(apart, 16, "exact capacity, several devices and faults are not to be had here:\n{text}");
 }
 
 #[test]
 fn with_two_devices() {
     let text = passes(&Fake::new().says("devices = 2"), &["capacity", "another_device"]);
     assert!(text.contains("bytes_arrive_on_another_device ... ok"), "{text}");
+    assert!(text.contains("bytes_come_from_another_device ... ok"), "{text}");
     assert!(text.contains("devices_are_separate ... ok"), "{text}");
 }
 
@@ -56,7 +57,7 @@ fn where_memory_is_not_zero_and_processes_are_not_listed() {
 fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
     let text = passes(
         &Fake::new().says("attribute.141 = 0"),
-        &["host::", "kept::", "every_direction", "both_directions", "dropped"],
+        &["host::", "kept::", "disk::", "every_direction", "both_directions", "dropped"],
     );
     assert!(text.contains("memory of the host: registered memfds"), "{text}");
 }

@@ -219,6 +219,10 @@ impl Executor {
                     Err(error) => Err(CreateError::Failed(error.to_string())),
                 },
             },
+            Driver::DiskCreated { extent, result } => Completion::Created {
+                extent,
+                result: result.map_err(|error| CreateError::Failed(error.to_string())),
+            },
             Driver::Released { extent, returned } => Completion::Released { extent, returned },
             Driver::Returned { extent } => Completion::Returned { extent },
             Driver::Digested { ticket, result } => match self.digests.ended(ticket, result) {

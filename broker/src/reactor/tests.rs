@@ -60,6 +60,7 @@ impl Driver for Prompt {
                 Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 }
             }
             Submission::CreateHost { .. }
+            | Submission::CreateDisk { .. }
             | Submission::KeepHost { .. }
             | Submission::Copy { .. }
             | Submission::CancelCopy { .. }

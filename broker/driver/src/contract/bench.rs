@@ -15,7 +15,8 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
 use super::{Access, Harness, Importer};
 use crate::{
-    Completion, CopyClass, CopyError, Driver, DriverError, ExtentKind, Handle, Submission, sim::Fault,
+    Completion, CopyClass, CopyError, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Handle,
+    Submission, sim::Fault,
 };
 
 /// Nothing here takes long; this only turns a hang into a failure.
@@ -59,6 +60,17 @@ impl<'a> Bench<'a> {
     pub(super) fn with_faults(harness: &'a dyn Harness, faults: Vec<Fault>) -> Self {
         let (driver, completions) = harness.open(faults);
         Self { harness, driver, completions, early: VecDeque::new() }
+    }
+
+    /// With extents on disk in that folder.
+    pub(super) fn with_disk(harness: &'a dyn Harness, disk: DiskConfig, faults: Vec<Fault>) -> Self {
+        let opened = harness.open_with_disk(disk, faults);
+        let (driver, completions) = opened.unwrap_or_else(|error| panic!("open with a disk: {error}"));
+        Self { harness, driver, completions, early: VecDeque::new() }
+    }
+
+    pub(super) fn disk(&self) -> Option<&DiskFacts> {
+        self.driver.disk()
     }
 
     /// Ends the driver, and fails if it has said anything that nobody waited for.
@@ -127,6 +139,19 @@ impl<'a> Bench<'a> {
     pub(super) fn created(&mut self, id: ExtentId) -> Result<Handle, DriverError> {
         self.wait(|completion| match completion {
             Completion::Created { extent, result } if *extent == id => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    pub(super) fn create_disk(&mut self, size: Bytes) -> Result<ExtentId, DriverError> {
+        let id = new_id();
+        self.submit(Submission::CreateDisk { extent: id, size });
+        self.created_on_disk(id).map(|()| id)
+    }
+
+    pub(super) fn created_on_disk(&mut self, id: ExtentId) -> Result<(), DriverError> {
+        self.wait(|completion| match completion {
+            Completion::DiskCreated { extent, result } if *extent == id => Some(result.clone()),
             _ => None,
         })
     }
@@ -290,6 +315,11 @@ impl<'a> Bench<'a> {
 
     pub(super) fn begin(&self, from: &Extent, to: &Extent, size: Bytes) -> CopyId {
         self.begin_by_id(from.id, to.id, size)
+    }
+
+    pub(super) fn copy_by_id(&mut self, from: ExtentId, to: ExtentId, size: Bytes) -> Result<(), CopyError> {
+        let copy = self.begin_by_id(from, to, size);
+        self.copied(copy)
     }
 
     pub(super) fn copied(&mut self, of: CopyId) -> Result<(), CopyError> {

@@ -9,21 +9,21 @@ use super::{
 use crate::{Completion, CopyClass, CopyError, DriverError, ExtentKind, Submission};
 
 /// More than a chunk.
-const LARGE: Bytes = Bytes::mib(18);
+pub(super) const LARGE: Bytes = Bytes::mib(18);
 
 /// What is to be in an extent. The digest is computed once: tests that are not optimised take their time for it.
-struct Text {
-    bytes: Vec<u8>,
+pub(super) struct Text {
+    pub(super) bytes: Vec<u8>,
     digest: [u8; 32],
 }
 
 impl Text {
-    fn of(bytes: Vec<u8>) -> Self {
+    pub(super) fn of(bytes: Vec<u8>) -> Self {
         let digest = blake3::hash(&bytes).into();
         Self { bytes, digest }
     }
 
-    fn new(seed: u8, size: Bytes) -> Self {
+    pub(super) fn new(seed: u8, size: Bytes) -> Self {
         Self::of(pattern(seed, usize::try_from(size.get()).expect("a few MiB fit in memory")))
     }
 
@@ -35,24 +35,24 @@ impl Text {
 const LAST: usize = 1000;
 
 /// Has another process write into the whole extent.
-fn fill(bench: &Bench<'_>, extent: &Extent, text: &Text) {
+pub(super) fn fill(bench: &Bench<'_>, extent: &Extent, text: &Text) {
     assert!(bench.mapped(extent, Access::ReadWrite).write(0, &text.bytes));
 }
 
-fn on_device(bench: &mut Bench<'_>, size: Bytes) -> Extent {
+pub(super) fn on_device(bench: &mut Bench<'_>, size: Bytes) -> Extent {
     bench.create(FIRST, size).expect("there is room for a few MiB")
 }
 
-fn in_host(bench: &mut Bench<'_>, size: Bytes) -> Extent {
+pub(super) fn in_host(bench: &mut Bench<'_>, size: Bytes) -> Extent {
     bench.create_host(size).expect("there is room for a few MiB")
 }
 
-fn assert_has(bench: &mut Bench<'_>, extent: &Extent, text: &Text, what: &str) {
+pub(super) fn assert_has(bench: &mut Bench<'_>, extent: &Extent, text: &Text, what: &str) {
     let length = Bytes::new(text.bytes.len() as u64);
     assert_eq!(bench.digest(&[(extent.id, length)]), Ok(text.digest), "{what}");
 }
 
-fn free_all(mut bench: Bench<'_>, extents: impl IntoIterator<Item = Extent>) -> Verdict {
+pub(super) fn free_all(mut bench: Bench<'_>, extents: impl IntoIterator<Item = Extent>) -> Verdict {
     extents.into_iter().for_each(|extent| bench.free(extent));
     bench.finish();
     Verdict::Passed

@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use vramd_types::Bytes;
+
 use super::{
     Access, Bench, Harness, Verdict,
     bench::{FIRST, SMALL, new_id, pattern},
+    folder::Folder,
 };
 use crate::{
-    CopyError, DriverError, ExtentKind, Submission,
+    CopyError, DiskLimit, DriverError, ExtentKind, Submission,
     sim::{Effect, Fault, Operation},
 };
 
@@ -91,18 +94,14 @@ pub fn a_copy_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) ->
     if !harness.facts().scheduled_faults {
         return NO_FAULTS;
     }
-    let effects = [Effect::Fail("the link is down".to_owned()), Effect::Short, Effect::Corrupt];
-    let faults = (1..).zip(effects).map(|(nth, effect)| Fault { on: Operation::Copy, nth, count: 1, effect });
-    let mut bench = Bench::with_faults(harness, faults.collect());
+    let mut bench = Bench::with_faults(harness, of_copies(1));
     let bytes = pattern(1, usize::try_from(SMALL.get()).expect("2 MiB fit in memory"));
     let half = bytes.len() / 2;
     let source = bench.make();
     assert!(bench.mapped(&source, Access::ReadWrite).write(0, &bytes));
     let targets: Vec<_> = (0..4).map(|_| bench.make_host()).collect();
     let results: Vec<_> = targets.iter().map(|target| bench.copy(&source, target, SMALL)).collect();
-    let failed = |problem: &str| Err(CopyError::Driver(DriverError::Failed(problem.to_owned())));
-    let short = format!("copied {half} of {} bytes", bytes.len());
-    assert_eq!(results, [failed("the link is down"), failed(&short), Ok(()), Ok(())]);
+    assert_eq!(results, [failed("the link is down"), failed(&short()), Ok(()), Ok(())]);
 
     let corrupt = [&bytes[..half], &[!bytes[half]], &bytes[half + 1..]].concat();
     let partly = [&bytes[..half], &vec![0; half]].concat();
@@ -127,6 +126,73 @@ pub fn a_late_copy_is_overtaken(harness: &dyn Harness) -> Verdict {
     bench.free(target);
     bench.finish();
     Verdict::Passed
+}
+
+pub fn the_disk_is_full_on_schedule(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().scheduled_faults {
+        return NO_FAULTS;
+    }
+    let folder = Folder::new(harness);
+    let fault = Fault { on: Operation::CreateDisk, nth: 2, count: 1, effect: Effect::OutOfMemory };
+    let mut bench = Bench::with_disk(harness, folder.config(), vec![fault]);
+    let met: Vec<_> = (0..3).map(|_| bench.create_disk(SMALL).map(drop)).collect();
+    let full = DriverError::OutOfDisk(DiskLimit::Free(Bytes::ZERO));
+    assert_eq!(met, [Ok(()), Err(full), Ok(())]);
+    assert_eq!(folder.files().len(), 2);
+    bench.finish();
+    Verdict::Passed
+}
+
+/// Each strikes its own copy, and what is spoilt so that nobody is told is found when it is read.
+pub fn a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().scheduled_faults {
+        return NO_FAULTS;
+    }
+    let folder = Folder::new(harness);
+    let mut bench = Bench::with_disk(harness, folder.config(), of_copies(1));
+    let (source, back) = (bench.make(), bench.make());
+    let disks: Vec<_> = (0..4).map(|_| bench.create_disk(SMALL).expect("there is room")).collect();
+    let results: Vec<_> = disks.iter().map(|disk| bench.copy_by_id(source.id, *disk, SMALL)).collect();
+    assert_eq!(results, [failed("the link is down"), failed(&short()), Ok(()), Ok(())]);
+    let read: Vec<_> = disks.iter().map(|disk| bench.copy_by_id(*disk, back.id, SMALL)).collect();
+    let unwritten = |extent| Err(CopyError::Unwritten { extent, at: Bytes::ZERO });
+    let damaged = Err(CopyError::Damaged { extent: disks[2], at: Bytes::ZERO });
+    assert_eq!(read, [unwritten(disks[0]), unwritten(disks[1]), damaged, Ok(())]);
+    [source, back].into_iter().for_each(|extent| bench.free(extent));
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn a_copy_from_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().scheduled_faults {
+        return NO_FAULTS;
+    }
+    let folder = Folder::new(harness);
+    let mut bench = Bench::with_disk(harness, folder.config(), of_copies(2));
+    let (source, back) = (bench.make(), bench.make());
+    let disk = bench.create_disk(SMALL).expect("there is room");
+    assert_eq!(bench.copy_by_id(source.id, disk, SMALL), Ok(()));
+    let read: Vec<_> = (0..4).map(|_| bench.copy_by_id(disk, back.id, SMALL)).collect();
+    let damaged = Err(CopyError::Damaged { extent: disk, at: Bytes::ZERO });
+    assert_eq!(read, [failed("the link is down"), failed(&short()), damaged.clone(), damaged]);
+    [source, back].into_iter().for_each(|extent| bench.free(extent));
+    bench.finish();
+    Verdict::Passed
+}
+
+/// From that copy on, one after the other.
+fn of_copies(first: u64) -> Vec<Fault> {
+    let effects = [Effect::Fail("the link is down".to_owned()), Effect::Short, Effect::Corrupt];
+    let fault = |(nth, effect)| Fault { on: Operation::Copy, nth, count: 1, effect };
+    (first..).zip(effects).map(fault).collect()
+}
+
+fn failed(problem: &str) -> Result<(), CopyError> {
+    Err(CopyError::Driver(DriverError::Failed(problem.to_owned())))
+}
+
+fn short() -> String {
+    format!("copied {} of {} bytes", SMALL.get() / 2, SMALL.get())
 }
 
 fn delay(on: Operation, by: Duration) -> Fault {

@@ -12,8 +12,11 @@ mod bench;
 pub mod capacity;
 pub mod copies;
 pub mod digest;
+pub mod directory;
+pub mod disk;
 pub mod faults;
 pub mod fixed;
+mod folder;
 pub mod host;
 pub mod kept;
 pub mod lifetime;
@@ -21,12 +24,15 @@ pub mod memory;
 pub mod outsiders;
 pub mod submissions;
 
-use std::sync::{Arc, mpsc::Receiver};
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc::Receiver},
+};
 
 use vramd_types::{Bytes, DeviceIndex};
 
 use self::bench::Bench;
-use crate::{Completion, Driver, Handle, sim::Fault};
+use crate::{Completion, DiskConfig, Driver, DriverError, Handle, sim::Fault};
 
 /// One machine with devices of its own. What is opened again on the same machine has the same devices.
 pub trait Harness {
@@ -34,6 +40,16 @@ pub trait Harness {
 
     /// `faults` are empty unless the facts say that they can be scheduled.
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>);
+
+    /// The same, with extents on disk.
+    fn open_with_disk(
+        &self,
+        disk: DiskConfig,
+        faults: Vec<Fault>,
+    ) -> Result<(Arc<dyn Driver>, Receiver<Completion>), DriverError>;
+
+    /// On a file system with direct IO. Each case makes a folder of its own there.
+    fn directory(&self) -> PathBuf;
 
     /// Starts another process.
     fn importer(&self) -> Box<dyn Importer>;
@@ -153,6 +169,26 @@ macro_rules! contract_tests {
             copies::copies_go_on_beside_all_else,
             copies::a_copy_keeps_what_it_moves,
             copies::copies_are_done_though_the_driver_is_dropped,
+            disk::bytes_go_to_disk_and_back_every_way,
+            disk::bytes_come_from_another_device,
+            disk::only_the_first_bytes_go_and_come,
+            disk::what_was_not_written_is_not_read,
+            disk::a_damaged_extent_is_told_and_no_other,
+            disk::a_file_that_was_cut_off_is_told,
+            disk::copies_from_disk_and_to_disk_are_done_in_order,
+            disk::what_is_waited_for_on_disk_goes_first,
+            disk::copies_both_ways_at_once_do_not_mix,
+            disk::what_is_cancelled_on_disk_harms_nobody,
+            disk::a_copy_keeps_what_it_moves_on_disk,
+            disk::copies_of_the_disk_are_done_though_the_driver_is_dropped,
+            disk::nonsense_of_the_disk_is_answered,
+            directory::files_are_named_preallocated_and_deleted,
+            directory::the_capacity_is_kept_to_and_comes_back,
+            directory::what_an_earlier_daemon_left_is_deleted_and_nothing_else,
+            directory::a_directory_is_one_drivers,
+            directory::a_directory_that_cannot_be_is_refused,
+            directory::without_a_directory_nothing_lies_on_disk,
+            directory::the_engine_is_told,
             digest::a_digest_is_of_the_bytes,
             digest::a_digest_can_be_of_a_part,
             digest::a_digest_joins_extents,
@@ -172,6 +208,9 @@ macro_rules! contract_tests {
             faults::host_memory_runs_out_on_schedule,
             faults::a_copy_fails_or_is_short_or_corrupt_on_schedule,
             faults::a_late_copy_is_overtaken,
+            faults::the_disk_is_full_on_schedule,
+            faults::a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule,
+            faults::a_copy_from_disk_fails_or_is_short_or_corrupt_on_schedule,
         }
     };
     (@list; $($module:ident::$case:ident,)*) => {

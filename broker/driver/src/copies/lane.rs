@@ -5,7 +5,7 @@
 //! for has a small share all the same, so that it ends some day; and the wire as a whole where there is nothing else.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::VecDeque,
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::Duration,
@@ -13,32 +13,32 @@ use std::{
 
 use vramd_types::{Bytes, CopyId};
 
-use super::table::Entry;
+use super::{table::Entry, waiting::Waiting};
 use crate::{Completion, CopyClass, CopyError, DriverError};
-
-/// From here on larger chunks are no faster, and a copy that is cancelled stops the sooner the smaller they are.
-pub(crate) const CHUNK: u64 = 16 << 20;
-
-/// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
-const UNDER_WAY_MAX: usize = 6;
-
-/// Of what nobody waits for there is less under way, since whoever comes waits for it.
-const BACKGROUND_UNDER_WAY_MAX: usize = 4;
 
 /// Of so many chunks one is of what nobody waits for, however much there is that somebody does.
 const BACKGROUND_SHARE: u32 = 16;
 
 /// A driver's own way to move bytes in one direction.
 pub(crate) trait Link {
+    /// From here on larger chunks are no faster, and a copy that is cancelled stops the sooner the smaller they are.
+    const CHUNK: u64 = 16 << 20;
+
+    /// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
+    const UNDER_WAY_MAX: usize = 6;
+
+    /// Of what nobody waits for there is less under way, since whoever comes waits for it.
+    const BACKGROUND_UNDER_WAY_MAX: usize = 4;
+
     /// What is copied, and what keeps it in place.
     type Work;
     /// A piece that was begun. Pieces end in the order of their beginning.
     type Chunk;
 
-    fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Self::Chunk, DriverError>;
+    fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Self::Chunk, CopyError>;
 
     /// Whether the bytes have arrived. Not asked again once it has ended, well or not.
-    fn has_ended(&mut self, chunk: &mut Self::Chunk) -> Result<bool, DriverError>;
+    fn has_ended(&mut self, chunk: &mut Self::Chunk) -> Result<bool, CopyError>;
 
     /// How long it pays to wait before asking again. Who waits for the copy waits for its last chunk.
     fn patience(&self, chunk: &Self::Chunk, is_last: bool) -> Duration;
@@ -80,8 +80,15 @@ pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: imp
                 Order::Refuse { copy, error } => tell(Completion::Copied { copy, result: Err(error.into()) }),
             }
         }
-        lane.tell_ended(&tell);
-        lane.begin();
+        // Nobody's orders wait for more than that.
+        for _ in 0..L::UNDER_WAY_MAX {
+            let has_ended = lane.end_next();
+            lane.tell_over(&tell);
+            lane.begin();
+            if !has_ended {
+                break;
+            }
+        }
     }
 }
 
@@ -103,13 +110,6 @@ struct Chunk<L: Link> {
     class: CopyClass,
     chunk: L::Chunk,
     length: u64,
-}
-
-/// Copies of which nothing was begun, in the order of their arrival. One can be taken from among thousands.
-struct Waiting<W> {
-    jobs: BTreeMap<u64, Job<W>>,
-    arrivals: HashMap<CopyId, u64>,
-    last: u64,
 }
 
 struct Begun<W> {
@@ -172,25 +172,29 @@ impl<L: Link> Lane<L> {
         }
     }
 
-    fn tell_ended(&mut self, tell: &impl Fn(Completion)) {
-        while let Some(Chunk { of, chunk, length, .. }) = self.under_way.front_mut() {
-            let ended = match self.link.has_ended(chunk) {
-                Ok(false) => break,
-                Ok(true) => Ok(*length),
-                Err(error) => Err(error),
-            };
-            if let Some(begun) = self.begun.iter_mut().find(|it| it.job.copy == *of) {
-                begun.ended(ended);
-            }
-            self.under_way.pop_front();
+    /// Whether a chunk has ended. One at a time: what is begun in its place is under way while the link looks at the next.
+    fn end_next(&mut self) -> bool {
+        let Some(Chunk { of, chunk, length, .. }) = self.under_way.front_mut() else { return false };
+        let ended = match self.link.has_ended(chunk) {
+            Ok(false) => return false,
+            Ok(true) => Ok(*length),
+            Err(error) => Err(error),
+        };
+        if let Some(begun) = self.begun.iter_mut().find(|it| it.job.copy == *of) {
+            begun.ended(ended);
         }
+        self.under_way.pop_front();
+        true
+    }
+
+    fn tell_over(&mut self, tell: &impl Fn(Completion)) {
         for over in self.begun.extract_if(.., |it| it.is_all_begun() && it.under_way == 0) {
             finish(over.job, over.problem.map_or(Ok(()), Err), tell);
         }
     }
 
     fn begin(&mut self) {
-        while self.under_way.len() < UNDER_WAY_MAX {
+        while self.under_way.len() < L::UNDER_WAY_MAX {
             let Some(at) = self.next_to_begin() else { return };
             let begun = &mut self.begun[at];
             let (of, class) = (begun.job.copy, begun.job.entry.class());
@@ -220,7 +224,7 @@ impl<L: Link> Lane<L> {
     /// Where one of that class is of which something is left to begin.
     fn begun_of(&mut self, class: CopyClass) -> Option<usize> {
         let of_class = self.under_way.iter().filter(|chunk| chunk.class == class).count();
-        if class == CopyClass::Background && of_class >= BACKGROUND_UNDER_WAY_MAX {
+        if class == CopyClass::Background && of_class >= L::BACKGROUND_UNDER_WAY_MAX {
             return None;
         }
         let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == class;
@@ -229,34 +233,6 @@ impl<L: Link> Lane<L> {
             self.begun.push(Begun::of(job));
             Some(self.begun.len() - 1)
         })
-    }
-}
-
-impl<W> Default for Waiting<W> {
-    fn default() -> Self {
-        Self { jobs: BTreeMap::new(), arrivals: HashMap::new(), last: 0 }
-    }
-}
-
-impl<W> Waiting<W> {
-    fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
-    }
-
-    fn push(&mut self, job: Job<W>) {
-        self.last += 1;
-        self.arrivals.insert(job.copy, self.last);
-        self.jobs.insert(self.last, job);
-    }
-
-    fn pop(&mut self) -> Option<Job<W>> {
-        let (_, job) = self.jobs.pop_first()?;
-        self.arrivals.remove(&job.copy);
-        Some(job)
-    }
-
-    fn take(&mut self, copy: CopyId) -> Option<Job<W>> {
-        self.jobs.remove(&self.arrivals.remove(&copy)?)
     }
 }
 
@@ -276,7 +252,7 @@ impl<W> Begun<W> {
             self.problem = Some(CopyError::Cancelled);
             return None;
         }
-        let length = (self.job.size.get() - self.next).min(CHUNK);
+        let length = (self.job.size.get() - self.next).min(L::CHUNK);
         if length == 0 {
             return None;
         }
@@ -287,18 +263,18 @@ impl<W> Begun<W> {
                 Some((chunk, length))
             }
             Err(error) => {
-                self.problem = Some(error.into());
+                self.problem = Some(error);
                 None
             }
         }
     }
 
     /// A chunk has: so many bytes have arrived.
-    fn ended(&mut self, arrived: Result<u64, DriverError>) {
+    fn ended(&mut self, arrived: Result<u64, CopyError>) {
         self.under_way -= 1;
         match arrived {
             Ok(length) => self.job.entry.add(length),
-            Err(error) => drop(self.problem.get_or_insert_with(|| error.into())),
+            Err(error) => drop(self.problem.get_or_insert(error)),
         }
     }
 }

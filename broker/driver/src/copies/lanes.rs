@@ -11,7 +11,7 @@ use super::{
     lane::{Job, Order},
     table::{Asked, Table},
 };
-use crate::{DriverError, place::Place};
+use crate::{DriverError, disk::Way, place::Place};
 
 /// A device has a wire for each of the first two, which do not slow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,40 +34,53 @@ impl Direction {
     }
 }
 
-/// The queues. They are as long as what the caller has outstanding.
+/// The queues: of copies between memories, and of those between memory and disk. They are as long as what the caller has
+/// outstanding.
 #[derive(Debug)]
-pub(crate) struct Lanes<W> {
+pub(crate) struct Lanes<W, D> {
     table: Arc<Table>,
     queues: Vec<(Direction, Sender<Order<W>>)>,
+    /// None where no extent can be on disk.
+    disk: Vec<(Way, Sender<Order<D>>)>,
 }
 
-impl<W> Clone for Lanes<W> {
+impl<W, D> Clone for Lanes<W, D> {
     fn clone(&self) -> Self {
-        Self { table: Arc::clone(&self.table), queues: self.queues.clone() }
+        Self { table: Arc::clone(&self.table), queues: self.queues.clone(), disk: self.disk.clone() }
     }
 }
 
 /// The other end of a queue.
 #[derive(Debug)]
-pub(crate) struct LaneEnd<W> {
-    pub(crate) direction: Direction,
+pub(crate) struct LaneEnd<O, W> {
+    pub(crate) of: O,
     pub(crate) orders: Receiver<Order<W>>,
 }
 
-impl<W> Lanes<W> {
-    /// Of so many devices.
-    pub(crate) fn new(devices: usize) -> (Self, Vec<LaneEnd<W>>) {
+/// The other ends of all.
+#[derive(Debug)]
+pub(crate) struct LaneEnds<W, D> {
+    pub(crate) memory: Vec<LaneEnd<Direction, W>>,
+    pub(crate) disk: Vec<LaneEnd<Way, D>>,
+}
+
+/// What is to be copied, and in which lane.
+#[derive(Debug)]
+pub(crate) enum Found<W, D> {
+    Memory(Direction, W),
+    Disk(Way, D),
+}
+
+impl<W, D> Lanes<W, D> {
+    /// Of so many devices, and whether there is a disk.
+    pub(crate) fn new(devices: usize, has_disk: bool) -> (Self, LaneEnds<W, D>) {
         let indices = (0..).map(DeviceIndex).take(devices);
         let of_devices = indices
             .flat_map(|device| [Direction::In(device), Direction::Out(device), Direction::Aside(device)]);
-        let directions = [Direction::WithinHost].into_iter().chain(of_devices);
-        let (queues, ends) = directions
-            .map(|direction| {
-                let (queue, orders) = channel();
-                ((direction, queue), LaneEnd { direction, orders })
-            })
-            .unzip();
-        (Self { table: Arc::default(), queues }, ends)
+        let (queues, memory) = open([Direction::WithinHost].into_iter().chain(of_devices));
+        let ways = [Way::FromDisk, Way::ToDisk].into_iter().filter(|_| has_disk);
+        let (disk, disk_ends) = open(ways);
+        (Self { table: Arc::default(), queues, disk }, LaneEnds { memory, disk: disk_ends })
     }
 
     pub(crate) fn table(&self) -> &Arc<Table> {
@@ -77,33 +90,54 @@ impl<W> Lanes<W> {
     /// Nothing of it is begun any more. Which lane it waits in nobody notes: such changes are few.
     pub(crate) fn cancel(&self, copy: CopyId) {
         if self.table.cancel(copy) {
-            for (_, queue) in &self.queues {
-                hand(queue, Order::Cancelled(copy));
-            }
+            self.queues.iter().for_each(|(_, queue)| hand(queue, Order::Cancelled(copy)));
+            self.disk.iter().for_each(|(_, queue)| hand(queue, Order::Cancelled(copy)));
         }
     }
 
     /// It is done before what nobody waits for.
     pub(crate) fn hasten(&self, copy: CopyId) {
         if self.table.hasten(copy) {
-            for (_, queue) in &self.queues {
-                hand(queue, Order::Hastened(copy));
-            }
+            self.queues.iter().for_each(|(_, queue)| hand(queue, Order::Hastened(copy)));
+            self.disk.iter().for_each(|(_, queue)| hand(queue, Order::Hastened(copy)));
         }
     }
 
     /// To the thread that does it, or that says why it can't be done.
-    pub(crate) fn send(&self, asked: Asked, found: Result<(Direction, W), DriverError>) {
+    pub(crate) fn send(&self, asked: Asked, found: Result<Found<W, D>, DriverError>) {
         let Asked { copy, size, entry } = asked;
         // Of what is refused the entry is gone by the end of this statement, and so before the answer.
-        let (direction, order) = match (entry, found) {
-            (Ok(entry), Ok((direction, work))) => (direction, Order::Copy(Job { copy, size, work, entry })),
-            (Err(error), _) | (_, Err(error)) => (Direction::WithinHost, Order::Refuse { copy, error }),
+        let found = match (entry, found) {
+            (Ok(entry), Ok(found)) => Ok((entry, found)),
+            (Err(error), _) | (_, Err(error)) => Err(error),
         };
-        let queue = self.queues.iter().find(|(of, _)| *of == direction);
-        let (_, queue) = queue.expect("extents lie in the host or on one of the driver's devices");
-        hand(queue, order);
+        match found {
+            Ok((entry, Found::Memory(direction, work))) => {
+                hand(of(&self.queues, direction), Order::Copy(Job { copy, size, work, entry }));
+            }
+            Ok((entry, Found::Disk(way, work))) => {
+                hand(of(&self.disk, way), Order::Copy(Job { copy, size, work, entry }));
+            }
+            Err(error) => hand(of(&self.queues, Direction::WithinHost), Order::Refuse { copy, error }),
+        }
     }
+}
+
+type Opened<O, W> = (Vec<(O, Sender<Order<W>>)>, Vec<LaneEnd<O, W>>);
+
+fn open<O: Copy, W>(lanes: impl Iterator<Item = O>) -> Opened<O, W> {
+    lanes
+        .map(|of| {
+            let (queue, orders) = channel();
+            ((of, queue), LaneEnd { of, orders })
+        })
+        .unzip()
+}
+
+fn of<O: PartialEq, W>(queues: &[(O, Sender<Order<W>>)], which: O) -> &Sender<Order<W>> {
+    let queue = queues.iter().find(|(of, _)| *of == which);
+    let (_, queue) = queue.expect("extents lie in the host, on one of the driver's devices or on its disk");
+    queue
 }
 
 /// A lane that is gone has panicked, in the sink or by a bug of ours; its work can't be answered any more.

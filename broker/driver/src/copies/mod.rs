@@ -3,7 +3,7 @@
 //! ```text
 //!  submit ─► Table: by id, how far it is, whether it is cancelled
 //!    │
-//!    └─► Lanes ── a queue for each direction of each device ──► lane::run, a thread each
+//!    └─► Lanes ── a queue for each direction of each device, and of the disk ──► lane::run, a thread each
 //!                                                                 cuts into chunks, keeps a few of them
 //!                                                                 under way, tells in the end
 //!                                                                   └─► Link: the driver's own; moves a chunk
@@ -12,12 +12,13 @@
 pub(crate) mod lane;
 mod lanes;
 mod table;
+mod waiting;
 
 use vramd_types::{Bytes, ExtentId};
 
 pub(crate) use self::{
     lane::Link,
-    lanes::{Direction, LaneEnd, Lanes},
+    lanes::{Direction, Found, LaneEnd, LaneEnds, Lanes},
     table::{Asked, Table},
 };
 use crate::DriverError;
@@ -34,4 +35,9 @@ pub(crate) fn check(from: (ExtentId, Bytes), to: (ExtentId, Bytes), size: Bytes)
         }
     }
     Ok(())
+}
+
+/// Memory would have to lie in between, and it is the caller's to say which.
+pub(crate) fn both_on_disk(from: ExtentId, to: ExtentId) -> DriverError {
+    DriverError::Failed(format!("{from} and {to} lie on disk: one is copied to memory first"))
 }

@@ -12,11 +12,12 @@ use super::{
     api::{CudaError, Stream, Transfer, Way},
     device::{Arrival, Device},
     memory::Held,
-    state::State,
+    state::{Live, State},
 };
 use crate::{
-    DriverError,
-    copies::{Direction, LaneEnd, Link, check, lane},
+    CopyError, DriverError,
+    copies::{Direction, Found, LaneEnd, Link, both_on_disk, check, lane},
+    disk::{self, DiskWork},
     place::Place,
 };
 
@@ -39,20 +40,30 @@ pub(super) fn find(
     from: ExtentId,
     to: ExtentId,
     size: Bytes,
-) -> Result<(Direction, Work), DriverError> {
-    let live =
-        |extent| state.live(extent).ok_or_else(|| DriverError::Failed(format!("there is no {extent}")));
-    let mut work = Work { from: live(from)?, to: live(to)?, _arrival: None };
-    check((from, work.from.size()), (to, work.to.size()), size)?;
+) -> Result<Found<Work, DiskWork<Held>>, DriverError> {
+    let (of, onto) = (state.find(from)?, state.find(to)?);
+    check((from, of.size()), (to, onto.size()), size)?;
+    Ok(match (of, onto) {
+        (Live::Memory(of), Live::Memory(onto)) => between(state, of, onto),
+        (Live::Disk(disk), Live::Memory(memory)) => {
+            Found::Disk(disk::Way::FromDisk, DiskWork { disk, memory })
+        }
+        (Live::Memory(memory), Live::Disk(disk)) => Found::Disk(disk::Way::ToDisk, DiskWork { disk, memory }),
+        (Live::Disk(_), Live::Disk(_)) => return Err(both_on_disk(from, to)),
+    })
+}
+
+fn between(state: &State, from: Held, to: Held) -> Found<Work, DiskWork<Held>> {
     let place = |held: &Held| match held {
         Held::Device(memory) => Place::Device(state.index_of(memory.device())),
         Held::Host(_) => Place::Host,
     };
-    let direction = Direction::of(place(&work.from), place(&work.to));
+    let direction = Direction::of(place(&from), place(&to));
+    let mut work = Work { from, to, _arrival: None };
     if let (Direction::In(_), Held::Device(memory)) = (direction, &work.to) {
         work._arrival = Some(Arc::new(Arrival::at(memory.device())));
     }
-    Ok((direction, work))
+    Found::Memory(direction, work)
 }
 
 /// One direction.
@@ -75,7 +86,7 @@ impl Wire {
     }
 
     /// Until nobody can send any more.
-    pub(super) fn run(self, state: &State, end: &LaneEnd<Work>) {
+    pub(super) fn run(self, state: &State, end: &LaneEnd<Direction, Work>) {
         // Else every sleep takes 50 us more.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         if let Some((device, _)) = &self.device {
@@ -90,7 +101,7 @@ impl Link for Wire {
     /// None where the CPU has done it already.
     type Chunk = Option<Transfer<Work>>;
 
-    fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Self::Chunk, DriverError> {
+    fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Self::Chunk, CopyError> {
         let size = usize::try_from(length).unwrap_or(usize::MAX);
         let way = match (&work.from, &work.to) {
             (Held::Host(from), Held::Host(to)) => {
@@ -106,14 +117,17 @@ impl Link for Wire {
             }
         };
         let Some((_, stream)) = &self.device else {
-            return Err(DriverError::Failed("this is the host's own queue".to_owned()));
+            return Err(DriverError::Failed("this is the host's own queue".to_owned()).into());
         };
-        let (from, to) = (work.from.address()? + at, work.to.address()? + at);
-        Ok(Some(stream.copy(work.clone(), way, from, to, size)?))
+        let begin = || {
+            let (from, to) = (work.from.address()? + at, work.to.address()? + at);
+            stream.copy(work.clone(), way, from, to, size)
+        };
+        Ok(Some(begin().map_err(DriverError::from)?))
     }
 
-    fn has_ended(&mut self, chunk: &mut Self::Chunk) -> Result<bool, DriverError> {
-        Ok(chunk.as_mut().map_or(Ok(true), Transfer::has_ended)?)
+    fn has_ended(&mut self, chunk: &mut Self::Chunk) -> Result<bool, CopyError> {
+        Ok(chunk.as_mut().map_or(Ok(true), Transfer::has_ended).map_err(DriverError::from)?)
     }
 
     fn patience(&self, chunk: &Self::Chunk, is_last: bool) -> Duration {

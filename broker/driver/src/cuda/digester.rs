@@ -45,8 +45,7 @@ pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
 /// The extents, kept for as long as it takes, even if they are released meanwhile.
 fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Held, Bytes)>, DriverError> {
     let held = spans.iter().map(|(extent, length)| {
-        let memory =
-            state.live(*extent).ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))?;
+        let memory = state.live(*extent)?;
         if *length > memory.size() {
             return Err(DriverError::Failed(format!("{extent} has only {} bytes", memory.size().get())));
         }

@@ -5,6 +5,7 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
+    ptr::NonNull,
     sync::Arc,
     thread,
 };
@@ -127,6 +128,31 @@ impl HostMemory {
             HostKind::Numa => Handle::VmmFd(Arc::clone(&self.fd)),
             HostKind::Registered => Handle::Memfd(Arc::clone(&self.fd)),
         }
+    }
+}
+
+/// A range of it that the disk reads or writes, which keeps it in place.
+#[derive(Debug)]
+pub(super) struct HostSpan {
+    memory: Arc<HostMemory>,
+    at: usize,
+    length: usize,
+}
+
+impl HostSpan {
+    /// If there is such a range.
+    pub(super) fn of(memory: &Arc<HostMemory>, at: u64, length: usize) -> Option<Self> {
+        let at = usize::try_from(at).ok()?;
+        let fits = at.checked_add(length).is_some_and(|end| end <= memory.view.length());
+        fits.then(|| Self { memory: Arc::clone(memory), at, length })
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.memory.view.start_of(self.at, self.length)
+    }
+
+    pub(super) fn length(&self) -> usize {
+        self.length
     }
 }
 

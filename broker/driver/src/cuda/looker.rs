@@ -24,10 +24,10 @@ use super::{
     host_maker::HostOrder,
     memory::{Held, Memory, Trace},
     put_off::PutOff,
-    state::{Extent, State, hand},
+    state::{Extent, Live, State, hand},
     surveys::Surveys,
 };
-use crate::{Completion, ExtentKind};
+use crate::{Completion, ExtentKind, disk::DiskOrder};
 
 /// Scrubbing takes about 0.35 ms for a GiB.
 pub(super) const PATIENCE: Duration = Duration::from_millis(40);
@@ -60,6 +60,7 @@ pub(super) enum Look {
 pub(super) struct Onward {
     pub(super) frees: Sender<Free>,
     pub(super) hosts: Sender<HostOrder>,
+    pub(super) disk: Sender<DiskOrder>,
 }
 
 /// Until nobody can send any more.
@@ -124,11 +125,14 @@ impl Looker<'_> {
         match state.retire(extent) {
             // Nobody holds what is not there.
             None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
-            Some(Held::Host(memory)) => hand(&onward.hosts, HostOrder::Release { extent, memory }),
-            Some(Held::Device(memory)) if memory.kind() == ExtentKind::Fixed => {
+            Some(Live::Disk(released)) => hand(&onward.disk, DiskOrder::Release { extent, released }),
+            Some(Live::Memory(Held::Host(memory))) => {
+                hand(&onward.hosts, HostOrder::Release { extent, memory })
+            }
+            Some(Live::Memory(Held::Device(memory))) if memory.kind() == ExtentKind::Fixed => {
                 hand(&onward.frees, Free::Released { extent, memory })
             }
-            Some(Held::Device(memory)) => {
+            Some(Live::Memory(Held::Device(memory))) => {
                 let DeviceIndex(at) = state.index_of(memory.device());
                 self.put_off[usize::from(at)].add(Release::of(extent, memory));
             }

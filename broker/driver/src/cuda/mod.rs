@@ -18,6 +18,8 @@
 //!            └──────────► sink ◄───────┴──────┴──────────────┴────────────────────┘
 //! ```
 //!
+//! Beside these are the threads of the disk, if there is one: who makes its files, and its two lanes (`crate::disk`).
+//!
 //! The driver has no way to revoke: memory lives while any process maps it or holds its descriptor, and the card's own
 //! figures are all that tells whether it came back (`accounts`). An error that ends a context ends this driver:
 //! [`Completion::Lost`] says so once, and nothing is answered any more.
@@ -28,6 +30,8 @@ mod contexts;
 mod copier;
 mod device;
 mod digester;
+mod disk_copier;
+mod disk_room;
 mod facts;
 mod freer;
 mod host_maker;
@@ -67,19 +71,22 @@ use self::{
     copier::Wire,
     device::Device,
     digester::Digest,
+    disk_copier::CudaSide,
     host_maker::{HostMaker, HostOrder},
     host_memory::Pinner,
     looker::{Look, Onward},
     maker::{Make, Maker},
+    memory::Held,
     state::{State, hand},
 };
 use crate::{
-    Completion, DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission,
+    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Sink, Submission,
     copies::{Lanes, Table},
+    disk::{self, Disk, DiskLink, DiskOrder, DiskWork},
     threads::Threads,
 };
 
-/// Where the libraries are, if not where they usually are.
+/// Where the libraries are, if not where they usually are, and where extents may lie on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaConfig {
     /// `libcuda.so.1`.
@@ -90,6 +97,7 @@ pub struct CudaConfig {
     pub params: Option<PathBuf>,
     /// What `/sys/devices/system/node` is.
     pub nodes: Option<PathBuf>,
+    pub disk: Option<DiskConfig>,
 }
 
 /// Opens the devices of these UUIDs, numbered in this order. Makes a context on each, and looks whether memory is
@@ -98,6 +106,8 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let Probed { api, nvml, config, found } = probed;
     let params = config.params.as_deref().unwrap_or_else(|| Path::new(scrub::PARAMS));
     let nodes = config.nodes.as_deref().unwrap_or_else(|| Path::new(node::NODES));
+    // Before any device, where it takes longer to fail.
+    let disk = config.disk.as_ref().map(Disk::open).transpose()?;
     let (mut makers, mut facts) = (Vec::new(), Vec::new());
     for uuid in uuids {
         let found = found.iter().find(|found| found.info.uuid == *uuid);
@@ -123,7 +133,7 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let is_zero = host == HostKind::Registered || scrub::zeroes_host(params);
     let host_maker = HostMaker::new(Pinner { kind: host, devices: devices.clone(), is_zero });
     let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, devices: facts };
-    start(Arc::new(State::new(api, devices, sink)), makers, host_maker, facts)
+    start(Arc::new(State::new(api, devices, sink)), makers, host_maker, disk, facts)
 }
 
 /// What is found out about a device once it is open.
@@ -169,6 +179,7 @@ fn start(
     state: Arc<State>,
     makers: Vec<Maker>,
     host_maker: HostMaker,
+    disk: Option<Disk>,
     facts: CudaFacts,
 ) -> Result<CudaDriver, DriverError> {
     let devices: Vec<DeviceInfo> = state.devices.iter().map(|device| device.info().clone()).collect();
@@ -176,37 +187,46 @@ fn start(
     let mut threads = Threads::default();
     let (mut makes, (looks, looks_end), (frees, frees_end), (digests, digests_end)) =
         (Vec::new(), channel(), channel(), channel());
-    let (hosts, hosts_end) = channel();
+    let ((hosts, hosts_end), (disks, disks_end)) = (channel(), channel());
+    let disk_facts = disk.as_ref().map(|disk| disk.facts().clone());
     for maker in makers {
         let (order, orders) = channel();
         makes.push(order);
         let (own, frees) = (Arc::clone(&state), frees.clone());
         threads.start("cuda-maker", Box::new(move || maker.run(&own, &orders, &frees)))?;
     }
-    let (own, onward) = (Arc::clone(&state), Onward { frees, hosts: hosts.clone() });
+    let (own, onward) = (Arc::clone(&state), Onward { frees, hosts: hosts.clone(), disk: disks.clone() });
     threads.start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &onward)))?;
     let own = Arc::clone(&state);
     threads.start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
     let own = Arc::clone(&state);
     threads.start("cuda-host", Box::new(move || host_maker.run(&own, &hosts_end)))?;
+    let own = Arc::clone(&state);
+    threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &disks_end)))?;
     let digests_end = Arc::new(Mutex::new(digests_end));
     for _ in 0..digester::THREADS {
         let (own, orders) = (Arc::clone(&state), Arc::clone(&digests_end));
         threads.start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
     }
-    let (lanes, lane_ends) = Lanes::new(devices.len());
-    for end in lane_ends {
-        let (own, wire) = (Arc::clone(&state), Wire::new(&state, end.direction)?);
+    let (lanes, lane_ends) = Lanes::new(devices.len(), disk_facts.is_some());
+    for end in lane_ends.memory {
+        let (own, wire) = (Arc::clone(&state), Wire::new(&state, end.of)?);
         threads.start("cuda-copy", Box::new(move || wire.run(&own, &end)))?;
     }
+    for (end, facts) in lane_ends.disk.into_iter().zip(disk_facts.iter().cycle()) {
+        let link = DiskLink::new(end.of, CudaSide::new(&state)?, facts.engine)?;
+        let own = Arc::clone(&state);
+        threads.start("disk-copy", Box::new(move || disk::run_lane(link, &end.orders, |it| own.tell(it))))?;
+    }
     let copies = Arc::clone(lanes.table());
-    let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, hosts, lanes }));
-    Ok(CudaDriver { devices, facts, fixed, copies, inlet, threads })
+    let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, hosts, disks, lanes }));
+    Ok(CudaDriver { devices, disk: disk_facts, facts, fixed, copies, inlet, threads })
 }
 
 /// The CUDA driver.
 pub struct CudaDriver {
     devices: Vec<DeviceInfo>,
+    disk: Option<DiskFacts>,
     facts: CudaFacts,
     fixed: bool,
     copies: Arc<Table>,
@@ -223,7 +243,8 @@ struct Inlet {
     looks: Sender<Look>,
     digests: Sender<Digest>,
     hosts: Sender<HostOrder>,
-    lanes: Lanes<copier::Work>,
+    disks: Sender<DiskOrder>,
+    lanes: Lanes<copier::Work, DiskWork<Held>>,
 }
 
 impl CudaDriver {
@@ -251,6 +272,10 @@ impl Driver for CudaDriver {
 
     fn host_node(&self, device: DeviceIndex) -> HostNode {
         self.facts.devices.get(usize::from(device.0)).map_or(HostNode(0), |facts| facts.host_node)
+    }
+
+    fn disk(&self) -> Option<&DiskFacts> {
+        self.disk.as_ref()
     }
 
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
@@ -284,6 +309,9 @@ impl Inlet {
             }
             Submission::KeepHost { node, size, piece, pieces_max } => {
                 hand(&self.hosts, HostOrder::Keep { node, size, piece, pieces_max });
+            }
+            Submission::CreateDisk { extent, size } => {
+                hand(&self.disks, DiskOrder::Make { extent, size, failure: None });
             }
             Submission::Copy { copy, from, to, size, class } => {
                 let asked = self.lanes.table().ask(copy, size, class);

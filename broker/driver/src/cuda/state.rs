@@ -10,10 +10,13 @@ use std::{
     },
 };
 
-use vramd_types::{DeviceIndex, ExtentId};
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use super::{api::Api, device::Device, memory::Held};
-use crate::{Completion, Sink};
+use crate::{
+    Completion, DriverError, Sink,
+    disk::{DiskExtent, Registry},
+};
 
 pub(super) struct State {
     pub(super) devices: Vec<Arc<Device>>,
@@ -28,10 +31,27 @@ pub(super) struct State {
 pub(super) enum Extent {
     Making,
     Live(Held),
+    OnDisk(Arc<DiskExtent>),
     /// Released, and not seen to be back.
     Awaited,
     /// Not made after all, and not seen to be back. Nobody waits for that.
     Unmade,
+}
+
+/// What can be copied, wherever it lies.
+#[derive(Debug)]
+pub(super) enum Live {
+    Memory(Held),
+    Disk(Arc<DiskExtent>),
+}
+
+impl Live {
+    pub(super) fn size(&self) -> Bytes {
+        match self {
+            Self::Memory(held) => held.size(),
+            Self::Disk(disk) => disk.size(),
+        }
+    }
 }
 
 impl State {
@@ -54,10 +74,20 @@ impl State {
         free
     }
 
-    pub(super) fn live(&self, extent: ExtentId) -> Option<Held> {
+    /// What can be hashed.
+    pub(super) fn live(&self, extent: ExtentId) -> Result<Held, DriverError> {
+        match self.find(extent)? {
+            Live::Memory(held) => Ok(held),
+            Live::Disk(_) => Err(DriverError::Failed(format!("{extent} lies on disk"))),
+        }
+    }
+
+    /// What can be copied.
+    pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
         match self.extents().get(&extent) {
-            Some(Extent::Live(held)) => Some(held.clone()),
-            _ => None,
+            Some(Extent::Live(held)) => Ok(Live::Memory(held.clone())),
+            Some(Extent::OnDisk(disk)) => Ok(Live::Disk(Arc::clone(disk))),
+            _ => Err(DriverError::Failed(format!("there is no {extent}"))),
         }
     }
 
@@ -67,13 +97,16 @@ impl State {
     }
 
     /// From live to awaited, with the caller as its only holder but for digests and copies under way.
-    pub(super) fn retire(&self, extent: ExtentId) -> Option<Held> {
+    pub(super) fn retire(&self, extent: ExtentId) -> Option<Live> {
         let mut extents = self.extents();
-        let entry = extents.get_mut(&extent).filter(|entry| matches!(entry, Extent::Live(_)))?;
-        match std::mem::replace(entry, Extent::Awaited) {
-            Extent::Live(held) => Some(held),
-            Extent::Making | Extent::Awaited | Extent::Unmade => None,
-        }
+        let entry = extents.get_mut(&extent)?;
+        let (retired, next) = match std::mem::replace(entry, Extent::Awaited) {
+            Extent::Live(held) => (Some(Live::Memory(held)), Extent::Awaited),
+            Extent::OnDisk(disk) => (Some(Live::Disk(disk)), Extent::Awaited),
+            other @ (Extent::Making | Extent::Awaited | Extent::Unmade) => (None, other),
+        };
+        *entry = next;
+        retired
     }
 
     /// Never called with a lock held. Once a context is of no more use that is said, and then nothing more: what
@@ -87,6 +120,24 @@ impl State {
             return;
         }
         (self.sink)(completion);
+    }
+}
+
+impl Registry for Arc<State> {
+    fn claim(&self, extent: ExtentId) -> bool {
+        State::claim(self, extent)
+    }
+
+    fn enter(&self, extent: ExtentId, made: Arc<DiskExtent>) {
+        self.extents().insert(extent, Extent::OnDisk(made));
+    }
+
+    fn forget(&self, extent: ExtentId) {
+        self.extents().remove(&extent);
+    }
+
+    fn tell(&self, completion: Completion) {
+        State::tell(self, completion);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Over a driver library of our own: what a real card may not be set to for a test.
 
 mod copies;
+mod disk;
 mod harm;
 mod host;
 mod near;
@@ -24,7 +25,7 @@ const FIRST: DeviceIndex = DeviceIndex(0);
 
 fn config(fake: &Fake) -> CudaConfig {
     let library = Some(fake.library());
-    CudaConfig { nvml: library.clone(), library, params: Some(fake.params()), nodes: None }
+    CudaConfig { nvml: library.clone(), library, params: Some(fake.params()), ..CudaConfig::default() }
 }
 
 fn why(fake: &Fake) -> Why {

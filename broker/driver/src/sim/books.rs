@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     DeviceInfo, DriverError, HostLimit,
+    disk::DiskExtent,
     place::Place,
     pool::{Kept, Pool},
 };
@@ -33,6 +34,8 @@ pub(super) struct Books {
     live: HashMap<ExtentId, Arc<Memory>>,
     /// Released, and still held by somebody when last looked for.
     awaited: BTreeMap<ExtentId, Awaited>,
+    /// None of what is being made or deleted.
+    on_disk: HashMap<ExtentId, Option<Arc<DiskExtent>>>,
     /// Memory of the host that no extent has. It is room to who asks for some.
     pool: Pool<Memory>,
     is_keeping: bool,
@@ -64,6 +67,7 @@ impl Books {
             host: account(host),
             live: HashMap::new(),
             awaited: BTreeMap::new(),
+            on_disk: HashMap::new(),
             pool: Pool::default(),
             is_keeping: false,
             last_of_host: 0,
@@ -82,7 +86,7 @@ impl Books {
         if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
             return failed(format!("{} bytes are no multiple of 2 MiB", size.get()));
         }
-        if self.live.contains_key(&extent) || self.awaited.contains_key(&extent) {
+        if self.is_used(extent) {
             return failed(format!("{extent} exists"));
         }
         let with_live = account.live.saturating_add(size);
@@ -91,6 +95,11 @@ impl Books {
         }
         let with_all = with_live.saturating_add(account.awaited).saturating_add(account.unbrokered);
         if with_all > account.total { Err(Refusal::Tight) } else { Ok(()) }
+    }
+
+    fn is_used(&self, extent: ExtentId) -> bool {
+        let in_memory = self.live.contains_key(&extent) || self.awaited.contains_key(&extent);
+        in_memory || self.on_disk.contains_key(&extent)
     }
 
     pub(super) fn is_full(&self, place: Place) -> DriverError {
@@ -179,6 +188,32 @@ impl Books {
 
     pub(super) fn live(&self, extent: ExtentId) -> Option<Arc<Memory>> {
         self.live.get(&extent).map(Arc::clone)
+    }
+
+    pub(super) fn on_disk(&self, extent: ExtentId) -> Option<Arc<DiskExtent>> {
+        self.on_disk.get(&extent).cloned().flatten()
+    }
+
+    /// `false` where the id is in use.
+    pub(super) fn claim_on_disk(&mut self, extent: ExtentId) -> bool {
+        let is_free = !self.is_used(extent);
+        if is_free {
+            self.on_disk.insert(extent, None);
+        }
+        is_free
+    }
+
+    pub(super) fn enter_on_disk(&mut self, extent: ExtentId, made: Arc<DiskExtent>) {
+        self.on_disk.insert(extent, Some(made));
+    }
+
+    /// Nobody finds it any more; its id is in use until it is deleted.
+    pub(super) fn retire_on_disk(&mut self, extent: ExtentId) -> Option<Arc<DiskExtent>> {
+        self.on_disk.get_mut(&extent).and_then(Option::take)
+    }
+
+    pub(super) fn forget_on_disk(&mut self, extent: ExtentId) {
+        self.on_disk.remove(&extent);
     }
 
     /// From live to awaited. The caller drops what it gets, which is the driver's own hold on the memory. What nobody

@@ -7,10 +7,17 @@ use std::{
 
 use vramd_types::{Bytes, ExtentId};
 
-use super::{LinkSpeed, fault::Flaw, memory::Memory, state::State};
+use super::{
+    LinkSpeed,
+    disk_copier::DiskEnd,
+    fault::Flaw,
+    memory::Memory,
+    state::{Live, State},
+};
 use crate::{
-    DriverError,
-    copies::{Asked, Direction, Link, check},
+    CopyError, DriverError,
+    copies::{Asked, Direction, Found, Link, both_on_disk, check},
+    disk::{DiskWork, Way},
 };
 
 /// Short enough for who cancels a copy and waits for the answer.
@@ -36,14 +43,23 @@ pub(super) struct Work {
 }
 
 impl Copy {
-    pub(super) fn find(&self, state: &State) -> Result<(Direction, Work), DriverError> {
+    pub(super) fn find(&self, state: &State) -> Result<Found<Work, DiskWork<DiskEnd>>, DriverError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let (from, to, size) = (state.live(self.from)?, state.live(self.to)?, self.asked.size);
+        let (from, to, size) = (state.find(self.from)?, state.find(self.to)?, self.asked.size);
         check((self.from, from.size()), (self.to, to.size()), size)?;
-        let direction = Direction::of(from.identity().place, to.identity().place);
-        Ok((direction, Work { from, to, size, flaw: self.flaw }))
+        let flaw = self.flaw;
+        let on_disk = |disk, memory| DiskWork { disk, memory: DiskEnd { memory, size, flaw } };
+        Ok(match (from, to) {
+            (Live::Memory(from), Live::Memory(to)) => {
+                let direction = Direction::of(from.identity().place, to.identity().place);
+                Found::Memory(direction, Work { from, to, size, flaw })
+            }
+            (Live::Disk(disk), Live::Memory(memory)) => Found::Disk(Way::FromDisk, on_disk(disk, memory)),
+            (Live::Memory(memory), Live::Disk(disk)) => Found::Disk(Way::ToDisk, on_disk(disk, memory)),
+            (Live::Disk(_), Live::Disk(_)) => return Err(both_on_disk(self.from, self.to)),
+        })
     }
 }
 
@@ -78,14 +94,14 @@ impl Link for Wire {
     type Work = Work;
     type Chunk = Instant;
 
-    fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Instant, DriverError> {
+    fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Instant, CopyError> {
         work.copy(at, at + length)?;
         let begins = self.free_at.max(Instant::now());
         self.free_at = begins.checked_add(self.takes(length)).unwrap_or(begins);
         Ok(self.free_at)
     }
 
-    fn has_ended(&mut self, ends: &mut Instant) -> Result<bool, DriverError> {
+    fn has_ended(&mut self, ends: &mut Instant) -> Result<bool, CopyError> {
         Ok(*ends <= Instant::now())
     }
 
@@ -100,8 +116,7 @@ impl Work {
         match self.flaw {
             Some(Flaw::Short) if end > half => {
                 self.move_bytes(start, half)?;
-                let problem = format!("copied {half} of {} bytes", self.size.get());
-                Err(DriverError::Failed(problem))
+                Err(short(self.size))
             }
             Some(Flaw::Corrupt) if (start..end).contains(&half) => {
                 self.move_bytes(start, end)?;
@@ -118,6 +133,11 @@ impl Work {
         let source = usize::try_from(start).ok().and_then(|start| source.get(start..)).unwrap_or(&[]);
         self.to.write(start, source)
     }
+}
+
+/// What is told of a copy of which only half is done.
+pub(super) fn short(size: Bytes) -> DriverError {
+    DriverError::Failed(format!("copied {} of {} bytes", size.get() / 2, size.get()))
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{DriverError, Submission};
+use vramd_types::Bytes;
+
+use crate::{DiskLimit, DriverError, Submission};
 
 /// From the `nth` submission of a kind on, `count` of them in a row meet the effect. Faults that overlap all apply:
 /// delays add up, and the first failure is the answer.
@@ -20,6 +22,7 @@ pub struct Fault {
 pub enum Operation {
     Create,
     CreateHost,
+    CreateDisk,
     Release,
     Digest,
     Copy,
@@ -28,13 +31,15 @@ pub enum Operation {
 /// What a fault does. A release can only be late: its completion has no way to say that it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
+    /// On disk that its file system is full.
     OutOfMemory,
     Fail(String),
     /// It is begun this much later. Others are not held up: a copy is overtaken by those behind it.
     Delay(Duration),
     /// Of a copy: only half of it is done, which is told.
     Short,
-    /// Of a copy: one byte is not what it was, which nobody is told.
+    /// Of a copy: one byte is not what it was, which nobody is told. Of one to disk that byte of the file is changed, which
+    /// whoever reads it is told; of one from disk too, before it is read.
     Corrupt,
 }
 
@@ -59,6 +64,7 @@ pub(super) struct Schedule {
     faults: Vec<Fault>,
     creates: u64,
     host_creates: u64,
+    disk_creates: u64,
     releases: u64,
     digests: u64,
     copies: u64,
@@ -77,7 +83,7 @@ impl Schedule {
                 return Err(DriverError::Failed("only a copy can be short or corrupt".to_owned()));
             }
         }
-        Ok(Self { faults, creates: 0, host_creates: 0, releases: 0, digests: 0, copies: 0 })
+        Ok(Self { faults, creates: 0, host_creates: 0, disk_creates: 0, releases: 0, digests: 0, copies: 0 })
     }
 
     /// Counts the submission and says what it meets.
@@ -85,6 +91,7 @@ impl Schedule {
         let (operation, counter) = match submission {
             Submission::Create { .. } => (Operation::Create, &mut self.creates),
             Submission::CreateHost { .. } => (Operation::CreateHost, &mut self.host_creates),
+            Submission::CreateDisk { .. } => (Operation::CreateDisk, &mut self.disk_creates),
             Submission::Release { .. } => (Operation::Release, &mut self.releases),
             Submission::Digest { .. } => (Operation::Digest, &mut self.digests),
             Submission::Copy { .. } => (Operation::Copy, &mut self.copies),
@@ -102,6 +109,9 @@ impl Schedule {
         for fault in self.faults.iter().filter(|fault| fault.strikes(operation, nth)) {
             match &fault.effect {
                 Effect::Delay(delay) => fate.delay = fate.delay.saturating_add(*delay),
+                Effect::OutOfMemory if operation == Operation::CreateDisk => {
+                    fate.fail(DriverError::OutOfDisk(DiskLimit::Free(Bytes::ZERO)));
+                }
                 Effect::OutOfMemory => fate.fail(DriverError::OutOfMemory),
                 Effect::Fail(problem) => fate.fail(DriverError::Failed(problem.clone())),
                 Effect::Short => fate.flaw = Some(Flaw::Short),

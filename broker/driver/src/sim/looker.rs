@@ -1,12 +1,20 @@
 //! Whatever needs a look at who holds what: releases, surveys, and extents for which there is room only if others
 //! have let go. Everything that waits shares one look.
 
-use std::{collections::BTreeSet, iter, sync::mpsc::Receiver};
+use std::{
+    collections::BTreeSet,
+    iter,
+    sync::mpsc::{Receiver, Sender},
+};
 
 use vramd_types::{DeviceIndex, ExtentId};
 
-use super::{books::Refusal, maker::Make, state::State};
-use crate::Completion;
+use super::{
+    books::Refusal,
+    maker::Make,
+    state::{State, hand},
+};
+use crate::{Completion, disk::DiskOrder};
 
 #[derive(Debug)]
 pub(super) enum Look {
@@ -15,10 +23,11 @@ pub(super) enum Look {
     Make(Make),
 }
 
-/// Until nobody can send any more.
-pub(super) fn run(state: &State, looks: &Receiver<Look>) {
+/// Until nobody can send any more. What lies on disk is released by who makes it.
+pub(super) fn run(state: &State, looks: &Receiver<Look>, disk: &Sender<DiskOrder>) {
     while let Ok(first) = looks.recv() {
-        let batch: Vec<Look> = iter::once(first).chain(looks.try_iter()).collect();
+        let mut batch: Vec<Look> = iter::once(first).chain(looks.try_iter()).collect();
+        batch.retain(|look| !is_released_on_disk(state, look, disk));
         let_go(state, &batch);
         let mut returned = settle(state);
         for look in &batch {
@@ -43,6 +52,12 @@ pub(super) fn run(state: &State, looks: &Receiver<Look>) {
             }
         }
     }
+}
+
+fn is_released_on_disk(state: &State, look: &Look, disk: &Sender<DiskOrder>) -> bool {
+    let Look::Release { extent } = *look else { return false };
+    let released = state.books().retire_on_disk(extent);
+    released.map(|released| hand(disk, DiskOrder::Release { extent, released })).is_some()
 }
 
 /// Ends the driver's own hold on what is released, all before the look.

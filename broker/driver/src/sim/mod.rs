@@ -22,12 +22,14 @@
 //!      makes, keeps      releases, surveys     hashes extents      moves bytes
 //!            │          one look for a batch        │                │
 //!            └── no room but for others' ─►         │                │
+//!                      ├──► disk-maker              │                │
 //!                      └────────► sink ◄────────────┴────────────────┘
 //! ```
 
 mod books;
 mod copier;
 mod digester;
+mod disk_copier;
 mod fault;
 mod holders;
 mod looker;
@@ -50,14 +52,16 @@ pub use fault::{Effect, Fault, Operation};
 
 use self::{
     copier::Wire,
+    disk_copier::{DiskWire, SimSide},
     fault::Schedule,
     memory::UUID_BYTES_MAX,
     state::State,
     timer::{Late, Order, Routes},
 };
 use crate::{
-    DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission,
+    DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Sink, Submission,
     copies::{Table, lane},
+    disk::{self, Disk, DiskLink},
     threads::Threads,
 };
 
@@ -69,6 +73,8 @@ pub struct SimConfig {
     pub devices: Vec<DeviceInfo>,
     /// The capacity of the host, none where there is no device.
     pub host: Bytes,
+    /// A real directory, if extents may lie on disk.
+    pub disk: Option<DiskConfig>,
     pub link: LinkSpeed,
     pub faults: Vec<Fault>,
 }
@@ -81,41 +87,51 @@ pub struct LinkSpeed {
 }
 
 /// Opens the simulated devices. Fails where a UUID can't be part of a memfd's name or is there twice, where a fault
-/// can't happen, and where `/proc` can't be read.
+/// can't happen, where `/proc` can't be read, and where extents can't lie in the directory.
 pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     check(&config.devices)?;
-    let SimConfig { devices, host, link, faults } = config;
+    let SimConfig { devices, host, disk, link, faults } = config;
     let schedule = Schedule::new(faults)?;
+    let disk = disk.as_ref().map(Disk::open).transpose()?;
+    let disk_facts = disk.as_ref().map(|disk| disk.facts().clone());
     let host = if devices.is_empty() { Bytes::ZERO } else { host };
     let state = Arc::new(State::new(devices.clone(), host, sink)?);
 
     let mut threads = Threads::default();
-    let (routes, ends) = timer::routes(Arc::clone(&state), devices.len());
+    let (routes, ends) = timer::routes(Arc::clone(&state), devices.len(), disk.is_some());
     let (late, due) = std::sync::mpsc::channel();
     // In the order in which they end: each leaves when all who could still send to it have.
     let onward = routes.clone();
     threads.start("sim-timer", Box::new(move || timer::run(&due, &onward)))?;
     let (own, looks) = (Arc::clone(&state), routes.looks.clone());
     threads.start("sim-maker", Box::new(move || maker::run(&own, &ends.tasks, &looks)))?;
+    let (own, orders) = (Arc::clone(&state), routes.disk.clone());
+    threads.start("sim-looker", Box::new(move || looker::run(&own, &ends.looks, &orders)))?;
     let own = Arc::clone(&state);
-    threads.start("sim-looker", Box::new(move || looker::run(&own, &ends.looks)))?;
+    threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &ends.disk)))?;
     let digests = Arc::new(Mutex::new(ends.digests));
     for _ in 0..digester::THREADS {
         let (own, digests) = (Arc::clone(&state), Arc::clone(&digests));
         threads.start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
     }
-    for end in ends.lanes {
-        let (own, wire) = (Arc::clone(&state), Wire::new(end.direction, link));
+    for end in ends.lanes.memory {
+        let (own, wire) = (Arc::clone(&state), Wire::new(end.of, link));
         threads.start("sim-copy", Box::new(move || lane::run(wire, &end.orders, |it| own.tell(it))))?;
+    }
+    for (end, facts) in ends.lanes.disk.into_iter().zip(disk_facts.iter().cycle()) {
+        let link = DiskLink::new(end.of, SimSide, facts.engine)?;
+        let (own, wire) = (Arc::clone(&state), DiskWire { way: end.of, link });
+        threads.start("disk-copy", Box::new(move || disk::run_lane(wire, &end.orders, |it| own.tell(it))))?;
     }
     let copies = Arc::clone(routes.lanes.table());
     let inlet = Some(Inlet { schedule, routes, late });
-    Ok(SimDriver { devices, copies, inlet: Mutex::new(inlet), threads })
+    Ok(SimDriver { devices, disk: disk_facts, copies, inlet: Mutex::new(inlet), threads })
 }
 
 /// The simulated driver.
 pub struct SimDriver {
     devices: Vec<DeviceInfo>,
+    disk: Option<DiskFacts>,
     copies: Arc<Table>,
     /// Taken away to end the threads.
     inlet: Mutex<Option<Inlet>>,
@@ -150,6 +166,10 @@ impl Driver for SimDriver {
 
     fn host_node(&self, _device: DeviceIndex) -> HostNode {
         HostNode(0)
+    }
+
+    fn disk(&self) -> Option<&DiskFacts> {
+        self.disk.as_ref()
     }
 
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {

@@ -8,13 +8,33 @@ use std::{
 use vramd_types::{Bytes, ExtentId};
 
 use super::{books::Books, holders::Holders, memory::Memory};
-use crate::{Completion, DeviceInfo, DriverError, Sink, place::Place};
+use crate::{
+    Completion, DeviceInfo, DriverError, Sink,
+    disk::{DiskExtent, Registry},
+    place::Place,
+};
 
 pub(super) struct State {
     devices: Vec<DeviceInfo>,
     pub(super) holders: Holders,
     books: Mutex<Books>,
     sink: Sink,
+}
+
+/// An extent, wherever it lies.
+#[derive(Debug)]
+pub(super) enum Live {
+    Memory(Arc<Memory>),
+    Disk(Arc<DiskExtent>),
+}
+
+impl Live {
+    pub(super) fn size(&self) -> Bytes {
+        match self {
+            Self::Memory(memory) => memory.size(),
+            Self::Disk(disk) => disk.size(),
+        }
+    }
 }
 
 impl State {
@@ -42,14 +62,43 @@ impl State {
         &self.devices[index].uuid
     }
 
+    /// What can be hashed.
     pub(super) fn live(&self, extent: ExtentId) -> Result<Arc<Memory>, DriverError> {
-        let live = self.books().live(extent);
+        match self.find(extent)? {
+            Live::Memory(memory) => Ok(memory),
+            Live::Disk(_) => Err(DriverError::Failed(format!("{extent} lies on disk"))),
+        }
+    }
+
+    /// What can be copied.
+    pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
+        let books = self.books();
+        let memory = books.live(extent).map(Live::Memory);
+        let live = memory.or_else(|| books.on_disk(extent).map(Live::Disk));
         live.ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))
     }
 
     /// Never called with the books locked.
     pub(super) fn tell(&self, completion: Completion) {
         (self.sink)(completion);
+    }
+}
+
+impl Registry for Arc<State> {
+    fn claim(&self, extent: ExtentId) -> bool {
+        self.books().claim_on_disk(extent)
+    }
+
+    fn enter(&self, extent: ExtentId, made: Arc<DiskExtent>) {
+        self.books().enter_on_disk(extent, made);
+    }
+
+    fn forget(&self, extent: ExtentId) {
+        self.books().forget_on_disk(extent);
+    }
+
+    fn tell(&self, completion: Completion) {
+        State::tell(self, completion);
     }
 }
 

@@ -113,7 +113,7 @@ fn releases_that_wait_together_share_a_look() {
         looks.send(looker::Look::Release { extent: ExtentId::from_raw(raw) }).unwrap();
     }
     drop(looks);
-    looker::run(&state, &waiting);
+    looker::run(&state, &waiting, &channel().0);
     drop(state);
     let told: Vec<bool> = completions
         .iter()

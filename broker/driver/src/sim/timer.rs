@@ -12,6 +12,7 @@ use std::{
 use super::{
     copier::{self, Copy},
     digester::Digest,
+    disk_copier::DiskEnd,
     fault::Fate,
     looker::Look,
     maker::{self, Keep, Make, Task},
@@ -19,7 +20,8 @@ use super::{
 };
 use crate::{
     DriverError, ExtentKind, Submission,
-    copies::{LaneEnd, Lanes},
+    copies::{LaneEnds, Lanes},
+    disk::{DiskOrder, DiskWork},
     place::Place,
 };
 
@@ -31,7 +33,8 @@ pub(super) struct Routes {
     pub(super) tasks: Sender<Task>,
     pub(super) looks: Sender<Look>,
     pub(super) digests: Sender<Digest>,
-    pub(super) lanes: Lanes<copier::Work>,
+    pub(super) disk: Sender<DiskOrder>,
+    pub(super) lanes: Lanes<copier::Work, DiskWork<DiskEnd>>,
 }
 
 /// Their other ends.
@@ -40,17 +43,19 @@ pub(super) struct Ends {
     pub(super) tasks: Receiver<Task>,
     pub(super) looks: Receiver<Look>,
     pub(super) digests: Receiver<Digest>,
-    pub(super) lanes: Vec<LaneEnd<copier::Work>>,
+    pub(super) disk: Receiver<DiskOrder>,
+    pub(super) lanes: LaneEnds<copier::Work, DiskWork<DiskEnd>>,
 }
 
-pub(super) fn routes(state: Arc<State>, devices: usize) -> (Routes, Ends) {
+pub(super) fn routes(state: Arc<State>, devices: usize, has_disk: bool) -> (Routes, Ends) {
     let (tasks, tasks_end) = channel();
     let (looks, looks_end) = channel();
     let (digests, digests_end) = channel();
-    let (lanes, lane_ends) = Lanes::new(devices);
+    let (disk, disk_end) = channel();
+    let (lanes, lane_ends) = Lanes::new(devices, has_disk);
     (
-        Routes { state, tasks, looks, digests, lanes },
-        Ends { tasks: tasks_end, looks: looks_end, digests: digests_end, lanes: lane_ends },
+        Routes { state, tasks, looks, digests, disk, lanes },
+        Ends { tasks: tasks_end, looks: looks_end, digests: digests_end, disk: disk_end, lanes: lane_ends },
     )
 }
 
@@ -60,6 +65,7 @@ pub(super) enum Order {
     Task(Task),
     Look(Look),
     Digest(Digest),
+    Disk(DiskOrder),
     Copy(Copy),
 }
 
@@ -80,6 +86,7 @@ impl Order {
             Submission::KeepHost { node, size, piece, pieces_max } => {
                 Self::Task(Task::Keep(Keep { node, size, piece, pieces_max }))
             }
+            Submission::CreateDisk { extent, size } => Self::Disk(DiskOrder::Make { extent, size, failure }),
             Submission::Release { extent } => Self::Look(Look::Release { extent }),
             Submission::Survey { device, clients: _ } => Self::Look(Look::Survey { device }),
             Submission::Digest { ticket, spans } => Self::Digest(Digest { ticket, spans, failure }),
@@ -107,6 +114,7 @@ impl Routes {
             Order::Task(task) => hand(&self.tasks, task),
             Order::Look(look) => hand(&self.looks, look),
             Order::Digest(digest) => hand(&self.digests, digest),
+            Order::Disk(order) => hand(&self.disk, order),
             Order::Copy(copy) => {
                 let found = copy.find(&self.state);
                 self.lanes.send(copy.asked, found);

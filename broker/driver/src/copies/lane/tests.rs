@@ -1,4 +1,5 @@
-//! Over a link that notes what it is asked, and whose chunks have ended when they are asked for the second time.
+//! Over a link that notes what it is asked, and whose chunks have ended when they are asked for the second time, or at once
+//! those of what is quick.
 
 use std::{
     cell::RefCell,
@@ -10,7 +11,11 @@ use std::{
 };
 
 use super::*;
-use crate::copies::Table;
+use crate::{DriverError, copies::Table};
+
+const CHUNK: u64 = <Noted as Link>::CHUNK;
+const UNDER_WAY_MAX: usize = <Noted as Link>::UNDER_WAY_MAX;
+const BACKGROUND_UNDER_WAY_MAX: usize = <Noted as Link>::BACKGROUND_UNDER_WAY_MAX;
 
 /// A work's name, and the chunk at whose beginning something happens.
 type Work = (&'static str, Option<(u64, Event)>);
@@ -30,6 +35,8 @@ struct Notes {
     begun: Vec<(&'static str, u64)>,
     under_way: usize,
     most_under_way: usize,
+    /// When each was begun.
+    others_under_way: Vec<usize>,
     told: Vec<(u64, Result<(), CopyError>)>,
 }
 
@@ -44,15 +51,15 @@ struct Chunk {
     fails: bool,
 }
 
-fn broken<T>() -> Result<T, DriverError> {
-    Err(DriverError::Failed("broken".to_owned()))
+fn broken<T>() -> Result<T, CopyError> {
+    Err(DriverError::Failed("broken".to_owned()).into())
 }
 
 impl Link for Noted {
     type Work = Work;
     type Chunk = Chunk;
 
-    fn begin(&mut self, (name, event): &Work, at: u64, _: u64) -> Result<Chunk, DriverError> {
+    fn begin(&mut self, (name, event): &Work, at: u64, _: u64) -> Result<Chunk, CopyError> {
         let mut notes = self.notes.borrow_mut();
         notes.begun.push((name, at / CHUNK));
         let event = event.and_then(|(of, event)| (of == at / CHUNK).then_some(event));
@@ -71,12 +78,14 @@ impl Link for Noted {
             }
             Some(Event::Fails) | None => {}
         }
+        let others = notes.under_way;
+        notes.others_under_way.push(others);
         notes.under_way += 1;
         notes.most_under_way = notes.most_under_way.max(notes.under_way);
-        Ok(Chunk { asked: 0, fails: matches!(event, Some(Event::Fails)) })
+        Ok(Chunk { asked: u32::from(*name == "quick"), fails: matches!(event, Some(Event::Fails)) })
     }
 
-    fn has_ended(&mut self, chunk: &mut Chunk) -> Result<bool, DriverError> {
+    fn has_ended(&mut self, chunk: &mut Chunk) -> Result<bool, CopyError> {
         chunk.asked += 1;
         if chunk.asked < 2 {
             return Ok(false);
@@ -123,7 +132,7 @@ fn a_few_chunks_are_under_way_over_the_end_of_a_copy_and_copies_end_in_order() {
     let chunks = |name| (0..4).map(move |chunk| (name, chunk));
     assert_eq!(notes.begun, chunks("a").chain(chunks("b")).chain(chunks("d")).collect::<Vec<_>>());
     assert_eq!(notes.most_under_way, UNDER_WAY_MAX);
-    assert_eq!(notes.told, [(1, Ok(())), (3, Ok(())), (2, Ok(())), (4, Ok(()))], "the third is empty");
+    assert_eq!(notes.told, [(3, Ok(())), (1, Ok(())), (2, Ok(())), (4, Ok(()))], "the third is empty");
 }
 
 #[test]
@@ -152,6 +161,16 @@ fn what_nobody_waits_for_has_a_small_share_and_less_of_it_is_under_way() {
     assert_eq!(alone.most_under_way, BACKGROUND_UNDER_WAY_MAX);
 }
 
+/// However many have ended meanwhile.
+#[test]
+fn each_that_has_ended_makes_room_for_another_before_the_next_is_asked_for() {
+    let notes = run_all(&[(("quick", None), 40)], &[]);
+    let (first, others) = notes.others_under_way.split_at(UNDER_WAY_MAX);
+    assert_eq!(first, (0..UNDER_WAY_MAX).collect::<Vec<_>>());
+    assert_eq!(others, vec![UNDER_WAY_MAX - 1; 40 - UNDER_WAY_MAX]);
+    assert_eq!(notes.told, [(1, Ok(()))]);
+}
+
 #[test]
 fn what_failed_goes_no_further_and_is_told_once_all_of_it_has_ended() {
     let works =
@@ -161,7 +180,7 @@ fn what_failed_goes_no_further_and_is_told_once_all_of_it_has_ended() {
     assert_eq!(of("a"), 3);
     assert!(of("b") <= 2 * UNDER_WAY_MAX, "{}", of("b"));
     assert_eq!(notes.under_way, 0);
-    let failed = || broken().map_err(CopyError::from);
+    let failed = broken;
     assert_eq!(notes.told, [(1, failed()), (2, failed()), (3, Ok(()))]);
 }
 

@@ -23,6 +23,7 @@ use super::{
     error::Code,
     physical::{number, size_of},
 };
+use crate::disk::Room;
 
 /// Between two looks: well below what the smallest chunk worth a stream takes.
 const NAP: Duration = Duration::from_micros(50);
@@ -60,10 +61,27 @@ impl Pinned {
         self.length
     }
 
+    /// For transfers from it.
+    pub(crate) fn address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: The memory is initialised and as long. While the device writes to it, it is inside a `Transfer`,
         // which lends it to nobody.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+// SAFETY: The driver's memory is page-aligned, this value's own until it is dropped, and written when it was made. While the
+// device works on it, it is inside a `Transfer`.
+unsafe impl Room for Pinned {
+    fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn length(&self) -> usize {
+        self.length
     }
 }
 
@@ -255,6 +273,11 @@ impl<K> Transfer<K> {
             drop(self.kept.take());
         }
         Ok(ended)
+    }
+
+    /// What it kept, once it has ended. Does not sleep, and is not asked again then.
+    pub(crate) fn ended(&mut self) -> Result<Option<K>, CudaError> {
+        Ok(if self.event.has_ended()? { self.kept.take() } else { None })
     }
 
     /// Sleeps until it has ended, and gives back what it kept.

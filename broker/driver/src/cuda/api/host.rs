@@ -91,6 +91,12 @@ impl HostView {
         unsafe { slice::from_raw_parts(start, length) }
     }
 
+    /// Where a range of it begins, for who reads and writes it by address.
+    pub(crate) fn start_of(&self, at: usize, length: usize) -> NonNull<u8> {
+        assert!(self.writable, "the driver's own views may be written");
+        NonNull::new(self.at(at, length)).expect("no mapping begins at zero")
+    }
+
     pub(crate) fn read(&self, at: usize, into: &mut [u8]) {
         // SAFETY: The range is inside the mapping; the slice is memory of this process's own.
         unsafe { self.at(at, into.len()).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };

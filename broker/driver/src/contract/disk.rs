@@ -1,0 +1,354 @@
+//! Bytes on their way between memory and disk, by either engine.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+};
+
+use vramd_types::{Bytes, CopyId, ExtentId};
+
+use super::{
+    Access, Bench, Harness, Verdict,
+    bench::{Extent, SECOND, SMALL, new_id},
+    copies::{LARGE, Text, assert_has, fill, free_all, in_host, on_device},
+    folder::Folder,
+};
+use crate::{
+    Completion, CopyClass, CopyError, DiskEngine, DiskFlaw, DriverError, ExtentKind, Submission, disk,
+};
+
+/// Those that the kernel lets us use. That the other is fallen back from, `directory` looks at.
+fn engines() -> Vec<DiskEngine> {
+    let uring = disk::uring_works().is_ok().then_some(DiskEngine::Uring);
+    uring.into_iter().chain([DiskEngine::Threads]).collect()
+}
+
+/// The case with each of them.
+fn by_each(harness: &dyn Harness, case: impl Fn(Bench<'_>, &Folder)) -> Verdict {
+    for engine in engines() {
+        let folder = Folder::new(harness);
+        let bench = Bench::with_disk(harness, folder.config_with(Some(engine)), Vec::new());
+        assert_eq!(bench.disk().map(|disk| disk.engine), Some(engine));
+        case(bench, &folder);
+        assert_eq!(folder.files(), Vec::<String>::new(), "all are deleted in the end");
+    }
+    Verdict::Passed
+}
+
+fn on_disk(bench: &mut Bench<'_>, size: Bytes) -> ExtentId {
+    bench.create_disk(size).expect("there is room for a few MiB")
+}
+
+fn release_all(bench: &mut Bench<'_>, extents: impl IntoIterator<Item = ExtentId>) {
+    extents.into_iter().for_each(|extent| assert!(bench.release_id(extent), "{extent} is deleted"));
+}
+
+/// On disk, with that text, by way of the host.
+fn stored(bench: &mut Bench<'_>, text: &Text) -> ExtentId {
+    let size = Bytes::new(text.bytes.len() as u64);
+    let source = in_host(bench, size);
+    fill(bench, &source, text);
+    let disk = on_disk(bench, size);
+    assert_eq!(bench.copy_by_id(source.id, disk, size), Ok(()));
+    bench.free(source);
+    disk
+}
+
+pub fn bytes_go_to_disk_and_back_every_way(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, _| {
+        let one = Text::new(1, LARGE);
+        let source = on_device(&mut bench, LARGE);
+        fill(&bench, &source, &one);
+        let (by_device, by_host) = (on_disk(&mut bench, LARGE), on_disk(&mut bench, LARGE));
+        let (host, device) = (in_host(&mut bench, LARGE), on_device(&mut bench, LARGE));
+        let way = [source.id, by_device, host.id, by_host, device.id];
+        for (at, pair) in way.windows(2).enumerate() {
+            assert_eq!(bench.copy_by_id(pair[0], pair[1], LARGE), Ok(()), "step {at}");
+        }
+        assert_has(&mut bench, &host, &one, "in the host");
+        assert_has(&mut bench, &device, &one, "on the device");
+        assert_has(&mut bench, &source, &one, "the source is as it was");
+        release_all(&mut bench, [by_device, by_host]);
+        let _ = free_all(bench, [source, host, device]);
+    })
+}
+
+pub fn bytes_come_from_another_device(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().several_devices {
+        return Verdict::NotApplicable("there is one device");
+    }
+    by_each(harness, |mut bench, _| {
+        let one = Text::new(1, LARGE);
+        let source = bench.create(SECOND, LARGE).expect("there is room for a few MiB");
+        let (disk, back) = (on_disk(&mut bench, LARGE), on_device(&mut bench, LARGE));
+        fill(&bench, &source, &one);
+        assert_eq!(bench.copy_by_id(source.id, disk, LARGE), Ok(()));
+        assert_eq!(bench.copy_by_id(disk, back.id, LARGE), Ok(()));
+        assert_has(&mut bench, &back, &one, "on the first device");
+        release_all(&mut bench, [disk]);
+        let _ = free_all(bench, [source, back]);
+    })
+}
+
+/// Lengths that are no whole blocks, and less than was written.
+pub fn only_the_first_bytes_go_and_come(harness: &dyn Harness) -> Verdict {
+    const PIECES: Bytes = Bytes::mib(4);
+    by_each(harness, |mut bench, _| {
+        let (one, two) = (Text::new(1, PIECES), Text::new(2, PIECES));
+        let source = in_host(&mut bench, PIECES);
+        fill(&bench, &source, &one);
+        let disk = on_disk(&mut bench, PIECES);
+        for target in [in_host(&mut bench, PIECES), on_device(&mut bench, PIECES)] {
+            for written in [4097, SMALL.get() + 5, PIECES.get()] {
+                assert_eq!(bench.copy_by_id(source.id, disk, Bytes::new(written)), Ok(()));
+                for read in [0, 1, 4096, written] {
+                    fill(&bench, &target, &two);
+                    assert_eq!(bench.copy_by_id(disk, target.id, Bytes::new(read)), Ok(()));
+                    let came = usize::try_from(read).expect("a few MiB fit in memory");
+                    let expected = Text::of([&one.bytes[..came], &two.bytes[came..]].concat());
+                    assert_has(&mut bench, &target, &expected, &format!("{read} of {written} bytes"));
+                }
+            }
+            bench.free(target);
+        }
+        release_all(&mut bench, [disk]);
+        let _ = free_all(bench, [source]);
+    })
+}
+
+pub fn what_was_not_written_is_not_read(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, _| {
+        let (disk, target) = (on_disk(&mut bench, LARGE), in_host(&mut bench, LARGE));
+        let unwritten = |at| Err(CopyError::Unwritten { extent: disk, at });
+        assert_eq!(bench.copy_by_id(disk, target.id, SMALL), unwritten(Bytes::ZERO));
+        assert_eq!(bench.copy_by_id(target.id, disk, Bytes::new(SMALL.get() + 1)), Ok(()));
+        assert_eq!(bench.copy_by_id(disk, target.id, Bytes::new(SMALL.get() + 1)), Ok(()));
+        assert_eq!(bench.copy_by_id(disk, target.id, LARGE), unwritten(SMALL));
+        release_all(&mut bench, [disk]);
+        let _ = free_all(bench, [target]);
+    })
+}
+
+pub fn a_damaged_extent_is_told_and_no_other(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, folder| {
+        let one = Text::new(1, LARGE);
+        let (bad, good) = (stored(&mut bench, &one), stored(&mut bench, &one));
+        let byte = SMALL.get() + 12_345;
+        let file = File::options().read(true).write(true).open(folder.file_of(bad)).expect("it is there");
+        let mut was = [0];
+        file.read_exact_at(&mut was, byte).expect("it can be read");
+        file.write_all_at(&[!was[0]], byte).expect("it can be written");
+        file.sync_data().expect("it can be synced");
+        for target in [in_host(&mut bench, LARGE), on_device(&mut bench, LARGE)] {
+            let damaged = CopyError::Damaged { extent: bad, at: SMALL };
+            for _ in 0..2 {
+                assert_eq!(bench.copy_by_id(bad, target.id, LARGE), Err(damaged.clone()));
+            }
+            assert_eq!(bench.copy_by_id(good, target.id, LARGE), Ok(()));
+            assert_has(&mut bench, &target, &one, "the other one");
+            bench.free(target);
+        }
+        let again = in_host(&mut bench, LARGE);
+        assert_eq!(bench.copy_by_id(again.id, bad, LARGE), Ok(()), "it can be written again");
+        assert_eq!(bench.copy_by_id(bad, again.id, LARGE), Ok(()));
+        release_all(&mut bench, [bad, good]);
+        let _ = free_all(bench, [again]);
+    })
+}
+
+pub fn a_file_that_was_cut_off_is_told(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, folder| {
+        let one = Text::new(1, LARGE);
+        let (bad, good) = (stored(&mut bench, &one), stored(&mut bench, &one));
+        let file = File::options().write(true).open(folder.file_of(bad)).expect("it is there");
+        file.set_len(SMALL.get() + 8192).expect("it can be cut off");
+        let target = in_host(&mut bench, LARGE);
+        let flaw = DiskFlaw::Short(Bytes::new(8192));
+        let short = CopyError::Unreadable { extent: bad, at: SMALL, flaw };
+        assert_eq!(bench.copy_by_id(bad, target.id, LARGE), Err(short));
+        assert_eq!(bench.copy_by_id(good, target.id, LARGE), Ok(()));
+        assert_has(&mut bench, &target, &one, "the other one");
+        release_all(&mut bench, [bad, good]);
+        let _ = free_all(bench, [target]);
+    })
+}
+
+pub fn copies_from_disk_and_to_disk_are_done_in_order(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, _| {
+        let texts: Vec<Text> = (1..4).map(|seed| Text::new(seed, SMALL)).collect();
+        let sources: Vec<Extent> = texts.iter().map(|_| bench.make_host()).collect();
+        sources.iter().zip(&texts).for_each(|(source, text)| fill(&bench, source, text));
+        let (disk, large) = (on_disk(&mut bench, SMALL), on_disk(&mut bench, LARGE));
+        let (other, target) = (on_device(&mut bench, LARGE), bench.make());
+        let mut asked = vec![bench.begin_by_id(other.id, large, LARGE)];
+        asked.extend((0..30).map(|at| bench.begin_by_id(sources[at % 3].id, disk, SMALL)));
+        let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
+        assert_eq!(told, asked);
+        let mut asked = vec![bench.begin_by_id(large, other.id, LARGE)];
+        asked.extend((0..5).map(|_| bench.begin_by_id(disk, target.id, SMALL)));
+        let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
+        assert_eq!(told, asked);
+        assert_has(&mut bench, &target, &texts[2], "the last one's bytes");
+        release_all(&mut bench, [disk, large]);
+        let _ = free_all(bench, sources.into_iter().chain([other, target]));
+    })
+}
+
+pub fn copies_both_ways_at_once_do_not_mix(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, _| {
+        let (one, two) = (Text::new(1, LARGE), Text::new(2, LARGE));
+        let there = stored(&mut bench, &two);
+        let (first, second) = (on_device(&mut bench, LARGE), on_device(&mut bench, LARGE));
+        fill(&bench, &first, &one);
+        let disk = on_disk(&mut bench, LARGE);
+        let ways = [(first.id, disk), (there, second.id)];
+        let asked: Vec<CopyId> =
+            ways.iter().cycle().take(6).map(|(from, to)| bench.begin_by_id(*from, *to, LARGE)).collect();
+        for copy in asked {
+            assert_eq!(bench.copied(copy), Ok(()));
+        }
+        assert_has(&mut bench, &second, &two, "from disk");
+        assert_eq!(bench.copy_by_id(disk, second.id, LARGE), Ok(()));
+        assert_has(&mut bench, &second, &one, "to disk");
+        release_all(&mut bench, [there, disk]);
+        let _ = free_all(bench, [first, second]);
+    })
+}
+
+/// Many that nobody waits for, and two that somebody does, which come after them all.
+pub fn what_is_waited_for_on_disk_goes_first(harness: &dyn Harness) -> Verdict {
+    const COPIES: usize = 16;
+    const SIZE: Bytes = Bytes::mib(8);
+    by_each(harness, |mut bench, _| {
+        let one = Text::new(1, SIZE);
+        let (source, back) = (on_device(&mut bench, SIZE), on_device(&mut bench, SIZE));
+        fill(&bench, &source, &one);
+        let [scratch, hastened, target] = [(); 3].map(|()| on_disk(&mut bench, SIZE));
+        let begin = |class, to| bench.begin_as(class, (source.id, to), SIZE);
+        let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::Background, scratch)).collect();
+        let later = begin(CopyClass::Background, hastened);
+        asked.extend([later, begin(CopyClass::Demand, target)]);
+        bench.submit(Submission::HastenCopy { copy: later });
+        let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
+        for copy in &asked[COPIES..] {
+            let place = told.iter().position(|it| it == copy).expect("each is told once");
+            assert!(place < COPIES - 1, "it does not wait for all of them: {told:?}");
+        }
+        for disk in [hastened, target] {
+            assert_eq!(bench.copy_by_id(disk, back.id, SIZE), Ok(()));
+            assert_has(&mut bench, &back, &one, "whole");
+        }
+        release_all(&mut bench, [scratch, hastened, target]);
+        let _ = free_all(bench, [source, back]);
+    })
+}
+
+/// How many of them are cancelled depends on the disk's speed; nothing else may.
+pub fn what_is_cancelled_on_disk_harms_nobody(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, _| {
+        let one = Text::new(1, LARGE);
+        let (disk, scratch) = (stored(&mut bench, &one), on_device(&mut bench, LARGE));
+        let target = on_device(&mut bench, LARGE);
+        let spoilt = on_disk(&mut bench, LARGE);
+        let cancelled: Vec<CopyId> = (0..6)
+            .flat_map(|_| {
+                [bench.begin_by_id(disk, scratch.id, LARGE), bench.begin_by_id(scratch.id, spoilt, LARGE)]
+            })
+            .collect();
+        let last = bench.begin_by_id(disk, target.id, LARGE);
+        for copy in cancelled.iter().rev() {
+            bench.submit(Submission::CancelCopy { copy: *copy });
+        }
+        for copy in &cancelled {
+            let result = bench.copied(*copy);
+            assert!(matches!(result, Ok(()) | Err(CopyError::Cancelled)), "{result:?}");
+            assert_eq!(bench.copied_bytes(*copy), None, "it was told");
+        }
+        assert_eq!(bench.copied(last), Ok(()));
+        assert_has(&mut bench, &target, &one, "the last one's bytes");
+        assert_eq!(bench.copy_by_id(target.id, spoilt, LARGE), Ok(()));
+        assert_eq!(bench.copy_by_id(spoilt, scratch.id, LARGE), Ok(()));
+        assert_has(&mut bench, &scratch, &one, "what is written anew is whole");
+        release_all(&mut bench, [disk, spoilt]);
+        let _ = free_all(bench, [scratch, target]);
+    })
+}
+
+pub fn a_copy_keeps_what_it_moves_on_disk(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, folder| {
+        let one = Text::new(1, LARGE);
+        let disk = stored(&mut bench, &one);
+        let target = on_device(&mut bench, LARGE);
+        let copies: Vec<CopyId> = (0..3).map(|_| bench.begin_by_id(disk, target.id, LARGE)).collect();
+        bench.submit(Submission::Release { extent: disk });
+        // Others are made and deleted meanwhile.
+        let other = on_disk(&mut bench, SMALL);
+        release_all(&mut bench, [other]);
+        for copy in copies {
+            assert_eq!(bench.copied(copy), Ok(()));
+        }
+        assert!(bench.released(disk), "once nothing moves");
+        assert!(!folder.file_of(disk).exists());
+        assert_has(&mut bench, &target, &one, "it was kept");
+        let _ = free_all(bench, [target]);
+    })
+}
+
+pub fn copies_of_the_disk_are_done_though_the_driver_is_dropped(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, _| {
+        let one = Text::new(1, LARGE);
+        let disk = stored(&mut bench, &one);
+        let target = on_device(&mut bench, LARGE);
+        let mut importer = bench.mapped(&target, Access::ReadOnly);
+        let copies: Vec<CopyId> = (0..3).map(|_| bench.begin_by_id(disk, target.id, LARGE)).collect();
+        let late = new_id();
+        bench.submit(Submission::CreateDisk { extent: late, size: SMALL });
+        drop(target);
+        let mut told = Vec::new();
+        for completion in bench.end() {
+            match completion {
+                Completion::Copied { copy, result: Ok(()) } => told.push(copy),
+                Completion::DiskCreated { extent, result: Ok(()) } => assert_eq!(extent, late),
+                other => panic!("unexpected: {other:?}"),
+            }
+        }
+        assert_eq!(told, copies);
+        let last = LARGE.get() - 1000;
+        assert_eq!(importer.read(last, 1000), one.bytes[one.bytes.len() - 1000..]);
+    })
+}
+
+pub fn nonsense_of_the_disk_is_answered(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, folder| {
+        for size in [Bytes::ZERO, Bytes::new(1), Bytes::new(SMALL.get() + 4096), Bytes::MAX] {
+            assert!(matches!(bench.create_disk(size), Err(DriverError::Failed(_))), "{size}");
+        }
+        let (disk, other) = (on_disk(&mut bench, SMALL), on_disk(&mut bench, SMALL));
+        let (host, device) = (bench.make_host(), bench.make());
+        for id in [disk, host.id, device.id] {
+            bench.submit(Submission::CreateDisk { extent: id, size: SMALL });
+            assert!(matches!(bench.created_on_disk(id), Err(DriverError::Failed(_))), "{id} exists");
+        }
+        let node = bench.host_node();
+        bench.submit(Submission::CreateHost { extent: disk, node, size: SMALL, zeroed: true });
+        assert!(matches!(bench.created(disk), Err(DriverError::Failed(_))), "it lies on disk");
+        let kind = ExtentKind::Movable;
+        bench.submit(Submission::Create { extent: disk, device: device.device, size: SMALL, kind });
+        assert!(matches!(bench.created(disk), Err(DriverError::Failed(_))), "it lies on disk");
+        assert!(matches!(bench.digest(&[(disk, SMALL)]), Err(DriverError::Failed(_))), "it lies on disk");
+        let longer = Bytes::new(SMALL.get() + 1);
+        let asked =
+            [(disk, other, SMALL), (disk, disk, SMALL), (disk, host.id, longer), (host.id, disk, longer)];
+        for (from, to, size) in asked.into_iter().chain([(new_id(), disk, SMALL), (disk, new_id(), SMALL)]) {
+            let result = bench.copy_by_id(from, to, size);
+            assert!(matches!(result, Err(CopyError::Driver(DriverError::Failed(_)))), "{result:?}");
+        }
+        let taken = new_id();
+        fs::write(folder.file_of(taken), b"not ours").expect("it can be written");
+        bench.submit(Submission::CreateDisk { extent: taken, size: SMALL });
+        assert!(matches!(bench.created_on_disk(taken), Err(DriverError::Failed(_))), "the file is there");
+        fs::remove_file(folder.file_of(taken)).expect("it is still there");
+        release_all(&mut bench, [disk, other, disk]);
+        let _ = free_all(bench, [host, device]);
+    })
+}

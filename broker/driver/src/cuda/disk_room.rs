@@ -1,0 +1,32 @@
+//! What of this driver's memory the disk is told of.
+#![allow(unsafe_code, reason = "memory that the kernel reads and writes by address")]
+
+use std::ptr::NonNull;
+
+use super::{api::Pinned, host_memory::HostSpan};
+use crate::disk::Room;
+
+#[derive(Debug)]
+pub(super) enum CudaRoom {
+    Ring(Pinned),
+    Host(HostSpan),
+}
+
+// SAFETY: Pinned buffers are rooms themselves. A span keeps its memory mapped, at the same place, for as long as it lives; its
+// bytes come from the kernel or the driver, which have written them. Who has the memory hashed meanwhile reads what is
+// torn, see `HostView::bytes`.
+unsafe impl Room for CudaRoom {
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Self::Ring(pinned) => Room::start(pinned),
+            Self::Host(span) => span.start(),
+        }
+    }
+
+    fn length(&self) -> usize {
+        match self {
+            Self::Ring(pinned) => Room::length(pinned),
+            Self::Host(span) => span.length(),
+        }
+    }
+}

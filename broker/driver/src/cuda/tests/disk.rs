@@ -1,0 +1,122 @@
+//! Copies between memory and disk that meet what a real card can't be made to do when a test wants it.
+
+use vramd_types::{CopyId, HostNode};
+
+use super::*;
+use crate::{CopyClass, CopyError};
+
+const DEVICE: u64 = 1;
+const HOST: u64 = 2;
+const DISK: u64 = 3;
+/// As many pieces as there are buffers in one direction, twice.
+const SIZE: Bytes = Bytes::mib(64);
+const BUFFERS: usize = 16;
+
+/// With an extent of that size on the device, one in the host and one on disk, which was written.
+fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = DiskConfig { directory: folder.path().to_owned(), capacity: SIZE, engine: None };
+    let (driver, completions) = opened_with(CudaConfig { disk: Some(disk), ..config(fake) });
+    let driver = driver.unwrap();
+    let [device, host, disk] = [DEVICE, HOST, DISK].map(ExtentId::from_raw);
+    let kind = ExtentKind::Movable;
+    driver.submit(Submission::Create { extent: device, device: FIRST, size: SIZE, kind });
+    assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+    driver.submit(Submission::CreateHost { extent: host, node: HostNode(0), size: SIZE, zeroed: true });
+    assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+    driver.submit(Submission::CreateDisk { extent: disk, size: SIZE });
+    assert!(matches!(next(&completions), Completion::DiskCreated { result: Ok(()), .. }));
+    assert_eq!(done(&driver, &completions, HOST, DISK), Ok(()));
+    (driver, completions, folder)
+}
+
+fn begin(driver: &CudaDriver, from: u64, to: u64) {
+    let [from, to] = [from, to].map(ExtentId::from_raw);
+    driver.submit(Submission::Copy {
+        copy: CopyId::from_raw(1),
+        from,
+        to,
+        size: SIZE,
+        class: CopyClass::Demand,
+    });
+}
+
+fn copied(completions: &Receiver<Completion>) -> Result<(), CopyError> {
+    match next(completions) {
+        Completion::Copied { result, .. } => result,
+        other => panic!("only copies were asked for: {other:?}"),
+    }
+}
+
+fn done(
+    driver: &CudaDriver,
+    completions: &Receiver<Completion>,
+    from: u64,
+    to: u64,
+) -> Result<(), CopyError> {
+    begin(driver, from, to);
+    copied(completions)
+}
+
+#[test]
+fn a_hop_that_fails_says_why_and_what_follows_is_done() {
+    let ways = [("cuMemcpyHtoDAsync_v2", DISK, DEVICE), ("cuMemcpyDtoHAsync_v2", DEVICE, DISK)];
+    for (call, from, to) in
+        ways.into_iter().chain([("cuEventQuery", DISK, DEVICE), ("cuMemHostAlloc", DISK, DEVICE)])
+    {
+        let fake = Fake::new().says(&format!("fail.{call} = 54321@told"));
+        let (driver, completions, _folder) = ready(&fake);
+        fake.tell(true);
+        let problem = format!("{call}: an error without a name (54321)");
+        let failed = Err(CopyError::Driver(DriverError::Failed(problem)));
+        assert_eq!(done(&driver, &completions, from, to), failed);
+        fake.tell(false);
+        assert_eq!(done(&driver, &completions, from, HOST), Ok(()));
+        assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
+        assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+    }
+}
+
+/// The device does nothing for a while, and the disk goes on until all buffers are full.
+#[test]
+fn the_disk_reads_while_the_device_copies_and_no_further_than_there_are_buffers() {
+    let fake = Fake::new().says("fail.cuEventQuery = 600@told").says("note = 1");
+    let (driver, completions, _folder) = ready(&fake);
+    fake.tell(true);
+    begin(&driver, DISK, DEVICE);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let hops = || fake.callers("cuMemcpyHtoDAsync_v2").len();
+    while hops() < BUFFERS {
+        assert!(std::time::Instant::now() < deadline, "only {} pieces are read", hops());
+        std::thread::yield_now();
+    }
+    driver.submit(Submission::CancelCopy { copy: CopyId::from_raw(1) });
+    fake.tell(false);
+    assert_eq!(copied(&completions), Err(CopyError::Cancelled));
+    assert_eq!(hops(), BUFFERS, "nothing more is begun once it is cancelled");
+    assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+}
+
+#[test]
+fn buffers_are_few_and_used_again_and_memory_of_the_host_needs_none() {
+    let fake = Fake::new().says("note = 1");
+    let (driver, completions, _folder) = ready(&fake);
+    let buffers = || fake.callers("cuMemHostAlloc").iter().filter(|by| *by == "disk-copy").count();
+    assert_eq!(done(&driver, &completions, DISK, HOST), Ok(()));
+    assert_eq!(buffers(), 0);
+    for _ in 0..3 {
+        assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+        assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
+    }
+    assert!((2..=2 * BUFFERS).contains(&buffers()), "{}", buffers());
+}
+
+#[test]
+fn a_directory_that_cannot_be_is_told_before_any_device_is_opened() {
+    let fake = Fake::new().says("note = 1");
+    let disk = DiskConfig { directory: "/nowhere/at/all".into(), capacity: SIZE, engine: None };
+    let (driver, _completions) = opened_with(CudaConfig { disk: Some(disk), ..config(&fake) });
+    let error = driver.unwrap_err();
+    assert_eq!(error.to_string(), "there is no /nowhere/at/all");
+    assert!(fake.callers("cuDevicePrimaryCtxRetain").is_empty());
+}

@@ -1,0 +1,226 @@
+//! The directory in which extents lie: found fit for it when it is opened, and one daemon's alone.
+//!
+//! The lock goes with the process, however it ends. What an earlier one has left, which holds the lock no more, is then
+//! deleted: nobody knows what is in it.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, Write},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustix::{
+    fs::{
+        AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstatvfs, open, openat,
+        unlinkat,
+    },
+    io::{Errno, pread, pwrite},
+};
+use vramd_types::{Bytes, ExtentId};
+
+use super::{
+    ALIGNMENT, DirectoryError,
+    problem::Doing,
+    room::{Buffer, Room},
+};
+use crate::{DiskLimit, DriverError};
+
+/// An extent's file is named by this and its id.
+const PREFIX: &str = "vramd-extent-";
+const LOCK: &str = "vramd.lock";
+const PROBE: &str = "vramd-probe";
+
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    fd: OwnedFd,
+    capacity: Bytes,
+    used: Mutex<Bytes>,
+    /// Last: the directory is ours until all else is given up.
+    _lock: File,
+}
+
+impl Directory {
+    pub(crate) fn open(path: &Path, capacity: Bytes) -> Result<Self, DirectoryError> {
+        let doing = Doing::of(path);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = open(path, flags, Mode::empty()).map_err(|error| match error {
+            Errno::NOENT => DirectoryError::Missing(path.to_owned()),
+            Errno::NOTDIR => DirectoryError::NoDirectory(path.to_owned()),
+            error => doing.failed("open it", error),
+        })?;
+        let lock = lock(&doing, &fd)?;
+        delete_left_over(&doing, &fd)?;
+        probe(&doing, &fd)?;
+        let free = free(&fd).map_err(|error| doing.failed("ask how much is free", error))?;
+        if free < capacity {
+            return Err(DirectoryError::TooSmall { directory: path.to_owned(), free, capacity });
+        }
+        Ok(Self { path: path.to_owned(), fd, capacity, used: Mutex::default(), _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn capacity(&self) -> Bytes {
+        self.capacity
+    }
+
+    /// A file of that size, all of whose blocks are there.
+    pub(super) fn make(self: &Arc<Self>, extent: ExtentId, size: Bytes) -> Result<ExtentFile, DriverError> {
+        let charge = Charge::new(Arc::clone(self), size)?;
+        let failed =
+            |what: &str, error: Errno| DriverError::Failed(format!("{what} a file for {extent}: {error}"));
+        let name = name_of(extent);
+        let fd = openat(&self.fd, &name, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE)
+            .map_err(|error| failed("make", error))?;
+        let file = ExtentFile { fd: Arc::new(fd), name, charge };
+        loop {
+            match fallocate(&*file.fd, FallocateFlags::empty(), 0, size.get()) {
+                Err(Errno::INTR) => {}
+                Err(Errno::NOSPC) => {
+                    let free = free(&self.fd).unwrap_or(Bytes::ZERO);
+                    return Err(DriverError::OutOfDisk(DiskLimit::Free(free)));
+                }
+                Err(Errno::DQUOT) => return Err(DriverError::OutOfDisk(DiskLimit::Quota)),
+                made => return made.map(|()| file).map_err(|error| failed("preallocate", error)),
+            }
+        }
+    }
+}
+
+const DIRECT: OFlags = OFlags::RDWR.union(OFlags::DIRECT).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// Dropping it deletes the file.
+#[derive(Debug)]
+pub(super) struct ExtentFile {
+    pub(super) fd: Arc<OwnedFd>,
+    name: String,
+    charge: Charge,
+}
+
+impl Drop for ExtentFile {
+    fn drop(&mut self) {
+        // Where it can't be, the next daemon will.
+        let _ = unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty());
+    }
+}
+
+/// Bytes of the capacity that a file has.
+#[derive(Debug)]
+struct Charge {
+    directory: Arc<Directory>,
+    size: Bytes,
+}
+
+impl Charge {
+    fn new(directory: Arc<Directory>, size: Bytes) -> Result<Self, DriverError> {
+        let capacity = directory.capacity;
+        // Every change is whole before anything could panic, so a poisoned lock is a good one.
+        let mut used = directory.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let with = used.checked_add(size).filter(|with| *with <= capacity);
+        *used = with.ok_or(DriverError::OutOfDisk(DiskLimit::Capacity(capacity)))?;
+        drop(used);
+        Ok(Self { directory, size })
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut used = self.directory.used.lock().unwrap_or_else(PoisonError::into_inner);
+        *used = used.saturating_sub(self.size);
+    }
+}
+
+fn name_of(extent: ExtentId) -> String {
+    format!("{PREFIX}{}", extent.get())
+}
+
+/// Whether only we would call a file that.
+fn is_ours(name: &str) -> bool {
+    let id = name.strip_prefix(PREFIX).and_then(|id| id.parse::<u64>().ok());
+    id.is_some_and(|id| name_of(ExtentId::from_raw(id)) == name) || name == PROBE
+}
+
+/// Whoever has it writes its process id there, for people.
+fn lock(doing: &Doing<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = openat(directory, LOCK, flags, PRIVATE).map_err(|error| match error {
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => doing.not_writable(error),
+        error => doing.failed("open its lock file", error),
+    })?;
+    let mut file = File::from(fd);
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            let mut text = String::new();
+            let by = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+            return Err(DirectoryError::InUse { directory: doing.directory(), by });
+        }
+        locked => locked.map_err(|error| doing.failed("lock it", error))?,
+    }
+    let written =
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+    written.map_err(|error| doing.failed("write its lock file", error))?;
+    Ok(file)
+}
+
+fn delete_left_over(doing: &Doing<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
+    let failed = |error| doing.failed("look for files of an earlier daemon", error);
+    for entry in fs::read_dir(doing.directory()).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let is_file = entry.file_type().map_err(failed)?.is_file();
+        if is_file && entry.file_name().to_str().is_some_and(is_ours) {
+            unlinkat(directory, entry.file_name(), AtFlags::empty())
+                .map_err(|error| doing.failed("delete a file of an earlier daemon", error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file there can be preallocated, and written and read past the page cache.
+fn probe(doing: &Doing<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
+    let probed = try_out(doing, || openat(directory, PROBE, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE));
+    // Some file systems make the file before they see that it can't be opened so.
+    match unlinkat(directory, PROBE, AtFlags::empty()) {
+        Err(error) if error != Errno::NOENT => Err(doing.failed("delete a file", error)),
+        _ => probed,
+    }
+}
+
+fn try_out(doing: &Doing<'_>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), DirectoryError> {
+    let direct = |error| match error {
+        Errno::INVAL => DirectoryError::NoDirectIo(doing.directory()),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => doing.not_writable(error),
+        error => doing.failed("write and read a file", error),
+    };
+    let file = open().map_err(direct)?;
+    fallocate(&file, FallocateFlags::empty(), 0, 2 * BLOCK).map_err(|error| match error {
+        Errno::OPNOTSUPP | Errno::NOSYS => DirectoryError::NoPreallocation(doing.directory()),
+        error => doing.failed("preallocate a file", error),
+    })?;
+    let mut buffer = Buffer::new(ALIGNMENT).map_err(|error| doing.failed("make a buffer", error))?;
+    let text = [0x5a; ALIGNMENT];
+    buffer.fill(&text);
+    let written = pwrite(&file, buffer.bytes(), BLOCK).map_err(direct)?;
+    let mut back = Buffer::new(ALIGNMENT).map_err(|error| doing.failed("make a buffer", error))?;
+    let read = pread(&file, back.bytes_mut(), BLOCK).map_err(direct)?;
+    if written != ALIGNMENT || read != ALIGNMENT || back.bytes() != text {
+        return Err(doing.failed("write and read a file", "what was read is not what was written"));
+    }
+    Ok(())
+}
+
+const BLOCK: u64 = ALIGNMENT as u64;
+
+/// What the file system has for us.
+fn free(directory: &OwnedFd) -> Result<Bytes, Errno> {
+    let told = fstatvfs(directory)?;
+    Ok(Bytes::new(told.f_bavail.saturating_mul(told.f_frsize)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! Who has the kernel read and write files: `uring` by an io_uring of its own, `threads` by `preadv2` and `pwritev2` on a few
+//! threads, where the first is refused. Both do the same to the byte, and pass the same tests.
+
+mod threads;
+mod uring;
+
+use std::{fmt, os::fd::OwnedFd, sync::Arc};
+
+use rustix::io::Errno;
+
+pub(crate) use self::uring::works as uring_works;
+use self::{threads::Pool, uring::Uring};
+use super::{ALIGNMENT, room::Room};
+use crate::DriverError;
+
+/// Who moves bytes between memory and disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskEngine {
+    /// io_uring.
+    Uring,
+    /// `preadv2` and `pwritev2`, on threads.
+    Threads,
+}
+
+impl fmt::Display for DiskEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uring => "io_uring",
+            Self::Threads => "threads",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    FromDisk,
+    ToDisk,
+}
+
+/// What is to be read or written, all of it or none.
+#[derive(Debug)]
+pub(crate) struct Op<R> {
+    /// By which the caller knows it again.
+    pub(crate) tag: u64,
+    pub(crate) file: Arc<OwnedFd>,
+    pub(crate) way: Way,
+    /// As the length, a multiple of [`ALIGNMENT`].
+    pub(crate) at: u64,
+    pub(crate) length: usize,
+    pub(crate) room: R,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) struct Done<R> {
+    pub(crate) tag: u64,
+    pub(crate) room: R,
+    pub(crate) result: Result<(), Flaw>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// So many bytes, and no more to be had.
+    Short(usize),
+    Failed(Errno),
+}
+
+/// Dropping it waits for what is under way.
+#[derive(Debug)]
+pub(crate) enum Engine<R: Room> {
+    Uring(Box<Uring<R>>),
+    Threads(Pool<R>),
+}
+
+impl<R: Room> Engine<R> {
+    /// With so many operations under way at most, which the caller keeps to.
+    pub(crate) fn new(which: DiskEngine, depth: usize) -> Result<Self, DriverError> {
+        Ok(match which {
+            DiskEngine::Uring => {
+                let uring = Uring::new(depth);
+                let failed = |error| DriverError::Failed(format!("set up an io_uring: {error}"));
+                Self::Uring(Box::new(uring.map_err(failed)?))
+            }
+            DiskEngine::Threads => Self::Threads(Pool::new(depth)?),
+        })
+    }
+
+    pub(crate) fn begin(&mut self, op: Op<R>) {
+        let is_whole = |it: usize| it.is_multiple_of(ALIGNMENT);
+        assert!(op.length > 0 && op.length <= op.room.length(), "there is room for what is moved");
+        assert!(is_whole(op.length) && op.at.is_multiple_of(ALIGNMENT as u64), "whole blocks are moved");
+        match self {
+            Self::Uring(uring) => uring.begin(op),
+            Self::Threads(pool) => pool.begin(op),
+        }
+    }
+
+    /// One that has ended, in any order. Does not sleep.
+    pub(crate) fn poll(&mut self) -> Option<Done<R>> {
+        match self {
+            Self::Uring(uring) => uring.poll(),
+            Self::Threads(pool) => pool.poll(),
+        }
+    }
+}
+
+/// Which one: that is asked for, else io_uring where the kernel has it for us. With it why it is not, where it is not.
+pub(crate) fn choose(asked: Option<DiskEngine>) -> Result<(DiskEngine, Option<String>), String> {
+    match (asked, uring_works()) {
+        (Some(DiskEngine::Threads), _) => Ok((DiskEngine::Threads, None)),
+        (_, Ok(())) => Ok((DiskEngine::Uring, None)),
+        (None, Err(why)) => Ok((DiskEngine::Threads, Some(why))),
+        (Some(DiskEngine::Uring), Err(why)) => Err(why),
+    }
+}
+
+/// How often the kernel may ask to be asked again, for one operation.
+const AGAIN_MAX: u32 = 10_000;
+
+/// An operation under way.
+#[derive(Debug)]
+struct Begun<R> {
+    op: Op<R>,
+    done: usize,
+    again: u32,
+}
+
+impl<R: Room> Begun<R> {
+    fn of(op: Op<R>) -> Self {
+        Self { op, done: 0, again: 0 }
+    }
+
+    /// Takes the kernel's answer; the end, unless the rest is to be asked for.
+    fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<(), Flaw>> {
+        match answer {
+            Err(Errno::INTR | Errno::AGAIN) if self.again < AGAIN_MAX => {
+                self.again += 1;
+                None
+            }
+            Err(error) => Some(Err(Flaw::Failed(error))),
+            Ok(moved) => {
+                self.done += moved;
+                if self.done >= self.op.length {
+                    Some(Ok(()))
+                } else if moved == 0 || !self.done.is_multiple_of(ALIGNMENT) {
+                    Some(Err(Flaw::Short(self.done)))
+                } else {
+                    None
+                }
+            }
+        }
+    }
+
+    /// Where in the file the rest begins.
+    fn at(&self) -> u64 {
+        self.op.at + self.done as u64
+    }
+
+    /// Where in memory, and how long it is.
+    fn rest(&self) -> (*mut u8, usize) {
+        (self.op.room.start().as_ptr().wrapping_add(self.done), self.op.length - self.done)
+    }
+
+    fn end(self, result: Result<(), Flaw>) -> Done<R> {
+        Done { tag: self.op.tag, room: self.op.room, result }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Both engines, on real files.
+
+mod refusal;
+
+use std::{fs::File, os::unix::fs::FileExt, time::Instant};
+
+use rustix::fs::{Mode, OFlags, open};
+
+use super::*;
+use crate::disk::Buffer;
+
+const DEPTH: usize = 4;
+const BLOCKS: usize = 64;
+
+/// Those that can be used. Where io_uring can't, it says why, and threads are chosen instead.
+fn engines() -> Vec<DiskEngine> {
+    match uring_works() {
+        Ok(()) => {
+            assert_eq!(choose(None), Ok((DiskEngine::Uring, None)));
+            vec![DiskEngine::Uring, DiskEngine::Threads]
+        }
+        Err(why) => {
+            assert!(!why.is_empty());
+            assert_eq!(choose(None), Ok((DiskEngine::Threads, Some(why.clone()))));
+            assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));
+            vec![DiskEngine::Threads]
+        }
+    }
+}
+
+struct Bench {
+    _directory: tempfile::TempDir,
+    plain: File,
+    direct: Arc<OwnedFd>,
+    engine: Engine<Buffer>,
+}
+
+/// A file of so many blocks, each of its number.
+fn bench(engine: DiskEngine, blocks: usize, flags: OFlags) -> Bench {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let plain = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let bytes: Vec<u8> = (0..blocks).flat_map(|block| [byte(block); ALIGNMENT]).collect();
+    plain.write_all_at(&bytes, 0).unwrap();
+    plain.sync_all().unwrap();
+    let direct = Arc::new(open(&path, flags | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).unwrap());
+    Bench { _directory: directory, plain, direct, engine: Engine::new(engine, DEPTH).unwrap() }
+}
+
+fn byte(block: usize) -> u8 {
+    u8::try_from(block % 251).unwrap()
+}
+
+impl Bench {
+    fn begin(&mut self, tag: u64, way: Way, block: usize, blocks: usize, room: Buffer) {
+        let (at, length) = ((block * ALIGNMENT) as u64, blocks * ALIGNMENT);
+        self.engine.begin(Op { tag, file: Arc::clone(&self.direct), way, at, length, room });
+    }
+
+    fn next(&mut self) -> Done<Buffer> {
+        let begun = Instant::now();
+        loop {
+            if let Some(done) = self.engine.poll() {
+                return done;
+            }
+            assert!(begun.elapsed().as_secs() < 60, "the disk does not answer");
+            std::thread::yield_now();
+        }
+    }
+
+    fn one(&mut self, way: Way, block: usize, blocks: usize) -> Result<(), Flaw> {
+        let room = Buffer::new(blocks * ALIGNMENT).unwrap();
+        self.begin(1, way, block, blocks, room);
+        self.next().result
+    }
+}
+
+#[test]
+fn many_are_under_way_and_none_gets_anothers_bytes() {
+    for engine in engines() {
+        let mut bench = bench(engine, BLOCKS, OFlags::RDWR);
+        for round in 0..2 * BLOCKS / DEPTH {
+            let way = if round % 2 == 0 { Way::ToDisk } else { Way::FromDisk };
+            let first = round / 2 * DEPTH;
+            for block in first..first + DEPTH {
+                let mut room = Buffer::new(ALIGNMENT).unwrap();
+                if way == Way::ToDisk {
+                    room.fill(&[!byte(block); ALIGNMENT]);
+                }
+                bench.begin(block as u64, way, block, 1, room);
+            }
+            let mut told: Vec<Done<Buffer>> = (0..DEPTH).map(|_| bench.next()).collect();
+            told.sort_by_key(|done| done.tag);
+            for (block, Done { tag, room, result }) in (first..).zip(told) {
+                assert_eq!((tag, result), (block as u64, Ok(())), "{engine}");
+                assert_eq!(room.bytes(), [!byte(block); ALIGNMENT], "{engine}");
+            }
+        }
+        assert!(bench.engine.poll().is_none(), "{engine}");
+    }
+}
+
+#[test]
+fn a_whole_range_goes_and_comes() {
+    for engine in engines() {
+        let mut bench = bench(engine, BLOCKS, OFlags::RDWR);
+        let mut room = Buffer::new(BLOCKS * ALIGNMENT).unwrap();
+        let text: Vec<u8> = (0..BLOCKS).flat_map(|block| [byte(block + 7); ALIGNMENT]).collect();
+        room.fill(&text);
+        bench.begin(1, Way::ToDisk, 0, BLOCKS, room);
+        assert_eq!(bench.next().result, Ok(()));
+        let mut read = vec![0; text.len()];
+        bench.plain.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == text, "{engine}");
+        bench.begin(2, Way::FromDisk, 0, BLOCKS, Buffer::new(text.len()).unwrap());
+        let done = bench.next();
+        assert_eq!((done.tag, done.result), (2, Ok(())));
+        assert!(done.room.bytes() == text, "{engine}");
+    }
+}
+
+#[test]
+fn the_end_of_a_file_is_told_and_what_is_before_it_is_read() {
+    for engine in engines() {
+        let mut bench = bench(engine, 3, OFlags::RDWR);
+        assert_eq!(bench.one(Way::FromDisk, 1, 4), Err(Flaw::Short(2 * ALIGNMENT)), "{engine}");
+        assert_eq!(bench.one(Way::FromDisk, 3, 1), Err(Flaw::Short(0)), "{engine}");
+        bench.plain.set_len(100).unwrap();
+        assert_eq!(bench.one(Way::FromDisk, 0, 1), Err(Flaw::Short(100)), "{engine}");
+    }
+}
+
+#[test]
+fn what_the_kernel_refuses_is_told_and_the_next_is_done() {
+    for engine in engines() {
+        let mut bench = bench(engine, 2, OFlags::RDONLY);
+        assert_eq!(bench.one(Way::ToDisk, 0, 1), Err(Flaw::Failed(Errno::BADF)), "{engine}");
+        assert_eq!(bench.one(Way::FromDisk, 0, 1), Ok(()), "{engine}");
+    }
+}
+
+#[test]
+fn an_end_waits_for_what_is_under_way() {
+    for engine in engines() {
+        let mut bench = bench(engine, BLOCKS, OFlags::RDWR);
+        for block in 0..DEPTH {
+            let mut room = Buffer::new(ALIGNMENT).unwrap();
+            room.fill(&[0xee; ALIGNMENT]);
+            bench.begin(1, Way::ToDisk, block, 1, room);
+        }
+        let Bench { plain, engine: under_way, .. } = bench;
+        drop(under_way);
+        let mut read = vec![0; DEPTH * ALIGNMENT];
+        plain.read_exact_at(&mut read, 0).unwrap();
+        assert!(read.iter().all(|byte| *byte == 0xee), "{engine}");
+    }
+}
+
+#[test]
+fn a_kernel_that_never_does_it_is_not_asked_for_ever() {
+    let file = Arc::new(OwnedFd::from(File::open("/dev/null").unwrap()));
+    let room = Buffer::new(ALIGNMENT).unwrap();
+    let op = Op { tag: 1, file, way: Way::FromDisk, at: 0, length: ALIGNMENT, room };
+    let mut begun = Begun::of(op);
+    let answers = (0..).map(|_| begun.advance(Err(Errno::AGAIN))).take_while(Option::is_none);
+    assert_eq!(answers.count(), usize::try_from(AGAIN_MAX).unwrap());
+    assert_eq!(begun.advance(Err(Errno::AGAIN)), Some(Err(Flaw::Failed(Errno::AGAIN))));
+}
+
+#[test]
+fn where_the_kernel_refuses_io_uring_threads_do_it_and_why_is_told() {
+    let why = "io_uring_setup: Operation not permitted (os error 1)".to_owned();
+    let refused = std::thread::spawn(move || {
+        refusal::refuse_uring();
+        assert_eq!(choose(None), Ok((DiskEngine::Threads, Some(why.clone()))));
+        assert_eq!(choose(Some(DiskEngine::Threads)), Ok((DiskEngine::Threads, None)));
+        assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));
+        let mut bench = bench(DiskEngine::Threads, 2, OFlags::RDWR);
+        assert_eq!(bench.one(Way::FromDisk, 0, 2), Ok(()));
+    });
+    refused.join().unwrap();
+}

@@ -1,0 +1,246 @@
+//! The lane of copies from disk or to it: what a piece goes through.
+//!
+//! ```text
+//! from disk   read ─► verify ─────────────► memory of the host        the disk reads right into it
+//!             read ─► verify ─► store ────► memory of a device        through a buffer of the ring
+//! to disk     sum ─► write                  memory of the host
+//!             fetch ─► sum ─► write         memory of a device        through a buffer of the ring
+//! ```
+//!
+//! As many pieces as there are buffers are under way, each somewhere else on its way: so the disk reads one while the device
+//! takes another.
+
+use std::{
+    collections::VecDeque,
+    num::NonZeroU64,
+    sync::{Arc, mpsc::Receiver},
+    time::Duration,
+};
+
+use rustix::thread::set_current_timer_slack;
+
+use super::{
+    ALIGNMENT, PIECE, RING_PIECES,
+    engine::{DiskEngine, Done, Engine, Op, Way},
+    extent::DiskExtent,
+    piece::{DiskWork, OnDisk, Piece, Stage, failed},
+    room::Room,
+    side::Side,
+};
+use crate::{
+    Completion, CopyError, DriverError,
+    copies::{Link, lane, lane::Order},
+};
+
+/// A fraction of what a fast disk takes for a piece, of which there are many under way.
+const BETWEEN_PIECES: Duration = Duration::from_micros(100);
+
+#[derive(Debug)]
+pub(crate) struct DiskLink<S: Side> {
+    way: Way,
+    side: S,
+    engine: Engine<S::Room>,
+    /// Buffers that no piece has. Each is made when it is first needed, as pinning takes its time.
+    idle: Vec<S::Room>,
+    /// In the order of their beginning.
+    pieces: VecDeque<Piece<S>>,
+    /// The number of the first of them.
+    first: u64,
+    /// The disk may have done more by now.
+    is_behind: bool,
+}
+
+/// Until nobody can send any more and all is done.
+pub(crate) fn run_lane<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: impl Fn(Completion)) {
+    // Else every sleep takes 50 us more.
+    let _ = set_current_timer_slack(NonZeroU64::new(1));
+    lane::run(link, orders, tell);
+}
+
+impl<S: Side> DiskLink<S> {
+    pub(crate) fn new(way: Way, side: S, engine: DiskEngine) -> Result<Self, DriverError> {
+        let engine = Engine::new(engine, RING_PIECES)?;
+        Ok(Self { way, side, engine, idle: Vec::new(), pieces: VecDeque::new(), first: 0, is_behind: false })
+    }
+
+    /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
+    fn start(&mut self, index: usize) {
+        let Some(piece) = self.pieces.get(index).filter(|it| matches!(it.stage, Stage::Waiting)) else {
+            return;
+        };
+        if self.pieces.range(..index).any(|earlier| earlier.is_in_the_way_of(piece, self.way)) {
+            return;
+        }
+        let (work, at, length) = (piece.work.clone(), piece.at, piece.length);
+        let tag = self.first + index as u64;
+        let begun = match self.way {
+            Way::FromDisk => self.begin_read(tag, &work, at, length),
+            Way::ToDisk => self.begin_write(tag, &work, at, length),
+        };
+        self.pieces[index].stage = begun.unwrap_or_else(|error| Stage::Ended(Err(error)));
+    }
+
+    fn begin_read(
+        &mut self,
+        tag: u64,
+        work: &DiskWork<S::Memory>,
+        at: u64,
+        length: usize,
+    ) -> Result<Stage<S::Hop>, CopyError> {
+        let sum = work.disk.sums().expected(at, length)?;
+        let blocks = sum.length.next_multiple_of(ALIGNMENT);
+        // What is verified is all that was written there, of which memory may be to get a part only.
+        let straight = (blocks == length).then(|| self.side.straight(&work.memory, at, blocks)).flatten();
+        let is_straight = straight.is_some();
+        let room = straight.map_or_else(|| self.buffer(), Ok)?;
+        self.submit(tag, &work.disk, at, blocks, room);
+        Ok(Stage::OnDisk(OnDisk { sum, is_straight }))
+    }
+
+    fn begin_write(
+        &mut self,
+        tag: u64,
+        work: &DiskWork<S::Memory>,
+        at: u64,
+        length: usize,
+    ) -> Result<Stage<S::Hop>, CopyError> {
+        let blocks = length.next_multiple_of(ALIGNMENT);
+        match self.side.straight(&work.memory, at, blocks) {
+            Some(room) => Ok(self.write(tag, &work.disk, at, length, room, true)),
+            None => {
+                let buffer = self.buffer()?;
+                Ok(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?))
+            }
+        }
+    }
+
+    fn write(
+        &mut self,
+        tag: u64,
+        disk: &DiskExtent,
+        at: u64,
+        length: usize,
+        room: S::Room,
+        is_straight: bool,
+    ) -> Stage<S::Hop> {
+        let sum = disk.sums().of(at, &room.bytes()[..length]);
+        disk.sums().forget(at);
+        self.submit(tag, disk, at, length.next_multiple_of(ALIGNMENT), room);
+        Stage::OnDisk(OnDisk { sum, is_straight })
+    }
+
+    fn submit(&mut self, tag: u64, disk: &DiskExtent, at: u64, length: usize, room: S::Room) {
+        self.engine.begin(Op { tag, file: Arc::clone(disk.file()), way: self.way, at, length, room });
+    }
+
+    fn buffer(&mut self) -> Result<S::Room, DriverError> {
+        match self.idle.pop() {
+            Some(buffer) => Ok(buffer),
+            None => self.side.buffer(usize::try_from(PIECE).unwrap_or(usize::MAX)),
+        }
+    }
+
+    /// Takes every piece as far as it goes now, but of those that the disk has done only one: to sum it up takes its time,
+    /// in which the disk is to have more to do.
+    fn advance(&mut self) {
+        let done = self.engine.poll();
+        self.is_behind = done.is_some();
+        done.into_iter().for_each(|done| self.disk_has_done(done));
+        for index in 0..self.pieces.len() {
+            self.hop(index);
+        }
+        // What was in the way of a piece has ended now, or will be looked at again.
+        for index in 0..self.pieces.len() {
+            self.start(index);
+        }
+    }
+
+    /// Takes a piece further whose bytes have come to a buffer, or from it.
+    fn hop(&mut self, index: usize) {
+        let Some(piece) = self.pieces.get_mut(index) else { return };
+        let (hop, is_storing) = match &mut piece.stage {
+            Stage::Fetching(hop) => (hop, false),
+            Stage::Storing(hop) => (hop, true),
+            Stage::Waiting | Stage::OnDisk(_) | Stage::Ended(_) => return,
+        };
+        let stage = match self.side.arrived(hop) {
+            Ok(None) => return,
+            Err(error) => Stage::Ended(Err(error.into())),
+            Ok(Some(buffer)) if is_storing => {
+                self.idle.push(buffer);
+                Stage::Ended(Ok(()))
+            }
+            Ok(Some(buffer)) => {
+                let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
+                self.write(self.first + index as u64, &disk, at, length, buffer, false)
+            }
+        };
+        self.pieces[index].stage = stage;
+    }
+
+    fn disk_has_done(&mut self, done: Done<S::Room>) {
+        let Done { tag, room, result } = done;
+        let index = tag.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        let piece = index.and_then(|index| self.pieces.get_mut(index)).expect("a piece waits for the disk");
+        let Stage::OnDisk(OnDisk { sum, is_straight }) = piece.stage else {
+            unreachable!("the disk answers each once");
+        };
+        let (disk, at) = (&piece.work.disk, piece.at);
+        let result = match result {
+            Err(flaw) => Err(failed(disk.id(), at, self.way, flaw)),
+            Ok(()) if self.way == Way::FromDisk => disk.sums().verify(at, sum, &room.bytes()[..sum.length]),
+            Ok(()) => {
+                disk.sums().enter(at, sum);
+                Ok(())
+            }
+        };
+        if self.way == Way::FromDisk && result.is_ok() && !is_straight {
+            let stored = self.side.store(&piece.work.memory, at, piece.length, room);
+            piece.stage = stored.map_or_else(|error| Stage::Ended(Err(error.into())), Stage::Storing);
+            return;
+        }
+        if !is_straight {
+            self.idle.push(room);
+        }
+        piece.stage = Stage::Ended(result);
+    }
+}
+
+impl<S: Side> Link for DiskLink<S> {
+    const CHUNK: u64 = PIECE;
+    const UNDER_WAY_MAX: usize = RING_PIECES;
+    const BACKGROUND_UNDER_WAY_MAX: usize = RING_PIECES / 2;
+
+    type Work = DiskWork<S::Memory>;
+    /// The piece's number.
+    type Chunk = u64;
+
+    fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<u64, CopyError> {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let index = self.pieces.len();
+        self.pieces.push_back(Piece::new(work.clone(), at, length));
+        self.start(index);
+        Ok(self.first + index as u64)
+    }
+
+    /// Asked of the first alone: the others wait in line behind it.
+    fn has_ended(&mut self, number: &mut u64) -> Result<bool, CopyError> {
+        self.advance();
+        debug_assert_eq!(*number, self.first, "pieces are asked for in their order");
+        match self.pieces.pop_front() {
+            Some(Piece { stage: Stage::Ended(result), .. }) => {
+                self.first += 1;
+                result.map(|()| true)
+            }
+            Some(piece) => {
+                self.pieces.push_front(piece);
+                Ok(false)
+            }
+            None => Ok(true),
+        }
+    }
+
+    fn patience(&self, _: &u64, _is_last: bool) -> Duration {
+        if self.is_behind { Duration::ZERO } else { BETWEEN_PIECES }
+    }
+}

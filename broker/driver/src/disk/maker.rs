@@ -1,0 +1,104 @@
+//! Makes and deletes files for extents, on a thread of its own: a file system takes its time for either.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+use vramd_types::{Bytes, ExtentId};
+
+use super::{Disk, extent::DiskExtent};
+use crate::{Completion, DriverError};
+
+/// Between two looks whether the copies of what was released have ended.
+const NAP: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub(crate) enum DiskOrder {
+    Make {
+        extent: ExtentId,
+        size: Bytes,
+        /// Where it is to fail.
+        failure: Option<DriverError>,
+    },
+    /// What nobody can find any more.
+    Release { extent: ExtentId, released: Arc<DiskExtent> },
+}
+
+/// The driver's table of extents, and its sink.
+pub(crate) trait Registry {
+    /// `false` where the id is in use.
+    fn claim(&self, extent: ExtentId) -> bool;
+
+    /// An extent that was claimed can be found.
+    fn enter(&self, extent: ExtentId, made: Arc<DiskExtent>);
+
+    /// The id is in use no longer.
+    fn forget(&self, extent: ExtentId);
+
+    fn tell(&self, completion: Completion);
+}
+
+/// Until nobody can send any more.
+pub(crate) fn run(disk: Option<&Disk>, registry: &impl Registry, orders: &Receiver<DiskOrder>) {
+    let mut leaving: Vec<(ExtentId, Arc<DiskExtent>)> = Vec::new();
+    loop {
+        let order = match leaving.is_empty() {
+            true => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => orders.recv_timeout(NAP),
+        };
+        match order {
+            Ok(DiskOrder::Make { extent, size, failure }) => {
+                let result = failure.map_or_else(|| make(disk, registry, extent, size), Err);
+                registry.tell(Completion::DiskCreated { extent, result });
+            }
+            Ok(DiskOrder::Release { extent, released }) => leaving.push((extent, released)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) if leaving.is_empty() => return,
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(NAP),
+        }
+        leaving = leaving.into_iter().filter_map(|(extent, it)| delete(registry, extent, it)).collect();
+    }
+}
+
+fn make(
+    disk: Option<&Disk>,
+    registry: &impl Registry,
+    extent: ExtentId,
+    size: Bytes,
+) -> Result<(), DriverError> {
+    let disk = disk.ok_or_else(|| DriverError::Failed("no directory on disk was given".to_owned()))?;
+    if !registry.claim(extent) {
+        return Err(DriverError::Failed(format!("{extent} exists")));
+    }
+    let made = DiskExtent::new(&disk.directory, extent, size);
+    match made {
+        Ok(made) => registry.enter(extent, Arc::new(made)),
+        Err(error) => {
+            registry.forget(extent);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Unless a copy of it is under way: that ends, and then it is deleted here, where nobody else waits for it.
+fn delete(
+    registry: &impl Registry,
+    extent: ExtentId,
+    released: Arc<DiskExtent>,
+) -> Option<(ExtentId, Arc<DiskExtent>)> {
+    match Arc::try_unwrap(released) {
+        Ok(sole) => {
+            drop(sole);
+            registry.forget(extent);
+            registry.tell(Completion::Released { extent, returned: true });
+            None
+        }
+        Err(shared) => Some((extent, shared)),
+    }
+}

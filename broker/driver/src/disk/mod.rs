@@ -1,0 +1,97 @@
+//! Extents on disk: what is the same for every driver.
+//!
+//! ```text
+//!  CreateDisk, Release ─► maker: preallocates and deletes files ─► Directory: the lock, the capacity, what was left over
+//!
+//!  Copy ─► Lanes ── a queue from disk and one to it ──► lane::run, a thread each
+//!                                                         └─► DiskLink: pieces, checksums, the ring of buffers
+//!                                                               ├─► Side: the driver's own; memory to buffer and back
+//!                                                               └─► Engine: io_uring, or threads
+//! ```
+//!
+//! All IO is direct, of whole blocks: the page cache would hold in memory what is on disk because memory is short. An extent
+//! is a preallocated file named by its id. None outlives the daemon, so nothing is ever synced, and what each piece must be
+//! is kept in memory.
+
+mod directory;
+mod engine;
+mod extent;
+mod link;
+mod maker;
+mod piece;
+mod problem;
+mod room;
+mod side;
+mod sums;
+
+use std::{path::PathBuf, sync::Arc};
+
+use vramd_types::Bytes;
+
+use self::directory::Directory;
+pub use self::{engine::DiskEngine, problem::DirectoryError};
+pub(crate) use self::{
+    engine::{Way, uring_works},
+    extent::DiskExtent,
+    link::{DiskLink, run_lane},
+    maker::{DiskOrder, Registry, run},
+    piece::DiskWork,
+    room::{Buffer, Room},
+    side::Side,
+};
+
+/// What direct IO is of, in memory and on disk: no disk has larger blocks that we know of, and who has is found out when
+/// the directory is opened.
+const ALIGNMENT: usize = 4096;
+
+/// What is read or written at once, and has a checksum: from here on larger ones are no faster.
+const PIECE: u64 = 2 << 20;
+
+/// So many are under way in each direction, each with a buffer: 32 MiB are what a disk of 14 GB/s moves in more than twice its
+/// latency, and half of them may be on the device's side.
+const RING_PIECES: usize = 16;
+
+/// Where extents may lie on disk, and how much of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// Nobody else's: files named like ours are deleted.
+    pub directory: PathBuf,
+    pub capacity: Bytes,
+    /// io_uring where it is to be had, unless one is named.
+    pub engine: Option<DiskEngine>,
+}
+
+/// What was found out about it when it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskFacts {
+    pub directory: PathBuf,
+    pub capacity: Bytes,
+    pub engine: DiskEngine,
+    /// Why io_uring can't be used, where it was wanted.
+    pub no_uring: Option<String>,
+}
+
+/// The directory, opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk {
+    directory: Arc<Directory>,
+    facts: DiskFacts,
+}
+
+impl Disk {
+    pub(crate) fn open(config: &DiskConfig) -> Result<Self, DirectoryError> {
+        let (engine, no_uring) = engine::choose(config.engine).map_err(DirectoryError::NoUring)?;
+        let directory = Directory::open(&config.directory, config.capacity)?;
+        let facts = DiskFacts {
+            directory: directory.path().to_owned(),
+            capacity: directory.capacity(),
+            engine,
+            no_uring,
+        };
+        Ok(Self { directory: Arc::new(directory), facts })
+    }
+
+    pub(crate) fn facts(&self) -> &DiskFacts {
+        &self.facts
+    }
+}

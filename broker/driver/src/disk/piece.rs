@@ -1,0 +1,99 @@
+//! One piece of a copy between memory and disk.
+
+use std::{fmt, sync::Arc};
+
+use rustix::io::Errno;
+use vramd_types::{Bytes, ExtentId};
+
+use super::{
+    engine::{Flaw, Way},
+    extent::DiskExtent,
+    side::Side,
+    sums::Sum,
+};
+use crate::{CopyError, DiskFlaw};
+
+/// What is copied between an extent on disk and memory. Both are kept for as long as it takes, even if they are released
+/// meanwhile.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskWork<M> {
+    pub(crate) disk: Arc<DiskExtent>,
+    pub(crate) memory: M,
+}
+
+pub(super) struct Piece<S: Side> {
+    pub(super) work: DiskWork<S::Memory>,
+    pub(super) at: u64,
+    pub(super) length: usize,
+    pub(super) stage: Stage<S::Hop>,
+}
+
+#[derive(Debug)]
+pub(super) enum Stage<H> {
+    /// For another that goes to the same place.
+    Waiting,
+    /// From memory to a buffer.
+    Fetching(H),
+    OnDisk(OnDisk),
+    /// From a buffer to memory.
+    Storing(H),
+    Ended(Result<(), CopyError>),
+}
+
+/// What the disk reads must be, or what it writes is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OnDisk {
+    pub(super) sum: Sum,
+    /// Without a buffer.
+    pub(super) is_straight: bool,
+}
+
+impl<S: Side> Piece<S> {
+    pub(super) fn new(work: DiskWork<S::Memory>, at: u64, length: usize) -> Self {
+        Self { work, at, length, stage: Stage::Waiting }
+    }
+
+    /// Both go to the same place, and this has not yet.
+    pub(super) fn is_in_the_way_of(&self, other: &Self, way: Way) -> bool {
+        let is_same = match way {
+            Way::FromDisk => S::is_same(&self.work.memory, &other.work.memory),
+            Way::ToDisk => Arc::ptr_eq(&self.work.disk, &other.work.disk),
+        };
+        is_same && self.at == other.at && !matches!(self.stage, Stage::Ended(_))
+    }
+}
+
+pub(super) fn failed(extent: ExtentId, at: u64, way: Way, flaw: Flaw) -> CopyError {
+    let at = Bytes::new(at);
+    let flaw = match flaw {
+        Flaw::Short(bytes) => DiskFlaw::Short(Bytes::new(bytes as u64)),
+        Flaw::Failed(error) => DiskFlaw::Failed(Errno::raw_os_error(error)),
+    };
+    match way {
+        Way::FromDisk => CopyError::Unreadable { extent, at, flaw },
+        Way::ToDisk => CopyError::Unwritable { extent, at, flaw },
+    }
+}
+
+impl<S: Side> fmt::Debug for Piece<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Piece").field("at", &self.at).field("stage", &self.stage).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_disk_refused_names_the_extent_and_the_place() {
+        let says = |way, flaw| failed(ExtentId::from_raw(7), 4 << 20, way, flaw).to_string();
+        let extent = ExtentId::from_raw(7);
+        let error = format!("read {extent} from 4194304 on: Input/output error (os error 5)");
+        assert_eq!(says(Way::FromDisk, Flaw::Failed(Errno::IO)), error);
+        let full = format!("write {extent} from 4194304 on: No space left on device (os error 28)");
+        assert_eq!(says(Way::ToDisk, Flaw::Failed(Errno::NOSPC)), full);
+        let short = format!("read {extent} from 4194304 on: it ends after 8192 bytes");
+        assert_eq!(says(Way::FromDisk, Flaw::Short(8192)), short);
+    }
+}

@@ -1,0 +1,66 @@
+//! Why a directory can't be where extents lie.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use thiserror::Error;
+use vramd_types::Bytes;
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DirectoryError {
+    #[error("there is no {}", .0.display())]
+    Missing(PathBuf),
+    #[error("{} is no directory", .0.display())]
+    NoDirectory(PathBuf),
+    #[error("{} cannot be written: {problem}", .directory.display())]
+    NotWritable { directory: PathBuf, problem: String },
+    #[error("{} is another daemon's{}", .directory.display(), by_whom(*.by))]
+    InUse {
+        directory: PathBuf,
+        /// Its process, if it says so.
+        by: Option<u32>,
+    },
+    #[error("the file system of {} has no direct IO", .0.display())]
+    NoDirectIo(PathBuf),
+    #[error("the file system of {} cannot preallocate files", .0.display())]
+    NoPreallocation(PathBuf),
+    #[error("{} has {} bytes free, not {}", .directory.display(), .free.get(), .capacity.get())]
+    TooSmall { directory: PathBuf, free: Bytes, capacity: Bytes },
+    /// Which was asked for.
+    #[error("io_uring cannot be used: {0}")]
+    NoUring(String),
+    #[error("{}: {doing}: {problem}", .directory.display())]
+    Failed { directory: PathBuf, doing: String, problem: String },
+}
+
+fn by_whom(process: Option<u32>) -> String {
+    process.map(|process| format!(", process {process}")).unwrap_or_default()
+}
+
+/// Says of a directory what went wrong there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doing<'a>(&'a Path);
+
+impl<'a> Doing<'a> {
+    pub(super) fn of(directory: &'a Path) -> Self {
+        Self(directory)
+    }
+
+    pub(super) fn directory(&self) -> PathBuf {
+        self.0.to_owned()
+    }
+
+    pub(super) fn failed(&self, doing: &str, problem: impl fmt::Display) -> DirectoryError {
+        DirectoryError::Failed {
+            directory: self.directory(),
+            doing: doing.to_owned(),
+            problem: problem.to_string(),
+        }
+    }
+
+    pub(super) fn not_writable(&self, problem: impl fmt::Display) -> DirectoryError {
+        DirectoryError::NotWritable { directory: self.directory(), problem: problem.to_string() }
+    }
+}

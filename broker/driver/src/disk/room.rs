@@ -1,0 +1,105 @@
+//! Memory that the disk is read into and written from.
+//!
+//! The kernel works on it behind the program's back, so whoever lends it gives his word for it, and whoever borrows it
+//! owns it until the kernel is done.
+#![allow(unsafe_code, reason = "memory that the kernel reads and writes by address")]
+
+use std::{io, ptr, ptr::NonNull, slice};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::ALIGNMENT;
+
+/// A piece of memory that the kernel may be told of.
+///
+/// # Safety
+///
+/// From `start` on, `length` bytes are mapped and initialised for as long as the value lives, wherever it is moved to. The
+/// kernel may read and write them meanwhile: nobody holds a reference to them but by `bytes`.
+pub(crate) unsafe trait Room: Send + 'static {
+    /// A multiple of [`ALIGNMENT`].
+    fn start(&self) -> NonNull<u8>;
+
+    fn length(&self) -> usize;
+
+    /// What is there now.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: So many bytes are mapped and initialised, as the trait demands; while the kernel works on them an engine
+        // owns the value, and lends it to nobody.
+        unsafe { slice::from_raw_parts(self.start().as_ptr(), self.length()) }
+    }
+}
+
+/// A buffer of whole pages, not for children: a page that a fork has shared could be written in the wrong process.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: The pointer keeps the type from being sent. The mapping belongs to the process, not to a thread, and `self` is
+// its only owner.
+unsafe impl Send for Buffer {}
+
+// SAFETY: The range is this buffer's own mapping, of pages that begin as zero, until it is dropped.
+unsafe impl Room for Buffer {
+    fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn length(&self) -> usize {
+        self.length
+    }
+}
+
+impl Buffer {
+    pub(crate) fn new(length: usize) -> io::Result<Self> {
+        let length = length.next_multiple_of(ALIGNMENT);
+        // SAFETY: Mapping needs an unsafe call. The address is the kernel's choice, so no memory that Rust knows is
+        // replaced.
+        let start = unsafe {
+            mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }?;
+        let start =
+            NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        let buffer = Self { start, length };
+        // SAFETY: The advice needs an unsafe call. The range is the one just mapped, and leaving it out of children
+        // changes nothing in this process.
+        unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxDontFork) }?;
+        Ok(buffer)
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: So many bytes are mapped and initialised, and nobody else has them while the buffer is borrowed for writing.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
+    }
+
+    /// Its first bytes become these.
+    pub(crate) fn fill(&mut self, bytes: &[u8]) {
+        self.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: Unmapping needs an unsafe call. The range is this buffer's own, no slice of it outlives `self`, and an
+        // engine owns the buffer while the kernel works on it.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+        debug_assert!(unmapped.is_ok(), "a whole mapping is always unmapped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_aligned_and_zero_and_holds_what_it_is_given() {
+        let mut buffer = Buffer::new(ALIGNMENT + 1).unwrap();
+        assert_eq!(buffer.length(), 2 * ALIGNMENT);
+        assert_eq!(buffer.start().as_ptr().align_offset(ALIGNMENT), 0);
+        assert!(buffer.bytes().iter().all(|byte| *byte == 0));
+        buffer.fill(b"abc");
+        assert_eq!(&buffer.bytes()[..4], b"abc\0");
+    }
+}

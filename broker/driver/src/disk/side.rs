@@ -1,0 +1,45 @@
+//! What a driver does itself of a copy between memory and disk.
+
+use std::fmt;
+
+use super::room::Room;
+use crate::DriverError;
+
+/// A driver's own way to get at its memory.
+pub(crate) trait Side {
+    type Memory: Clone + fmt::Debug;
+    /// A buffer of the ring, or memory that needs none.
+    type Room: Room + fmt::Debug;
+    /// Bytes on their way between a buffer and memory.
+    type Hop: fmt::Debug;
+
+    /// Whether they are the same bytes.
+    fn is_same(one: &Self::Memory, other: &Self::Memory) -> bool;
+
+    /// Where the disk itself can read and write, if there is such.
+    fn straight(&self, memory: &Self::Memory, at: u64, length: usize) -> Option<Self::Room>;
+
+    /// A new buffer.
+    fn buffer(&mut self, length: usize) -> Result<Self::Room, DriverError>;
+
+    /// Begins to copy from memory to the beginning of a buffer. What fails has lost the buffer.
+    fn fetch(
+        &mut self,
+        memory: &Self::Memory,
+        at: u64,
+        length: usize,
+        buffer: Self::Room,
+    ) -> Result<Self::Hop, DriverError>;
+
+    /// Begins to copy from the beginning of a buffer to memory.
+    fn store(
+        &mut self,
+        memory: &Self::Memory,
+        at: u64,
+        length: usize,
+        buffer: Self::Room,
+    ) -> Result<Self::Hop, DriverError>;
+
+    /// The buffer once the bytes have arrived. Not asked again then, nor after an error.
+    fn arrived(&mut self, hop: &mut Self::Hop) -> Result<Option<Self::Room>, DriverError>;
+}

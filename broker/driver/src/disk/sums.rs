@@ -1,0 +1,112 @@
+//! What an extent on disk must be: a checksum of each piece, kept in memory for as long as the extent lives.
+//!
+//! No extent outlives the daemon, so its checksums need not either; and what lies elsewhere can't be torn by what tears the
+//! file. Extent and place are part of each sum, so that another piece's bytes are damage too.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use twox_hash::XxHash3_64;
+use vramd_types::{Bytes, ExtentId};
+
+use super::PIECE;
+use crate::CopyError;
+
+/// Of the bytes of a piece that were written there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) length: usize,
+    hash: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Sums {
+    extent: ExtentId,
+    /// None of what was not written, or is being written.
+    pieces: Mutex<Vec<Option<Sum>>>,
+}
+
+impl Sums {
+    pub(super) fn new(extent: ExtentId, size: Bytes) -> Self {
+        let pieces = usize::try_from(size.get().div_ceil(PIECE)).unwrap_or(usize::MAX);
+        Self { extent, pieces: Mutex::new(vec![None; pieces]) }
+    }
+
+    /// Of the piece that begins there.
+    pub(super) fn of(&self, at: u64, bytes: &[u8]) -> Sum {
+        let seed = self.extent.get().rotate_left(32) ^ (at / PIECE);
+        Sum { length: bytes.len(), hash: XxHash3_64::oneshot_with_seed(seed, bytes) }
+    }
+
+    /// Before anything of it is written.
+    pub(super) fn forget(&self, at: u64) {
+        self.set(at, None);
+    }
+
+    /// It was written.
+    pub(super) fn enter(&self, at: u64, sum: Sum) {
+        self.set(at, Some(sum));
+    }
+
+    /// What the piece must be, of which somebody wants to read so much.
+    pub(super) fn expected(&self, at: u64, length: usize) -> Result<Sum, CopyError> {
+        let known = self.pieces().get(index(at)).copied().flatten();
+        known
+            .filter(|sum| sum.length >= length)
+            .ok_or_else(|| CopyError::Unwritten { extent: self.extent, at: Bytes::new(at) })
+    }
+
+    pub(super) fn verify(&self, at: u64, expected: Sum, bytes: &[u8]) -> Result<(), CopyError> {
+        if self.of(at, bytes) == expected {
+            return Ok(());
+        }
+        Err(CopyError::Damaged { extent: self.extent, at: Bytes::new(at) })
+    }
+
+    fn set(&self, at: u64, sum: Option<Sum>) {
+        if let Some(piece) = self.pieces().get_mut(index(at)) {
+            *piece = sum;
+        }
+    }
+
+    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    fn pieces(&self) -> MutexGuard<'_, Vec<Option<Sum>>> {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn index(at: u64) -> usize {
+    usize::try_from(at / PIECE).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: ExtentId = ExtentId::from_raw(7);
+
+    #[test]
+    fn what_was_not_written_cannot_be_read() {
+        let sums = Sums::new(ID, Bytes::mib(4));
+        let unwritten = |at| Err(CopyError::Unwritten { extent: ID, at: Bytes::new(at) });
+        assert_eq!(sums.expected(0, 1), unwritten(0));
+        let sum = sums.of(PIECE, b"abc");
+        sums.enter(PIECE, sum);
+        assert_eq!(sums.expected(0, 1), unwritten(0));
+        assert_eq!(sums.expected(PIECE, 3), Ok(sum));
+        assert_eq!(sums.expected(PIECE, 4), unwritten(PIECE), "so much was not");
+        sums.forget(PIECE);
+        assert_eq!(sums.expected(PIECE, 3), unwritten(PIECE));
+        assert_eq!(sums.expected(2 * PIECE, 0), unwritten(2 * PIECE), "behind the end");
+    }
+
+    #[test]
+    fn a_changed_byte_and_anothers_bytes_are_damage() {
+        let (sums, other) = (Sums::new(ID, Bytes::mib(4)), Sums::new(ExtentId::from_raw(8), Bytes::mib(4)));
+        let sum = sums.of(0, b"abc");
+        assert_eq!(sums.verify(0, sum, b"abc"), Ok(()));
+        let damaged = |at| Err(CopyError::Damaged { extent: ID, at: Bytes::new(at) });
+        assert_eq!(sums.verify(0, sum, b"abd"), damaged(0));
+        assert_eq!(sums.verify(PIECE, sum, b"abc"), damaged(PIECE));
+        assert!(other.verify(0, sum, b"abc").is_err());
+    }
+}
