@@ -440,6 +440,10 @@ pub enum Notice {
         extent: ExtentId,
         problem: String,
     },
+    /// What the driver had no memory for is asked of it once more, after something has left the device.
+    CreateRetried {
+        device: DeviceIndex,
+    },
     Unbrokered {
         device: DeviceIndex,
         bytes: Bytes,

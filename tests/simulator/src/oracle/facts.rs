@@ -38,6 +38,10 @@ pub(super) struct PlaceFacts {
     pub(super) context: u64,
     pub(super) unbrokered: u64,
     pub(super) contexts: u64,
+    /// What the driver did not have though there was room, until it is looked who holds it.
+    pub(super) missing: u64,
+    /// After so many looks nobody waits any more only since the driver had none.
+    pub(super) looks_left: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

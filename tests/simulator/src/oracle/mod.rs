@@ -274,6 +274,7 @@ impl Oracle {
         self.fences_last();
         self.nobody_stalls();
         self.nobody_starves(broker);
+        self.learn_failed_batches(broker);
         self.nobody_is_kept_waiting(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {
