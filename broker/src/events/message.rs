@@ -52,6 +52,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
         | Notice::CreateRetried { .. }
+        | Notice::Backed { .. }
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::Evicted { .. }
@@ -198,6 +199,7 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
         | Notice::CreateRetried { .. }
+        | Notice::Backed { .. }
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::Evicted { .. }

@@ -162,6 +162,7 @@ impl Broker {
         if towards != Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
             self.residents.leaves(part);
+            self.lacks_no_more(part, tenant, device);
         }
         let migration = Migration {
             to,

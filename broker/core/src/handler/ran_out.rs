@@ -26,7 +26,8 @@ impl Broker {
         self.give_up_cached(Some(device));
         self.withhold(device, |ledger| ledger.lacked(Place::device(device), asked));
         self.survey(device);
-        self.cover_shortfall(device);
+        // Once it is known what is undone for that.
+        self.unsettled.short.insert(device);
         self.unsettled.demands = true;
     }
 

@@ -13,7 +13,7 @@ mod draft;
 mod quota;
 mod reservation;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
 
@@ -124,6 +124,8 @@ pub(crate) struct Ledger {
     /// What did not add up, to be counted and logged.
     broken: Vec<String>,
     pub(crate) touched: Touched<(TenantId, Place)>,
+    /// Devices below which somebody may be admitted to more than before.
+    pub(crate) eased: BTreeSet<DeviceIndex>,
     #[cfg(feature = "planted")]
     planted: Option<crate::Bug>,
 }
@@ -145,6 +147,7 @@ impl Ledger {
             quotas,
             broken: Vec::new(),
             touched: Touched::default(),
+            eased: BTreeSet::new(),
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -269,6 +272,9 @@ impl Ledger {
 
     /// The driver had not so much more: whoever holds it, there is less of the place than what is held of it and that.
     pub(crate) fn lacked(&mut self, place: Place, asked: Bytes) {
+        if planted!(self, MissingForgotten) {
+            return;
+        }
         if let Some(books) = self.books.get_mut(&place) {
             let most = books.held.saturating_add(asked).saturating_sub(GRANULARITY);
             books.missing = books.missing.saturating_add(books.capacity().saturating_sub(most));
@@ -348,6 +354,10 @@ impl Ledger {
         });
         match sums {
             Some((held, committed)) => {
+                let eases = new.held() < old.held() || new.limit > old.limit || new.commitment() < before;
+                if eases && place.tier == Tier::Host {
+                    self.eased.insert(place.device);
+                }
                 (books.held, books.committed) = (held, committed);
                 match known {
                     Some(account) => *account = new,

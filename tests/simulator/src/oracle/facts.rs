@@ -275,6 +275,8 @@ pub(super) struct Facts {
     pub(super) write_backs: BTreeMap<ExtentId, WriteBackFacts>,
     /// What parts on their devices have below.
     pub(super) backings: BTreeMap<PartRef, BackingFacts>,
+    /// Parts on their device for which there were no bytes below: whose, in which place, and how large.
+    pub(super) lacking: BTreeMap<PartRef, (Tenant, usize, u64)>,
     /// Parts that are on their way out of their devices, or about to set out.
     pub(super) departing: BTreeSet<PartRef>,
     /// Discardable parts that are nowhere, and how large they are.

@@ -221,6 +221,10 @@ impl Oracle {
                 }
                 self.has_moved(*part, *tier);
             }
+            Command::Notice(Notice::Backed { part, .. }) => {
+                self.forget_unmade(broker);
+                self.backed_late(*part);
+            }
             Command::Notice(Notice::WrittenBack { part, .. }) => self.was_written_back(*part),
             // It stays where it is either way.
             Command::Notice(
@@ -266,6 +270,7 @@ impl Oracle {
         self.liar_is_quarantined();
         self.answers_are_in_time();
         self.admitted();
+        self.nobody_lacks_for_nothing();
         self.counts_are_bounded(broker);
         self.repeated_without_effect();
         self.queue_is_bounded();
