@@ -106,6 +106,7 @@ pub fn config(devices: &[Bytes]) -> Config {
             .collect(),
         part_size: Bytes::mib(4),
         default_limit: Quantity::Percent(100),
+        default_host_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,

@@ -30,6 +30,7 @@ impl Oracle {
         let row = |device: &str| book.get(&(name.clone(), device.to_owned(), facts.tier));
         let (guarantee, limit) = match row(&facts.uuid).or_else(|| row("*")) {
             Some((guarantee, limit)) => (of(*guarantee, facts.share), of(*limit, facts.share)),
+            None if facts.tier == Tier::Host => (0, of(self.default_host_limit, facts.share)),
             None => (0, of(self.default_limit, facts.share)),
         };
         (guarantee, limit)
