@@ -291,6 +291,7 @@ impl App {
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: config.memory.check_shadows,
             default_limit: config.quota.default.limit,
+            default_host_limit: config.quota.default.host_limit,
             limits: self.core_limits(),
         }
     }

@@ -86,7 +86,7 @@ impl Broker {
     /// A broker with the quotas that were stored; those of devices that are absent are kept.
     pub fn new(config: Config, stored: StoredQuotas, now: Time) -> Self {
         let mut tenants = Tenants::default();
-        let mut book = QuotaBook::new(config.default_limit);
+        let mut book = QuotaBook::new(config.default_limit, config.default_host_limit);
         for row in &stored.quotas {
             let device = quota_device(&config, &row.device);
             let quota = Quota { guarantee: row.guarantee, limit: row.limit };

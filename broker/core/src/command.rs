@@ -405,6 +405,13 @@ pub enum Notice {
         /// By what is known so far nobody has written the part since: it can leave without being copied.
         clean: bool,
     },
+    /// A part for which there were no bytes below its device has some set aside now: it can leave.
+    Backed {
+        part: PartRef,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        bytes: Bytes,
+    },
     /// A part that was to leave uncopied is copied: its shadow holds something else, so it was written behind its pins.
     ShadowDiffers {
         part: PartRef,
@@ -449,6 +456,10 @@ pub enum Notice {
     CreateFailed {
         extent: ExtentId,
         problem: String,
+    },
+    /// What the driver had no memory for is asked of it once more, after something has left the device.
+    CreateRetried {
+        device: DeviceIndex,
     },
     Unbrokered {
         device: DeviceIndex,

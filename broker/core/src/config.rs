@@ -12,8 +12,10 @@ pub struct Config {
     pub devices: Vec<DeviceConfig>,
     /// Size of a part where the client asks for none; a multiple of 2 MiB.
     pub part_size: Bytes,
-    /// Limit of a tenant without a quota; its guarantee is zero.
+    /// Limit of a tenant without a quota, on each device; its guarantee is zero.
     pub default_limit: Quantity,
+    /// The same in the host tier of each.
+    pub default_host_limit: Quantity,
     /// Room is kept for the contexts of so many clients, or of those that have one, if these are more.
     pub sessions_reserved: u32,
     /// Who leaves a device when somebody needs the room.

@@ -20,6 +20,9 @@ pub const REVOKED_TOGETHER: usize = 64;
 /// So many parts of an operator's call are begun with in one event: however many it names, nobody else waits for all.
 pub const BEGUN_TOGETHER: usize = 512;
 
+/// So many parts get bytes set aside below their device in one event, when some come free there.
+pub const BACKED_TOGETHER: usize = 512;
+
 /// Most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;
 

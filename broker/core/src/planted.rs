@@ -63,14 +63,14 @@ mod bugs {
 
     bugs! {
         SettleSkipped: "what was made stays reserved", [LEDGER_BOOKS];
-        ReservationKept: "what could not be made stays reserved", [LEDGER_BOOKS, LEDGER_ORACLE];
+        ReservationKept: "what could not be made stays reserved", [LEDGER_BOOKS, LEDGER_ORACLE, BACKED];
         DoubleFree: "an extent is released twice", [EXTENT_USE];
         WrongTenantCharged: "an allocation is charged to another tenant", [LEDGER_ORACLE, EXTENTS, ADMISSION];
         UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS, ADMISSION, LIMIT];
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE];
-        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE];
-        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE];
+        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED];
+        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE, BACKED];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
         UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES];
         DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS, DEVICES];
@@ -84,7 +84,7 @@ mod bugs {
         ReleasedWhileMapped: "an extent is released while a session maps it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED, MAPPERS, CACHED];
         ReleasedWhileHashed: "an extent is released while the driver reads it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED];
         HashedWhileMapped: "sealed memory is hashed while its writer maps it", [SEALED];
-        HalfABatchKept: "a failed batch leaves its later allocations behind", [DRAINS, VISIBLE];
+        HalfABatchKept: "a failed batch leaves its later allocations behind", [DRAINS, VISIBLE, DEMANDS];
         FreedIsSent: "what waits to be sent of an allocation is sent though it was freed", [MAP_SENT];
         MapToDeadSession: "a descriptor is sent to a session whose channel has ended", [FDS, FDS_SENT, OPS];
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered", [FDS_SENT];
@@ -135,7 +135,7 @@ mod bugs {
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
         CopiedInPart: "the end of a part is not copied with it", [CONTENT];
         HostChargeForgotten: "what lies in host memory is charged to nobody", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS];
+        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS, BACKED];
         DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
         PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
         SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES];
@@ -157,6 +157,8 @@ mod bugs {
         OlderShadowKept: "what a part has below is a shadow still when writing it back has failed", [CONTENT];
         WrittenSinceIgnored: "what was written back is a shadow though the part was written meanwhile", [CONTENT];
         WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
+        LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
+        MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 

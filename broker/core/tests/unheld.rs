@@ -59,6 +59,24 @@ fn placed(device: u32, host: u32, items: Vec<AllocationSpec>) -> Vec<Vec<Tier>> 
 
 /// What is not held took the room of the device that its batch had for what is.
 #[test]
+fn who_has_no_quota_owns_what_the_default_says_of_the_host_whatever_its_limit_on_the_device() {
+    let mut config = config(&[Bytes::mib(16)]);
+    config.devices[0].host = Bytes::mib(64);
+    config.default_limit = vramd_types::Quantity::Bytes(Bytes::mib(8));
+    config.default_host_limit = vramd_types::Quantity::Percent(50);
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let limit = |tier| world.broker.quota("a", None, tier).expect("a tenant").in_force.expect("there").limit;
+    assert_eq!((limit(Tier::Device), limit(Tier::Host)), (Bytes::mib(8), Bytes::mib(32)));
+    let most = AllocationSpec { unheld: true, ..spec(32) };
+    world.allocate(client, most).expect("as much as there is for it below");
+    assert_eq!(held(&world), mib(8, 32));
+    let refused = world.allocate(client, AllocationSpec { unheld: true, ..spec(2) }).expect_err("no more");
+    let Refusal::QuotaLimit { tier: Tier::Host, limit, held, .. } = refused else { panic!("{refused:?}") };
+    assert_eq!((limit, held), (Bytes::mib(32), Bytes::mib(32)));
+}
+
+#[test]
 fn what_is_held_has_its_device_first() {
     let (above, below) = (vec![Tier::Device], vec![Tier::Host; 2]);
     for items in [vec![unheld(8), spec(4)], vec![spec(4), unheld(8)]] {

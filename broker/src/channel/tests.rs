@@ -60,6 +60,7 @@ impl Daemon {
                 devices: vec![],
                 part_size: vramd_types::GRANULARITY,
                 default_limit: vramd_types::Quantity::Percent(100),
+                default_host_limit: vramd_types::Quantity::Percent(100),
                 limits: broker_core::Limits::default(),
             };
             let broker = Broker::new(config, StoredQuotas::default(), Time::START);

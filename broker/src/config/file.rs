@@ -302,17 +302,19 @@ pub struct Quota {
     pub default: DefaultQuota,
 }
 
-/// Of tenants without a stored quota, on each device. They have no guarantee.
+/// Of tenants without a stored quota, on each device and in the host tier beside it. They have no guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DefaultQuota {
     #[serde(deserialize_with = "quantity_of")]
     pub limit: Quantity,
+    #[serde(deserialize_with = "quantity_of")]
+    pub host_limit: Quantity,
 }
 
 impl Default for DefaultQuota {
     fn default() -> Self {
-        Self { limit: Quantity::Percent(100) }
+        Self { limit: Quantity::Percent(100), host_limit: Quantity::Percent(100) }
     }
 }
 

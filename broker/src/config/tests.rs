@@ -100,6 +100,7 @@ fn what_is_said_is_read() {
         check_shadows = true
         [quota.default]
         limit = "1.5GiB"
+        host_limit = "50%"
         [[tenants]]
         tenant = "pods"
         cgroup = "/kubepods.slice/**"
@@ -126,7 +127,9 @@ fn what_is_said_is_read() {
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
     assert_eq!((config.memory.harvest, config.memory.check_shadows), (Duration::from_secs(60), true));
-    assert_eq!(config.quota.default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
+    let default = &config.quota.default;
+    assert_eq!(default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
+    assert_eq!(default.host_limit, Quantity::Percent(50));
     assert_eq!(config.tenants[0].0.tenant, "pods");
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
     let telemetry = &config.telemetry;
@@ -159,6 +162,7 @@ fn every_complaint_names_line_column_and_field() {
         ("[limits]\nsessions_max = 0\n", 2, 16, "limits.sessions_max", "nothing through"),
         ("[limits]\nsessions_max = -1\n", 2, 16, "limits.sessions_max", "invalid value"),
         ("[quota.default]\nguarantee = \"2GiB\"\n", 2, 1, "quota.default.guarantee", "unknown field"),
+        ("[quota.default]\nhost_limit = \"101%\"\n", 2, 14, "quota.default.host_limit", "a quantity like"),
         ("[[tenants]]\ntenant = \"a b\"\nuid = 1\n", 1, 1, "tenants[0]", "is no name"),
         ("[[tenants]]\ntenant = \"a\"\n", 1, 1, "tenants[0]", "needs a uid"),
         ("[[tenants]]\ntenant = \"a\"\ncgroup = \"x\"\n", 1, 1, "tenants[0]", "no cgroup pattern"),

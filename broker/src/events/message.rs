@@ -51,6 +51,8 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
+        | Notice::CreateRetried { .. }
+        | Notice::Backed { .. }
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::Evicted { .. }
@@ -196,6 +198,8 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
+        | Notice::CreateRetried { .. }
+        | Notice::Backed { .. }
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::Evicted { .. }

@@ -114,6 +114,12 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::CreateFailed { extent, problem } => {
             warn!(%extent, problem, left_out, "driver could not make memory")
         }
+        Notice::Backed { part, tenant, device, bytes } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, bytes = bytes.get(), "a part can leave now: there are bytes for it in the host");
+        }
+        Notice::CreateRetried { device } => {
+            info!(device = device.0, "memory that the driver could not make is asked of it again")
+        }
         Notice::Moved { part, tenant, device, tier, bytes, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part moved");
         }

@@ -102,6 +102,7 @@ mod tests {
             devices: Vec::new(),
             part_size: vramd_types::Bytes::mib(256),
             default_limit: vramd_types::Quantity::Percent(100),
+            default_host_limit: vramd_types::Quantity::Percent(100),
             limits: broker_core::Limits::default(),
         };
         let (book, window) =

@@ -123,6 +123,7 @@ fn config() -> Config {
         }],
         part_size: Bytes::mib(256),
         default_limit: Quantity::Percent(100),
+        default_host_limit: Quantity::Percent(100),
         limits: Limits { survey_interval: Duration::from_millis(20), ..Limits::default() },
     }
 }

@@ -39,6 +39,7 @@ pub(super) struct Counters {
     dropped: [AtomicU64; Signal::ALL.len()],
     failures: [AtomicU64; Signal::ALL.len()],
     pin_stalls: AtomicU64,
+    create_retries: AtomicU64,
 }
 
 impl Default for Counters {
@@ -49,6 +50,7 @@ impl Default for Counters {
             dropped: Default::default(),
             failures: Default::default(),
             pin_stalls: AtomicU64::new(0),
+            create_retries: AtomicU64::new(0),
         }
     }
 }
@@ -73,6 +75,14 @@ impl Counters {
 
     pub(super) fn pin_stalls(&self) -> u64 {
         read(&self.pin_stalls)
+    }
+
+    pub(super) fn create_retried(&self) {
+        add(Some(&self.create_retries), 1);
+    }
+
+    pub(super) fn create_retries(&self) -> u64 {
+        read(&self.create_retries)
     }
 
     /// All that is not zero.

@@ -115,6 +115,9 @@ impl Telemetry {
         if let Notice::PinStalled { .. } = notice {
             shared.counters.pin_stalled();
         }
+        if let Notice::CreateRetried { .. } = notice {
+            shared.counters.create_retried();
+        }
     }
 
     /// A connection was refused that the core never heard of.

@@ -254,6 +254,13 @@ pub const PIN_STALLS: Definition = count(
     &[],
     "Pins that were aborted because all who stood in their way waited themselves.",
 );
+pub const CREATE_RETRIES: Definition = count(
+    Kind::Counter,
+    "vramd.create.retries",
+    "{create}",
+    &[],
+    "Times that memory was asked of a driver again which had none before, though by the books there was room.",
+);
 pub const TENANT_ALLOCATIONS: Definition = count(
     Kind::UpDownCounter,
     "vramd.tenant.allocations",
@@ -342,6 +349,7 @@ pub const ALL: &[&Definition] = &[
     &QUEUE_WAIT,
     &PIN_WAIT,
     &PIN_STALLS,
+    &CREATE_RETRIES,
     &TENANT_ALLOCATIONS,
     &ALLOCATIONS,
     &SESSIONS,

@@ -50,6 +50,7 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
         say(figures.batches_waiting, &[text(of::WAIT_KIND, ends::BATCH)]);
     }),
     (&of::PIN_STALLS, |shown, say| say(shown.counters.pin_stalls(), &[])),
+    (&of::CREATE_RETRIES, |shown, say| say(shown.counters.create_retries(), &[])),
     (&of::TENANT_ALLOCATIONS, allocations_of),
     (&of::ALLOCATIONS, allocations),
     (&of::SESSIONS, sessions),

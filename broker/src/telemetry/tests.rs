@@ -148,6 +148,7 @@ fn every_metric_has_the_name_that_the_table_says() {
         metrics.ends.told(&notice, |_| Duration::from_millis(1));
     }
     counters.pin_stalled();
+    counters.create_retried();
     let text = metrics.text(super::figures::tests::full_look()).unwrap();
     for metric in registry::ALL {
         let name = metric.prometheus_name();

@@ -182,6 +182,7 @@ pub fn config() -> Config {
         devices: UUIDS.map(device).to_vec(),
         part_size: Bytes::mib(256),
         default_limit: Quantity::Percent(100),
+        default_host_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,

@@ -74,7 +74,7 @@ fn a_copy_that_fails_leaves_the_part_where_it_was() {
 }
 
 #[test]
-fn a_device_without_memory_refuses_the_pin_and_the_part_stays_in_the_host() {
+fn a_device_without_memory_refuses_a_pin_for_which_nothing_can_leave() {
     // The first is the allocation's.
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 2, Effect::OutOfMemory));
     let (mut session, id) = written(&daemon, 1);
@@ -86,6 +86,22 @@ fn a_device_without_memory_refuses_the_pin_and_the_part_stays_in_the_host() {
     bring_in_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_device_without_memory_has_what_is_idle_leave_and_is_asked_again() {
+    // The first two are the allocations'.
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 3, Effect::OutOfMemory));
+    let (wants, has) = (connect(&daemon), connect(&daemon));
+    let wanted = away(&daemon, &wants);
+    let idle = letting_go(&daemon, &has, 1);
+    is_intact(&wanted, 1);
+    assert_eq!(lies(&daemon, &idle), ["host"], "it left for the other");
+    is_intact(&idle, 1);
+    drop((wanted, idle));
+    wants.flush().unwrap();
+    has.flush().unwrap();
     nothing_is_left(&daemon);
 }
 

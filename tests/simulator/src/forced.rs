@@ -34,6 +34,7 @@ fn broker_with_one_of_each() -> Broker {
         devices: vec![device],
         part_size: Bytes::mib(2),
         default_limit: Quantity::Percent(100),
+        default_host_limit: Quantity::Percent(100),
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,

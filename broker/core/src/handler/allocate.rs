@@ -12,7 +12,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartI
 use super::{
     Start, Started,
     attach::{FIXED_STAYS, NEVER_PINNED},
-    batch::{Batch, Lack},
+    batch::{Asked, Batch, Lack},
     create::Order,
 };
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// An item that was found to be good, with its sizes worked out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Plan {
     spec: AllocationSpec,
     device: DeviceIndex,
@@ -79,12 +79,13 @@ impl Broker {
             None => self.why_behind(tenant, &plans),
             Some(lack) => Some(self.why_lacking(tenant, &lack)),
         };
+        let asked = Asked { plans, came: self.pins.now(), until: self.now.after(wait) };
         Ok(match why {
             None => {
                 self.unsettle_overtaken();
-                Started::Waiting(self.make_all(op, session, tenant, plans)?)
+                Started::Waiting(self.make_all(op, session, tenant, asked)?)
             }
-            Some(why) => self.line_up(op, tenant, Batch::new(plans, self.now.after(wait), why)),
+            Some(why) => self.line_up(op, tenant, Batch::new(asked, why)),
         })
     }
 
@@ -114,8 +115,9 @@ impl Broker {
         op: OpId,
         session: SessionId,
         tenant: TenantId,
-        plans: Vec<Plan>,
+        asked: Asked,
     ) -> Result<OpKind, Refusal> {
+        let plans = asked.plans.clone();
         let (lazy, held): (Vec<_>, Vec<_>) =
             plans.into_iter().enumerate().partition(|(_, plan)| self.is_lazy(plan));
         let mut made = Vec::with_capacity(lazy.len().saturating_add(held.len()));
@@ -130,7 +132,8 @@ impl Broker {
         }
         made.sort_unstable();
         let allocations = made.into_iter().map(|(_, allocation)| allocation).collect();
-        Ok(OpKind::Allocate { since: self.now, allocations, extents_left, failure: None })
+        let asked = Some(Box::new(asked));
+        Ok(OpKind::Allocate { since: self.now, asked, allocations, extents_left, failure: None })
     }
 
     fn plan(&self, session: SessionId, tenant: TenantId, spec: AllocationSpec) -> Result<Plan, Refusal> {
@@ -443,11 +446,12 @@ impl Broker {
 
     /// All extents of a batch are made, or could not be.
     pub(crate) fn allocated(&mut self, op: OpId) {
-        let Some(OpKind::Allocate { allocations, failure, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind)
+        let Some(OpKind::Allocate { asked, allocations, failure, .. }) =
+            self.ops.get_mut(op).map(|op| &mut op.kind)
         else {
             return;
         };
-        let (ids, failure) = (std::mem::take(allocations), failure.take());
+        let (asked, ids, failure) = (asked.take(), std::mem::take(allocations), failure.take());
         for id in &ids {
             if let Some(allocation) = self.allocations.get_mut(*id) {
                 allocation.op = None;
@@ -458,13 +462,20 @@ impl Broker {
             self.allocations.get(*id).is_none_or(|allocation| allocation.state != AllocationState::Creating)
         };
         let raced = ids.iter().find(|id| lost(id)).map(|id| Refusal::Raced { allocation: *id });
+        let again = match (&failure, &raced) {
+            (Some(Refusal::DeviceFull { tier: Tier::Device, .. }), None) => asked,
+            _ => None,
+        };
         if let Some(refusal) = failure.or(raced) {
             let undone = if planted!(self, HalfABatchKept) { 1 } else { ids.len() };
             for id in ids.into_iter().take(undone) {
                 self.start_free(id);
                 self.remove_if_gone(id);
             }
-            return self.finish(op, Err(refusal));
+            return match again {
+                Some(asked) => self.line_up_again(op, *asked, refusal),
+                None => self.finish(op, Err(refusal)),
+            };
         }
         // All were made by the same session, which lives: else they would be lost.
         let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);

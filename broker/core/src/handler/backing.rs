@@ -1,16 +1,19 @@
 //! Backing: bytes below its device that a part has for life, from when it is admitted.
 //!
 //! They are reserved first; once memory has been made there it is kept, so a part that comes and goes is charged the same
-//! below wherever it is. While nobody has written the part since it came, that memory is its shadow.
+//! below wherever it is. A part for which there were none gets them when some come free. While nobody has written the part since it came, that memory is its shadow.
+
+use std::collections::BTreeSet;
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
-use super::room::Piece;
+use super::{Timer, parts::MOMENT, room::Piece};
 use crate::{
     broker::Broker,
     command::Notice,
     event::{Kind, PartRef, Tier},
-    ledger::Place,
+    ledger::{Place, Shortage},
+    limits::BACKED_TOGETHER,
     migration::Backing,
     pool::Extent,
     residency::{Allocation, AllocationState},
@@ -24,9 +27,58 @@ impl Broker {
         if self.ledger.books(place).is_none() || self.backings.contains(&part) {
             return;
         }
-        if let Ok(reservation) = self.ledger.reserve(tenant, place, size) {
-            self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
+        let account = (tenant, device);
+        match self.ledger.reserve(tenant, place, size) {
+            Ok(reservation) => self.backings.insert(part, account, size, Backing::Reserved(reservation)),
+            Err(_) => self.backings.lacks(part, account, size),
         }
+    }
+
+    /// Bytes have come free below a device: parts there that have none set aside get some, the oldest first.
+    pub(crate) fn set_aside_late(&mut self, device: DeviceIndex) {
+        if planted!(self, LackingForgotten) {
+            return;
+        }
+        let place = Place::host(device);
+        let mut oldest: BTreeSet<_> = self.backings.lacking().oldest_of_each(device).collect();
+        let (mut is_full, mut left) = (false, BACKED_TOGETHER);
+        while let Some((part, tenant, size)) = oldest.pop_first() {
+            if left == 0 {
+                self.arm(self.now.after(MOMENT), Timer::Backing(device));
+                break;
+            }
+            // What is set aside for its tenant is there for nobody else.
+            if is_full && !self.is_guaranteed_in(tenant, place, size) {
+                continue;
+            }
+            match self.ledger.reserve(tenant, place, size) {
+                Ok(reservation) => {
+                    self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
+                    self.resides(part);
+                    let tenant_name = self.tenants.shared(tenant);
+                    self.notice(Notice::Backed { part, tenant: tenant_name, device, bytes: size });
+                    oldest.extend(self.backings.lacking().oldest_of(tenant, device));
+                    left = left.saturating_sub(1);
+                }
+                Err(Shortage::Room { .. }) => is_full = true,
+                Err(Shortage::Limit { .. }) => {}
+            }
+        }
+        // They can leave now.
+        self.unsettled.demands |= left < BACKED_TOGETHER && self.is_room_wanted();
+    }
+
+    /// It is freed, or leaves. Younger ones may have waited for it.
+    pub(super) fn lacks_no_more(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
+        if self.backings.lacking().contains(&part, (tenant, device)) {
+            self.backings.lacks_no_more(&part, (tenant, device));
+            self.ledger.eased.insert(device);
+        }
+    }
+
+    fn is_guaranteed_in(&self, tenant: TenantId, place: Place, more: Bytes) -> bool {
+        let account = self.ledger.account(tenant, place);
+        account.is_some_and(|account| account.held().saturating_add(more) <= account.guarantee)
     }
 
     /// The same for all parts of a new allocation.
@@ -50,6 +102,9 @@ impl Broker {
     /// A part that is freed needs nothing below.
     pub(crate) fn forget_backing(&mut self, part: PartRef) {
         self.residents.gone(part);
+        if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
+            self.lacks_no_more(part, tenant, device);
+        }
         match self.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             // What has not been made yet is released once it is.

@@ -21,13 +21,20 @@ use crate::{
     time::Time,
 };
 
+/// What a batch asks for, when it came and how long it waits.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) plans: Vec<Plan>,
+    pub(crate) came: Arrival,
+    pub(crate) until: Time,
+}
+
 /// A batch that waits.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    pub(crate) plans: Vec<Plan>,
-    pub(crate) until: Time,
+    pub(crate) asked: Asked,
     /// What it was short of when it was looked at last.
-    why: Refusal,
+    pub(super) why: Refusal,
 }
 
 /// What a batch is short of.
@@ -45,21 +52,20 @@ pub(crate) enum Lack {
 }
 
 impl Batch {
-    pub(crate) const fn new(plans: Vec<Plan>, until: Time, why: Refusal) -> Self {
-        Self { plans, until, why }
+    pub(crate) const fn new(asked: Asked, why: Refusal) -> Self {
+        Self { asked, why }
     }
 }
 
 impl Broker {
-    /// The batch goes to the end of the line.
+    /// The batch goes to the line, behind all that came before it.
     pub(crate) fn line_up(&mut self, op: OpId, tenant: TenantId, batch: Batch) -> Started {
-        let arrival = self.pins.arrive();
-        let place = InLine { came: arrival, stood: arrival };
-        let asked = self.asked_by_place(tenant, &batch.plans).into_iter().map(|(place, ..)| place);
+        let place = InLine { came: batch.asked.came, stood: self.pins.arrive() };
+        let asked = self.asked_by_place(tenant, &batch.asked.plans).into_iter().map(|(place, ..)| place);
         let devices = asked.filter(|place| place.tier == Tier::Device).map(|place| place.device).collect();
         self.demands.add(place, Demand { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
-        if batch.until > self.now {
-            self.arm(batch.until, Timer::Wait(op));
+        if batch.asked.until > self.now {
+            self.arm(batch.asked.until, Timer::Wait(op));
         }
         self.unsettled.demands = true;
         Started::Waiting(OpKind::Room(Box::new(batch)))
@@ -69,7 +75,7 @@ impl Broker {
     pub(crate) fn could_ever(&self, tenant: TenantId, lack: &Lack) -> bool {
         let Lack::Bytes { place, fresh, .. } = lack else { return true };
         let limit = self.ledger.account(tenant, *place).is_some_and(|account| *fresh <= account.limit);
-        let fits = self.ledger.books(*place).is_some_and(|books| *fresh <= books.capacity());
+        let fits = self.ledger.books(*place).is_some_and(|books| *fresh <= books.usual_capacity());
         // Below devices nothing makes room.
         limit && fits && place.tier == Tier::Device
     }
@@ -104,7 +110,8 @@ impl Broker {
             self.leave_line(Waiter::Batch(op), WaitEnd::Left);
             return Ok(());
         };
-        let plans = std::mem::take(&mut batch.plans);
+        let (plans, came, until) =
+            (std::mem::take(&mut batch.asked.plans), batch.asked.came, batch.asked.until);
         let connected = self.sessions.get(session).is_some_and(Session::is_connected);
         let checked = match connected {
             true => self.check_plans(session, tenant, &plans),
@@ -114,10 +121,16 @@ impl Broker {
             self.refuse_batch(op, refusal);
             return Ok(());
         }
+        if self.demands.is_barred(Waiter::Batch(op)) {
+            if let Some((_, _, batch)) = self.batch_of(op) {
+                batch.asked.plans = plans;
+            }
+            return Err(Shortage::Room { free: Bytes::ZERO });
+        }
         if let Err(lack) = self.check_room(tenant, &plans) {
             let why = self.why_lacking(tenant, &lack);
             if let Some((_, _, batch)) = self.batch_of(op) {
-                (batch.plans, batch.why) = (plans, why);
+                (batch.asked.plans, batch.why) = (plans, why);
             }
             return Err(match lack {
                 // Below devices nothing makes room.
@@ -132,11 +145,12 @@ impl Broker {
                 }
             });
         }
+        self.tried_again(Waiter::Batch(op));
         self.leave_line(Waiter::Batch(op), WaitEnd::Served);
         self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         // What is cached may have been counted upon by several.
         self.unsettle_overtaken();
-        match self.make_all(op, session, tenant, plans) {
+        match self.make_all(op, session, tenant, Asked { plans, came, until }) {
             Ok(kind) => {
                 if let Some(op) = self.ops.get_mut(op) {
                     op.kind = kind;
@@ -154,7 +168,7 @@ impl Broker {
             return Vec::new();
         };
         let Some(OpKind::Room(batch)) = self.ops.get(op).map(|op| &op.kind) else { return Vec::new() };
-        let asked = self.asked_by_place(tenant, &batch.plans).into_iter();
+        let asked = self.asked_by_place(tenant, &batch.asked.plans).into_iter();
         let on_device = asked.filter(|(place, ..)| place.tier == Tier::Device);
         let need = |(place, asked, kept): (Place, Bytes, Vec<Age>)| {
             let size = asked.saturating_sub(self.sizes_of(&kept));
@@ -166,14 +180,14 @@ impl Broker {
     /// There is no room for it, and none is being made; or its time is over.
     pub(crate) fn lacks_room(&mut self, op: OpId) {
         let now = self.now;
-        if self.batch_of(op).is_some_and(|(_, _, batch)| batch.until <= now) {
+        if self.batch_of(op).is_some_and(|(_, _, batch)| batch.asked.until <= now) {
             self.give_up_batch(op);
         }
     }
 
     fn give_up_batch(&mut self, op: OpId) {
         let Some((_, tenant, batch)) = self.batch_of(op) else { return };
-        let (plans, why) = (std::mem::take(&mut batch.plans), batch.why.clone());
+        let (plans, why) = (std::mem::take(&mut batch.asked.plans), batch.why.clone());
         // As it is now.
         let lack = self.check_room(tenant, &plans).err();
         self.refuse_batch(op, lack.map_or(why, |lack| self.why_lacking(tenant, &lack)));

@@ -120,11 +120,9 @@ impl Broker {
         };
         self.notice(Notice::CreateFailed { extent: id, problem });
         match error {
-            // The ledger had room and the device has not: something outside took it. What is cached goes, so that
-            // the next try finds room.
             CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) => {
                 if place.tier == Self::tier() {
-                    self.give_up_cached(Some(place.device));
+                    self.device_ran_out(place.device, size);
                 }
                 Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, asked: size }
             }

@@ -126,6 +126,7 @@ impl Broker {
                 self.lacks_room(op);
             }
         }
+        self.judge_barred();
         self.trim_all();
     }
 
@@ -285,9 +286,14 @@ impl Broker {
             Waiter::Part(part) if self.demands.is_aside(part) => return Ok(()),
             Waiter::Part(part) => part,
         };
+        // What is cached for it needs nothing of the driver.
+        if self.demands.is_barred(waiter) && !self.has_cached_for(part) {
+            return Err(Some(Lacking::Room));
+        }
         self.has_room_for(part).map_err(|shortage| Some(Lacking::of(&shortage)))?;
         match self.begin_migration(part, Tier::Device, Cause::Demand, None) {
             Ok(()) => {
+                self.tried_again(waiter);
                 self.leave_line(waiter, WaitEnd::Served);
                 Ok(())
             }
@@ -353,12 +359,16 @@ impl Broker {
         matches!(self.ledger.admit(tenant, Place::device(device), size), Err(Shortage::Limit { .. }))
     }
 
+    fn has_cached_for(&self, part: PartRef) -> bool {
+        let piece = self.piece_of(part);
+        piece.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
+    }
+
     /// Whether there is room for the part on its device: asked before anything is begun, since most of the line waits.
-    fn has_room_for(&self, part: PartRef) -> Result<(), Shortage> {
+    pub(super) fn has_room_for(&self, part: PartRef) -> Result<(), Shortage> {
         let Some(Piece { tenant, device, size }) = self.piece_of(part) else { return Ok(()) };
         // Where there are too many extents that is what is told.
-        let has_cached = self.pool.cache().oldest(tenant, device, size).next().is_some();
-        if has_cached || self.pool.len() >= self.config.limits.extents_max {
+        if self.has_cached_for(part) || self.pool.len() >= self.config.limits.extents_max {
             return Ok(());
         }
         self.ledger.admit(tenant, Place::device(device), size)

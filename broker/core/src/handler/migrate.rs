@@ -14,7 +14,7 @@ use crate::{
     event::{PartRef, Tier},
     invariants,
     ledger::{Place, Reservation},
-    migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, MigrationStep},
+    migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, MigrationStep, Waiter},
     observed::Transition,
     pool::ExtentState,
     residency::AllocationState,
@@ -162,6 +162,7 @@ impl Broker {
         if towards != Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
             self.residents.leaves(part);
+            self.lacks_no_more(part, tenant, device);
         }
         let migration = Migration {
             to,
@@ -367,17 +368,18 @@ impl Broker {
             self.check_op(op);
         }
         let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
+        let ran_out = towards == Tier::Device && has_run_out(&outcome);
         match &outcome {
             PartMove::Pinned { by } => by.iter().for_each(|session| self.residents.pinned(part, *session)),
             PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
             _ => {}
         }
-        if towards == Tier::Device && failed {
+        if towards == Tier::Device && failed && !ran_out {
             self.refuse_pins_of(part, &outcome);
         }
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && towards != Tier::Device);
-        self.after_migration(part, failed);
+        self.after_migration(part, failed, ran_out);
         // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
         let leaves = |id: &ExtentId| {
             self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
@@ -467,9 +469,10 @@ impl Broker {
     }
 
     /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
-    /// devices are looked at.
-    fn after_migration(&mut self, part: PartRef, failed: bool) {
+    /// devices are looked at; where there was no memory for it, once something has left.
+    fn after_migration(&mut self, part: PartRef, failed: bool, ran_out: bool) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let device = allocation.device;
         match allocation.state {
             AllocationState::Freeing => return self.give_back(part.allocation),
             AllocationState::Unmapping => self.digest_if_unmapped(part.allocation),
@@ -479,6 +482,10 @@ impl Broker {
             return self.at_hand(part);
         }
         match self.is_wanted(part) {
+            true if ran_out => {
+                self.stand_in_line(part);
+                self.bar(Waiter::Part(part), device);
+            }
             true if failed => {
                 self.stand_in_line(part);
                 self.demands.stand_aside(part);
@@ -580,6 +587,11 @@ impl Broker {
         let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);
         sizes.fold(Bytes::ZERO, Bytes::saturating_add)
     }
+}
+
+/// Whether it was the driver that had no memory: whoever asks the books finds out before it begins.
+fn has_run_out(outcome: &PartMove) -> bool {
+    matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::DeviceFull { .. }))
 }
 
 impl From<PartRevocation> for PartMove {

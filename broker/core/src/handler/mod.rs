@@ -24,6 +24,7 @@ mod pin;
 mod pin_costs;
 mod query;
 mod quota;
+mod ran_out;
 mod recycle;
 mod release;
 mod reply;
@@ -40,7 +41,7 @@ mod touch;
 mod wait;
 mod write_back;
 
-pub(crate) use batch::Batch;
+pub(crate) use batch::{Asked, Batch};
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use quota::{QuotaChange, QuotaQueue};
 pub(crate) use room::AwaitedRoom;

@@ -17,8 +17,8 @@ use crate::{
     tenancy::{OpId, OpKind, PerPart, Wish},
 };
 
-/// When a call goes on with its next parts: after whatever else is to be done by then.
-const MOMENT: Duration = Duration::from_micros(1);
+/// When what is done in turns goes on: after whatever else is to be done by then.
+pub(super) const MOMENT: Duration = Duration::from_micros(1);
 
 impl Broker {
     pub(crate) fn revoke_mappings(&self, target: &Target, parts: Vec<PartIndex>, wait: bool) -> Start {

@@ -13,7 +13,7 @@ use crate::{
     command::{Asker, Command, DaemonFrame, Notice, WaitEnd},
     error::Refusal,
     event::PartRef,
-    ledger::Place,
+    ledger::{Books, Place},
     limits::PIN_PARTS_MAX,
     migration::Waiter,
     residency::{AllocationState, MapState},
@@ -128,7 +128,7 @@ impl Broker {
         }
         let tier = Self::tier();
         for (device, asked) in by_device {
-            let free = self.ledger.books(Place::device(device)).map_or(Bytes::ZERO, |books| books.capacity());
+            let free = self.ledger.books(Place::device(device)).map_or(Bytes::ZERO, Books::usual_capacity);
             if asked > free {
                 return Err(Refusal::DeviceFull { device: self.uuid(device).to_owned(), tier, free, asked });
             }

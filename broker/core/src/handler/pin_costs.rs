@@ -45,6 +45,7 @@ impl Fenced {
             devices: vec![device],
             part_size: Bytes::mib(2),
             default_limit: Quantity::Percent(100),
+            default_host_limit: Quantity::Percent(100),
             sessions_reserved: 1,
             eviction: crate::eviction::EvictionPolicy::default(),
             check_shadows: false,

@@ -411,7 +411,7 @@ impl Broker {
             }
             QuotaDevice::All | QuotaDevice::Absent(_) => {
                 let stored = book.get(tenant, device, tier);
-                let quota = stored.unwrap_or_else(|| book.default_quota());
+                let quota = stored.unwrap_or_else(|| book.default_quota(tier));
                 QuotaView {
                     tenant: name,
                     device: self.device_text(device),
@@ -428,7 +428,7 @@ impl Broker {
 
     /// For a tenant that nobody has heard of.
     fn default_view(&self, tenant: &str, place: Place) -> QuotaView {
-        let quota = self.ledger.quotas().default_quota();
+        let quota = self.ledger.quotas().default_quota(place.tier);
         let share = self.ledger.books(place).map_or(Bytes::ZERO, |books| books.share());
         QuotaView {
             tenant: tenant.to_owned(),

@@ -158,7 +158,7 @@ impl Broker {
                     QuotaDevice::Present(device) => {
                         book.effective(change.tenant, Place { device, tier: change.tier }).0
                     }
-                    _ => book.default_quota(),
+                    _ => book.default_quota(change.tier),
                 });
                 Some(Quota {
                     guarantee: guarantee.unwrap_or(base.guarantee),

@@ -296,8 +296,9 @@ impl Broker {
             self.pool.insert(id, extent);
             return self.broken(invariants::EXTENTS, format!("{id} was released unasked"));
         };
-        let (part, bytes) = (extent.part, extent.size);
+        let (part, bytes, place) = (extent.part, extent.size, extent.place);
         if returned {
+            self.has_left(place);
             self.ledger.discharge(charge);
             self.extent_gone(id, part, false);
         } else {
@@ -334,6 +335,7 @@ impl Broker {
             self.ledger.repay(debt);
         }
         self.unsettled.demands = true;
+        self.has_left(extent.place);
         self.notice(Notice::Returned { extent: id, bytes: extent.size });
         self.extent_gone(id, extent.part, true);
         if let Some(part) = extent.part {

@@ -228,6 +228,7 @@ impl Broker {
 
     /// An extent is out of its device, or stays there: who waited for it may be looked at again.
     pub(crate) fn room_returned(&mut self, extent: ExtentId) {
+        self.unsettled.demands |= self.demands.has_anybody_run_out();
         let ready = self.awaited_room.returned(extent);
         self.unsettled.resumed.extend(ready);
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vramd_types::SessionId;
+use vramd_types::{DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,
@@ -32,6 +32,8 @@ pub(crate) struct Unsettled {
     pub(crate) demands: bool,
     /// There is more room, as the last look along the line had it made.
     pub(crate) room: bool,
+    /// Devices whose books may be short, since their drivers ran out of memory.
+    pub(crate) short: BTreeSet<DeviceIndex>,
     /// Changes of quotas that waited for room, and have it or do not.
     pub(crate) resumed: Vec<OpId>,
     /// To be told so, in few frames.
@@ -134,6 +136,12 @@ impl Broker {
                 self.resume_quota(op);
             } else if let Some(part) = self.unsettled.doubts.pop_first() {
                 self.settle_demand(part);
+            } else if let Some(device) = self.unsettled.short.pop_first() {
+                self.cover_shortfall(device);
+            } else if let Some(device) = self.ledger.eased.pop_first() {
+                if self.backings.lacking().is_any_on(device) {
+                    self.set_aside_late(device);
+                }
             } else if std::mem::take(&mut self.unsettled.demands) {
                 self.unsettled.room = false;
                 self.serve_demands();

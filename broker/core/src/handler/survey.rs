@@ -1,7 +1,7 @@
 //! Looking at who holds memory of a device, independent of the books: at the start, from time to time, and when a
 //! process has ended while memory is awaited back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex};
 
@@ -9,7 +9,8 @@ use super::Timer;
 use crate::{
     broker::Broker,
     command::{Command, Notice},
-    ledger::{Books, Place},
+    ledger::{Books, Ledger, Place},
+    migration::Waiter,
     tenancy::Session,
 };
 
@@ -17,13 +18,30 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Surveys {
     under_way: BTreeMap<DeviceIndex, bool>,
-    done_once: BTreeSet<DeviceIndex>,
+    /// How many were done.
+    done: BTreeMap<DeviceIndex, u64>,
+}
+
+impl Surveys {
+    /// How many will have been done of a device when all are that were asked for by now.
+    fn asked(&self, device: DeviceIndex) -> u64 {
+        let more = match self.under_way.get(&device) {
+            Some(true) => 2,
+            Some(false) => 1,
+            None => 0,
+        };
+        self.done(device).saturating_add(more)
+    }
+
+    fn done(&self, device: DeviceIndex) -> u64 {
+        self.done.get(&device).copied().unwrap_or_default()
+    }
 }
 
 impl Broker {
     /// Whether every device was looked at: before that nobody knows what others hold, and nothing should be served.
     pub fn is_surveyed(&self) -> bool {
-        self.surveys.done_once.len() == self.config.devices.len()
+        self.surveys.done.len() == self.config.devices.len()
     }
 
     pub(crate) fn survey_all(&mut self) {
@@ -41,7 +59,7 @@ impl Broker {
         }
     }
 
-    fn survey(&mut self, device: DeviceIndex) {
+    pub(crate) fn survey(&mut self, device: DeviceIndex) {
         match self.surveys.under_way.get_mut(&device) {
             Some(again) => *again = true,
             None => {
@@ -71,24 +89,42 @@ impl Broker {
     }
 
     pub(crate) fn on_surveyed(&mut self, device: DeviceIndex, unbrokered: Bytes, contexts: u32) {
-        self.surveys.done_once.insert(device);
+        let done = self.surveys.done.entry(device).or_default();
+        *done = done.saturating_add(1);
         let place = Place::device(device);
-        let before = self.ledger.books(place).map(|books| (books.unbrokered(), books.shortfall()));
-        let reserved = self.context_reserve(device, contexts);
-        self.ledger.set_withheld(place, unbrokered, reserved);
-        let shortfall = self.ledger.books(place).map_or(Bytes::ZERO, Books::shortfall);
-        if before.is_some_and(|(old, _)| old != unbrokered) {
+        if self.ledger.books(place).is_some_and(|books| books.unbrokered() != unbrokered) {
             self.notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
-        if before.is_some_and(|(_, old)| old != shortfall) {
-            self.notice(Notice::Shortfall { device, tier: place.tier, bytes: shortfall });
-        }
+        let reserved = self.context_reserve(device, contexts);
+        self.withhold(device, |ledger| ledger.set_withheld(place, unbrokered, reserved));
         self.cover_shortfall(device);
         self.demands.all_step_up();
+        self.demands.has_been_looked_at(device);
         self.residents.loosen();
         self.unsettled.demands = true;
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
+        }
+    }
+
+    /// Somebody for whom the driver had no memory waits until the device has been looked at since.
+    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex) {
+        self.demands.ran_out(waiter, device, self.surveys.asked(device));
+    }
+
+    pub(crate) fn is_looked_at(&self, device: DeviceIndex, survey: u64) -> bool {
+        self.surveys.done(device) >= survey
+    }
+
+    /// Changes what may not be handed out of a device, and tells what that leaves uncovered.
+    pub(crate) fn withhold(&mut self, device: DeviceIndex, change: impl FnOnce(&mut Ledger)) {
+        let place = Place::device(device);
+        let shortfall = |broker: &Self| broker.ledger.books(place).map_or(Bytes::ZERO, Books::shortfall);
+        let before = shortfall(self);
+        change(&mut self.ledger);
+        let bytes = shortfall(self);
+        if before != bytes {
+            self.notice(Notice::Shortfall { device, tier: place.tier, bytes });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What happens because nothing did.
 
-use vramd_types::SessionId;
+use vramd_types::{DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,
@@ -27,6 +27,8 @@ pub(crate) enum Timer {
     Stall(SessionId, u64),
     /// An operator's call goes on with the next of its parts.
     Parts(OpId),
+    /// More parts of a device get bytes below it.
+    Backing(DeviceIndex),
 }
 
 impl Broker {
@@ -61,6 +63,7 @@ impl Broker {
                 Timer::Wait(op) => self.lacks_room(op),
                 Timer::Pin(id, call) => self.pin_expired((id, call)),
                 Timer::Parts(op) => self.begin_parts(op),
+                Timer::Backing(device) => self.set_aside_late(device),
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();

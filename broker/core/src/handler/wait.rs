@@ -56,7 +56,7 @@ impl Broker {
         let op = self.ops.get(op)?;
         match (op.requester, &op.kind) {
             (Requester::Session { session, .. }, OpKind::Room(batch)) => {
-                Some((Waiting::Batch { session, items: batch.plans.len() }, Some(batch.until)))
+                Some((Waiting::Batch { session, items: batch.asked.plans.len() }, Some(batch.asked.until)))
             }
             _ => None,
         }

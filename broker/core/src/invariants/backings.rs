@@ -3,10 +3,14 @@
 use super::{BACKED, Violation, expect, scope::Scope};
 use crate::{
     broker::Broker,
-    event::Tier,
+    event::{Kind, PartRef, Tier},
+    handler::Timer,
+    ledger::Place,
     migration::Backing,
     pool::{Extent, ExtentState},
+    residency::{Allocation, AllocationState},
 };
+use vramd_types::AllocationId;
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, backing) in broker.backings.iter().filter(|(part, _)| scope.has_allocation(part.allocation)) {
@@ -31,8 +35,23 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         };
         expect(found, BACKED, is_own, || format!("{part:?} is backed by what is not its own: {backing:?}"));
     }
+    for (id, allocation) in scope.allocations(broker) {
+        check_lacking(broker, id, allocation, found);
+    }
     if !matches!(scope, Scope::All) {
         return;
+    }
+    for (part, account) in broker.backings.lacking().iter() {
+        let is_there = broker.piece_of(part).is_some_and(|piece| (piece.tenant, piece.device) == account);
+        expect(found, BACKED, is_there, || format!("{part:?} is to have bytes below, and is not there"));
+    }
+    for device in broker.device_indices() {
+        let oldest = broker.backings.lacking().oldest_of_each(device).min();
+        let is_next = broker.timers.iter().any(|(_, timer)| *timer == Timer::Backing(device));
+        let waits = oldest.is_none_or(|(_, tenant, size)| {
+            is_next || broker.ledger.admit(tenant, Place::host(device), size).is_err()
+        });
+        expect(found, BACKED, waits, || format!("{oldest:?} has no bytes below, and there are some"));
     }
     for (id, piece) in broker.awaited_room.iter() {
         let leaves = broker.pool.get(id).is_some_and(|extent| {
@@ -46,5 +65,22 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let there = broker.backings.contains(&part) || broker.migrations.contains_key(&part);
             expect(found, BACKED, there, || format!("{part:?} could leave, and has nothing below"));
         }
+    }
+}
+
+/// Parts that could leave if there were bytes for them below, and no others, are to have some.
+fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
+    let account = (allocation.tenant, allocation.device);
+    let movable = allocation.kind == Kind::Movable && !allocation.discardable;
+    let has_host = broker.ledger.books(Place::host(allocation.device)).is_some();
+    let may_lack = movable && has_host && allocation.state != AllocationState::Freeing;
+    for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
+        let has_none = !broker.backings.contains(&part) && !broker.migrations.contains_key(&part);
+        let on_device = broker.tier_of(part) == Some(Tier::Device);
+        let should = may_lack && has_none && on_device;
+        // What could not be made is nowhere, and its allocation goes.
+        let is = broker.backings.lacking().contains(&part, account);
+        let fits = is == should || (is && may_lack && has_none && broker.tier_of(part).is_none());
+        expect(found, BACKED, fits, || format!("{part:?} is to have bytes below: {is}, should: {should}"));
     }
 }

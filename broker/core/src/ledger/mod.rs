@@ -13,9 +13,9 @@ mod draft;
 mod quota;
 mod reservation;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use vramd_types::{Bytes, DeviceIndex};
+use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
 
 pub(crate) use account::Account;
 pub(crate) use draft::Draft;
@@ -61,6 +61,8 @@ pub(crate) struct Books {
     unbrokered: Bytes,
     /// Room kept for the contexts of clients.
     contexts: Bytes,
+    /// What the driver did not have though by these books it should, until somebody has looked who holds it.
+    missing: Bytes,
     /// Sum of what the accounts hold.
     held: Bytes,
     /// Sum of the larger of guarantee and held, by account.
@@ -70,6 +72,11 @@ pub(crate) struct Books {
 
 impl Books {
     pub(crate) fn capacity(&self) -> Bytes {
+        self.usual_capacity().saturating_sub(self.missing)
+    }
+
+    /// As it was when somebody looked last who holds what.
+    pub(crate) fn usual_capacity(&self) -> Bytes {
         self.share.saturating_sub(self.unbrokered).saturating_sub(self.contexts)
     }
 
@@ -117,6 +124,8 @@ pub(crate) struct Ledger {
     /// What did not add up, to be counted and logged.
     broken: Vec<String>,
     pub(crate) touched: Touched<(TenantId, Place)>,
+    /// Devices below which somebody may be admitted to more than before.
+    pub(crate) eased: BTreeSet<DeviceIndex>,
     #[cfg(feature = "planted")]
     planted: Option<crate::Bug>,
 }
@@ -127,6 +136,7 @@ impl Ledger {
             share,
             unbrokered: Bytes::ZERO,
             contexts: Bytes::ZERO,
+            missing: Bytes::ZERO,
             held: Bytes::ZERO,
             committed: Bytes::ZERO,
             accounts: ByTenant::default(),
@@ -137,6 +147,7 @@ impl Ledger {
             quotas,
             broken: Vec::new(),
             touched: Touched::default(),
+            eased: BTreeSet::new(),
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -255,7 +266,18 @@ impl Ledger {
     /// What may not be handed out now: what others hold, and room for contexts.
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(books) = self.books.get_mut(&place) {
-            (books.unbrokered, books.contexts) = (unbrokered, contexts);
+            (books.unbrokered, books.contexts, books.missing) = (unbrokered, contexts, Bytes::ZERO);
+        }
+    }
+
+    /// The driver had not so much more: whoever holds it, there is less of the place than what is held of it and that.
+    pub(crate) fn lacked(&mut self, place: Place, asked: Bytes) {
+        if planted!(self, MissingForgotten) {
+            return;
+        }
+        if let Some(books) = self.books.get_mut(&place) {
+            let most = books.held.saturating_add(asked).saturating_sub(GRANULARITY);
+            books.missing = books.missing.saturating_add(books.capacity().saturating_sub(most));
         }
     }
 
@@ -332,6 +354,10 @@ impl Ledger {
         });
         match sums {
             Some((held, committed)) => {
+                let eases = new.held() < old.held() || new.limit > old.limit || new.commitment() < before;
+                if eases && place.tier == Tier::Host {
+                    self.eased.insert(place.device);
+                }
                 (books.held, books.committed) = (held, committed);
                 match known {
                     Some(account) => *account = new,

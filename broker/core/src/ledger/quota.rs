@@ -25,12 +25,13 @@ pub(crate) enum QuotaDevice {
 #[derive(Clone, Debug)]
 pub(crate) struct QuotaBook {
     default_limit: Quantity,
+    default_host_limit: Quantity,
     quotas: BTreeMap<(TenantId, QuotaDevice, Tier), Quota>,
 }
 
 impl QuotaBook {
-    pub(crate) const fn new(default_limit: Quantity) -> Self {
-        Self { default_limit, quotas: BTreeMap::new() }
+    pub(crate) const fn new(default_limit: Quantity, default_host_limit: Quantity) -> Self {
+        Self { default_limit, default_host_limit, quotas: BTreeMap::new() }
     }
 
     pub(crate) fn set(&mut self, tenant: TenantId, device: QuotaDevice, tier: Tier, quota: Option<Quota>) {
@@ -49,11 +50,17 @@ impl QuotaBook {
     pub(crate) fn effective(&self, tenant: TenantId, place: Place) -> (Quota, bool) {
         let own = self.get(tenant, &QuotaDevice::Present(place.device), place.tier);
         let stored = own.or_else(|| self.get(tenant, &QuotaDevice::All, place.tier));
-        (stored.unwrap_or_else(|| self.default_quota()), stored.is_some())
+        (stored.unwrap_or_else(|| self.default_quota(place.tier)), stored.is_some())
     }
 
-    pub(crate) const fn default_quota(&self) -> Quota {
-        Quota { guarantee: Quantity::Bytes(Bytes::ZERO), limit: self.default_limit }
+    /// Of who has none of its own in that tier.
+    pub(crate) const fn default_quota(&self, tier: Tier) -> Quota {
+        let limit = match tier {
+            Tier::Device => self.default_limit,
+            Tier::Host => self.default_host_limit,
+            Tier::Disk => Quantity::Percent(100),
+        };
+        Quota { guarantee: Quantity::Bytes(Bytes::ZERO), limit }
     }
 
     /// An account that holds nothing yet.

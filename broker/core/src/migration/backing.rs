@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
+use super::Lacking;
 use crate::{event::PartRef, ledger::Reservation, tenancy::TenantId};
 
 /// What a part has below while it lies on its device. A part without one stays there.
@@ -22,6 +23,7 @@ pub(crate) enum Backing {
 #[derive(Debug, Default)]
 pub(crate) struct Backings {
     parts: BTreeMap<PartRef, Backed>,
+    lacking: Lacking,
     sums: BTreeMap<Account, Below>,
 }
 
@@ -45,6 +47,7 @@ pub(crate) struct Below {
 
 impl Backings {
     pub(crate) fn insert(&mut self, part: PartRef, account: Account, size: Bytes, backing: Backing) {
+        self.lacking.remove(&part, account);
         let backed = Backed { backing, account, size };
         count(&mut self.sums, &backed, Bytes::saturating_add);
         if let Some(before) = self.parts.insert(part, backed) {
@@ -56,6 +59,20 @@ impl Backings {
         let backed = self.parts.remove(part)?;
         count(&mut self.sums, &backed, Bytes::saturating_sub);
         Some(backed.backing)
+    }
+
+    /// There are no bytes for the part now.
+    pub(crate) fn lacks(&mut self, part: PartRef, account: Account, size: Bytes) {
+        self.lacking.insert(part, account, size);
+    }
+
+    /// It is freed, or leaves.
+    pub(crate) fn lacks_no_more(&mut self, part: &PartRef, account: Account) {
+        self.lacking.remove(part, account);
+    }
+
+    pub(crate) const fn lacking(&self) -> &Lacking {
+        &self.lacking
     }
 
     /// Whether what the part has below holds the same.

@@ -49,6 +49,25 @@ pub(crate) struct Sight {
     pub(crate) short: bool,
 }
 
+/// Where there was no memory for somebody, and how that stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RanOut {
+    device: DeviceIndex,
+    /// Which look at the device says who holds what the driver had not.
+    survey: u64,
+    next: Next,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It is tried again once something has left the device.
+    Leaves,
+    /// Or once the device has been looked at again: nothing leaves it.
+    Looked,
+    /// It may be tried.
+    Tried,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Demands {
     line: BTreeMap<Place, Demand>,
@@ -61,6 +80,8 @@ pub(crate) struct Demands {
     /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
     /// can say so.
     aside: BTreeSet<PartRef>,
+    /// Those for which the driver had no memory, though by the books there was room.
+    ran_out: BTreeMap<Waiter, RanOut>,
     sight: Sight,
 }
 
@@ -89,6 +110,7 @@ impl Demands {
     }
 
     pub(crate) fn stand_aside(&mut self, part: PartRef) {
+        self.ran_out.remove(&Waiter::Part(part));
         self.aside.insert(part);
     }
 
@@ -106,11 +128,62 @@ impl Demands {
         self.aside.clear();
     }
 
+    /// The driver had no memory for it there: before it is tried again something has to change.
+    pub(crate) fn ran_out(&mut self, waiter: Waiter, device: DeviceIndex, survey: u64) {
+        self.ran_out.insert(waiter, RanOut { device, survey, next: Next::Leaves });
+    }
+
+    /// Whether it is not to be tried, since nothing has changed for it.
+    pub(crate) fn is_barred(&self, waiter: Waiter) -> bool {
+        self.ran_out.get(&waiter).is_some_and(|it| it.next != Next::Tried)
+    }
+
+    /// Where there was no memory for it before, if that was so.
+    pub(crate) fn where_ran_out(&self, waiter: Waiter) -> Option<DeviceIndex> {
+        self.ran_out.get(&waiter).map(|it| it.device)
+    }
+
+    /// Those that wait for something to leave a device on which there was no memory for them, and after which look at that it is known
+    /// who holds it.
+    pub(crate) fn barred(&self) -> Vec<(Waiter, DeviceIndex, u64)> {
+        let barred = self.ran_out.iter().filter(|(_, it)| it.next == Next::Leaves);
+        barred.map(|(waiter, it)| (*waiter, it.device, it.survey)).collect()
+    }
+
+    pub(crate) fn has_anybody_run_out(&self) -> bool {
+        !self.ran_out.is_empty()
+    }
+
+    /// Something has left the device, back to the driver. Whether somebody may be tried for that.
+    pub(crate) fn has_left(&mut self, device: DeviceIndex) -> bool {
+        self.may_all_be_tried(device, &[Next::Leaves, Next::Looked])
+    }
+
+    /// The device was looked at.
+    pub(crate) fn has_been_looked_at(&mut self, device: DeviceIndex) {
+        self.may_all_be_tried(device, &[Next::Looked]);
+    }
+
+    fn may_all_be_tried(&mut self, device: DeviceIndex, which: &[Next]) -> bool {
+        let there = self.ran_out.values_mut().filter(|it| it.device == device && which.contains(&it.next));
+        there.map(|it| it.next = Next::Tried).count() > 0
+    }
+
+    pub(crate) fn may_be_tried(&mut self, waiter: Waiter) {
+        self.ran_out.entry(waiter).and_modify(|it| it.next = Next::Tried);
+    }
+
+    /// Nothing leaves, and it has time.
+    pub(crate) fn waits_for_a_look(&mut self, waiter: Waiter) {
+        self.ran_out.entry(waiter).and_modify(|it| it.next = Next::Looked);
+    }
+
     /// Who stood there, if it did.
     pub(crate) fn remove(&mut self, waiter: Waiter) -> Option<Demand> {
         if let Waiter::Part(part) = waiter {
             self.aside.remove(&part);
         }
+        self.ran_out.remove(&waiter);
         let place = self.places.remove(&waiter)?;
         self.sight.left = self.sight.left.saturating_add(1);
         self.batches = self.batches.saturating_sub(usize::from(matches!(waiter, Waiter::Batch(_))));

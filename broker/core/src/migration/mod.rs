@@ -2,6 +2,7 @@
 
 mod backing;
 mod demands;
+mod lacking;
 mod state;
 mod write_back;
 
@@ -11,6 +12,7 @@ use vramd_types::ExtentId;
 
 pub(crate) use backing::{Account as BackedBy, Backing, Backings, Below};
 pub(crate) use demands::{Demand, Demands, Place as InLine, Sight, Waiter};
+pub(crate) use lacking::Lacking;
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};

@@ -9,7 +9,7 @@ use crate::{
     command::{PartMove, PartRevocation},
     error::Refusal,
     event::{CallId, RequestKey, Tier},
-    handler::{Batch, QuotaChange},
+    handler::{Asked, Batch, QuotaChange},
     observed::Touched,
     time::Time,
 };
@@ -28,6 +28,8 @@ pub(crate) enum OpKind {
     /// Extents are being made; one failure undoes all.
     Allocate {
         since: Time,
+        /// What it is made for, in case it has to wait after all.
+        asked: Option<Box<Asked>>,
         allocations: Vec<AllocationId>,
         extents_left: usize,
         failure: Option<Refusal>,

@@ -18,7 +18,7 @@ use std::{
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, Notice, OperatorRequest,
-    PartRef, Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Time, TouchedPart, UnmappedPart,
+    PartRef, Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time, TouchedPart, UnmappedPart,
     WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
@@ -73,6 +73,10 @@ pub struct World {
     pub killed: Vec<ChannelId>,
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
+    /// What processes hold of each device that the broker does not know.
+    pub outside: Bytes,
+    /// For so many extents more there is no memory on devices.
+    pub out_of_memory: usize,
     pub fail_creates: VecDeque<Option<CreateError>>,
     pub fail_copies: VecDeque<Option<String>>,
     /// What lies in each extent that was written or copied to: else zeros.
@@ -107,6 +111,7 @@ pub fn config(devices: &[Bytes]) -> Config {
             .collect(),
         part_size: Bytes::mib(4),
         default_limit: Quantity::Percent(100),
+        default_host_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
@@ -140,6 +145,8 @@ impl World {
             killed: Vec::new(),
             closed: BTreeSet::new(),
             stored: StoredQuotas::default(),
+            outside: Bytes::ZERO,
+            out_of_memory: 0,
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
             contents: BTreeMap::new(),
@@ -228,6 +235,10 @@ impl World {
     pub fn work_once(&mut self) -> bool {
         let Some(command) = self.work.pop_front() else { return false };
         let event = match command {
+            Command::CreateExtent { extent, tier: Tier::Device, .. } if self.out_of_memory > 0 => {
+                self.out_of_memory -= 1;
+                Event::Completion(Completion::Created { extent, result: Err(CreateError::OutOfMemory) })
+            }
             Command::CreateExtent { extent, .. } => {
                 let failure = self.fail_creates.pop_front().flatten();
                 Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
@@ -255,7 +266,7 @@ impl World {
                 Event::Completion(Completion::Digested { allocation, result: Ok([7; 32]) })
             }
             Command::Survey { device, .. } => {
-                Event::Completion(Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 })
+                Event::Completion(Completion::Surveyed { device, unbrokered: self.outside, contexts: 0 })
             }
             Command::RevokeWords { part, words } => {
                 let pinned = |channel| self.pinned.contains_key(&(channel, part));

@@ -16,7 +16,7 @@ const FEW: Descriptors = Descriptors { limit: 64, open: 60 };
 
 pub(super) fn check(config: &Config) {
     let Config { memory, quota, tenants, limits, driver, telemetry, daemon: _ } = config;
-    for share in [memory.device_share, memory.margin, quota.default.limit] {
+    for share in [memory.device_share, memory.margin, quota.default.limit, quota.default.host_limit] {
         assert!(!matches!(share, Quantity::Percent(101..)), "{share}");
     }
     let part_size = memory.part_size.get();

@@ -1,6 +1,8 @@
 //! What parts have below their devices: bytes that are charged from when a part is made until it is freed, and in which
 //! memory stays once it has been made.
 
+use std::collections::BTreeSet;
+
 use broker_core::{
     AllocationState, Broker, PartRef, Target, Tier,
     invariants::{BACKED, COPIES},
@@ -30,11 +32,44 @@ impl Oracle {
             return;
         }
         if !self.would_admit(owner, place, size) {
+            self.facts.lacking.insert(part, (owner, place, size));
             return;
         }
+        self.is_set_aside(part, owner, place, size);
+    }
+
+    fn is_set_aside(&mut self, part: PartRef, owner: Tenant, place: usize, size: u64) {
         self.facts.balance(owner, place).reserved += size;
         self.facts.backings.insert(part, BackingFacts::Reserved { owner, place, size });
         self.step.touched.push((owner, place));
+    }
+
+    /// A part gets bytes below that had none: it lacked them, and there are some.
+    pub(super) fn backed_late(&mut self, part: PartRef) {
+        let lacked = self.facts.lacking.remove(&part);
+        self.expect(BACKED, lacked.is_some(), || format!("{part:?} gets bytes below, and lacked none"));
+        let Some((owner, place, size)) = lacked else { return };
+        let fits = self.would_admit(owner, place, size);
+        self.expect(BACKED, fits, || format!("{part:?} gets {size} bytes below, which there are not"));
+        self.is_set_aside(part, owner, place, size);
+    }
+
+    /// Nobody lacks bytes below for which there are some, but for what older parts wait for.
+    pub(super) fn nobody_lacks_for_nothing(&mut self) {
+        let mut seen = BTreeSet::new();
+        let mut full = BTreeSet::new();
+        for (part, (owner, place, size)) in self.facts.lacking.clone() {
+            if !seen.insert((owner, place)) {
+                continue;
+            }
+            let admitted = self.would_admit(owner, place, size);
+            let kept = admitted && !full.contains(&place);
+            self.expect(BACKED, !kept, || format!("{part:?} lacks {size} bytes below, and there are some"));
+            let (_, limit) = self.quota_now(owner, place);
+            if !admitted && self.facts.held(owner, place) + size <= limit {
+                full.insert(place);
+            }
+        }
     }
 
     /// Whether it was asked for as discardable: it may not have been answered yet.
@@ -53,6 +88,7 @@ impl Oracle {
 
     /// Memory is made below for a part: in the bytes that it has there, or in others. Whether in its own.
     pub(super) fn backing_is_made(&mut self, part: PartRef) -> bool {
+        self.facts.lacking.remove(&part);
         let had = self.facts.backings.remove(&part);
         let kept = matches!(had, Some(BackingFacts::Kept(_)));
         self.expect(BACKED, !kept, || format!("{part:?} has memory below, and gets more"));
@@ -101,6 +137,7 @@ impl Oracle {
             allocation: id,
             part: vramd_types::PartIndex(u32::MAX),
         };
+        self.facts.lacking.retain(|part, _| part.allocation != id);
         let parts: Vec<_> = self.facts.backings.range(all).map(|(part, _)| *part).collect();
         for part in parts {
             if let Some(BackingFacts::Reserved { owner, place, size }) = self.facts.backings.remove(&part) {
@@ -113,7 +150,9 @@ impl Oracle {
     /// What could not be made as a whole is undone without a word.
     pub(super) fn forget_unmade(&mut self, broker: &Broker) {
         let told = |id: &AllocationId| self.facts.allocations.contains_key(id);
-        let mut unmade: Vec<_> = self.facts.backings.keys().map(|part| part.allocation).collect();
+        let parts = self.facts.backings.keys().chain(self.facts.lacking.keys());
+        let mut unmade: Vec<_> = parts.map(|part| part.allocation).collect();
+        unmade.sort_unstable();
         unmade.dedup();
         unmade.retain(|id| !told(id));
         for id in unmade {

@@ -71,7 +71,8 @@ impl Oracle {
                     && same
                     && ((full && !why.guaranteed) || (limit && other.2.tenant == why.tenant))
             };
-            let excused = self.facts.unlucky.contains(part) || is_behind_batch(*part, &line);
+            let ran_out = self.facts.places[why.device].looks_left > 0;
+            let excused = ran_out || self.facts.unlucky.contains(part) || is_behind_batch(*part, &line);
             let kept = why.wait == Wait::Nothing && !excused && !each.iter().any(|other| before(&other));
             self.expect(DEMANDS, !kept, || {
                 format!("{part:?} is wanted since event {since}, and there is room: {each:?}, {leavable:?}")
@@ -246,7 +247,7 @@ impl Oracle {
                 let on = self.facts.allocations.get(&part.allocation).map(|it| it.device);
                 on == Some(device) && !self.facts.unlucky.contains(part)
             });
-            let waits = waits.copied();
+            let waits = waits.copied().filter(|_| self.facts.places[device].looks_left == 0);
             self.expect(DEMANDS, guaranteed || waits.is_none(), || {
                 format!("tenant {tenant} is served on device {device}, and {waits:?} has waited longer")
             });
@@ -262,6 +263,8 @@ impl Oracle {
         let tenant = self.facts.tenant(&first.tenant);
         // What operators have unmapped they may have moved too.
         let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
+        // What a driver has not is asked of it again only when something has changed.
+        let is_unsure = is_unsure || self.facts.places[0].looks_left > 0;
         if self.something_leaves(0) || is_unsure {
             return;
         }

@@ -38,6 +38,10 @@ pub(super) struct PlaceFacts {
     pub(super) context: u64,
     pub(super) unbrokered: u64,
     pub(super) contexts: u64,
+    /// What the driver did not have though there was room, until it is looked who holds it.
+    pub(super) missing: u64,
+    /// After so many looks nobody waits any more only since the driver had none.
+    pub(super) looks_left: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,6 +277,8 @@ pub(super) struct Facts {
     pub(super) write_backs: BTreeMap<ExtentId, WriteBackFacts>,
     /// What parts on their devices have below.
     pub(super) backings: BTreeMap<PartRef, BackingFacts>,
+    /// Parts on their device for which there were no bytes below: whose, in which place, and how large.
+    pub(super) lacking: BTreeMap<PartRef, (Tenant, usize, u64)>,
     /// Parts that are on their way out of their devices, or about to set out.
     pub(super) departing: BTreeSet<PartRef>,
     /// Discardable parts that are nowhere, and how large they are.

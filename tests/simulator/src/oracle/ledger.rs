@@ -1,12 +1,16 @@
 //! The ledger, worked out from events and commands alone, against what the core shows of its own.
 
 use broker_core::{Broker, QuotaView, SessionView, Tier, invariants::LEDGER_ORACLE};
-use vramd_types::Quantity;
+use vramd_types::{GRANULARITY, Quantity};
 
 use super::{
     Oracle,
     facts::{Book, Tenant},
 };
+
+/// Looks at a device until those are tried for whom its driver had no memory, and nothing leaves: one may be under way, one says who
+/// holds it, and with one more they are tried.
+pub(super) const LOOKS: u8 = 3;
 
 /// Bytes of a quantity of a place's share, by the book of rules rather than by the core's code.
 fn of(quantity: Quantity, share: u64) -> u64 {
@@ -26,6 +30,7 @@ impl Oracle {
         let row = |device: &str| book.get(&(name.clone(), device.to_owned(), facts.tier));
         let (guarantee, limit) = match row(&facts.uuid).or_else(|| row("*")) {
             Some((guarantee, limit)) => (of(*guarantee, facts.share), of(*limit, facts.share)),
+            None if facts.tier == Tier::Host => (0, of(self.default_host_limit, facts.share)),
             None => (0, of(self.default_limit, facts.share)),
         };
         (guarantee, limit)
@@ -47,7 +52,16 @@ impl Oracle {
     pub(super) fn capacity(&self, place: usize) -> u64 {
         let facts = &self.facts.places[place];
         let contexts = facts.context * (facts.contexts.max(self.sessions_reserved) + 1);
-        facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts)
+        facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts).saturating_sub(facts.missing)
+    }
+
+    /// A device had not so much more, whatever its books say: so there is less of it than what is held and that.
+    pub(super) fn ran_out(&mut self, place: usize, size: u64) {
+        if self.facts.places[place].tier == Tier::Device {
+            let most = self.held_by_all(place).0 + size - GRANULARITY.get();
+            self.facts.places[place].missing += self.capacity(place).saturating_sub(most);
+            self.facts.places[place].looks_left = LOOKS;
+        }
     }
 
     /// One account, after something changed it.

@@ -64,6 +64,7 @@ pub struct Oracle {
     repeats: Repeats,
     limits: Limits,
     default_limit: Quantity,
+    default_host_limit: Quantity,
     sessions_reserved: u64,
     step: Step,
     broken: Vec<Violation>,
@@ -134,6 +135,7 @@ impl Oracle {
             repeats: Repeats::default(),
             limits: config.limits.clone(),
             default_limit: config.default_limit,
+            default_host_limit: config.default_host_limit,
             sessions_reserved: u64::from(config.sessions_reserved),
             step: Step::default(),
             broken: Vec::new(),
@@ -222,6 +224,10 @@ impl Oracle {
                 }
                 self.has_moved(*part, *tier);
             }
+            Command::Notice(Notice::Backed { part, .. }) => {
+                self.forget_unmade(broker);
+                self.backed_late(*part);
+            }
             Command::Notice(Notice::WrittenBack { part, .. }) => self.was_written_back(*part),
             // It stays where it is either way.
             Command::Notice(
@@ -267,6 +273,7 @@ impl Oracle {
         self.liar_is_quarantined();
         self.answers_are_in_time();
         self.admitted();
+        self.nobody_lacks_for_nothing();
         self.counts_are_bounded(broker);
         self.repeated_without_effect();
         self.queue_is_bounded();
@@ -275,6 +282,7 @@ impl Oracle {
         self.fences_last();
         self.nobody_stalls();
         self.nobody_starves(broker);
+        self.learn_failed_batches(broker);
         self.nobody_is_kept_waiting(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {

@@ -1,8 +1,8 @@
 //! Learning from events and commands; judging is elsewhere.
 
 use broker_core::{
-    CallId, ChannelId, ClientFrame, ClientRequest, Completion, Event, OperatorRequest, RequestKey,
-    StoredQuotas, Target, TouchedPart, WordsOutcome,
+    CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest,
+    RequestKey, StoredQuotas, Target, TouchedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, SessionId};
 
@@ -176,7 +176,10 @@ impl Oracle {
                 balance.reserved -= size;
                 match result {
                     Ok(()) => balance.settled += size,
-                    Err(_) => {
+                    Err(error) => {
+                        if *error == CreateError::OutOfMemory {
+                            self.ran_out(place, size);
+                        }
                         self.backing_failed(*extent);
                         self.facts.extents.remove(extent);
                         let moves = self.facts.moves.remove(extent);
@@ -217,6 +220,8 @@ impl Oracle {
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();
                 place.contexts = u64::from(*contexts);
+                place.missing = 0;
+                place.looks_left = place.looks_left.saturating_sub(1);
                 self.facts.unlucky.clear();
                 self.facts.extents_ran_out = false;
             }
@@ -248,6 +253,7 @@ impl Oracle {
             self.step.touched.push((tenant, place));
         }
         if returned {
+            self.facts.places[place].looks_left = 0;
             self.facts.extents.remove(&extent);
         }
     }

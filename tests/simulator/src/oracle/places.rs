@@ -12,6 +12,8 @@ pub(super) fn of(config: &Config) -> Vec<PlaceFacts> {
         context: device.context_bytes.get(),
         unbrokered: 0,
         contexts: 0,
+        missing: 0,
+        looks_left: 0,
     });
     let with_host = config.devices.iter().filter(|device| !device.host.is_zero());
     let hosts = with_host.map(|device| PlaceFacts {
@@ -21,6 +23,8 @@ pub(super) fn of(config: &Config) -> Vec<PlaceFacts> {
         context: 0,
         unbrokered: 0,
         contexts: 0,
+        missing: 0,
+        looks_left: 0,
     });
     devices.chain(hosts).collect()
 }

@@ -3,15 +3,29 @@
 use std::time::Duration;
 
 use broker_core::{
-    AllocationSpec, CallId, OperatorRequest, Refusal, Tier, WaitView, Waiting, invariants::DEMANDS,
+    AllocationSpec, Broker, CallId, OperatorRequest, Refusal, Tier, WaitView, Waiting, invariants::DEMANDS,
 };
 
 use super::{
     Oracle,
     facts::{Asked, Call},
+    ledger::LOOKS,
 };
 
 impl Oracle {
+    /// A batch that was being made and waits after this event found no memory.
+    pub(super) fn learn_failed_batches(&mut self, broker: &Broker) {
+        let waits = broker.waits().into_iter().filter(|_| self.step.made);
+        let new = waits.filter(|wait| !self.facts.waits.contains_key(&wait.id));
+        let batches = new.filter(|wait| matches!(wait.what, Waiting::Batch { .. }));
+        let devices: Vec<_> = batches.map(|wait| wait.device).collect();
+        for place in
+            devices.iter().filter_map(|device| self.facts.place_of(device, Tier::Device)).collect::<Vec<_>>()
+        {
+            self.facts.places[place].looks_left = LOOKS;
+        }
+    }
+
     /// Whether an operator has somebody wait no more at this moment.
     pub(super) fn is_cancelling(&self) -> bool {
         let asked = self.step.call.as_ref().map(|(_, call)| &call.asked);

@@ -43,6 +43,11 @@ pub(super) fn config(dice: &mut Dice) -> Config {
             Quantity::Percent(60),
             Quantity::Bytes(Bytes::mib(24)),
         ]),
+        default_host_limit: dice.one(&[
+            Quantity::Percent(100),
+            Quantity::Percent(60),
+            Quantity::Bytes(Bytes::mib(24)),
+        ]),
         sessions_reserved: dice.small(3),
         eviction: eviction(dice),
         check_shadows: false,

@@ -1,0 +1,106 @@
+//! A device whose driver has no memory though by the books there is room: something outside took it, and the books learn of it.
+//!
+//! Who asked stands in the line again, room is made for it as for any other, and it is tried again: but only after something has
+//! left the device, or the books are short themselves. So nobody tries as fast as the driver can fail.
+
+use vramd_types::{Bytes, DeviceIndex};
+
+use super::{
+    Started,
+    batch::{Asked, Batch},
+};
+use crate::{
+    broker::Broker,
+    command::Notice,
+    error::Refusal,
+    event::{PartRef, Tier},
+    ledger::Place,
+    migration::Waiter,
+    tenancy::{OpId, Requester},
+};
+
+impl Broker {
+    /// The driver had not so much more. It is looked who holds it; until that is known as much is missing.
+    pub(super) fn device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
+        // What is cached goes, so that the next try finds room.
+        self.give_up_cached(Some(device));
+        self.withhold(device, |ledger| ledger.lacked(Place::device(device), asked));
+        self.survey(device);
+        // Once it is known what is undone for that.
+        self.unsettled.short.insert(device);
+        self.unsettled.demands = true;
+    }
+
+    /// A batch for which there was no memory stands in the line again, where it would have stood.
+    pub(super) fn line_up_again(&mut self, op: OpId, asked: Asked, why: Refusal) {
+        let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else { return };
+        let Refusal::DeviceFull { device, .. } = &why else { return };
+        let device = self.find_device(device);
+        let Started::Waiting(kind) = self.line_up(op, tenant, Batch::new(asked, why)) else { return };
+        if let Some(op) = self.ops.get_mut(op) {
+            op.kind = kind;
+        }
+        if let Some(device) = device {
+            self.bar(Waiter::Batch(op), device);
+        }
+    }
+
+    /// Something has left a device, and the driver has its memory back.
+    pub(crate) fn has_left(&mut self, place: Place) {
+        if place.tier == Tier::Device && self.demands.has_left(place.device) {
+            self.unsettled.demands = true;
+        }
+    }
+
+    /// It is begun with once more, for which there was no memory before.
+    pub(crate) fn tried_again(&mut self, waiter: Waiter) {
+        if let Some(device) = self.demands.where_ran_out(waiter) {
+            self.notice(Notice::CreateRetried { device });
+        }
+    }
+
+    /// Nothing leaves a device any more on which there was no memory for somebody, and what others hold is known. It waits as any
+    /// other where the books say that there is no room; else nothing is left that would help it.
+    pub(crate) fn judge_barred(&mut self) {
+        for (waiter, device, survey) in self.demands.barred() {
+            if !self.is_looked_at(device, survey) || self.awaited_room.is_made_on(device) {
+                continue;
+            }
+            match waiter {
+                Waiter::Part(part) => self.judge_part(part, device),
+                Waiter::Batch(op) => self.judge_batch(op),
+            }
+        }
+    }
+
+    fn judge_part(&mut self, part: PartRef, device: DeviceIndex) {
+        if self.has_room_for(part).is_err() {
+            return self.may_be_tried(Waiter::Part(part));
+        }
+        let asked = self.piece_of(part).map_or(Bytes::ZERO, |piece| piece.size);
+        let (tier, free, device) = (Tier::Device, Bytes::ZERO, self.uuid(device).to_owned());
+        self.demands.stand_aside(part);
+        self.refuse_lacking(part, &Refusal::DeviceFull { device, tier, free, asked });
+    }
+
+    fn judge_batch(&mut self, op: OpId) {
+        let now = self.now;
+        let Some((_, tenant, batch)) = self.batch_of(op) else { return };
+        let (plans, has_time, why) =
+            (std::mem::take(&mut batch.asked.plans), batch.asked.until > now, batch.why.clone());
+        let has_room = self.check_room(tenant, &plans).is_ok();
+        if let Some((_, _, batch)) = self.batch_of(op) {
+            batch.asked.plans = plans;
+        }
+        match has_room {
+            false => self.may_be_tried(Waiter::Batch(op)),
+            true if has_time => self.demands.waits_for_a_look(Waiter::Batch(op)),
+            true => self.refuse_batch(op, why),
+        }
+    }
+
+    fn may_be_tried(&mut self, waiter: Waiter) {
+        self.demands.may_be_tried(waiter);
+        self.unsettled.demands = true;
+    }
+}

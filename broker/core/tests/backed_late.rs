@@ -1,0 +1,120 @@
+//! Parts for which there were no bytes below their device get some when they come free, and can leave from then on.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    AllocationSpec, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef, Tier,
+    limits::BACKED_TOGETHER,
+};
+use vramd_types::{AllocationId, Bytes, Quantity};
+use world::{
+    Client, World,
+    moving::{evict, fill, held, mib, parts, tier, tiers},
+    revoking::{answer, part},
+    spec,
+};
+
+fn limit_below(world: &mut World, tenant: &str, mib: u32) {
+    let (guarantee, limit) = (None, Some(Quantity::Bytes(Bytes::mib(mib))));
+    let (tenant, device, tier) = (tenant.to_owned(), DeviceSelector::All, Tier::Host);
+    world.operate(OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit }).expect("set");
+}
+
+/// Those that got bytes late, in that order.
+fn backed(world: &World) -> Vec<PartRef> {
+    let each = world.notices.iter().filter_map(|notice| match notice {
+        Notice::Backed { part, .. } => Some(*part),
+        _ => None,
+    });
+    each.collect()
+}
+
+/// A device of 16 MiB with 8 below, all of which "a" has; and parts of "b" that have nothing there.
+fn without_backing() -> (World, Client, AllocationId, Client, AllocationId) {
+    let mut world = tiers(16, 8);
+    let [first, second] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let all = world.allocate(first, spec(8)).expect("room");
+    let none = world.allocate(second, spec(8)).expect("room");
+    assert_eq!(held(&world), mib(16, 8));
+    (world, first, all, second, none)
+}
+
+#[test]
+fn what_is_freed_below_is_set_aside_for_others_and_they_can_leave() {
+    let (mut world, first, all, second, none) = without_backing();
+    world.allocate(first, spec(12)).expect_err("nothing of the other's can leave");
+    world.call(first, ClientRequest::FreeBatch(vec![all])).expect("freed");
+    world.settle();
+    assert_eq!((held(&world), backed(&world)), (mib(8, 8), parts(&world, none)));
+    let [written, _] = parts(&world, none)[..] else { panic!("two parts") };
+    world.write(second, written, 7);
+    world.allocate(first, spec(16)).expect("both have left");
+    let lie = parts(&world, none).into_iter().all(|part| tier(&world, part) == Tier::Host);
+    assert!(lie && held(&world) == mib(16, 8));
+}
+
+#[test]
+fn a_limit_that_is_raised_gives_the_oldest_theirs() {
+    let mut world = tiers(16, 16);
+    let client = world.open_pinning("a");
+    limit_below(&mut world, "a", 4);
+    let ids = [(); 4].map(|()| part(world.allocate(client, spec(4)).expect("room"), 0));
+    assert_eq!(held(&world), mib(16, 4));
+    limit_below(&mut world, "a", 12);
+    assert_eq!((held(&world), backed(&world)), (mib(16, 12), ids[1..3].to_vec()));
+    limit_below(&mut world, "a", 16);
+    assert_eq!((held(&world), backed(&world)), (mib(16, 16), ids[1..].to_vec()));
+}
+
+#[test]
+fn each_within_its_tenants_limit() {
+    let mut world = tiers(16, 8);
+    let [filler, bounded, free] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    limit_below(&mut world, "b", 4);
+    let all = world.allocate(filler, spec(8)).expect("room");
+    let of_bounded = world.allocate(bounded, spec(8)).expect("room");
+    let of_bounded = parts(&world, of_bounded);
+    world.call(filler, ClientRequest::FreeBatch(vec![all])).expect("freed");
+    let younger = part(world.allocate(free, spec(4)).expect("room"), 0);
+    world.settle();
+    assert_eq!(backed(&world), of_bounded[..1].to_vec());
+    let moved = evict(&mut world, younger);
+    assert!(matches!(moved, PartMove::Moved), "the rest is for the next: {moved:?}");
+}
+
+#[test]
+fn who_waits_for_room_has_it_once_a_part_has_bytes_below() {
+    let mut world = tiers(8, 16);
+    let [first, second] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    limit_below(&mut world, "b", 0);
+    let away = part(world.allocate(first, spec(4)).expect("room"), 0);
+    world.write(first, away, 7);
+    evict(&mut world, away);
+    fill(&mut world, first, spec(4));
+    let idle = part(world.allocate(second, spec(4)).expect("room"), 0);
+    world.pin_call(first, 1, &[away]);
+    world.settle();
+    assert_eq!((answer(&world, first, 1), tier(&world, idle)), (None, Tier::Device));
+    limit_below(&mut world, "b", 4);
+    assert_eq!((answer(&world, first, 1), world.read(first, away)), (Some(&None), 7));
+    assert_eq!(tier(&world, idle), Tier::Host);
+}
+
+#[test]
+fn so_many_at_once_and_the_rest_in_turn() {
+    const PARTS: u32 = 600;
+    let mut world = tiers(2 * 2 * PARTS, 2 * PARTS);
+    let [first, second] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let small = || AllocationSpec { part_size: Some(Bytes::mib(2)), ..spec(2 * PARTS) };
+    let all = world.allocate(first, small()).expect("room");
+    let none = world.allocate(second, small()).expect("room");
+    limit_below(&mut world, "b", 0);
+    world.call(first, ClientRequest::FreeBatch(vec![all])).expect("freed");
+    assert_eq!(backed(&world), []);
+    limit_below(&mut world, "b", 2 * PARTS);
+    assert_eq!(backed(&world).len(), BACKED_TOGETHER);
+    world.advance(1);
+    assert_eq!(backed(&world), parts(&world, none));
+}

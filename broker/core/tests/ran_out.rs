@@ -1,0 +1,220 @@
+//! A driver that has no memory though by the books there is room: something leaves, and it is tried again.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::time::Duration;
+
+use broker_core::{CallId, ClientRequest, Limits, Notice, PartRef, Refusal, StoredQuotas, Tier};
+use vramd_types::{AllocationId, Bytes, Reason};
+use world::{
+    Client, World, config,
+    moving::{evict, fill, held, mib, tier, tiers},
+    revoking::{answer, part},
+    set_quota, spec,
+};
+
+/// A device of 8 MiB with a part of 4 MiB that "a" has away, and one that "b" has there and does not use.
+fn beside_an_idle_one() -> (World, Client, PartRef, PartRef) {
+    let mut world = tiers(8, 16);
+    let [client, other] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, away, 7);
+    evict(&mut world, away);
+    let idle = part(world.allocate(other, spec(4)).expect("room"), 0);
+    (world, client, away, idle)
+}
+
+/// How often the driver was asked in vain, and how often again.
+fn tries(world: &World) -> (usize, usize) {
+    let count = |is: fn(&Notice) -> bool| world.notices.iter().filter(|notice| is(notice)).count();
+    (
+        count(|notice| matches!(notice, Notice::CreateFailed { .. })),
+        count(|notice| matches!(notice, Notice::CreateRetried { .. })),
+    )
+}
+
+fn batch(world: &mut World, client: Client, mib: u32, wait: u64) -> CallId {
+    let items = vec![spec(mib)];
+    world.start(client, None, ClientRequest::AllocateBatch { items, wait: Duration::from_micros(wait) })
+}
+
+fn refused(world: &World, call: CallId) -> Option<Reason> {
+    world.replies.get(&call).and_then(|reply| reply.as_ref().err()).map(Refusal::reason)
+}
+
+fn is_full(answer: Option<&Option<Refusal>>) -> bool {
+    matches!(answer, Some(Some(Refusal::DeviceFull { tier: Tier::Device, .. })))
+}
+
+#[test]
+fn an_idle_part_leaves_for_a_pin_and_it_is_tried_again() {
+    let (mut world, client, away, idle) = beside_an_idle_one();
+    world.out_of_memory = 1;
+    world.pin_call(client, 1, &[away]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), world.read(client, away)), (Some(&None), 7));
+    assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (1, 1)));
+}
+
+#[test]
+fn it_is_not_tried_before_something_has_left() {
+    let (mut world, client, away, idle) = beside_an_idle_one();
+    world.stopped.insert(idle_client(&world, idle).channel);
+    world.out_of_memory = 1;
+    world.pin_call(client, 1, &[away]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), tries(&world)), (None, (1, 0)));
+    world.stopped.clear();
+    world.settle();
+    assert_eq!((answer(&world, client, 1), tries(&world)), (Some(&None), (1, 1)));
+}
+
+/// Who owns the idle part: the second session of these worlds.
+fn idle_client(world: &World, idle: PartRef) -> Client {
+    let channel = world.mapped.iter().find(|(_, mapped)| mapped.contains(&idle)).map(|(channel, _)| *channel);
+    let session = world.broker.show(&broker_core::Target::Id(idle.allocation)).expect("there").owner;
+    Client { channel: channel.expect("mapped"), session: session.expect("its session's"), pid: 0 }
+}
+
+#[test]
+fn where_nothing_is_left_to_leave_the_pin_is_refused() {
+    let (mut world, client, away, idle) = beside_an_idle_one();
+    world.out_of_memory = 2;
+    world.pin_call(client, 1, &[away]);
+    world.settle();
+    assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
+    assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (2, 1)));
+    world.pin_call(client, 2, &[away]);
+    world.settle();
+    assert_eq!((answer(&world, client, 2), world.read(client, away)), (Some(&None), 7), "nothing is lost");
+}
+
+#[test]
+fn where_outsiders_hold_it_a_pin_waits_for_them_as_for_anybody() {
+    let mut world = tiers(8, 8);
+    let client = world.open_pinning("a");
+    let away = part(world.allocate(client, spec(4)).expect("room"), 0);
+    evict(&mut world, away);
+    world.outside = Bytes::mib(6);
+    world.out_of_memory = 1;
+    world.pin_call(client, 1, &[away]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), tries(&world)), (None, (1, 0)));
+    world.outside = Bytes::ZERO;
+    let next = Limits::default().survey_interval.as_micros();
+    world.advance(u64::try_from(next).expect("it is short"));
+    world.settle();
+    assert_eq!((answer(&world, client, 1), tries(&world)), (Some(&None), (1, 1)));
+}
+
+#[test]
+fn a_driver_that_never_has_any_is_asked_once_for_all_that_leaves() {
+    let mut world = tiers(32, 64);
+    let [client, other] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away: Vec<_> = (0..3).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
+    for part in &away {
+        evict(&mut world, *part);
+    }
+    let idle: Vec<_> = (0..4).map(|_| part(world.allocate(other, spec(4)).expect("room"), 0)).collect();
+    world.out_of_memory = 1000;
+    world.pin_call(client, 1, &away);
+    world.settle();
+    assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
+    assert!(idle.iter().all(|part| tier(&world, *part) == Tier::Host), "all that could go went");
+    let (failed, again) = tries(&world);
+    assert!(failed <= away.len() * (1 + idle.len()) && again < failed, "{failed} and {again}");
+    assert_eq!(held(&world), mib(0, 28));
+}
+
+#[test]
+fn what_is_guaranteed_is_not_tried_at_once_either() {
+    let (mut world, client, away, _) = beside_an_idle_one();
+    world.operate(set_quota("a", 4, 8)).expect("there is room for it");
+    world.out_of_memory = 1000;
+    world.pin_call(client, 1, &[away]);
+    world.settle();
+    assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
+    assert!(tries(&world).0 <= 2, "{:?}", tries(&world));
+}
+
+#[test]
+fn a_batch_is_undone_and_made_again_whether_it_waits_or_not() {
+    for wait in [0, 1_000_000] {
+        let (mut world, client, _, idle) = beside_an_idle_one();
+        world.out_of_memory = 1;
+        let call = batch(&mut world, client, 4, wait);
+        world.settle();
+        assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
+        assert_eq!((tier(&world, idle), tries(&world), world.held()), (Tier::Host, (1, 1), Bytes::mib(4)));
+    }
+}
+
+#[test]
+fn a_batch_for_which_nothing_can_leave_waits_only_if_it_says_so() {
+    let (mut world, client, filler) = all_in_use();
+    world.out_of_memory = 1;
+    let call = batch(&mut world, client, 4, 0);
+    world.settle();
+    assert_eq!((refused(&world, call), tries(&world)), (Some(Reason::DeviceFull), (1, 0)));
+
+    world.out_of_memory = 1;
+    let call = batch(&mut world, client, 4, 1_000_000);
+    world.settle();
+    assert!(!world.replies.contains_key(&call) && world.broker.waits().len() == 1);
+    world::moving::empty(&mut world, client, filler);
+    assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
+    assert_eq!(tries(&world), (2, 1));
+}
+
+/// A device of 8 MiB of which half is pinned.
+fn all_in_use() -> (World, Client, AllocationId) {
+    let mut world = tiers(8, 16);
+    let client = world.open_pinning("a");
+    let filler = fill(&mut world, client, spec(4));
+    (world, client, filler)
+}
+
+#[test]
+fn a_batch_that_waits_is_refused_when_its_time_is_over() {
+    let (mut world, client, _) = all_in_use();
+    world.out_of_memory = 1;
+    let call = batch(&mut world, client, 4, 1_000_000);
+    world.settle();
+    world.advance(999_000);
+    assert_eq!((refused(&world, call), tries(&world)), (None, (1, 0)));
+    world.advance(1_000);
+    assert_eq!(refused(&world, call), Some(Reason::DeviceFull));
+}
+
+#[test]
+fn a_batch_that_waits_is_tried_again_when_its_device_is_looked_at() {
+    let (mut world, client, _) = all_in_use();
+    world.out_of_memory = 1;
+    let call = batch(&mut world, client, 4, 60_000_000);
+    world.settle();
+    let next = Limits::default().survey_interval.as_micros();
+    world.advance(u64::try_from(next).expect("it is short"));
+    world.settle();
+    assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
+}
+
+#[test]
+fn until_somebody_has_looked_there_is_no_more_than_the_driver_had() {
+    let mut config = config(&[Bytes::mib(64)]);
+    config.devices[0].host = Bytes::mib(64);
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let filler = fill(&mut world, client, spec(4));
+    world.out_of_memory = 1;
+    batch(&mut world, client, 8, 1_000_000);
+    let capacity = |world: &World| world.broker.devices()[0].capacity;
+    // The first of its two parts could not be made, while the second is being.
+    world.work_once();
+    assert_eq!(capacity(&world), Bytes::mib(4 + 4 + 2));
+    world.settle();
+    assert_eq!(capacity(&world), Bytes::mib(64));
+    world::moving::empty(&mut world, client, filler);
+    assert_eq!(world.held(), Bytes::mib(8));
+}
