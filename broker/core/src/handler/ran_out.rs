@@ -36,6 +36,11 @@ impl Broker {
         let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else { return };
         let Refusal::DeviceFull { device, .. } = &why else { return };
         let device = self.find_device(device);
+        // What begins below where a device is full waits for none.
+        let asks = |(place, ..): &(Place, _, _)| place.tier == Tier::Device;
+        if !self.asked_by_place(tenant, &asked.plans).iter().any(asks) {
+            return self.finish(op, Err(why));
+        }
         let Started::Waiting(kind) = self.line_up(op, tenant, Batch::new(asked, why)) else { return };
         if let Some(op) = self.ops.get_mut(op) {
             op.kind = kind;

@@ -354,7 +354,7 @@ impl Ledger {
         });
         match sums {
             Some((held, committed)) => {
-                let eases = new.held() < old.held() || new.limit > old.limit || new.commitment() < before;
+                let eases = new.held() < old.held() || new.limit != old.limit || new.commitment() < before;
                 if eases && place.tier == Tier::Host {
                     self.eased.insert(place.device);
                 }

@@ -253,7 +253,6 @@ impl Oracle {
             self.step.touched.push((tenant, place));
         }
         if returned {
-            self.facts.places[place].looks_left = 0;
             self.facts.extents.remove(&extent);
         }
     }
