@@ -6,7 +6,7 @@ mod world;
 
 use std::time::Duration;
 
-use broker_core::{CallId, ClientRequest, Limits, Notice, PartRef, Refusal, StoredQuotas, Tier};
+use broker_core::{CallId, ClientRequest, CreateError, Limits, Notice, PartRef, Refusal, StoredQuotas, Tier};
 use vramd_types::{AllocationId, Bytes, Reason};
 use world::{
     Client, World, config,
@@ -217,4 +217,27 @@ fn until_somebody_has_looked_there_is_no_more_than_the_driver_had() {
     assert_eq!(capacity(&world), Bytes::mib(64));
     world::moving::empty(&mut world, client, filler);
     assert_eq!(world.held(), Bytes::mib(8));
+}
+
+/// Of its two parts the first is made each time, and undone again.
+#[test]
+fn what_is_undone_of_a_batch_is_no_room_that_was_made_for_it() {
+    let mut world = tiers(16, 16);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    for _ in 0..100 {
+        world.fail_creates.extend([None, Some(CreateError::OutOfMemory)]);
+    }
+    let call = batch(&mut world, a, 8, 60_000_000);
+    world.settle();
+    let (failed, _) = tries(&world);
+    assert!((2..=5).contains(&failed), "{failed} times");
+    assert_eq!((refused(&world, call), world.broker.waits().len()), (None, 1), "it has time");
+    world.fail_creates.clear();
+    world.allocate(b, spec(4)).expect("nobody waits for what it waits for");
+    world.advance(10_000_000);
+    world.settle();
+    assert!(world.replies[&call].is_ok(), "it was tried once more when somebody had looked");
+    let none = batch(&mut world, a, 4, 0);
+    world.settle();
+    assert!(world.replies[&none].is_ok());
 }

@@ -21,6 +21,8 @@ pub(super) fn taken_from_outside(world: &World) -> Value {
     let at_once = client.refused(&format!("allocate {too_much}"));
     assert_eq!(at_once.reason, Reason::DeviceFull.name(), "{at_once:?}");
     until("the daemon sees what is taken", || daemon.books().unbrokered() >= taken);
+    // What had been made of it before the driver had no more is charged until it is back.
+    until("what was undone is back", || daemon.books().held() == 0);
     let books = daemon.books();
     assert!(books.devices[0].capacity_bytes < leave, "{:?}", books.devices[0]);
     let later = client.refused(&format!("allocate {too_much}"));

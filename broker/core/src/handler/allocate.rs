@@ -79,7 +79,7 @@ impl Broker {
             None => self.why_behind(tenant, &plans),
             Some(lack) => Some(self.why_lacking(tenant, &lack)),
         };
-        let asked = Asked { plans, came: self.pins.now(), until: self.now.after(wait) };
+        let asked = Asked { plans, came: self.pins.now(), until: self.now.after(wait), tries: 0 };
         Ok(match why {
             None => {
                 self.unsettle_overtaken();

@@ -1,7 +1,8 @@
 //! Backing: bytes below its device that a part has for life, from when it is admitted.
 //!
 //! They are reserved first; once memory has been made there it is kept, so a part that comes and goes is charged the same
-//! below wherever it is. A part for which there were none gets them when some come free. While nobody has written the part since it came, that memory is its shadow.
+//! below wherever it is. A part for which there were none gets them when some come free. While nobody has written the part
+//! since it came, that memory is its shadow.
 
 use std::collections::BTreeSet;
 

@@ -27,6 +27,8 @@ pub(crate) struct Asked {
     pub(crate) plans: Vec<Plan>,
     pub(crate) came: Arrival,
     pub(crate) until: Time,
+    /// How often the driver had no memory for it.
+    pub(crate) tries: u32,
 }
 
 /// A batch that waits.
@@ -110,8 +112,8 @@ impl Broker {
             self.leave_line(Waiter::Batch(op), WaitEnd::Left);
             return Ok(());
         };
-        let (plans, came, until) =
-            (std::mem::take(&mut batch.asked.plans), batch.asked.came, batch.asked.until);
+        let (plans, came, until, tries) =
+            (std::mem::take(&mut batch.asked.plans), batch.asked.came, batch.asked.until, batch.asked.tries);
         let connected = self.sessions.get(session).is_some_and(Session::is_connected);
         let checked = match connected {
             true => self.check_plans(session, tenant, &plans),
@@ -150,7 +152,7 @@ impl Broker {
         self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         // What is cached may have been counted upon by several.
         self.unsettle_overtaken();
-        match self.make_all(op, session, tenant, Asked { plans, came, until }) {
+        match self.make_all(op, session, tenant, Asked { plans, came, until, tries }) {
             Ok(kind) => {
                 if let Some(op) = self.ops.get_mut(op) {
                     op.kind = kind;
@@ -188,8 +190,9 @@ impl Broker {
     fn give_up_batch(&mut self, op: OpId) {
         let Some((_, tenant, batch)) = self.batch_of(op) else { return };
         let (plans, why) = (std::mem::take(&mut batch.asked.plans), batch.why.clone());
-        // As it is now.
-        let lack = self.check_room(tenant, &plans).err();
+        // As it is now; but what was undone of its own, since the driver had no memory, is not back yet.
+        let ran_out = self.demands.where_ran_out(Waiter::Batch(op)).is_some();
+        let lack = self.check_room(tenant, &plans).err().filter(|_| !ran_out);
         self.refuse_batch(op, lack.map_or(why, |lack| self.why_lacking(tenant, &lack)));
     }
 

@@ -52,8 +52,8 @@ impl Broker {
         match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
             Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
-            // Somebody who came before needs the room: it comes back in its turn.
-            Some(_) => {}
+            // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
+            Some(_) => self.hasten_migration(part),
             None if self.is_elsewhere(part) => {
                 let (is_new, steps_up) = (self.stand_in_line(part), self.demands.step_up(part));
                 if is_new || steps_up {

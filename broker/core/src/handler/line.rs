@@ -280,6 +280,8 @@ impl Broker {
     /// Begins with one of the line; `Err`: what it is short of.
     fn begin(&mut self, waiter: Waiter) -> Result<(), Option<Lacking>> {
         let part = match waiter {
+            // Those behind it need not wait for that.
+            Waiter::Batch(_) if self.demands.waits_alone(waiter) => return Err(None),
             Waiter::Batch(op) => {
                 return self.try_batch(op).map_err(|shortage| Some(Lacking::of(&shortage)));
             }

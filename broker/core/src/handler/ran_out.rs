@@ -19,6 +19,9 @@ use crate::{
     tenancy::{OpId, Requester},
 };
 
+/// So often a batch is tried whenever something has left, then only as often as all devices are looked at.
+const TRIES_MAX: u32 = 4;
+
 impl Broker {
     /// The driver had not so much more. It is looked who holds it; until that is known as much is missing.
     pub(super) fn device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
@@ -32,7 +35,7 @@ impl Broker {
     }
 
     /// A batch for which there was no memory stands in the line again, where it would have stood.
-    pub(super) fn line_up_again(&mut self, op: OpId, asked: Asked, why: Refusal) {
+    pub(super) fn line_up_again(&mut self, op: OpId, mut asked: Asked, why: Refusal) {
         let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else { return };
         let Refusal::DeviceFull { device, .. } = &why else { return };
         let device = self.find_device(device);
@@ -41,12 +44,21 @@ impl Broker {
         if !self.asked_by_place(tenant, &asked.plans).iter().any(asks) {
             return self.finish(op, Err(why));
         }
+        asked.tries = asked.tries.saturating_add(1);
+        let often = asked.tries >= TRIES_MAX;
+        if often && asked.until <= self.now {
+            return self.finish(op, Err(why));
+        }
         let Started::Waiting(kind) = self.line_up(op, tenant, Batch::new(asked, why)) else { return };
         if let Some(op) = self.ops.get_mut(op) {
             op.kind = kind;
         }
         if let Some(device) = device {
             self.bar(Waiter::Batch(op), device);
+        }
+        // What is undone of it leaves the device each time.
+        if often {
+            self.demands.is_tried_later(Waiter::Batch(op));
         }
     }
 

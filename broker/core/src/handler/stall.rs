@@ -104,7 +104,7 @@ impl Broker {
         }
         let mut since = Time::START;
         for pinning in self.residents.pinning(device) {
-            since = since.max(self.is_kept_waiting(pinning)?);
+            since = since.max(self.is_kept_waiting(pinning, device)?);
         }
         let helps = |other: DeviceIndex| {
             self.residents.is_pinning(other, session) && (other == device || self.is_waited_for(other))
@@ -112,14 +112,26 @@ impl Broker {
         self.device_indices().any(helps).then_some(since)
     }
 
-    /// Since when a session waits, unless a call of its own is being served: all that it lacks is on its way, however long that takes.
-    fn is_kept_waiting(&self, session: SessionId) -> Option<Time> {
+    /// Since when a session waits, unless a call of its own is being served on that device: all that it lacks is on its way there,
+    /// however long that takes.
+    fn is_kept_waiting(&self, session: SessionId, device: DeviceIndex) -> Option<Time> {
         let since = self.pins.waits_since(session)?;
-        let comes = |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.towards == Tier::Device);
+        let is_there = |part: &PartRef| self.piece_of(*part).is_some_and(|piece| piece.device == device);
         let is_served = |(id, call): (PinId, &PinCall)| {
-            call.is_waiting() && call.parts.iter().filter(|part| self.pins.lacks(id, **part)).all(comes)
+            let lacking = || call.parts.iter().filter(|part| self.pins.lacks(id, **part));
+            call.is_waiting()
+                && lacking().any(is_there)
+                && lacking().all(|part| self.is_coming(session, *part))
         };
         (!self.pins.of_session(session).any(is_served)).then_some(since)
+    }
+
+    /// Whether nothing more is needed for the session to have the part but time: its bytes come, or it is sent.
+    fn is_coming(&self, session: SessionId, part: PartRef) -> bool {
+        match self.migrations.get(&part) {
+            Some(migration) => migration.towards == Tier::Device,
+            None => matches!(self.map_state(session, part), Some(MapState::Queued | MapState::Offered)),
+        }
     }
 
     /// Whether allocations are being made there that had their room by then: what they have of the device can leave for others once
