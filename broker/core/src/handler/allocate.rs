@@ -34,7 +34,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     spec: AllocationSpec,
-    device: DeviceIndex,
+    pub(super) device: DeviceIndex,
     part_size: Bytes,
     span: Bytes,
     part_count: usize,

@@ -2,6 +2,8 @@
 //!
 //! One that is not to wait stays there only while room is being made for it; any other is refused when its time is over.
 
+use std::collections::BTreeSet;
+
 use vramd_types::{Bytes, SessionId};
 
 use super::{
@@ -63,8 +65,9 @@ impl Broker {
     /// The batch goes to the line, behind all that came before it.
     pub(crate) fn line_up(&mut self, op: OpId, tenant: TenantId, batch: Batch) -> Started {
         let place = InLine { came: batch.asked.came, stood: self.pins.arrive() };
-        let asked = self.asked_by_place(tenant, &batch.asked.plans).into_iter().map(|(place, ..)| place);
-        let devices = asked.filter(|place| place.tier == Tier::Device).map(|place| place.device).collect();
+        // Also where it may begin below: that is found out each time.
+        let devices: BTreeSet<_> = batch.asked.plans.iter().map(|plan| plan.device).collect();
+        let devices = devices.into_iter().collect();
         self.demands.add(place, Demand { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
         if batch.asked.until > self.now {
             self.arm(batch.asked.until, Timer::Wait(op));

@@ -19,7 +19,7 @@ use crate::{
     tenancy::{OpId, Requester},
 };
 
-/// So often a batch is tried whenever something has left, then only as often as all devices are looked at.
+/// So often a batch is tried: what is undone of it leaves the device too, so that could go on for as long as it waits.
 const TRIES_MAX: u32 = 4;
 
 impl Broker {
@@ -45,8 +45,7 @@ impl Broker {
             return self.finish(op, Err(why));
         }
         asked.tries = asked.tries.saturating_add(1);
-        let often = asked.tries >= TRIES_MAX;
-        if often && asked.until <= self.now {
+        if asked.tries >= TRIES_MAX {
             return self.finish(op, Err(why));
         }
         let Started::Waiting(kind) = self.line_up(op, tenant, Batch::new(asked, why)) else { return };
@@ -55,10 +54,6 @@ impl Broker {
         }
         if let Some(device) = device {
             self.bar(Waiter::Batch(op), device);
-        }
-        // What is undone of it leaves the device each time.
-        if often {
-            self.demands.is_tried_later(Waiter::Batch(op));
         }
     }
 

@@ -120,7 +120,11 @@ impl Broker {
                 Stage::Evict
             }
             WordsOutcome::Pinned { by } => match fence {
-                Some(until) if until > self.now => Stage::Fence { until },
+                // Who came before that fence, and was told to have lost the part, has it still.
+                Some(until) if until > self.now => {
+                    self.unsettled.calls.extend(self.pins.lacking(part));
+                    Stage::Fence { until }
+                }
                 _ => return self.revocation_over(part, &PartRevocation::Pinned { by }),
             },
         };

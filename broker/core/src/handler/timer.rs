@@ -67,7 +67,6 @@ impl Broker {
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();
-                    self.unsettled.demands |= self.demands.is_later();
                     self.arm_survey();
                 }
             }

@@ -354,7 +354,8 @@ impl Ledger {
         });
         match sums {
             Some((held, committed)) => {
-                let eases = new.held() < old.held() || new.limit != old.limit || new.commitment() < before;
+                // Who holds more may be at its limit now, and so in nobody's way.
+                let eases = new.held() != old.held() || new.limit != old.limit || new.commitment() < before;
                 if eases && place.tier == Tier::Host {
                     self.eased.insert(place.device);
                 }

@@ -27,7 +27,7 @@ pub(crate) struct Demand {
     pub(crate) waiter: Waiter,
     pub(crate) since: Time,
     pub(crate) tenant: TenantId,
-    /// Where it needs room, each once.
+    /// Where it needs room, or may, each once.
     pub(crate) devices: Few<DeviceIndex>,
 }
 
@@ -64,8 +64,6 @@ enum Next {
     Leaves,
     /// Or once the device has been looked at again: nothing leaves it.
     Looked,
-    /// When all devices are to be looked at: it was tried often enough.
-    Later,
     /// It may be tried.
     Tried,
 }
@@ -180,20 +178,9 @@ impl Demands {
         self.ran_out.entry(waiter).and_modify(|it| it.next = Next::Looked);
     }
 
-    /// It was tried often enough for now.
-    pub(crate) fn is_tried_later(&mut self, waiter: Waiter) {
-        self.ran_out.entry(waiter).and_modify(|it| it.next = Next::Later);
-    }
-
-    /// It is later. Whether somebody may be tried for that.
-    pub(crate) fn is_later(&mut self) -> bool {
-        let late = self.ran_out.values_mut().filter(|it| it.next == Next::Later);
-        late.map(|it| it.next = Next::Tried).count() > 0
-    }
-
     /// Whether it waits for nothing that others could have.
     pub(crate) fn waits_alone(&self, waiter: Waiter) -> bool {
-        self.ran_out.get(&waiter).is_some_and(|it| matches!(it.next, Next::Looked | Next::Later))
+        self.ran_out.get(&waiter).is_some_and(|it| it.next == Next::Looked)
     }
 
     /// Who stood there, if it did.
