@@ -130,7 +130,7 @@ mod bugs {
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
-        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE];
+        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, RECYCLED];
         SourceKept: "what a part has left is not released", [DRAINS, DEMANDS, BACKED];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
         CopiedInPart: "the end of a part is not copied with it", [CONTENT];
@@ -138,7 +138,7 @@ mod bugs {
         HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS, BACKED];
         DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
         PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
-        SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES];
+        SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES, EXTENT_USE];
         ComerForgotten: "who attached a part while it was elsewhere is not sent it when it is there", [SENT, DEMANDS];
         ShadowOlderThanPart: "what was written since a part came to its device is lost when it leaves", [CONTENT];
         EvictedBelowGuarantee: "what is guaranteed to a tenant is taken from its device for another", [EVICTED];

@@ -45,6 +45,8 @@ impl Broker {
         let (mut is_full, mut left) = (false, BACKED_TOGETHER);
         while let Some((part, tenant, size)) = oldest.pop_first() {
             if left == 0 {
+                // And not before then, though its own reservations have changed who is in whose way.
+                self.ledger.eased.remove(&device);
                 self.arm(self.now.after(MOMENT), Timer::Backing(device));
                 break;
             }
