@@ -5,7 +5,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use vramd_proto::v1::{AllocationSpec, AllocationState, SealRequest};
 use vramd_tests::{
-    Config, Daemon, MIB, RawChannel,
+    Config, Daemon, MIB, RawChannel, Refused,
     config::{Effect, Fault},
     content, digest, proc,
     session::{persistent, spec},
@@ -123,9 +123,16 @@ fn a_daemon_without_descriptors_refuses_and_recovers() {
 fn a_stretch_of_failures_ends() {
     let fault = Fault { on: "create", nth: 1, count: 5, effect: Effect::OutOfMemory };
     let daemon = Daemon::start(&Config { faults: vec![fault], ..Config::default() });
-    let mut session = daemon.open();
-    for _ in 0..5 {
-        session.refused(spec(2 * MIB)).is(Reason::DeviceFull);
-    }
-    session.allocate(spec(2 * MIB));
+    let session = daemon.open();
+    // Until it is known who holds what the driver had not, as much is missing in the books too.
+    let mut refused = 0;
+    let made = loop {
+        match session.memory.allocate_batch(session.request(vec![spec(2 * MIB)])).wait() {
+            Ok(made) => break made,
+            Err(status) => _ = Refused::from_status(&status).is(Reason::DeviceFull),
+        }
+        refused += 1;
+        assert!(refused < 1000, "it ends");
+    };
+    assert_eq!((made.allocations.len(), refused > 0), (1, true));
 }

@@ -162,7 +162,7 @@ fn every_complaint_names_line_column_and_field() {
         ("[limits]\nsessions_max = 0\n", 2, 16, "limits.sessions_max", "nothing through"),
         ("[limits]\nsessions_max = -1\n", 2, 16, "limits.sessions_max", "invalid value"),
         ("[quota.default]\nguarantee = \"2GiB\"\n", 2, 1, "quota.default.guarantee", "unknown field"),
-        ("[quota.default]\nhost_limit = \"101%\"\n", 2, 14, "quota.default.host_limit", "a quantity like"),
+        ("[quota.default]\nhost_limit = \"101%\"\n", 2, 14, "quota.default.host_limit", "is too large"),
         ("[[tenants]]\ntenant = \"a b\"\nuid = 1\n", 1, 1, "tenants[0]", "is no name"),
         ("[[tenants]]\ntenant = \"a\"\n", 1, 1, "tenants[0]", "needs a uid"),
         ("[[tenants]]\ntenant = \"a\"\ncgroup = \"x\"\n", 1, 1, "tenants[0]", "no cgroup pattern"),

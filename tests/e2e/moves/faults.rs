@@ -79,6 +79,8 @@ fn a_device_without_memory_refuses_a_pin_for_which_nothing_can_leave() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 2, Effect::OutOfMemory));
     let (mut session, id) = written(&daemon, 1);
     evict(&daemon, &mut session, id);
+    // Nothing is on its way out that could help.
+    until_held(&daemon, 0, 2);
     let call = session.pin(vec![part(id, 0)]);
     session.pin_answer(call).unwrap_err().is(Reason::DeviceFull);
     session.pin_ended(call);
@@ -96,6 +98,9 @@ fn a_device_without_memory_has_what_is_idle_leave_and_is_asked_again() {
     let (wants, has) = (connect(&daemon), connect(&daemon));
     let wanted = away(&daemon, &wants);
     let idle = letting_go(&daemon, &has, 1);
+    // What is on its way to a client counts as in use.
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until_held(&daemon, 2, 4);
     is_intact(&wanted, 1);
     assert_eq!(lies(&daemon, &idle), ["host"], "it left for the other");
     is_intact(&idle, 1);

@@ -184,17 +184,20 @@ fn a_full_host_takes_nothing_and_says_whose_limit_it_was() {
     assert_eq!(second.digest(other, MIB_2), digest(&content(MIB_2, other)), "it is mapped as before");
 
     // A guarantee of somebody else's is room that nobody else has.
+    second.free(other);
     session.free(id);
-    until_held(&daemon, 2, 0);
+    until_held(&daemon, 0, 0);
     let set = ["quota", "set", "team-z", "--device", "0", "--tier", "host", "--guarantee", "3MiB"];
     assert_eq!(said(&daemon, &set)["quota"]["tier"], "host");
+    let other = second.allocate(parts(1)).allocation_id;
+    second.write(other, &content(MIB_2, other));
     let answer = moving(&daemon, other, Tier::Host).ok();
     let refused = answer.parts[0].error.clone().expect("a refusal");
     assert_eq!((refused.reason.as_str(), &*refused.metadata["tier"]), (Reason::DeviceFull.name(), "host"));
     // And its own limit there is its own.
-    said(&daemon, &["quota", "delete", "team-z", "--device", "0", "--tier", "host"]);
     let tenant = second.tenant().to_owned();
     said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "1MiB"]);
+    said(&daemon, &["quota", "delete", "team-z", "--device", "0", "--tier", "host"]);
     let answer = moving(&daemon, other, Tier::Host).ok();
     assert_eq!(answer.parts[0].error.as_ref().unwrap().metadata["limit"], MIB.to_string());
     said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "2MiB"]);

@@ -69,7 +69,6 @@ const NOT_THE_BROKERS: [Reason; 14] = [
     Reason::BrokerGone,
     Reason::ContentLost,
     Reason::DigestMismatch,
-    Reason::Deadline,
     Reason::MapFailed,
     Reason::WatchesTooMany,
     Reason::PoolFull,

@@ -37,7 +37,8 @@ impl World {
                 if let Some(channel) = self.channels.get_mut(&channel) {
                     channel.mapped.remove(&part);
                 }
-                let frame = ClientFrame::Unmapped(vec![UnmappedPart { part, failure: None, written: false }]);
+                // What it wrote and says it did not would be its own loss.
+                let frame = ClientFrame::Unmapped(vec![UnmappedPart { part, failure: None, written: true }]);
                 self.send_up(channel, Event::Frame { channel, frame });
             }
             // It is somebody else, or has a session that it has not.
