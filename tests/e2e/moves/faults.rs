@@ -1,6 +1,6 @@
 //! Memory that cannot be had, and copies that fail: the part is where it was, and the next try goes well.
 
-use vramd_client::{Allocation, Client};
+use vramd_client::{Access, Allocation, Client};
 use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, PartRef, Tier, move_event::Change};
 use vramd_tests::{
     Daemon, MIB_2, RawSession,
@@ -101,8 +101,11 @@ fn a_device_without_memory_has_what_is_idle_leave_and_is_asked_again() {
     // What is on its way to a client counts as in use.
     until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
     until_held(&daemon, 2, 4);
+    // Where what was to leave is found in use at that moment the pin is refused after all, and asks again.
+    let at_once = wanted.pin(Access::Read).is_ok();
+    until("it comes", || wanted.pin(Access::Read).is_ok());
     is_intact(&wanted, 1);
-    assert_eq!(lies(&daemon, &idle), ["host"], "it left for the other");
+    assert!(!at_once || lies(&daemon, &idle) == ["host"], "it left for the other");
     is_intact(&idle, 1);
     drop((wanted, idle));
     wants.flush().unwrap();

@@ -62,7 +62,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// What the shell or the client says, and the broker never.
-const NOT_THE_BROKERS: [Reason; 14] = [
+const NOT_THE_BROKERS: [Reason; 13] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
