@@ -15,7 +15,6 @@ use crate::{
     event::{PartRef, Tier},
     ledger::{Draft, Place, Shortage},
     pool::Age,
-    residency::AllocationState,
     tenancy::{Arrival, TenantId},
 };
 
@@ -302,8 +301,7 @@ impl Broker {
 
     /// Whether a part can leave its device, if it is used by nobody.
     fn could_leave(&self, part: PartRef) -> bool {
-        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
+        self.is_settled(part.allocation)
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
             && self.backings.contains(&part)

@@ -81,30 +81,26 @@ impl Broker {
 
     /// Begins with the next parts of a call.
     pub(crate) fn begin_parts(&mut self, op: OpId) {
-        let has_more = match self.ops.get_mut(op).map(|op| &mut op.kind) {
+        match self.ops.get_mut(op).map(|op| &mut op.kind) {
             Some(OpKind::Revoke { parts, wait }) => {
-                let (id, wait) = (parts.allocation, *wait);
-                let (next, has_more) = (parts.begin(BEGUN_TOGETHER), parts.has_more());
-                for part in next.into_iter().map(|part| PartRef { allocation: id, part }) {
+                let wait = *wait;
+                for part in parts.begin(BEGUN_TOGETHER) {
                     if let Some(outcome) = self.begin_revocation(op, part, wait) {
                         self.part_revoked(op, part, outcome);
                     }
                 }
-                has_more
             }
             Some(OpKind::Move { parts, wish }) => {
-                let (id, wish) = (parts.allocation, *wish);
-                let (next, has_more) = (parts.begin(BEGUN_TOGETHER), parts.has_more());
-                for part in next.into_iter().map(|part| PartRef { allocation: id, part }) {
+                let wish = *wish;
+                for part in parts.begin(BEGUN_TOGETHER) {
                     if let Some(outcome) = self.begin_move(op, part, wish) {
                         self.part_moved(op, part, outcome);
                     }
                 }
-                has_more
             }
             _ => return,
-        };
-        if has_more {
+        }
+        if self.ops.get(op).is_some_and(|op| op.kind.has_more_parts()) {
             self.arm(self.now.after(MOMENT), Timer::Parts(op));
         }
         self.check_op(op);
@@ -122,15 +118,13 @@ impl Broker {
 
     /// `None`: the operation is told when it is over.
     fn begin_move(&mut self, op: OpId, part: PartRef, wish: Wish) -> Option<PartMove> {
-        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        if !self.is_settled(part.allocation) {
-            return Some(match state {
-                Some(AllocationState::Freeing) | None => PartMove::Freed,
-                Some(_) => {
-                    let refusal = Box::new(Refusal::Raced { allocation: part.allocation });
-                    PartMove::Refused { refusal }
-                }
-            });
+        match self.allocations.get(part.allocation).map(|allocation| allocation.state) {
+            Some(AllocationState::Open | AllocationState::Sealed) => {}
+            Some(AllocationState::Freeing) | None => return Some(PartMove::Freed),
+            Some(_) => {
+                let refusal = Box::new(Refusal::Raced { allocation: part.allocation });
+                return Some(PartMove::Refused { refusal });
+            }
         }
         match wish {
             Wish::In(Tier::Device) => self.bring_in_for(op, part),
@@ -140,7 +134,7 @@ impl Broker {
     }
 
     /// Whether nothing is under way with the allocation as a whole.
-    fn is_settled(&self, id: AllocationId) -> bool {
+    pub(super) fn is_settled(&self, id: AllocationId) -> bool {
         let state = self.allocations.get(id).map(|allocation| allocation.state);
         matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
     }

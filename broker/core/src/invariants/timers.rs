@@ -1,7 +1,7 @@
 //! A deadline that no timer knows of passes unseen. A session has one timer, which may come too early, never too late.
 
 use super::{TIMERS, Violation, expect, scope::Scope};
-use crate::{broker::Broker, handler::Timer, residency::Stage, tenancy::OpKind};
+use crate::{broker::Broker, handler::Timer, residency::Stage};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
@@ -21,13 +21,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer looks"));
     }
     for (id, op) in scope.ops(broker) {
-        let waits = match &op.kind {
-            OpKind::Revoke { parts, .. } => parts.has_more(),
-            OpKind::Move { parts, .. } => parts.has_more(),
-            _ => false,
-        };
         let is_its = |(_, timer): &(_, Timer)| *timer == Timer::Parts(id);
-        let watched = !waits || broker.timers.iter().any(is_its);
+        let watched = !op.kind.has_more_parts() || broker.timers.iter().any(is_its);
         expect(found, TIMERS, watched, || format!("{id:?} has more parts to begin with, and no timer looks"));
     }
     for (id, call) in broker.pins.iter().filter(|(_, call)| call.is_waiting()) {

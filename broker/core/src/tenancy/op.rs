@@ -92,6 +92,17 @@ impl Requester {
     }
 }
 
+impl OpKind {
+    /// Whether it names parts with which nothing was begun.
+    pub(crate) const fn has_more_parts(&self) -> bool {
+        match self {
+            Self::Revoke { parts, .. } => parts.has_more(),
+            Self::Move { parts, .. } => parts.has_more(),
+            _ => false,
+        }
+    }
+}
+
 impl Op {
     /// The session that asked for it, or that it waits for.
     const fn session(&self) -> Option<SessionId> {

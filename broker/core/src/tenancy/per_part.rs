@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use vramd_types::{AllocationId, PartIndex};
 
+use crate::event::PartRef;
+
 #[derive(Debug)]
 pub(crate) struct PerPart<T> {
     pub(crate) allocation: AllocationId,
@@ -23,10 +25,11 @@ impl<T> PerPart<T> {
     }
 
     /// The next of these, so many at most: they are begun with now.
-    pub(crate) fn begin(&mut self, count: usize) -> Vec<PartIndex> {
+    pub(crate) fn begin(&mut self, count: usize) -> Vec<PartRef> {
         let Some(next) = self.next else { return Vec::new() };
         let mut rest = self.parts.range(next..).map(|(part, _)| *part);
-        let begun = rest.by_ref().take(count).collect();
+        let allocation = self.allocation;
+        let begun = rest.by_ref().take(count).map(|part| PartRef { allocation, part }).collect();
         self.next = rest.next();
         begun
     }
