@@ -144,6 +144,9 @@ mod bugs {
         EvictedBelowGuarantee: "what is guaranteed to a tenant is taken from its device for another", [EVICTED];
         LossNotTold: "who is sent a part is not told that its content was given up", [CONTENT];
         EvictedThoughHeld: "a part that an operator holds leaves its device for another", [HELD];
+        GuaranteeAwaited: "who asks for what others' guarantees will never let it have waits for it", [DEMANDS];
+        AttachUnbounded: "who attaches more than can be on its device waits for it", [DEMANDS];
+        SealBringsIn: "what was elsewhere when it was sealed comes back unasked", [SENT];
         BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
         TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];

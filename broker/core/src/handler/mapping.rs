@@ -19,23 +19,32 @@ use crate::{
 /// How far back among commands that nobody has taken yet a frame is looked for.
 const LOOKED_BACK: usize = 4 * REVOKED_TOGETHER;
 
+/// What of an allocation a session is sent that has not pinned it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unasked {
+    All,
+    /// What is on its device: for the rest room would have to be made.
+    AtHand,
+    Nothing,
+}
+
 impl Broker {
-    /// Queues every part of an allocation that the session does not hold yet; what is being revoked waits for the end of
-    /// that, and what is unheld for a pin.
-    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, unheld: bool) {
-        self.queue_parts(id, allocation_id, unheld);
+    /// Queues what of an allocation the session does not hold yet; what is being revoked waits for the end of that, and the rest
+    /// for a pin.
+    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
+        self.queue_parts(id, allocation_id, unasked);
         self.pump(id);
     }
 
     /// The same for all of a batch, so that they share packets.
     pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
         for allocation in allocations.iter().copied() {
-            self.queue_parts(id, allocation, false);
+            self.queue_parts(id, allocation, Unasked::All);
         }
         self.pump(id);
     }
 
-    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, unheld: bool) {
+    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
         let elsewhere = self.elsewhere_of(allocation_id);
         let (Some(session), Some(allocation)) =
             (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
@@ -45,7 +54,8 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
-        let unheld = unheld || (allocation.unheld && allocation.owner == Some(id));
+        let is_unheld = allocation.unheld && allocation.owner == Some(id);
+        let unasked = if is_unheld { Unasked::Nothing } else { unasked };
         let (mut queued, mut comes) = (0, Vec::new());
         for index in allocation.indices() {
             if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
@@ -57,13 +67,15 @@ impl Broker {
             }
             let part = PartRef { allocation: allocation_id, part: index };
             let state = match self.revocations.get_mut(&part) {
-                _ if unheld => MapState::Away,
+                _ if unasked == Unasked::Nothing => MapState::Away,
                 Some(revocation) => {
                     revocation.comers.push(id);
                     MapState::Away
                 }
                 None if elsewhere.contains(&part) => {
-                    comes.push(part);
+                    if unasked == Unasked::All {
+                        comes.push(part);
+                    }
                     MapState::Away
                 }
                 None => MapState::Queued,

@@ -16,6 +16,7 @@ mod devices;
 mod drained;
 mod draining;
 mod dropped;
+mod ever;
 mod evictions;
 mod extents;
 mod facts;
@@ -116,6 +117,8 @@ struct Step {
     cleared: Option<broker_core::PartRef>,
     /// What was just written back, and not given up.
     written_back: Option<broker_core::PartRef>,
+    /// A change of quotas has just been stored.
+    quotas_changed: bool,
     /// The driver or the disk has just said that it failed.
     failure_told: bool,
 }
@@ -284,6 +287,7 @@ impl Oracle {
         self.nobody_starves(broker);
         self.learn_failed_batches(broker);
         self.nobody_is_kept_waiting(broker);
+        self.nobody_waits_for_ever();
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, place, broker);

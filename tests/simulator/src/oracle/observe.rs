@@ -53,6 +53,7 @@ impl Oracle {
                 self.facts.quotas.clear();
                 if let (Ok(()), Some(book)) = (result, staged) {
                     self.facts.book = book;
+                    self.step.quotas_changed = true;
                 }
             }
             Event::Touched(touched) => touched.iter().for_each(|touched| self.observe_touch(touched)),
