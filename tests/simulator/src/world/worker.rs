@@ -66,10 +66,14 @@ impl World {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.drop_hold(part.extent);
                 }
+                // Some want it no more, and the others may ask for it again.
+                let failure = (!part.extent.get().is_multiple_of(4)).then(|| "no room".to_owned());
                 if let Some(channel) = self.channels.get_mut(&id) {
-                    channel.slots.remove(&part.part);
+                    match failure {
+                        Some(_) => channel.learn_slot(&part),
+                        None => _ = channel.slots.remove(&part.part),
+                    }
                 }
-                let failure = Some("no room".to_owned());
                 failed.push(UnmappedPart { part: part.part, failure, written: false });
                 continue;
             }
