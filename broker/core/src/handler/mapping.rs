@@ -300,8 +300,11 @@ impl Broker {
                 self.was_written(part);
             }
             let was_told = self.is_revoking(id, part);
-            let failed = failure.is_some() && !planted!(self, UnmappableLost);
-            let event = if failed { MapEvent::Failed } else { MapEvent::Unmapped };
+            let lost = planted!(self, UnmappableLost) && self.map_state(id, part) == Some(MapState::Offered);
+            let event = match failure {
+                Some(_) if !lost => MapEvent::Failed,
+                _ => MapEvent::Unmapped,
+            };
             let step = self.step(id, part, event)?;
             if was_told && let Some(before) = answered.add(part.allocation) {
                 self.note_answered(id, tenant, before);

@@ -70,11 +70,13 @@ impl Oracle {
     }
 
     /// Whether the part is there and the session's, as far as that is known: a pin brings it.
-    fn can_be_pinned(&self, session: &SessionFacts, part: PartRef) -> bool {
+    fn can_be_pinned(&self, id: SessionId, session: &SessionFacts, part: PartRef) -> bool {
         let allocation = self.facts.allocations.get(&part.allocation);
         let there = allocation.is_some_and(|it| !it.freed && !it.leaving);
         let maps = matches!(session.holds.get(&part), Some((Hold::Offered | Hold::Mapped, _)));
-        there && (maps || session.away.contains(&part))
+        // Whatever has become of its word.
+        let unmappable = self.step.unmappable.contains(&(id, part));
+        there && (maps || unmappable || session.away.contains(&part))
     }
 
     pub(super) fn pin_ended(&mut self, id: SessionId, call: u64) -> bool {
@@ -105,7 +107,7 @@ impl Oracle {
                 |allocation| of(allocation).any(|part| self.step.unmappable.contains(&(id, *part)));
             let lost = |allocation: &str| {
                 let of_it = |part: &&PartRef| part.allocation.to_string() == allocation;
-                parts.iter().filter(of_it).any(|part| !self.can_be_pinned(session, *part))
+                parts.iter().filter(of_it).any(|part| !self.can_be_pinned(id, session, *part))
             };
             let so = match refusal {
                 Refusal::QueueFull { .. } => calls > most || all_parts > most_parts,

@@ -62,7 +62,9 @@ impl World {
         let rate = self.scenario.faults.rate(Fault::MapFails);
         let (mut mapped, mut failed) = (Vec::new(), Vec::new());
         for part in parts {
-            if self.links.chance(rate) {
+            // More often where it matters most: somebody waits for it.
+            let waits = self.processes.get(&pid).is_some_and(|process| process.waits_for(part.part));
+            if self.links.chance(if waits { 6 * rate } else { rate }) {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.drop_hold(part.extent);
                 }
