@@ -162,6 +162,7 @@ mod bugs {
         WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
         LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
         MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];
+        UnmappableLost: "what a client could not map once is lost to it", [PIN_ANSWERS];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 

@@ -8,6 +8,7 @@ use super::notice::Answered;
 use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
+    error::Refusal,
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     invariants,
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKED_TOGETHER},
@@ -311,16 +312,23 @@ impl Broker {
                 self.was_written(part);
             }
             let was_told = self.is_revoking(id, part);
-            let step = self.step(id, part, MapEvent::Unmapped)?;
+            let lost = planted!(self, UnmappableLost) && self.map_state(id, part) == Some(MapState::Offered);
+            let event = match failure {
+                Some(_) if !lost => MapEvent::Failed,
+                _ => MapEvent::Unmapped,
+            };
+            let step = self.step(id, part, event)?;
             if was_told && let Some(before) = answered.add(part.allocation) {
                 self.note_answered(id, tenant, before);
             }
-            if let Some(problem) = failure {
+            if let Some(problem) = failure.clone() {
                 let tenant = self.tenants.shared(tenant);
                 self.notice(Notice::MapFailed { session: id, tenant, part, problem });
             }
             if step == MapStep::Gone || self.leaves_for_good(id, part) {
                 self.unmapped(id, part);
+            } else if let Some(problem) = failure {
+                self.refuse_unmappable(id, part, &problem);
             }
         }
         if let Some(last) = answered.0 {
@@ -329,10 +337,21 @@ impl Broker {
         Ok(())
     }
 
-    /// What was evicted of an allocation that has been freed meanwhile does not come back.
+    /// What is away does not come back if its allocation has been freed meanwhile, or if its session has no pins to ask for it.
     fn leaves_for_good(&mut self, id: SessionId, part: PartRef) -> bool {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        state == Some(AllocationState::Freeing) && self.step(id, part, MapEvent::Revoke).is_ok()
+        let asks = self.sessions.get(id).is_some_and(|session| session.words.is_some());
+        let stays = asks && state != Some(AllocationState::Freeing);
+        !stays && self.step(id, part, MapEvent::Revoke).is_ok()
+    }
+
+    /// Its calls that lack the part end: they would have it sent again and again. Whoever asks anew is sent it anew.
+    fn refuse_unmappable(&mut self, id: SessionId, part: PartRef, problem: &str) {
+        let lacking: Vec<_> = self.pins.waiting_of(part, id).collect();
+        for (_, call) in lacking {
+            let (allocation, problem) = (part.allocation, problem.to_owned());
+            self.refuse_pin(call, Refusal::MapFailed { allocation, problem });
+        }
     }
 
     /// What follows when a session has let go of a part.

@@ -48,6 +48,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         },
         R::Raced { allocation },
         R::PinStalled { session },
+        R::MapFailed { allocation, problem: text() },
         R::WaitOver { within: std::time::Duration::from_millis(250) },
         R::WaitCancelled { wait: u64::MAX },
         R::WaitNotFound { wait: u64::MAX },
@@ -62,14 +63,13 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// What the shell or the client says, and the broker never.
-const NOT_THE_BROKERS: [Reason; 13] = [
+const NOT_THE_BROKERS: [Reason; 12] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
     Reason::BrokerGone,
     Reason::ContentLost,
     Reason::DigestMismatch,
-    Reason::MapFailed,
     Reason::WatchesTooMany,
     Reason::PoolFull,
     Reason::PinsTooMany,

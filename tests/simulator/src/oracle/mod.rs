@@ -111,6 +111,8 @@ struct Step {
     room_for: Option<facts::Tenant>,
     /// Evicted by these, whose words are to be collected now.
     to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
+    /// What these could not map, and may ask for again.
+    unmappable: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// The words of this part have just been looked at.
     words_revoked: Option<broker_core::PartRef>,
     /// The part in whose word WRITTEN has just been cleared, since nobody pinned it.
@@ -271,6 +273,7 @@ impl Oracle {
         self.batch_is_ordered();
         self.forget_unmade(broker);
         self.words_are_collected();
+        self.unmappable_is_told();
         self.leaves_once_written_back(broker);
         self.guarantees_are_kept();
         self.liar_is_quarantined();

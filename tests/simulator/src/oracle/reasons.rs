@@ -144,6 +144,7 @@ pub(super) const OF_PINS: &[Reason] = &[
     Reason::QuotaLimit,
     Reason::SetTooLarge,
     Reason::PinStalled,
+    Reason::MapFailed,
     Reason::WaitCancelled,
     Reason::DriverFailed,
 ];
