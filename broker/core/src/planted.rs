@@ -159,6 +159,9 @@ mod bugs {
         WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
         LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
         MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];
+        BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED];
+        OtherBackingKept: "what a part had in another tier than the one that it has left for stays its own", [BACKED, LEDGER_ORACLE];
+        UnwrittenCopied: "what lies on disk and was never written is copied", [COPIES];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 

@@ -56,7 +56,9 @@ impl Broker {
         };
         let state = ExtentState::Creating(reservation);
         let (part, sent_to) = (Some(part), Few::default());
-        self.pool.insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false });
+        let unwritten = place.tier == Tier::Disk;
+        self.pool
+            .insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false, unwritten });
         let Place { device, tier } = place;
         self.command(Command::CreateExtent { extent, device, tier, size, kind, zeroed });
         Ok(extent)

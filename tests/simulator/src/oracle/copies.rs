@@ -28,6 +28,13 @@ impl Oracle {
             return self.expect(COPIES, false, || format!("{to} is copied to, and nothing moves there"));
         };
         let (part, first) = (moves.part, moves.from.replace(from).is_none());
+        let unwritten = self.facts.extents.get(&from).is_some_and(|it| it.unwritten);
+        self.expect(COPIES, !unwritten, || {
+            format!("{part:?} is copied from {from}, which was never written")
+        });
+        if let Some(extent) = self.facts.extents.get_mut(&to) {
+            extent.unwritten = false;
+        }
         let allocation = self.facts.allocations.get_mut(&part.allocation);
         let lies_in = allocation.map(|it| *it.parts.entry(part.part.0).or_insert(from));
         self.expect(COPIES, first && lies_in == Some(from), || {
@@ -99,11 +106,13 @@ impl Oracle {
                 allocation.parts.insert(part.part.0, to);
             }
         }
+        let above = self.facts.extents.get(&from).map(|extent| self.facts.places[extent.place].tier);
         match (leaves, arrived) {
-            (true, true) => {}
+            (true, true) if above == Some(Tier::Device) => self.gives_up_what_is_below(part),
+            (true, true) => self.step.moved_below = Some(part),
             (true, false) if self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving) => {
                 self.facts.moves.remove(&to);
-                self.keeps(part, to);
+                self.keeps_if_it_has_none(part, to);
             }
             (true, false) | (false, false) => {}
             (false, true) => self.keeps(part, from),
