@@ -124,7 +124,7 @@ mod bugs {
         SlotReused: "the slot of an evicted part is given to another", [SLOTS];
         WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE];
         PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, DEMANDS, BOUNDS];
-        EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
+        EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS, SENT];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];

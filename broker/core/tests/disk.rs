@@ -308,9 +308,7 @@ fn a_copy_that_fails_leaves_the_part_and_its_backing_where_they_were() {
             "{outcome:?}"
         );
         assert_eq!((held(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
-        world
-            .fail_creates
-            .push_back(Some(broker_core::CreateError::OutOfHostMemory("it is full".to_owned())));
+        world.fail_creates.push_back(Some(broker_core::CreateError::OutOfDisk("it is full".to_owned())));
         let outcome = send(&mut world, part, towards);
         let PartMove::Refused { refusal } = outcome else { panic!("{outcome:?}") };
         assert!(matches!(*refusal, Refusal::DeviceFull { tier, .. } if tier == towards), "{refusal:?}");
@@ -368,4 +366,46 @@ fn what_may_be_dropped_is_dropped_wherever_there_is_a_tier_and_has_nothing_there
     assert_eq!(held(&world), mib(0, 0, 0));
     assert!(world.broker.show(&Target::Id(id)).expect("there").parts[0].dropped);
     assert_eq!(use_it(&mut world, client, 1, part), 0);
+}
+
+#[test]
+fn what_is_damaged_on_disk_is_lost_for_who_pins_it_and_nothing_else_is() {
+    let mut world = three_tiers(8, 0, 16);
+    let client = world.open_pinning("a");
+    let id =
+        world.allocate(client, AllocationSpec { part_size: Some(Bytes::mib(4)), ..spec(8) }).expect("room");
+    let both = parts(&world, id);
+    let [lost, whole] = both[..] else { panic!("two parts") };
+    world.write(client, lost, 7);
+    world.write(client, whole, 8);
+    world.operate(to(id, Tier::Disk)).expect("they leave");
+    let written = world.contents.iter().find(|(_, content)| **content == 7);
+    let damaged = written.map(|(extent, _)| *extent).expect("it was copied");
+    world.damaged.insert(damaged);
+    for call in 1..3 {
+        world.pin_call(client, call, &[lost]);
+        world.settle();
+        let refused = answer(&world, client, call).cloned().flatten().expect("it cannot be had");
+        assert!(
+            matches!(&refused, Refusal::ContentLost { allocation, part, .. }
+            if (*allocation, *part) == (id, lost.part)),
+            "{refused:?}"
+        );
+        assert_eq!(refused.reason(), vramd_types::Reason::ContentLost);
+        world.frame(client, ClientFrame::PinEnded { call });
+    }
+    let PartMove::Refused { refusal } = moved_of(&mut world, lost, Tier::Device) else {
+        panic!("it cannot be had")
+    };
+    assert!(matches!(*refusal, Refusal::ContentLost { .. }), "{refusal:?}");
+    assert_eq!((use_it(&mut world, client, 3, whole), held(&world)), (8, mib(4, 0, 8)));
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.settle();
+    assert_eq!(held(&world), mib(0, 0, 0));
+}
+
+/// One part of an allocation.
+fn moved_of(world: &mut World, part: PartRef, tier: Tier) -> PartMove {
+    let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
+    moved(world.operate(OperatorRequest::MoveParts { target, parts, tier }))
 }

@@ -118,11 +118,13 @@ impl Broker {
         let uuid = self.uuid(place.device).to_owned();
         let problem = match &error {
             CreateError::OutOfMemory => "out of memory".to_owned(),
-            CreateError::OutOfHostMemory(problem) | CreateError::Failed(problem) => problem.clone(),
+            CreateError::OutOfHostMemory(problem)
+            | CreateError::OutOfDisk(problem)
+            | CreateError::Failed(problem) => problem.clone(),
         };
         self.notice(Notice::CreateFailed { extent: id, problem });
         match error {
-            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) => {
+            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) | CreateError::OutOfDisk(_) => {
                 if place.tier == Self::tier() {
                     self.device_ran_out(place.device, size);
                 }

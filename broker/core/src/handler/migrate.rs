@@ -362,6 +362,19 @@ impl Broker {
         }
     }
 
+    /// What a part holds on disk cannot be read as it was written: it stays there, and whoever wants it is told that it is lost.
+    pub(crate) fn on_damaged(&mut self, to: ExtentId, problem: String) {
+        let part = self.pool.get(to).and_then(|extent| extent.part);
+        let is_copied =
+            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
+        let Some(part) = part.filter(is_copied) else {
+            return self.on_copied(to, Err(problem));
+        };
+        let PartRef { allocation, part: index } = part;
+        let refusal = Box::new(Refusal::ContentLost { allocation, part: index, problem });
+        self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
+    }
+
     /// Moves a migration along its table. `why` is what is told if it gets nowhere; the first one counts.
     pub(crate) fn migration_step(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
         let Some(migration) = self.migrations.get_mut(&part) else { return };

@@ -79,6 +79,8 @@ pub struct World {
     pub out_of_memory: usize,
     pub fail_creates: VecDeque<Option<CreateError>>,
     pub fail_copies: VecDeque<Option<String>>,
+    /// Extents on disk that are not as they were written.
+    pub damaged: BTreeSet<ExtentId>,
     /// What lies in each extent that was written or copied to: else zeros.
     pub contents: BTreeMap<ExtentId, u64>,
     /// Extents on disk to which nothing was written.
@@ -153,6 +155,7 @@ impl World {
             out_of_memory: 0,
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
+            damaged: BTreeSet::new(),
             contents: BTreeMap::new(),
             unwritten: BTreeSet::new(),
             written: BTreeSet::new(),
@@ -250,6 +253,10 @@ impl World {
                 }
                 let failure = self.fail_creates.pop_front().flatten();
                 Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
+            }
+            Command::Copy { from, to, .. } if self.damaged.contains(&from) => {
+                let problem = format!("{from} is damaged");
+                Event::Completion(Completion::Damaged { to, problem })
             }
             Command::Copy { from, to, shadow, .. } => {
                 let differs = self.content(from) != self.content(to);

@@ -46,6 +46,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
             capacity: bytes,
             committed: bytes,
         },
+        R::ContentLost { allocation, part: vramd_types::PartIndex(3), problem: text() },
         R::Raced { allocation },
         R::PinStalled { session },
         R::WaitOver { within: std::time::Duration::from_millis(250) },
@@ -62,12 +63,11 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// What the shell or the client says, and the broker never.
-const NOT_THE_BROKERS: [Reason; 13] = [
+const NOT_THE_BROKERS: [Reason; 12] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
     Reason::BrokerGone,
-    Reason::ContentLost,
     Reason::DigestMismatch,
     Reason::MapFailed,
     Reason::WatchesTooMany,

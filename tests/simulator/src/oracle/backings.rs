@@ -155,19 +155,20 @@ impl Oracle {
     }
 
     /// Whether the part goes from one tier below its device to another.
-    pub(super) fn moves_below(&self, part: PartRef) -> bool {
-        self.step.moved_below == Some(part) || self.unwritten_in(part).is_some()
+    pub(super) fn moves_below(&self, part: PartRef, tier: Tier) -> bool {
+        self.step.moved_below == Some(part) || self.unwritten_before(part, tier).is_some()
     }
 
-    /// The extent on disk that the part lies in and was never written to, if it lies in one.
-    fn unwritten_in(&self, part: PartRef) -> Option<ExtentId> {
+    /// The extent on disk that the part lay in and was never written to, if it lay in one and is in another tier now.
+    fn unwritten_before(&self, part: PartRef, tier: Tier) -> Option<ExtentId> {
         let extent = *self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
-        self.facts.extents.get(&extent).filter(|it| it.unwritten).map(|_| extent)
+        let is_left = |place: usize| self.facts.places[place].tier != tier;
+        self.facts.extents.get(&extent).filter(|it| it.unwritten && is_left(it.place)).map(|_| extent)
     }
 
     /// What was never written is zeros wherever it goes, so it is not copied. Whether the part was that.
     fn goes_as_zeros(&mut self, part: PartRef, tier: Tier) -> bool {
-        let Some(from) = self.unwritten_in(part) else { return false };
+        let Some(from) = self.unwritten_before(part, tier) else { return false };
         let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
         let to = to.map(|(to, _)| *to);
         let made = to.and_then(|id| self.facts.extents.get(&id)).is_some_and(|it| {

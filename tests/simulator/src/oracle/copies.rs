@@ -16,7 +16,7 @@ impl Oracle {
         self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
     }
 
-    pub(super) fn copy_begun(&mut self, from: ExtentId, to: ExtentId, broker: &Broker) {
+    pub(super) fn copy_begun(&mut self, (from, to): (ExtentId, ExtentId), shadow: bool, broker: &Broker) {
         let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
         if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         {
@@ -32,7 +32,8 @@ impl Oracle {
         self.expect(COPIES, !unwritten, || {
             format!("{part:?} is copied from {from}, which was never written")
         });
-        if let Some(extent) = self.facts.extents.get_mut(&to) {
+        // Where it is compared alone, and nobody writes behind pins, nothing is copied.
+        if let Some(extent) = self.facts.extents.get_mut(&to).filter(|_| !shadow) {
             extent.unwritten = false;
         }
         let allocation = self.facts.allocations.get_mut(&part.allocation);

@@ -119,6 +119,8 @@ struct Step {
     written_back: Option<broker_core::PartRef>,
     /// What has just been copied from one tier below its device to another.
     moved_below: Option<broker_core::PartRef>,
+    /// What the disk has just not had as it was written there.
+    damaged: Option<broker_core::PartRef>,
     /// The driver or the disk has just said that it failed.
     failure_told: bool,
 }
@@ -209,7 +211,7 @@ impl Oracle {
             Command::Copy { from, to, .. } if Self::is_written_back(*to, broker) => {
                 self.write_back_begun(*from, *to);
             }
-            Command::Copy { from, to, .. } => self.copy_begun(*from, *to, broker),
+            Command::Copy { from, to, shadow, .. } => self.copy_begun((*from, *to), *shadow, broker),
             Command::CancelCopy { to } => self.copy_cancelled(*to),
             Command::HastenCopy { to } => self.copy_hastened(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
@@ -222,7 +224,7 @@ impl Oracle {
             }
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
             Command::Notice(Notice::Moved { part, tier, .. }) => {
-                if *tier != Tier::Device && !self.moves_below(*part) {
+                if *tier != Tier::Device && !self.moves_below(*part, *tier) {
                     self.nobody_held(*part);
                     self.leaves_its_device(*part, false, broker);
                 }
