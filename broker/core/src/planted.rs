@@ -68,7 +68,7 @@ mod bugs {
         WrongTenantCharged: "an allocation is charged to another tenant", [LEDGER_ORACLE, EXTENTS, ADMISSION];
         UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS, ADMISSION, LIMIT];
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
-        GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE];
+        GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE, DEMANDS];
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED];
         SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE, BACKED];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
@@ -159,7 +159,7 @@ mod bugs {
         WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
         LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
         MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];
-        BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED];
+        BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED, EXTENTS];
         OtherBackingKept: "what a part had in another tier than the one that it has left for stays its own", [BACKED, LEDGER_ORACLE];
         UnwrittenCopied: "what lies on disk and was never written is copied", [COPIES];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];

@@ -87,3 +87,48 @@ impl Disk {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    fn disk(lines: &str) -> Result<Disk, Place> {
+        parse(&format!("[memory]\nhost_size = \"1GiB\"\n[disk]\n{lines}")).map(|config| config.disk)
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_directory_names_its_line() {
+        let read = disk("size = \"4MiB\"\nengine = \"threads\"\n  directory = \"/nowhere\"\n").unwrap();
+        let config = read.config(3).unwrap();
+        assert_eq!((config.capacity, config.engine), (Bytes::mib(12), Some(DiskEngine::Threads)));
+        let wrong = |problem: DirectoryError| read.wrong(&problem);
+        let missing = DirectoryError::Missing("/nowhere".into());
+        assert_eq!(wrong(missing), "6:15: disk.directory: there is no /nowhere");
+        let (free, capacity) = (Bytes::mib(1), Bytes::mib(12));
+        let small = DirectoryError::TooSmall { directory: "/nowhere".into(), free, capacity };
+        assert!(wrong(small).starts_with("6:15: disk.size: "));
+        assert!(
+            wrong(DirectoryError::NoUring("it is blocked".to_owned())).starts_with("6:15: disk.engine: ")
+        );
+    }
+
+    #[test]
+    fn there_is_none_unless_both_are_given() {
+        assert_eq!(disk("").unwrap(), Disk::default());
+        assert_eq!(Disk::default().config(1), None);
+        for engine in ["auto", "ring"] {
+            let lines = format!("directory = \"/d\"\nsize = \"2MiB\"\nengine = \"{engine}\"");
+            let should = (engine == "ring").then_some(DiskEngine::Uring);
+            assert_eq!(disk(&lines).unwrap().engine, should);
+        }
+        for (lines, problem) in [
+            ("directory = \"/d\"", "`directory` needs `size`"),
+            ("size = \"2MiB\"", "`size` needs `directory`"),
+            ("directory = \"/d\"\nsize = \"3MiB\"", "`size` is no multiple of 2 MiB"),
+            ("engine = \"fast\"", "expected \"auto\", \"ring\" or \"threads\""),
+        ] {
+            assert_eq!(disk(lines).unwrap_err().problem, problem);
+        }
+    }
+}

@@ -69,19 +69,19 @@ fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
 
 #[test]
 fn a_set_several_times_as_large_as_device_and_host_is_intact_though_a_client_is_killed() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB").disk("128MiB"));
+    let daemon = Daemon::start(&tiers("6MiB", "8MiB").disk("128MiB"));
     let [first, second] = [connect(&daemon), connect(&daemon)];
     let (mut probe, _) = client(&daemon);
-    let mine = unheld(&first, 16);
-    let other = unheld(&second, 12);
-    let third = unheld(&first, 8);
+    let mine = unheld(&first, 10);
+    let other = unheld(&second, 8);
+    let third = unheld(&first, 4);
     probe.tell("sdk pin-for 60000");
     for memory in [&mine, &other] {
-        is_intact(memory, if memory.id() == mine.id() { 16 } else { 12 });
+        is_intact(memory, if memory.id() == mine.id() { 10 } else { 8 });
     }
     probe.kill();
-    is_intact(&third, 8);
-    is_intact(&mine, 16);
+    is_intact(&third, 4);
+    is_intact(&mine, 10);
     until("its memory is given back", || daemon.books().allocations.len() == 3);
     let lies: Vec<_> = [&mine, &other, &third].into_iter().flat_map(|memory| lies(&daemon, memory)).collect();
     assert!(lies.iter().any(|tier| tier == "disk") && lies.iter().any(|tier| tier == "host"), "{lies:?}");
@@ -89,12 +89,12 @@ fn a_set_several_times_as_large_as_device_and_host_is_intact_though_a_client_is_
     let bytes = &shown["allocation"]["tier_bytes"];
     let in_all: u64 =
         ["device", "host", "disk"].iter().map(|tier| bytes[tier].as_u64().expect("bytes")).sum();
-    assert_eq!(in_all, 16 * MIB_2, "{bytes}");
+    assert_eq!(in_all, 10 * MIB_2, "{bytes}");
     let device = said(&daemon, &["device", "list"])["devices"][0].clone();
     assert_eq!(device["disk_capacity_bytes"], 128 * MIB);
     let sealed = third.seal().expect("it is hashed wherever it lies");
     let id = sealed.id().get();
-    assert_eq!(sealed.digest(), digest(&content(8 * MIB_2, id)));
+    assert_eq!(sealed.digest(), digest(&content(4 * MIB_2, id)));
     sealed.free().unwrap();
     drop((mine, other));
     first.flush().unwrap();
@@ -106,7 +106,8 @@ fn a_set_several_times_as_large_as_device_and_host_is_intact_though_a_client_is_
 
 #[test]
 fn an_operator_sends_it_to_disk_and_to_the_host_and_it_comes_back() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB").disk("8MiB"));
+    let config = tiers("8MiB", "8MiB").disk("8MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&config);
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 2);
     until_held(&daemon, [4, 4, 0]);
@@ -156,7 +157,7 @@ fn the_disk_has_a_quota_of_its_own() {
     said(&daemon, &["quota", "set", &tenant, "--tier", "disk", "--limit", "4MiB"]);
     until_held(&daemon, [4, 0, 4]);
     send(&daemon, &memory, "disk");
-    let unbacked = quota("team-z", "0", "8MiB", "");
+    let unbacked = quota("team-z", "0", "8MiB", "8MiB");
     let set = vramd_proto::v1::SetQuotaRequest { tier: Tier::Disk.into(), ..unbacked };
     let refused = daemon.admin.set_quota(set).refused();
     assert_eq!(refused.is(Reason::GuaranteeUnbacked).fact("tier"), "disk");
