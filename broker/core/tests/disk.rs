@@ -409,3 +409,37 @@ fn moved_of(world: &mut World, part: PartRef, tier: Tier) -> PartMove {
     let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
     moved(world.operate(OperatorRequest::MoveParts { target, parts, tier }))
 }
+
+/// It would have been set aside anew, in the tier that it leaves for or as lacking, while it leaves.
+#[test]
+fn backing_that_cannot_be_made_while_its_part_leaves_for_another_tier_is_missed_by_nobody() {
+    for (disk, fails_both) in [(8, false), (4, false), (8, true), (4, true)] {
+        let mut world = three_tiers(8, 8, disk);
+        let client = world.open_pinning("a");
+        let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+        world.write(client, part, 7);
+        let (guarantee, limit) = (None, Some(Quantity::Bytes(Bytes::mib(2))));
+        let (tenant, device, tier_of) = ("a".to_owned(), DeviceSelector::All, Tier::Host);
+        world.start_operator(None, world::writing_back::back(part.allocation));
+        world.start_operator(
+            None,
+            OperatorRequest::SetQuota { tenant, device, tier: tier_of, guarantee, limit },
+        );
+        world.start_operator(None, to(part.allocation, Tier::Disk));
+        // The quota goes first: when memory cannot be made there is no more to be had in the host.
+        let quotas = world.work.iter().position(|it| matches!(it, broker_core::Command::StoreQuotas(_)));
+        let quotas = world.work.remove(quotas.expect("it is stored")).expect("there");
+        world.work.push_front(quotas);
+        world.fail_creates.push_back(Some(broker_core::CreateError::Failed("no such page".to_owned())));
+        if fails_both {
+            world.fail_creates.push_back(Some(broker_core::CreateError::OutOfDisk("it is full".to_owned())));
+        }
+        world.settle();
+        let should = match fails_both {
+            true => (Tier::Device, mib(4, 0, 4)),
+            false => (Tier::Disk, mib(0, 0, 4)),
+        };
+        assert_eq!((tier(&world, part), held(&world)), should, "{disk} MiB on disk, {fails_both}");
+        assert_eq!(use_it(&mut world, client, 1, part), 7);
+    }
+}

@@ -183,11 +183,14 @@ impl Broker {
         }
     }
 
-    /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew.
+    /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew. One that leaves for another
+    /// tier meanwhile needs none, unless it stays after all: then what was made for it there is its own.
     pub(crate) fn lacks_backing(&mut self, part: PartRef, id: ExtentId) {
         if self.is_kept(part, id) {
             self.backings.remove(&part);
-            self.set_aside_anew(part);
+            if !self.is_leaving(part) {
+                self.set_aside_anew(part);
+            }
         }
     }
 

@@ -125,6 +125,11 @@ impl Oracle {
             None if !self.lies_above_or_unknown(part) => return,
             None => {}
         }
+        // What leaves for another tier meanwhile needs nothing there.
+        let mut moves = self.facts.moves.iter();
+        if moves.any(|(to, moves)| *to != id && moves.part == part) {
+            return;
+        }
         let stays = self.facts.allocations.get(&part.allocation).filter(|it| !it.leaving && goes);
         if let Some(device) = stays.map(|it| it.device) {
             self.set_aside(part, (owner, false), device, size);
