@@ -105,8 +105,14 @@ impl App {
                 name = device.name,
                 total_bytes = device.total.get(),
                 host_bytes = config.memory.host_size.get(),
+                disk_bytes = config.disk.size.get(),
                 "device"
             );
+        }
+        if let Some(disk) = driver.disk() {
+            let no_uring = disk.no_uring.as_deref();
+            let (directory, engine) = (disk.directory.display(), disk.engine);
+            tracing::info!(%directory, %engine, no_uring, capacity_bytes = disk.capacity.get(), "disk");
         }
         tracing::info!(
             sockets = %socket_dir.display(),
@@ -243,7 +249,7 @@ impl App {
     /// Nobody asks what is used where nothing moves.
     fn harvest(&self, channels: &Arc<Channels>) -> Result<Option<Harvest>, Failure> {
         let memory = &self.config.memory;
-        if memory.host_size.is_zero() {
+        if memory.host_size.is_zero() && self.config.disk.directory.is_none() {
             return Ok(None);
         }
         Harvest::start(Arc::clone(channels), self.inbox.clone(), memory.harvest)
@@ -283,6 +289,7 @@ impl App {
             boot_epoch: self.boot_epoch,
             devices: config::core_devices(
                 &config.memory,
+                &config.disk,
                 self.driver.devices(),
                 self.driver.makes(ExtentKind::Fixed),
             ),
@@ -292,6 +299,7 @@ impl App {
             check_shadows: config.memory.check_shadows,
             default_limit: config.quota.default.limit,
             default_host_limit: config.quota.default.host_limit,
+            default_disk_limit: config.quota.default.disk_limit,
             limits: self.core_limits(),
         }
     }

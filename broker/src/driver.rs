@@ -3,9 +3,9 @@
 use std::{path::Path, sync::Arc};
 
 use broker_driver::{
-    DeviceInfo, Driver, DriverError, Sink,
+    DeviceInfo, DirectoryError, Driver, DriverError, Sink,
     cuda::{self, CudaConfig, CudaDriver, HostKind, Probed},
-    sim,
+    sim, try_disk,
 };
 
 use crate::{
@@ -41,8 +41,32 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
     node.devices = config::choose(&config.memory.devices, node.devices)?;
     node.host = config::host_total(&config.memory, node.devices.len());
+    node.disk = config.disk.config(node.devices.len());
     let revocations = config.driver.sim.revocations.clone();
-    Ok(Chosen { driver: Arc::new(sim::open(node, sink)?), reason, revocations, locks_host: false })
+    Ok(Chosen {
+        driver: Arc::new(sim::open(node, sink).map_err(|error| failure(config, error))?),
+        reason,
+        revocations,
+        locks_host: false,
+    })
+}
+
+/// Whether the directory of the disk tier, if there is one, could be used now. How many devices there are is not looked at: its file
+/// system must have room for one.
+pub fn check(config: &Config) -> Result<(), Failure> {
+    let Some(disk) = config.disk.config(1) else { return Ok(()) };
+    try_disk(&disk).map(drop).map_err(|problem| failure(config, DriverError::Directory(problem)))
+}
+
+/// What is wrong with the directory is for whoever wrote the configuration.
+fn failure(config: &Config, error: DriverError) -> Failure {
+    match error {
+        DriverError::Directory(problem) => Failure::Disk {
+            wrong: config.disk.wrong(&problem),
+            in_use: matches!(problem, DirectoryError::InUse { .. }),
+        },
+        error => Failure::Driver(error),
+    }
 }
 
 fn probe(config: &Config) -> Result<Probed, Failure> {
@@ -85,7 +109,8 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     if uuids.is_empty() {
         return Err(Failure::Driver(DriverError::Failed(refusals(&probed))));
     }
-    let driver = cuda::open(probed, &uuids, sink)?;
+    let probed = probed.with_disk(config.disk.config(uuids.len()));
+    let driver = cuda::open(probed, &uuids, sink).map_err(|error| failure(config, error))?;
     tell(&driver);
     let locks_host = driver.facts().host == HostKind::Registered;
     Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), locks_host })

@@ -20,7 +20,7 @@ pub enum Exit {
     /// Something failed that should not.
     Runtime = 1,
     Config = 3,
-    /// A live daemon has the sockets, or the state directory.
+    /// A live daemon has the sockets, the state directory, or the directory of the disk tier.
     InUse = 4,
     /// A device that the configuration names is not there.
     NoDevice = 5,
@@ -41,6 +41,9 @@ pub enum Failure {
     Device(#[from] DeviceNotThere),
     #[error(transparent)]
     Host(#[from] HostTooSmall),
+    /// Where the configuration names the directory, and what is wrong with that.
+    #[error("{wrong}")]
+    Disk { wrong: String, in_use: bool },
     #[error(transparent)]
     Cuda(#[from] Why),
     #[error("the driver cannot start: {0}")]
@@ -68,12 +71,15 @@ impl Failure {
         match self {
             Self::Config(_)
             | Self::Host(_)
+            | Self::Disk { in_use: false, .. }
             | Self::NoStateDir
             | Self::NoWorkingDir(_)
             | Self::Telemetry(_)
             | Self::Sockets(SocketsError::NoGroup(_) | SocketsError::Dir(PrivateDirError::NotPrivate(_)))
             | Self::State(StateError::Dir(PrivateDirError::NotPrivate(_))) => Exit::Config,
-            Self::Sockets(SocketsError::InUse(_)) | Self::State(StateError::InUse(_)) => Exit::InUse,
+            Self::Sockets(SocketsError::InUse(_))
+            | Self::State(StateError::InUse(_))
+            | Self::Disk { in_use: true, .. } => Exit::InUse,
             Self::Device(_) => Exit::NoDevice,
             Self::Cuda(_) | Self::Driver(_) => Exit::Driver,
             Self::DriverLost(_) => Exit::DriverLost,

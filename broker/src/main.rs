@@ -14,14 +14,15 @@ use tokio::{
 };
 use vramd::{
     app::{self, App},
+    driver,
     exit::Failure,
     telemetry::{Opening, logs},
 };
 
 /// Owns the GPU memory of this node and hands it to client processes.
 ///
-/// Exit status: 0 stopped, 1 failed, 2 wrong command line, 3 wrong configuration, 4 a live daemon has the sockets
-/// or the state directory, 5 a configured device is not there, 6 the driver cannot start,
+/// Exit status: 0 stopped, 1 failed, 2 wrong command line, 3 wrong configuration, 4 a live daemon has the sockets,
+/// the state directory or the directory of the disk tier, 5 a configured device is not there, 6 the driver cannot start,
 /// 7 the driver could not go on.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -29,7 +30,7 @@ struct Args {
     /// Configuration file [default: /etc/vramd/vramd.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Read the configuration, say what is wrong with it, and do nothing else
+    /// Read the configuration, try the directory of the disk tier, say what is wrong, and do nothing else
     #[arg(long)]
     check: bool,
 }
@@ -53,6 +54,7 @@ fn life(args: &Args) -> Result<(), Failure> {
     let config = app::configuration(args.config.as_deref())?;
     let telemetry = Opening::new(&config.telemetry)?;
     if args.check {
+        driver::check(&config)?;
         return writeln!(io::stdout(), "ok")
             .map_err(|source| Failure::Io { what: "write to stdout", source });
     }

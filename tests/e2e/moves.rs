@@ -4,6 +4,7 @@
 mod batches;
 mod clients;
 mod demand;
+mod disk;
 mod faults;
 mod holds;
 mod killed;

@@ -50,6 +50,10 @@ impl Books {
         self.devices.iter().map(|device| device.host_held_bytes).sum()
     }
 
+    pub fn held_on_disk(&self) -> u64 {
+        self.devices.iter().map(|device| device.disk_held_bytes).sum()
+    }
+
     pub fn unreturned(&self) -> u64 {
         self.devices.iter().map(|device| device.unreturned_bytes).sum()
     }
@@ -76,6 +80,7 @@ impl Books {
         self.allocations.is_empty()
             && self.held() == 0
             && self.held_in_host() == 0
+            && self.held_on_disk() == 0
             && self.unreturned() == 0
             && self.node.fds_in_flight == 0
     }

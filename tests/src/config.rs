@@ -22,13 +22,15 @@ pub struct Config {
     pub default_quota: Vec<String>,
     pub daemon: Vec<String>,
     pub telemetry: Vec<String>,
+    /// What each device has of a disk, in a directory of the daemon's own.
+    pub disk: Option<String>,
     pub log_level: &'static str,
 }
 
 /// A scheduled failure of the simulated driver.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// `create`, `create_host`, `release`, `digest` or `copy`.
+    /// `create`, `create_host`, `create_disk`, `release`, `digest` or `copy`.
     pub on: &'static str,
     /// Which of these operations, from 1.
     pub nth: u64,
@@ -71,6 +73,7 @@ impl Default for Config {
             default_quota: Vec::new(),
             daemon: Vec::new(),
             telemetry: Vec::new(),
+            disk: None,
             log_level: "debug",
         }
     }
@@ -132,6 +135,11 @@ impl Config {
     }
 
     #[must_use]
+    pub fn disk(self, size: &str) -> Self {
+        Self { disk: Some(size.to_owned()), ..self }
+    }
+
+    #[must_use]
     pub fn default_quota(mut self, line: &str) -> Self {
         self.default_quota.push(line.to_owned());
         self
@@ -151,6 +159,9 @@ impl Config {
 
     /// Writes it for a daemon whose sockets and state lie below `home`.
     pub fn write(&self, home: &Path) {
+        if self.disk.is_some() {
+            fs::create_dir_all(home.join("disk")).expect("the test's directory is writable");
+        }
         fs::write(home.join("vramd.toml"), self.text(home)).expect("the test's directory is writable");
     }
 
@@ -178,6 +189,11 @@ impl Config {
             section(&mut text, "[[driver.sim.revocations]]", &lines);
         }
         section(&mut text, "[memory]", &self.memory);
+        if let Some(size) = &self.disk {
+            let directory = home.join("disk");
+            let lines = [format!("directory = \"{}\"", directory.display()), format!("size = \"{size}\"")];
+            section(&mut text, "[disk]", &lines);
+        }
         section(&mut text, "[quota.default]", &self.default_quota);
         section(&mut text, "[limits]", &self.limits);
         section(&mut text, "[telemetry]", &self.telemetry);

@@ -86,16 +86,18 @@ impl Broker {
     /// A broker with the quotas that were stored; those of devices that are absent are kept.
     pub fn new(config: Config, stored: StoredQuotas, now: Time) -> Self {
         let mut tenants = Tenants::default();
-        let mut book = QuotaBook::new(config.default_limit, config.default_host_limit);
+        let mut book =
+            QuotaBook::new(config.default_limit, config.default_host_limit, config.default_disk_limit);
         for row in &stored.quotas {
             let device = quota_device(&config, &row.device);
             let quota = Quota { guarantee: row.guarantee, limit: row.limit };
             book.set(tenants.intern(&row.tenant), device, row.tier, Some(quota));
         }
         let on_device = devices_of(&config).map(|(index, device)| (Place::device(index), device.share));
-        let beside = devices_of(&config).filter(|(_, device)| !device.host.is_zero());
-        let in_host = beside.map(|(index, device)| (Place::host(index), device.host));
-        let ledger = Ledger::new(on_device.chain(in_host).collect::<Vec<_>>(), book);
+        let below = devices_of(&config)
+            .flat_map(|(index, device)| Place::below(index).into_iter().zip([device.host, device.disk]));
+        let below = below.filter(|(_, share)| !share.is_zero());
+        let ledger = Ledger::new(on_device.chain(below).collect::<Vec<_>>(), book);
         let epoch = config.boot_epoch;
         let mut broker = Self {
             ledger,

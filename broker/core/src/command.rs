@@ -410,6 +410,7 @@ pub enum Notice {
         part: PartRef,
         tenant: Arc<str>,
         device: DeviceIndex,
+        tier: Tier,
         bytes: Bytes,
     },
     /// A part that was to leave uncopied is copied: its shadow holds something else, so it was written behind its pins.

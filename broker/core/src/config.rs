@@ -16,6 +16,8 @@ pub struct Config {
     pub default_limit: Quantity,
     /// The same in the host tier of each.
     pub default_host_limit: Quantity,
+    /// And on disk, for each.
+    pub default_disk_limit: Quantity,
     /// Room is kept for the contexts of so many clients, or of those that have one, if these are more.
     pub sessions_reserved: u32,
     /// Who leaves a device when somebody needs the room.
@@ -35,6 +37,8 @@ pub struct DeviceConfig {
     pub share: Bytes,
     /// Pinned host memory near it that its parts may move to; zero is none.
     pub host: Bytes,
+    /// Bytes of a disk that its parts may move to; zero is none.
+    pub disk: Bytes,
     /// What the context of one client takes there; zero where there are none.
     pub context_bytes: Bytes,
     /// Whether its driver makes fixed allocations.

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, Reason, SessionId};
+use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId};
 
 use crate::event::Tier;
 
@@ -149,6 +149,12 @@ pub enum Refusal {
     StoreFailed {
         problem: String,
     },
+    /// What lay on disk is not what was written there.
+    ContentLost {
+        allocation: AllocationId,
+        part: PartIndex,
+        problem: String,
+    },
     KindUnsupported {
         kind: &'static str,
     },
@@ -218,6 +224,7 @@ impl Refusal {
             Self::Draining => Reason::Draining,
             Self::DriverFailed { .. } => Reason::DriverFailed,
             Self::StoreFailed { .. } => Reason::StoreFailed,
+            Self::ContentLost { .. } => Reason::ContentLost,
             Self::KindUnsupported { .. } => Reason::KindUnsupported,
             Self::TierUnsupported { .. } => Reason::TierUnsupported,
             Self::InvariantBroken { .. } => Reason::InvariantBroken,
@@ -261,6 +268,7 @@ impl Refusal {
             | Self::NotSealed { allocation }
             | Self::AlreadySealed { allocation }
             | Self::StillMapped { allocation }
+            | Self::ContentLost { allocation, .. }
             | Self::Raced { allocation } => vec![("allocation", allocation.to_string())],
             Self::SessionForeign { session, pid } => {
                 vec![("session", session.to_string()), ("pid", pid.to_string())]
@@ -394,6 +402,9 @@ impl fmt::Display for Refusal {
                 "a guarantee of {guarantee} for tenant `{tenant}` in tier {tier} of {device} would commit {committed} \
                  of {capacity}"
             ),
+            Self::ContentLost { allocation, part, problem } => {
+                write!(f, "part {} of {allocation} is lost: {problem}", part.0)
+            }
             Self::Raced { allocation } => write!(f, "{allocation} was changed by something else meanwhile"),
             Self::PinStalled { session } => write!(
                 f,

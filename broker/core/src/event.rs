@@ -302,6 +302,11 @@ pub enum Completion {
         to: ExtentId,
         result: Result<(), String>,
     },
+    /// Answers that too: what was to be read is not what was written there. Its source is lost, and nothing else.
+    Damaged {
+        to: ExtentId,
+        problem: String,
+    },
     /// A shadow that was compared holds something else: it is copied to all the same, and that is answered apart.
     ShadowDiffers {
         to: ExtentId,
@@ -341,5 +346,7 @@ pub enum CreateError {
     OutOfMemory,
     /// The same of the host, whose limits are many: which one it was.
     OutOfHostMemory(String),
+    /// And of the disk.
+    OutOfDisk(String),
     Failed(String),
 }

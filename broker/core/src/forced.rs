@@ -49,6 +49,7 @@ impl Broker {
                 let to = self.allocations.get(id)?.part(part.part)?.extent;
                 let migration = Migration {
                     to,
+                    here: Tier::Device,
                     towards: Tier::Host,
                     cause: Cause::Operator,
                     since: self.now,
@@ -69,7 +70,8 @@ impl Broker {
                 let part = PartRef { allocation: id, part: PartIndex(0) };
                 let to = self.allocations.get(id)?.part(part.part)?.extent;
                 let (since, written, stopped) = (self.now, false, None);
-                let write_back = WriteBack { to, since, state: from, written, stopped, ops: Few::default() };
+                let (tier, ops) = (Tier::Host, Few::default());
+                let write_back = WriteBack { to, tier, since, state: from, written, stopped, ops };
                 self.write_backs.insert(part, write_back);
                 self.write_back_step(part, event, None);
                 self.write_backs.remove(&part)?.state == from

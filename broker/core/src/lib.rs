@@ -67,6 +67,6 @@ pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, Backing, Counts, DeviceView, HostView, MapperView, MoveView, NodeView, PartView,
-    QuotaInForce, QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, WaitView, Waiting,
+    AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, PartView, QuotaInForce,
+    QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitView, Waiting,
 };

@@ -68,7 +68,7 @@ mod bugs {
         WrongTenantCharged: "an allocation is charged to another tenant", [LEDGER_ORACLE, EXTENTS, ADMISSION];
         UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS, ADMISSION, LIMIT];
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
-        GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE];
+        GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE, DEMANDS];
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED];
         SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE, BACKED];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION];
@@ -124,7 +124,7 @@ mod bugs {
         SlotReused: "the slot of an evicted part is given to another", [SLOTS];
         WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE];
         PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, DEMANDS, BOUNDS];
-        EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS];
+        EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS, SENT];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
@@ -163,6 +163,9 @@ mod bugs {
         LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
         MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];
         UnmappableLost: "what a client could not map once is lost to it", [PIN_ANSWERS];
+        BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED, EXTENTS];
+        OtherBackingKept: "what a part had in another tier than the one that it has left for stays its own", [BACKED, LEDGER_ORACLE];
+        UnwrittenCopied: "what lies on disk and was never written is copied", [COPIES];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 

@@ -28,6 +28,8 @@ pub struct AllocationView {
     pub charged: Bytes,
     pub resident: Bytes,
     pub in_host: Bytes,
+    /// And on disk.
+    pub on_disk: Bytes,
     pub unreturned: Bytes,
     pub digest: Option<[u8; 32]>,
     pub readers: Vec<String>,
@@ -122,8 +124,9 @@ pub struct QuotaInForce {
     pub backing: Bytes,
 }
 
+/// A tier below a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostView {
+pub struct TierView {
     pub total: Bytes,
     pub capacity: Bytes,
     pub held: Bytes,
@@ -143,7 +146,9 @@ pub struct DeviceView {
     pub unreturned: Bytes,
     pub cached: Bytes,
     /// Of the host memory near it that its parts may move to, if there is any.
-    pub host: Option<HostView>,
+    pub host: Option<TierView>,
+    /// Of the disk, the same.
+    pub disk: Option<TierView>,
     /// On their way to it, and out of it.
     pub moving_in: Bytes,
     pub moving_out: Bytes,

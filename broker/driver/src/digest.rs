@@ -4,18 +4,31 @@
 /// gets its turn beside one of many gigabytes; far more than the 128 KiB from which several cores pay off.
 const STEP_BYTES: usize = 64 << 20;
 
-/// The digest of the spans, one after the other.
-pub(crate) fn digest<'a>(spans: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    for step in spans.into_iter().flat_map(|span| span.chunks(STEP_BYTES)) {
-        hasher.update_rayon(step);
+/// A digest that is being made.
+#[derive(Debug, Default)]
+pub(crate) struct Hasher(blake3::Hasher);
+
+impl Hasher {
+    pub(crate) fn add(&mut self, span: &[u8]) {
+        for step in span.chunks(STEP_BYTES) {
+            self.0.update_rayon(step);
+        }
     }
-    hasher.finalize().into()
+
+    pub(crate) fn end(&self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn digest<'a>(spans: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+        let mut hasher = Hasher::default();
+        spans.into_iter().for_each(|span| hasher.add(span));
+        hasher.end()
+    }
 
     #[test]
     fn spans_are_one_text() {

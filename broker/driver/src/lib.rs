@@ -30,7 +30,7 @@ use std::{sync::Arc, time::Duration};
 
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
-pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts};
+pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, try_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
 pub use handle::{Handle, SharedFd};
 
@@ -110,7 +110,8 @@ pub enum Submission {
     Release { extent: ExtentId },
     /// What was released of the device until now is put off no longer. Has no answer of its own.
     ReleaseNow { device: DeviceIndex },
-    /// Hashes the first bytes of these extents, one after the other, on the driver's own mapping.
+    /// Hashes the first bytes of these extents, one after the other, on the driver's own mapping. What was never written on disk is
+    /// zeros there.
     Digest { ticket: u64, spans: Vec<(ExtentId, Bytes)> },
     /// Looks, independent of any ledger, at who holds memory of the device. Extents that have come back since
     /// their release are reported as [`Completion::Returned`] before the answer, or, where one look can't be sure, a

@@ -61,6 +61,7 @@ impl Daemon {
                 part_size: vramd_types::GRANULARITY,
                 default_limit: vramd_types::Quantity::Percent(100),
                 default_host_limit: vramd_types::Quantity::Percent(100),
+                default_disk_limit: vramd_types::Quantity::Percent(100),
                 limits: broker_core::Limits::default(),
             };
             let broker = Broker::new(config, StoredQuotas::default(), Time::START);

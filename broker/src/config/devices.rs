@@ -10,7 +10,7 @@ use broker_driver::{
 use thiserror::Error;
 use vramd_types::Bytes;
 
-use super::{DeviceChoice, Memory, Sim, SimEffect, SimOperation};
+use super::{DeviceChoice, Disk, Memory, Sim, SimEffect, SimOperation};
 
 /// A device that the configuration names is not on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -40,6 +40,7 @@ impl SimDevices<'_> {
             on: match fault.on {
                 SimOperation::Create => Operation::Create,
                 SimOperation::CreateHost => Operation::CreateHost,
+                SimOperation::CreateDisk => Operation::CreateDisk,
                 SimOperation::Release => Operation::Release,
                 SimOperation::Digest => Operation::Digest,
                 SimOperation::Copy => Operation::Copy,
@@ -94,7 +95,12 @@ pub fn choose(choice: &DeviceChoice, there: Vec<DeviceInfo>) -> Result<Vec<Devic
 }
 
 /// What the core is told of the driver's devices.
-pub fn core_devices(memory: &Memory, devices: &[DeviceInfo], makes_fixed: bool) -> Vec<DeviceConfig> {
+pub fn core_devices(
+    memory: &Memory,
+    disk: &Disk,
+    devices: &[DeviceInfo],
+    makes_fixed: bool,
+) -> Vec<DeviceConfig> {
     let share = |total| memory.device_share.of(total).min(total).saturating_sub(memory.margin.of(total));
     devices
         .iter()
@@ -104,6 +110,7 @@ pub fn core_devices(memory: &Memory, devices: &[DeviceInfo], makes_fixed: bool) 
             total: device.total,
             share: share(device.total),
             host: memory.host_size,
+            disk: disk.size,
             context_bytes: device.context,
             makes_fixed,
         })
@@ -158,10 +165,12 @@ mod tests {
             margin: Quantity::Bytes(Bytes::gib(1)),
             ..Memory::default()
         };
-        let shares: Vec<_> =
-            core_devices(&memory, &there(), false).iter().map(|device| device.share).collect();
+        let shares: Vec<_> = core_devices(&memory, &Disk::default(), &there(), false)
+            .iter()
+            .map(|device| device.share)
+            .collect();
         assert_eq!(shares, [Bytes::gib(3), Bytes::gib(1)]);
         let memory = Memory { device_share: Quantity::Bytes(Bytes::gib(100)), ..memory };
-        assert_eq!(core_devices(&memory, &there(), false)[1].share, Bytes::gib(3));
+        assert_eq!(core_devices(&memory, &Disk::default(), &there(), false)[1].share, Bytes::gib(3));
     }
 }

@@ -13,7 +13,7 @@ pub enum ConfigError {
 }
 
 /// A place in the text, and what is wrong there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// From 1, in characters.
     pub line: usize,
@@ -38,7 +38,7 @@ impl Place {
         Self::after(&before, String::new(), "this byte is not UTF-8".to_owned())
     }
 
-    fn after(before: &str, field: String, problem: String) -> Self {
+    pub(super) fn after(before: &str, field: String, problem: String) -> Self {
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         let line = before.matches('\n').count() + 1;
         Self { line, column: before[line_start..].chars().count() + 1, field, problem }

@@ -5,7 +5,7 @@ use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
-use super::{Limits, QuantityText, Telemetry, Tenant, quantity};
+use super::{Disk, Limits, QuantityText, Telemetry, Tenant, quantity};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -13,6 +13,7 @@ pub struct File {
     pub daemon: Daemon,
     pub driver: Driver,
     pub memory: Memory,
+    pub disk: Disk,
     pub quota: Quota,
     /// In order; the first that fits names the tenant.
     pub tenants: Vec<Tenant>,
@@ -133,6 +134,7 @@ pub struct SimFault {
 pub enum SimOperation {
     Create,
     CreateHost,
+    CreateDisk,
     Release,
     Digest,
     Copy,
@@ -302,7 +304,7 @@ pub struct Quota {
     pub default: DefaultQuota,
 }
 
-/// Of tenants without a stored quota, on each device and in the host tier beside it. They have no guarantee.
+/// Of tenants without a stored quota, on each device and in each tier below it. They have no guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DefaultQuota {
@@ -310,11 +312,14 @@ pub struct DefaultQuota {
     pub limit: Quantity,
     #[serde(deserialize_with = "quantity_of")]
     pub host_limit: Quantity,
+    #[serde(deserialize_with = "quantity_of")]
+    pub disk_limit: Quantity,
 }
 
 impl Default for DefaultQuota {
     fn default() -> Self {
-        Self { limit: Quantity::Percent(100), host_limit: Quantity::Percent(100) }
+        let all = Quantity::Percent(100);
+        Self { limit: all, host_limit: all, disk_limit: all }
     }
 }
 

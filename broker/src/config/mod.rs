@@ -4,6 +4,7 @@
 //! line and field. `deploy/config/vramd.toml` is the same with every key, its unit and its default.
 
 mod devices;
+mod disk;
 mod error;
 mod file;
 mod host;
@@ -15,6 +16,7 @@ mod tenants;
 use std::{fs, path::Path};
 
 pub use devices::{DeviceNotThere, SimDevices, choose, core_devices};
+pub use disk::Disk;
 pub use error::{ConfigError, Place};
 pub use file::{
     Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
@@ -29,7 +31,10 @@ pub use tenants::Tenant;
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let bytes = fs::read(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
-    parse_bytes(&bytes).map_err(|place| ConfigError::Wrong { path: path.to_owned(), place })
+    let mut config =
+        parse_bytes(&bytes).map_err(|place| ConfigError::Wrong { path: path.to_owned(), place })?;
+    config.disk.file = config.disk.directory.is_some().then(|| path.to_owned());
+    Ok(config)
 }
 
 /// Reads what a configuration file holds.
@@ -46,8 +51,12 @@ pub fn parse(text: &str) -> Result<Config, Place> {
         Ok(deserializer) => deserializer,
         Err(error) => return Err(Place::of(&error, String::new(), text)),
     };
-    serde_path_to_error::deserialize(deserializer)
-        .map_err(|error| Place::of(error.inner(), error.path().to_string(), text))
+    let mut config: Config = serde_path_to_error::deserialize(deserializer)
+        .map_err(|error| Place::of(error.inner(), error.path().to_string(), text))?;
+    let before = text.get(..config.disk.at).unwrap_or_default();
+    config.disk.place =
+        config.disk.directory.is_some().then(|| Place::after(before, String::new(), String::new()));
+    Ok(config)
 }
 
 #[cfg(test)]

@@ -149,6 +149,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::SessionMissing | R::ProtocolBroken { .. } => unmet(details, refusal, "session", message),
         R::NotOwner { .. }
         | R::SessionForeign { .. }
+        | R::ContentLost { .. }
         | R::Raced { .. }
         | R::PinStalled { .. }
         | R::WaitOver { .. }

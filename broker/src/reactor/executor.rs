@@ -7,7 +7,7 @@ use broker_core::{
     ChannelId, Command, Completion, CopyClass, CreateError, DaemonFrame, Event, Kind, PartRef, RevokedPart,
     Slot, StoredQuotas, Tier, WordsOutcome,
 };
-use broker_driver::{Driver, DriverError, ExtentKind, Submission};
+use broker_driver::{CopyError, Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
 use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode, SessionId};
@@ -221,7 +221,10 @@ impl Executor {
             },
             Driver::DiskCreated { extent, result } => Completion::Created {
                 extent,
-                result: result.map_err(|error| CreateError::Failed(error.to_string())),
+                result: result.map_err(|error| match error {
+                    DriverError::OutOfDisk(_) => CreateError::OutOfDisk(error.to_string()),
+                    error => CreateError::Failed(error.to_string()),
+                }),
             },
             Driver::Released { extent, returned } => Completion::Released { extent, returned },
             Driver::Returned { extent } => Completion::Returned { extent },
@@ -246,7 +249,12 @@ impl Executor {
             Driver::Copied { copy, result } => {
                 // Each is told of once.
                 let Some(to) = self.copies.ended(copy) else { return Ok(None) };
-                Completion::Copied { to, result: result.map_err(|error| error.to_string()) }
+                match result {
+                    Err(error @ CopyError::Damaged { .. }) => {
+                        Completion::Damaged { to, problem: error.to_string() }
+                    }
+                    result => Completion::Copied { to, result: result.map_err(|error| error.to_string()) },
+                }
             }
             Driver::HostKept { node, kept, problem } => {
                 tell_kept(node, kept, problem.as_ref());
@@ -285,10 +293,7 @@ impl Executor {
             Tier::Host => {
                 Submission::CreateHost { extent, node: self.driver.host_node(device), size, zeroed }
             }
-            Tier::Disk => {
-                let result = Err(CreateError::Failed("no driver has memory on disk".to_owned()));
-                return self.inbox.event(Event::Completion(Completion::Created { extent, result }));
-            }
+            Tier::Disk => Submission::CreateDisk { extent, size },
         };
         self.driver.submit(submission);
     }

@@ -114,8 +114,8 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::CreateFailed { extent, problem } => {
             warn!(%extent, problem, left_out, "driver could not make memory")
         }
-        Notice::Backed { part, tenant, device, bytes } => {
-            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, bytes = bytes.get(), "a part can leave now: there are bytes for it in the host");
+        Notice::Backed { part, tenant, device, tier, bytes } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "a part can leave now: there are bytes for it below");
         }
         Notice::CreateRetried { device } => {
             info!(device = device.0, "memory that the driver could not make is asked of it again")

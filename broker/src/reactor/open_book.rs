@@ -103,6 +103,7 @@ mod tests {
             part_size: vramd_types::Bytes::mib(256),
             default_limit: vramd_types::Quantity::Percent(100),
             default_host_limit: vramd_types::Quantity::Percent(100),
+            default_disk_limit: vramd_types::Quantity::Percent(100),
             limits: broker_core::Limits::default(),
         };
         let (book, window) =

@@ -114,6 +114,7 @@ fn config() -> Config {
         check_shadows: false,
         devices: vec![DeviceConfig {
             host: Bytes::ZERO,
+            disk: Bytes::ZERO,
             context_bytes: Bytes::ZERO,
             makes_fixed: false,
             uuid: "GPU-test".to_owned(),
@@ -124,6 +125,7 @@ fn config() -> Config {
         part_size: Bytes::mib(256),
         default_limit: Quantity::Percent(100),
         default_host_limit: Quantity::Percent(100),
+        default_disk_limit: Quantity::Percent(100),
         limits: Limits { survey_interval: Duration::from_millis(20), ..Limits::default() },
     }
 }

@@ -61,7 +61,7 @@ impl<'a> EndedMove<'a> {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts } => {
                 let outcome = match (copied, tier) {
                     (true, _) => "moved",
-                    // Nothing was left of it.
+                    // Nothing was left of it, or nobody had ever written it.
                     (false, Tier::Device) => "made",
                     (false, Tier::Host | Tier::Disk) => "clean",
                 };

@@ -196,7 +196,7 @@ fn wide(count: usize) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{AllocationState, HostView, QuotaInForce};
+    use broker_core::{AllocationState, QuotaInForce, TierView};
     use vramd_types::Quantity;
 
     use super::*;
@@ -242,7 +242,8 @@ pub(super) mod tests {
             held: mib(32),
             unreturned: mib(8),
             cached: mib(2),
-            host: Some(HostView {
+            disk: None,
+            host: Some(TierView {
                 total: mib(512),
                 capacity: mib(512),
                 held: mib(24),

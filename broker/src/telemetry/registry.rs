@@ -172,7 +172,7 @@ pub const MEMORY_USAGE: Definition = bytes(
     "What of a device's memory is taken, and how.",
 );
 pub const MEMORY_LIMIT: Definition =
-    bytes("vramd.memory.limit", &[HW_ID, HW_NAME, TIER], "What the device has, and its tier of the host.");
+    bytes("vramd.memory.limit", &[HW_ID, HW_NAME, TIER], "What the device has, and each tier below it.");
 pub const MEMORY_CAPACITY: Definition = bytes(
     "vramd.memory.capacity",
     &[HW_ID, HW_NAME, TIER],

@@ -1,6 +1,6 @@
 //! Which series each observed metric has, and their values.
 
-use broker_core::{DeviceView, HostView, Tier};
+use broker_core::{DeviceView, Tier, TierView};
 use opentelemetry::{KeyValue, Value};
 use vramd_types::Bytes;
 
@@ -125,19 +125,26 @@ fn memory_usage(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
                 ("context", device.contexts),
             ],
         );
-        let Some(host) = &device.host else { continue };
-        let made = host.held.saturating_sub(host.unreturned);
-        let reserved = reserved_on(shown, &device.uuid, Tier::Host).min(made);
-        say_states(
-            say,
-            node_place(device, Tier::Host),
-            &[
-                ("resident", made.saturating_sub(reserved)),
-                ("reserved", reserved),
-                ("unreturned", host.unreturned),
-            ],
-        );
+        for (tier, below) in below(device) {
+            let made = below.held.saturating_sub(below.unreturned);
+            let reserved = reserved_on(shown, &device.uuid, tier).min(made);
+            say_states(
+                say,
+                node_place(device, tier),
+                &[
+                    ("resident", made.saturating_sub(reserved)),
+                    ("reserved", reserved),
+                    ("unreturned", below.unreturned),
+                ],
+            );
+        }
     }
+}
+
+/// The tiers below a device that there are.
+fn below(device: &DeviceView) -> impl Iterator<Item = (Tier, TierView)> {
+    let tiers = [(Tier::Host, device.host), (Tier::Disk, device.disk)];
+    tiers.into_iter().filter_map(|(tier, view)| Some((tier, view?)))
 }
 
 fn say_states(say: &mut dyn FnMut(u64, &[KeyValue]), place: [KeyValue; 3], states: &[(&'static str, Bytes)]) {
@@ -157,17 +164,17 @@ fn reserved_on(shown: &Shown, device: &str, tier: Tier) -> Bytes {
     Bytes::checked_sum(there.map(|(_, balance)| balance.reserved)).unwrap_or(Bytes::MAX)
 }
 
-/// Of each device, and of the host's memory beside it where there is any.
+/// Of each device, and of the tiers below it that there are.
 fn of_devices(
     shown: &Shown,
     say: &mut dyn FnMut(u64, &[KeyValue]),
     on_device: fn(&DeviceView) -> Bytes,
-    in_host: fn(&HostView) -> Bytes,
+    in_tier: fn(&TierView) -> Bytes,
 ) {
     for device in &shown.figures().devices {
         say(on_device(device).get(), &node_place(device, Tier::Device));
-        if let Some(host) = &device.host {
-            say(in_host(host).get(), &node_place(device, Tier::Host));
+        for (tier, view) in below(device) {
+            say(in_tier(&view).get(), &node_place(device, tier));
         }
     }
 }

@@ -29,17 +29,33 @@ pub(crate) enum Verb {
     Free { target: Target },
     /// Takes an allocation out of the processes that map it. They keep it: their next pin maps it again.
     Revoke(Revoke),
-    /// Moves what nobody pins out of its device, into the host's memory. The next pin brings it in again.
-    Evict(Parts),
+    /// Moves what nobody pins out of its device, or from one tier below it to the other. The next pin brings it in again.
+    Evict(Evict),
     /// Moves it to its device, if there is room.
     BringIn(Parts),
-    /// Copies it to the host's memory while it stays mapped: then it leaves its device without being copied, unless it is
+    /// Copies it to what it has in the host or on disk while it stays mapped: then it leaves its device without being copied, unless it is
     /// written first. What is pinned is left alone.
     WriteBack(Parts),
-    /// Holds it on its device: it leaves for nobody until it is let go. What is in the host stays there until it is pinned.
+    /// Holds it on its device: it leaves for nobody until it is let go. What is in another tier stays there until it is pinned.
     Hold(Parts),
     /// Lets go what is held by hand.
     Unhold(Parts),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Evict {
+    #[command(flatten)]
+    parts: Parts,
+    /// Where it is to lie then.
+    #[arg(long, value_enum, default_value_t = Below::Host)]
+    to: Below,
+}
+
+/// A tier below a device.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Below {
+    Host,
+    Disk,
 }
 
 #[derive(Debug, Args)]
@@ -54,6 +70,15 @@ pub(crate) struct List {
 pub(crate) enum Target {
     Id(AllocationId),
     Name(String),
+}
+
+impl Below {
+    const fn tier(self) -> v1::Tier {
+        match self {
+            Self::Host => v1::Tier::Host,
+            Self::Disk => v1::Tier::Disk,
+        }
+    }
 }
 
 impl FromStr for Target {
@@ -80,7 +105,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         }
         Verb::Free { target } => free::run(target, admin, output),
         Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
-        Verb::Evict(parts) => relocate::run(parts, v1::Tier::Host, admin, output),
+        Verb::Evict(evict) => relocate::run(evict.parts, evict.to.tier(), admin, output),
         Verb::WriteBack(parts) => relocate::write_back(parts, admin, output),
         Verb::Hold(parts) => by_hand::run(parts, true, admin, output),
         Verb::Unhold(parts) => by_hand::run(parts, false, admin, output),
@@ -131,7 +156,11 @@ pub(crate) fn rows(allocations: &[v1::Allocation]) -> String {
 
 /// Where any of it lies. Lists come without parts.
 fn tiers(allocation: &v1::Allocation) -> String {
-    let lies = [(v1::Tier::Device, allocation.resident_bytes), (v1::Tier::Host, allocation.host_bytes)];
+    let lies = [
+        (v1::Tier::Device, allocation.resident_bytes),
+        (v1::Tier::Host, allocation.host_bytes),
+        (v1::Tier::Disk, allocation.disk_bytes),
+    ];
     let tiers = lies.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(tier, _)| tier_name(tier));
     text_or_dash(&tiers.collect::<Vec<_>>().join("+"))
 }
@@ -151,6 +180,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("charged", size(allocation.charged_bytes)),
         ("resident", size(allocation.resident_bytes)),
         ("in-host", size_or_dash(allocation.host_bytes)),
+        ("on-disk", size_or_dash(allocation.disk_bytes)),
         ("unreturned", size_or_dash(allocation.unreturned_bytes)),
         ("digest", text_or_dash(&allocation.digest)),
         ("readers", text_or_dash(&allocation.readers.join(" "))),
@@ -231,7 +261,11 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "charged_bytes": allocation.charged_bytes,
         "resident_bytes": allocation.resident_bytes,
         "unreturned_bytes": allocation.unreturned_bytes,
-        "tier_bytes": { "device": allocation.resident_bytes, "host": allocation.host_bytes },
+        "tier_bytes": {
+            "device": allocation.resident_bytes,
+            "host": allocation.host_bytes,
+            "disk": allocation.disk_bytes,
+        },
         "digest": allocation.digest,
         "readers": allocation.readers,
         "owner_session_id": owner(allocation).map(|session| session.to_string()),

@@ -68,6 +68,8 @@ fn sheet(status: &v1::DeviceStatus) -> String {
         ("shortfall", size_or_dash(status.shortfall_bytes)),
         ("host", size_or_dash(status.host_capacity_bytes)),
         ("host-held", size_or_dash(status.host_held_bytes)),
+        ("disk", size_or_dash(status.disk_capacity_bytes)),
+        ("disk-held", size_or_dash(status.disk_held_bytes)),
         ("moving-in", size_or_dash(status.moving_in_bytes)),
         ("moving-out", size_or_dash(status.moving_out_bytes)),
         ("awaited", format!("{} parts", status.awaited_part_count)),
@@ -89,6 +91,8 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
         ">SHORTFALL",
         ">HOST",
         ">HOST-HELD",
+        ">DISK",
+        ">DISK-HELD",
     ];
     table(
         &columns,
@@ -108,6 +112,8 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
                 size_or_dash(status.shortfall_bytes),
                 size_or_dash(status.host_capacity_bytes),
                 size_or_dash(status.host_held_bytes),
+                size_or_dash(status.disk_capacity_bytes),
+                size_or_dash(status.disk_held_bytes),
             ]
         }),
     )
@@ -130,6 +136,8 @@ pub(crate) fn to_json(status: &v1::DeviceStatus) -> Value {
         "context_reserve_bytes": status.context_reserve_bytes,
         "host_capacity_bytes": status.host_capacity_bytes,
         "host_held_bytes": status.host_held_bytes,
+        "disk_capacity_bytes": status.disk_capacity_bytes,
+        "disk_held_bytes": status.disk_held_bytes,
         "moving_in_bytes": status.moving_in_bytes,
         "moving_out_bytes": status.moving_out_bytes,
         "awaited_part_count": status.awaited_part_count,

@@ -1,5 +1,5 @@
-//! `vramctl alloc evict` and `bring-in`: moving parts between their device and the host's memory; and `write-back`, which copies
-//! them there.
+//! `vramctl alloc evict` and `bring-in`: moving parts between their device and the tiers below it; and `write-back`, which
+//! copies them there.
 
 use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};

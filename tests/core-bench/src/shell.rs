@@ -174,6 +174,7 @@ pub fn config() -> Config {
         total: room,
         share: room,
         host: Bytes::ZERO,
+        disk: Bytes::ZERO,
         context_bytes: Bytes::mib(512),
         makes_fixed: true,
     };
@@ -183,6 +184,7 @@ pub fn config() -> Config {
         part_size: Bytes::mib(256),
         default_limit: Quantity::Percent(100),
         default_host_limit: Quantity::Percent(100),
+        default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,

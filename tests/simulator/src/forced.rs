@@ -26,6 +26,7 @@ fn broker_with_one_of_each() -> Broker {
         total: Bytes::mib(64),
         share: Bytes::mib(64),
         host: Bytes::ZERO,
+        disk: Bytes::ZERO,
         context_bytes: Bytes::ZERO,
         makes_fixed: true,
     };
@@ -35,6 +36,7 @@ fn broker_with_one_of_each() -> Broker {
         part_size: Bytes::mib(2),
         default_limit: Quantity::Percent(100),
         default_host_limit: Quantity::Percent(100),
+        default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,

@@ -41,6 +41,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// The sizes of its parts, in their order, and how many there are of each.
+    fn pieces(&self) -> [(Bytes, usize); 2] {
+        let rest = Bytes::new(self.span.get() % self.part_size.get());
+        let whole = self.part_count.saturating_sub(usize::from(!rest.is_zero()));
+        [(self.part_size, whole), (rest, self.part_count.saturating_sub(whole))]
+    }
+
     /// Whether memory of its tenant that is cached will do.
     fn takes_cached(&self) -> bool {
         self.spec.uninitialized && self.spec.kind == Kind::Movable
@@ -309,23 +316,71 @@ impl Broker {
     pub(crate) fn asked_by_place(&self, tenant: TenantId, plans: &[Plan]) -> Vec<(Place, Bytes, Vec<Age>)> {
         let mut asked = Vec::new();
         for device in self.device_indices() {
-            for (unheld, place) in [(false, Place::device(device)), (true, Place::host(device))] {
-                let there =
-                    || plans.iter().filter(|plan| plan.device == device && self.is_lazy(plan) == unheld);
-                let sum = sum_of(there().map(|plan| plan.span), planted!(self, SumOverflows));
-                // No more than that is ever there.
-                let sum = sum.unwrap_or(Bytes::MAX);
-                if there().next().is_some() {
-                    asked.push((place, sum, self.keep_for(tenant, device, there())));
-                }
+            let (lazy, held): (Vec<_>, Vec<_>) =
+                plans.iter().filter(|plan| plan.device == device).partition(|plan| self.is_lazy(plan));
+            if !held.is_empty() {
+                let kept = self.keep_for(tenant, device, held.iter().copied());
+                asked.push((Place::device(device), self.sum_of_plans(&held), kept));
+            }
+            let below = self.asked_below(tenant, device, &lazy).into_iter();
+            asked.extend(below.map(|(place, bytes)| (place, bytes, Vec::new())));
+        }
+        asked
+    }
+
+    /// How much of what may begin below a device each tier there has of it: each part as near as there is room for it.
+    fn asked_below(&self, tenant: TenantId, device: DeviceIndex, lazy: &[&Plan]) -> Vec<(Place, Bytes)> {
+        let (mut left, mut asked) = (self.sum_of_plans(lazy), Vec::new());
+        let mut pieces: Vec<_> = lazy.iter().flat_map(|plan| plan.pieces()).collect();
+        let mut places = self.ledger.below(device).peekable();
+        while let Some(place) = places.next().filter(|_| !left.is_zero()) {
+            // What finds no room in the last is short of it there.
+            let there = match places.peek() {
+                None => left,
+                Some(_) => self.takes(tenant, place, &mut pieces),
+            };
+            left = left.saturating_sub(there);
+            if !there.is_zero() {
+                asked.push((place, there));
             }
         }
         asked
     }
 
-    /// Whether its parts may begin in the tier below.
+    /// How much of the pieces there is room for in a place, in their order; the others are left.
+    fn takes(&self, tenant: TenantId, place: Place, pieces: &mut [(Bytes, usize)]) -> Bytes {
+        let (Some(mut draft), mut taken) = (self.ledger.draft(place), Bytes::ZERO) else {
+            return Bytes::ZERO;
+        };
+        for (size, count) in pieces {
+            let of = |count: usize| {
+                let count = u64::try_from(count).unwrap_or(u64::MAX);
+                Bytes::new(size.get().saturating_mul(count))
+            };
+            let fits = |count: &usize| draft.admit(tenant, of(*count)).is_ok();
+            let (mut least, mut most) = (0usize, *count);
+            while least < most {
+                let middle = most.saturating_sub(most.saturating_sub(least) / 2);
+                match fits(&middle) {
+                    true => least = middle,
+                    false => most = middle.saturating_sub(1),
+                }
+            }
+            *count = count.saturating_sub(least);
+            taken = taken.saturating_add(of(least));
+            draft.promise(tenant, of(least));
+        }
+        taken
+    }
+
+    /// No more than the largest sum is ever there.
+    fn sum_of_plans(&self, plans: &[&Plan]) -> Bytes {
+        sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows)).unwrap_or(Bytes::MAX)
+    }
+
+    /// Whether its parts may begin below its device.
     fn is_lazy(&self, plan: &Plan) -> bool {
-        plan.spec.unheld && !plan.spec.discardable && self.ledger.books(Place::host(plan.device)).is_some()
+        plan.spec.unheld && !plan.spec.discardable && self.ledger.below(plan.device).next().is_some()
     }
 
     pub(crate) fn sizes_of(&self, ages: &[Age]) -> Bytes {
@@ -342,9 +397,7 @@ impl Broker {
     ) -> Vec<Age> {
         let mut wanted: BTreeMap<Bytes, usize> = BTreeMap::new();
         for plan in plans.filter(|plan| plan.takes_cached() && !self.is_lazy(plan)) {
-            let rest = Bytes::new(plan.span.get() % plan.part_size.get());
-            let whole = plan.part_count.saturating_sub(usize::from(!rest.is_zero()));
-            for (size, count) in [(plan.part_size, whole), (rest, plan.part_count.saturating_sub(whole))] {
+            for (size, count) in plan.pieces() {
                 let wanted = wanted.entry(size).or_default();
                 *wanted = wanted.saturating_add(count);
             }
@@ -397,10 +450,9 @@ impl Broker {
             let part = PartRef { allocation: id, part: index };
             let size = allocation.size_of(index);
             let on_device = Place::device(device);
-            let place = match lazy && (waited_for || self.ledger.admit(tenant, on_device, size).is_err()) {
-                true => Place::host(device),
-                false => on_device,
-            };
+            let begins_below = lazy && (waited_for || self.ledger.admit(tenant, on_device, size).is_err());
+            let below = || self.ledger.place_below(tenant, device, size);
+            let place = begins_below.then(below).flatten().unwrap_or(on_device);
             let cached = takes_cached && place.tier == Tier::Device;
             let extent = match cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
                 Some(extent) => extent,

@@ -13,9 +13,9 @@ use crate::{
     broker::Broker,
     command::Notice,
     event::{Kind, PartRef, Tier},
-    ledger::{Place, Shortage},
+    ledger::{Place, Reservation, Shortage},
     limits::BACKED_TOGETHER,
-    migration::Backing,
+    migration::{BackedBy, Backing},
     pool::Extent,
     residency::{Allocation, AllocationState},
     tenancy::TenantId,
@@ -24,8 +24,8 @@ use crate::{
 impl Broker {
     /// Sets bytes aside below for a part on its device, if there are any for its tenant: only then can it leave.
     pub(crate) fn set_aside(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex, size: Bytes) {
-        let place = Place::host(device);
-        if self.ledger.books(place).is_none() || self.backings.contains(&part) {
+        let Some(place) = self.ledger.place_below(tenant, device, size) else { return };
+        if self.backings.contains(&part) {
             return;
         }
         let account = (tenant, device);
@@ -40,9 +40,8 @@ impl Broker {
         if planted!(self, LackingForgotten) {
             return;
         }
-        let place = Place::host(device);
         let mut oldest: BTreeSet<_> = self.backings.lacking().oldest_of_each(device).collect();
-        let (mut is_full, mut left) = (false, BACKED_TOGETHER);
+        let (mut full, mut left) = (BTreeSet::new(), BACKED_TOGETHER);
         while let Some((part, tenant, size)) = oldest.pop_first() {
             if left == 0 {
                 // And not before then, though its own reservations have changed who is in whose way.
@@ -50,25 +49,39 @@ impl Broker {
                 self.arm(self.now.after(MOMENT), Timer::Backing(device));
                 break;
             }
-            // What is set aside for its tenant is there for nobody else.
-            if is_full && !self.is_guaranteed_in(tenant, place, size) {
-                continue;
-            }
-            match self.ledger.reserve(tenant, place, size) {
-                Ok(reservation) => {
-                    self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
-                    self.resides(part);
-                    let tenant_name = self.tenants.shared(tenant);
-                    self.notice(Notice::Backed { part, tenant: tenant_name, device, bytes: size });
-                    oldest.extend(self.backings.lacking().oldest_of(tenant, device));
-                    left = left.saturating_sub(1);
-                }
-                Err(Shortage::Room { .. }) => is_full = true,
-                Err(Shortage::Limit { .. }) => {}
+            if let Some(reservation) = self.reserve_late((tenant, device), size, &mut full) {
+                let tier = reservation.place().tier;
+                self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
+                self.resides(part);
+                let tenant_name = self.tenants.shared(tenant);
+                self.notice(Notice::Backed { part, tenant: tenant_name, device, tier, bytes: size });
+                oldest.extend(self.backings.lacking().oldest_of(tenant, device));
+                left = left.saturating_sub(1);
             }
         }
         // They can leave now.
         self.unsettled.demands |= left < BACKED_TOGETHER && self.is_room_wanted();
+    }
+
+    /// Bytes below for a part that has waited for some; `full`: where older ones have found none.
+    fn reserve_late(
+        &mut self,
+        (tenant, device): BackedBy,
+        size: Bytes,
+        full: &mut BTreeSet<Place>,
+    ) -> Option<Reservation> {
+        for place in self.ledger.below(device).collect::<Vec<_>>() {
+            // What is set aside for its tenant is there for nobody else.
+            if full.contains(&place) && !self.is_guaranteed_in(tenant, place, size) {
+                continue;
+            }
+            match self.ledger.reserve(tenant, place, size) {
+                Ok(reservation) => return Some(reservation),
+                Err(Shortage::Room { .. }) => _ = full.insert(place),
+                Err(Shortage::Limit { .. }) => {}
+            }
+        }
+        None
     }
 
     /// It is freed, or leaves. Younger ones may have waited for it.
@@ -87,7 +100,7 @@ impl Broker {
     /// The same for all parts of a new allocation.
     pub(crate) fn set_aside_all(&mut self, id: AllocationId) {
         let movable = self.allocations.get(id).filter(|it| it.kind == Kind::Movable);
-        let backed = movable.filter(|it| self.ledger.books(Place::host(it.device)).is_some());
+        let backed = movable.filter(|it| self.ledger.below(it.device).next().is_some());
         let Some(allocation) = backed else { return };
         let discardable = allocation.discardable;
         for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
@@ -108,12 +121,24 @@ impl Broker {
         if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
             self.lacks_no_more(part, tenant, device);
         }
+        self.give_backing_back(part);
+    }
+
+    /// What the part has below it needs no more.
+    pub(super) fn give_backing_back(&mut self, part: PartRef) {
         match self.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             // What has not been made yet is released once it is.
             Some(Backing::Kept { extent, .. }) => self.release_extent(extent),
             Some(Backing::Needless) | None => {}
         }
+    }
+
+    /// The tier that the part leaves its device for, unless an operator names one.
+    pub(super) fn tier_below(&self, part: PartRef) -> Option<Tier> {
+        let device = self.allocations.get(part.allocation)?.device;
+        let nearest = || self.ledger.below(device).next().map(|place| place.tier);
+        self.backings.get(&part).and_then(Backing::tier).or_else(nearest)
     }
 
     pub(crate) fn forget_backings(&mut self, id: AllocationId) {
@@ -132,13 +157,15 @@ impl Broker {
         if !stays {
             return self.release_extent(extent);
         }
-        match self.piece_of(part).zip(self.pool.get(extent).map(Extent::is_nothing)) {
-            Some((piece, true)) => {
+        let made = self.pool.get(extent).map(|it| (it.is_nothing(), it.place.tier));
+        match self.piece_of(part).zip(made) {
+            Some((piece, (true, _))) => {
                 self.nothing_left(extent);
                 self.needs_no_backing(part, piece);
             }
-            Some((Piece { tenant, device, size }, false)) => {
-                self.backings.insert(part, (tenant, device), size, Backing::Kept { extent, clean });
+            Some((Piece { tenant, device, size }, (false, tier))) => {
+                let kept = Backing::Kept { extent, tier, clean };
+                self.backings.insert(part, (tenant, device), size, kept);
             }
             // It could not be made.
             None => self.set_aside_anew(part),
@@ -156,11 +183,14 @@ impl Broker {
         }
     }
 
-    /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew.
+    /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew. One that leaves for another
+    /// tier meanwhile needs none, unless it stays after all: then what was made for it there is its own.
     pub(crate) fn lacks_backing(&mut self, part: PartRef, id: ExtentId) {
         if self.is_kept(part, id) {
             self.backings.remove(&part);
-            self.set_aside_anew(part);
+            if !self.is_leaving(part) {
+                self.set_aside_anew(part);
+            }
         }
     }
 
@@ -214,6 +244,7 @@ impl Broker {
         let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.towards) else {
             return;
         };
+        self.pool.is_written(to);
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);

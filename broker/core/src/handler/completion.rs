@@ -9,6 +9,7 @@ impl Broker {
             Completion::Released { extent, returned } => self.on_released(extent, returned),
             Completion::Returned { extent } => self.on_returned(extent),
             Completion::Copied { to, result } => self.on_copied(to, result),
+            Completion::Damaged { to, problem } => self.on_damaged(to, problem),
             Completion::ShadowDiffers { to } => self.shadow_differs(to),
             Completion::Digested { allocation, result } => {
                 self.on_digested(allocation, result);

@@ -56,7 +56,9 @@ impl Broker {
         };
         let state = ExtentState::Creating(reservation);
         let (part, sent_to) = (Some(part), Few::default());
-        self.pool.insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false });
+        let unwritten = place.tier == Tier::Disk;
+        self.pool
+            .insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false, unwritten });
         let Place { device, tier } = place;
         self.command(Command::CreateExtent { extent, device, tier, size, kind, zeroed });
         Ok(extent)
@@ -116,11 +118,13 @@ impl Broker {
         let uuid = self.uuid(place.device).to_owned();
         let problem = match &error {
             CreateError::OutOfMemory => "out of memory".to_owned(),
-            CreateError::OutOfHostMemory(problem) | CreateError::Failed(problem) => problem.clone(),
+            CreateError::OutOfHostMemory(problem)
+            | CreateError::OutOfDisk(problem)
+            | CreateError::Failed(problem) => problem.clone(),
         };
         self.notice(Notice::CreateFailed { extent: id, problem });
         match error {
-            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) => {
+            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) | CreateError::OutOfDisk(_) => {
                 if place.tier == Self::tier() {
                     self.device_ran_out(place.device, size);
                 }

@@ -38,7 +38,7 @@ impl Broker {
 
     /// Whether parts can be anywhere else than on their devices.
     pub(crate) fn has_tiers(&self) -> bool {
-        self.config.devices.iter().any(|device| !device.host.is_zero())
+        self.config.devices.iter().any(|device| !(device.host.is_zero() && device.disk.is_zero()))
     }
 
     /// A session is to be sent the part once it is on its device.

@@ -33,7 +33,8 @@ impl Broker {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let id = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
         let (state, sent_to) = (ExtentState::Nothing, Few::default());
-        self.pool.insert(id, Extent { place, size, part: Some(part), state, sent_to, unacknowledged: false });
+        let (part, unacknowledged, unwritten) = (Some(part), false, false);
+        self.pool.insert(id, Extent { place, size, part, state, sent_to, unacknowledged, unwritten });
         Ok(id)
     }
 
@@ -61,6 +62,12 @@ impl Broker {
     pub(crate) fn is_nowhere(&self, part: PartRef) -> bool {
         let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
         entry.and_then(|entry| self.pool.get(entry.extent)).is_some_and(Extent::is_nothing)
+    }
+
+    /// Whether the part lies on disk and nobody has ever written it: then it is zeros, wherever it goes.
+    pub(crate) fn is_unwritten(&self, part: PartRef) -> bool {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.and_then(|entry| self.pool.get(entry.extent)).is_some_and(|extent| extent.unwritten)
     }
 
     pub(crate) fn forget_losses(&mut self, id: vramd_types::AllocationId) {

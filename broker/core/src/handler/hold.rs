@@ -23,7 +23,7 @@ impl Broker {
                 false => self.held_by_hand.remove(&part),
             };
             changed = changed.saturating_add(usize::from(is_new));
-            if held && self.migrations.get(&part).is_some_and(|it| it.towards != Tier::Device) {
+            if held && self.is_leaving(part) {
                 self.stop_migration(part, PartMove::Held);
             }
         }

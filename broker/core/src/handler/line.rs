@@ -346,7 +346,8 @@ impl Broker {
             if need.piece.tenant != tenant && self.is_at_limit(need.piece) {
                 continue;
             }
-            if need.piece != piece || !matches!(demand.waiter, Waiter::Part(_)) {
+            let takes_cached = matches!(demand.waiter, Waiter::Part(part) if !self.is_unwritten(part));
+            if need.piece != piece || !takes_cached {
                 return false;
             }
             first = first.saturating_add(1);
@@ -362,7 +363,8 @@ impl Broker {
     }
 
     fn has_cached_for(&self, part: PartRef) -> bool {
-        let piece = self.piece_of(part);
+        // What holds old bytes is nothing for what is to be zeros.
+        let piece = self.piece_of(part).filter(|_| !self.is_unwritten(part));
         piece.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
     }
 

@@ -1,4 +1,5 @@
-//! Parts that go to another tier: out of their device once nobody maps them, and back for who wants them there.
+//! Parts that go to another tier: out of their device once nobody maps them, from one tier below it to another if an operator
+//! says so, and back for who wants them there.
 //!
 //! Bookkeeping goes with the extents: the destination is reserved before anything is done, and the source is charged until
 //! the driver has it back. So while a part moves it is paid for twice, once in each tier.
@@ -23,7 +24,7 @@ use crate::{
 };
 
 impl Broker {
-    /// Begins to take a part out of its device. `None`: the operation is told when it is over.
+    /// Begins to take a part to a tier below its device. `None`: the operation is told when it is over.
     pub(super) fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
         if self.is_held_there(part) {
             return Some(PartMove::Held);
@@ -35,8 +36,16 @@ impl Broker {
             under_way.ops.push(op);
             return None;
         }
-        if self.tier_of(part) != Some(Tier::Device) {
+        // What is nowhere need go nowhere.
+        let here = self.tier_of(part);
+        if here == Some(towards) || self.is_nowhere(part) {
             return Some(PartMove::Moved);
+        }
+        if here != Some(Tier::Device) {
+            return match self.is_wanted(part) {
+                true => Some(PartMove::Wanted),
+                false => self.move_for(op, part, towards),
+            };
         }
         // Before anything is made for it.
         if let Some(outcome) = self.cannot_begin(part, false, self.pins.now())
@@ -79,11 +88,12 @@ impl Broker {
     pub(crate) fn evict_for(&mut self, part: PartRef, came: Arrival, cause: Cause) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
-        if let Err(refusal) = self.set_out(part, (Tier::Host, cause), None, came) {
+        let towards = self.tier_below(part)?;
+        if let Err(refusal) = self.set_out(part, (towards, cause), None, came) {
             self.residents.is_stuck(part);
             self.unsettled.demands = true;
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
-            self.tell_of_migration(part, Tier::Host, (cause, self.now), &outcome, (false, None));
+            self.tell_of_migration(part, towards, (cause, self.now), &outcome, (false, None));
             return None;
         }
         Some(leaves)
@@ -96,6 +106,10 @@ impl Broker {
                 under_way.ops.push(op);
                 return None;
             }
+            // From one tier below to another: that is done first.
+            if !self.is_leaving(part) {
+                return Some(PartMove::Wanted);
+            }
             self.stop_migration(part, PartMove::Wanted);
             return Some(PartMove::Moved);
         }
@@ -103,15 +117,21 @@ impl Broker {
             self.stop_write_back(part, PartMove::Wanted);
             return Some(PartMove::Moved);
         }
-        match self.begin_migration(part, Tier::Device, Cause::Operator, Some(op)) {
+        let outcome = self.move_for(op, part, Tier::Device);
+        if !matches!(outcome, Some(PartMove::Refused { .. })) {
+            // Who waited for it to come waits for room no more.
+            self.unsettle_demand(part);
+            self.unsettle_overtaken();
+        }
+        outcome
+    }
+
+    /// Begins to move a part that is not on its device, which nobody maps.
+    fn move_for(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+        match self.begin_migration(part, towards, Cause::Operator, Some(op)) {
             Err(refusal) => Some(PartMove::Refused { refusal: Box::new(refusal) }),
-            Ok(()) => {
-                // Who waited for it to come waits for room no more.
-                self.unsettle_demand(part);
-                self.unsettle_overtaken();
-                // What need not be copied is there already.
-                (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
-            }
+            // What need not be copied is there already.
+            Ok(()) => (!self.migrations.contains_key(&part)).then_some(PartMove::Moved),
         }
     }
 
@@ -128,15 +148,21 @@ impl Broker {
         let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
         let (size, discardable) = (allocation.size_of(part.part), allocation.discardable);
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
+        let here = self.tier_of(part).ok_or_else(not_found)?;
         let place = Place { device, tier: towards };
-        // What was given up is not copied over what its memory held before.
-        let order = Order { place, size, part, kind, zeroed: discardable };
-        let (to, clean) = match (towards, self.backings.remove(&part)) {
+        let unwritten = self.is_unwritten(part);
+        // What was given up, or was never written, is not copied over what its memory held before.
+        let order = Order { place, size, part, kind, zeroed: discardable || unwritten };
+        let (to, clean) = match (towards, self.backing_towards(part, here, towards)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
-                // What the tenant has cached of that size will do: all of it is written.
-                let to = match self.reuse(tenant, device, size, part) {
+                // What the tenant has cached of that size will do, if all of it is written.
+                let cached = match unwritten {
+                    true => None,
+                    false => self.reuse(tenant, device, size, part),
+                };
+                let to = match cached {
                     Some(extent) => {
                         if planted!(self, HandOverChargedTwice)
                             && let Ok(again) = self.ledger.reserve(tenant, place, size)
@@ -147,25 +173,26 @@ impl Broker {
                     }
                     None => self.order_beside(tenant, None, order)?,
                 };
-                (to, discardable)
+                (to, discardable || (unwritten && !planted!(self, UnwrittenCopied)))
             }
             (_, Some(Backing::Needless)) => {
                 let to = self.nothing(part, place, size)?;
                 (self.has_stray(part, to), true)
             }
-            (_, Some(Backing::Kept { extent, clean })) => (extent, clean),
+            (_, Some(Backing::Kept { extent, clean, .. })) => (extent, clean),
             (_, Some(Backing::Reserved(reserved))) => {
                 (self.order_beside(tenant, Some(reserved), order)?, false)
             }
-            (_, None) => (self.order_beside(tenant, None, order)?, false),
+            (_, None) => (self.order_beside(tenant, None, order)?, unwritten),
         };
-        if towards != Tier::Device {
+        if here == Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
             self.residents.leaves(part);
             self.lacks_no_more(part, tenant, device);
         }
         let migration = Migration {
             to,
+            here,
             towards,
             cause,
             since: self.now,
@@ -173,7 +200,7 @@ impl Broker {
             made: self.is_live(to),
             clean,
             // Nobody maps what is not on its device.
-            vacated: towards == Tier::Device,
+            vacated: here != Tier::Device,
             awaited: cause == Cause::Demand,
             room_for: None,
             stopped: None,
@@ -188,8 +215,18 @@ impl Broker {
         Ok(())
     }
 
+    /// What the part has in the tier that it leaves its device for. What lies in another stays its own until it has arrived.
+    fn backing_towards(&mut self, part: PartRef, here: Tier, towards: Tier) -> Option<Backing> {
+        let lies_in = self.backings.get(&part).and_then(Backing::tier);
+        match here == Tier::Device && lies_in.is_some_and(|tier| tier != towards) {
+            true => None,
+            false => self.backings.remove(&part),
+        }
+    }
+
+    /// Whether it is on its way out of its device.
     pub(super) fn is_leaving(&self, part: PartRef) -> bool {
-        self.migrations.get(&part).is_some_and(|migration| migration.towards != Tier::Device)
+        self.migrations.get(&part).is_some_and(|migration| migration.here == Tier::Device)
     }
 
     /// Somebody waits for the part from now on, or for its room: it is copied before those for which nobody does.
@@ -273,13 +310,17 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         // What is discardable has none: it is dropped, or made anew.
-        let shadow = clean && self.config.check_shadows && !allocation.discardable;
+        let shadow =
+            clean && self.config.check_shadows && !allocation.discardable && migration.here == Tier::Device;
         if clean && !shadow && is_new {
             return self.migration_step(part, MigrationEvent::Clean, None);
         }
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
+        if !shadow {
+            self.pool.is_written(to);
+        }
         self.command(Command::Copy { from, to, bytes, shadow, class });
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
@@ -321,6 +362,19 @@ impl Broker {
         }
     }
 
+    /// What a part holds on disk cannot be read as it was written: it stays there, and whoever wants it is told that it is lost.
+    pub(crate) fn on_damaged(&mut self, to: ExtentId, problem: String) {
+        let part = self.pool.get(to).and_then(|extent| extent.part);
+        let is_copied =
+            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
+        let Some(part) = part.filter(is_copied) else {
+            return self.on_copied(to, Err(problem));
+        };
+        let PartRef { allocation, part: index } = part;
+        let refusal = Box::new(Refusal::ContentLost { allocation, part: index, problem });
+        self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
+    }
+
     /// Moves a migration along its table. `why` is what is told if it gets nowhere; the first one counts.
     pub(crate) fn migration_step(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
         let Some(migration) = self.migrations.get_mut(&part) else { return };
@@ -337,29 +391,32 @@ impl Broker {
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
         let Some(migration) = self.migrations.remove(&part) else { return };
-        let Migration { to, towards, cause, since, state, clean, room_for, stopped, ops, .. } = migration;
+        let Migration { to, here, towards, cause, since, state, clean, room_for, stopped, ops, .. } =
+            migration;
         let left = match arrived {
             true => self.arrive(part, to),
             false => to,
         };
-        match (towards == Tier::Device, arrived) {
-            (true, true) => {
+        match (here, towards, arrived) {
+            (_, Tier::Device, true) => {
                 self.keep(part, left, true);
                 self.unsettle_short();
             }
-            (false, true) => {
+            (Tier::Device, _, true) => {
                 if self.is_nowhere(part) {
                     self.content_lost(part);
                 }
+                if !planted!(self, OtherBackingKept) {
+                    self.give_backing_back(part);
+                }
                 self.leave(part, left);
             }
-            // What has not been made yet is released once it is.
-            (true, false) => self.release_extent(left),
-            (false, false) => {
+            (Tier::Device, _, false) => {
                 let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean };
-                self.keep(part, left, clean);
-                self.unsettled.demands = true;
+                self.stay(part, left, clean);
             }
+            // What has not been made yet is released once it is.
+            (Tier::Host | Tier::Disk, _, _) => self.release_extent(left),
         }
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
         self.tell_of_migration(part, towards, (cause, since), &outcome, (state.copies(), room_for));
@@ -378,7 +435,7 @@ impl Broker {
             self.refuse_pins_of(part, &outcome);
         }
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
-        let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && towards != Tier::Device);
+        let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && here == Tier::Device);
         self.after_migration(part, failed, ran_out);
         // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
         let leaves = |id: &ExtentId| {
@@ -387,6 +444,18 @@ impl Broker {
         if let Some(stays) = stays.filter(|id| !leaves(id)) {
             self.room_returned(stays);
         }
+    }
+
+    /// A part does not leave its device after all. What was made for it below is its own, unless it has something there already.
+    fn stay(&mut self, part: PartRef, made: ExtentId, clean: bool) {
+        match self.backings.contains(&part) {
+            true => {
+                self.release_extent(made);
+                self.resides(part);
+            }
+            false => self.keep(part, made, clean),
+        }
+        self.unsettled.demands = true;
     }
 
     /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
@@ -580,9 +649,9 @@ impl Broker {
         self.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
     }
 
-    /// Bytes that are on their way into a tier of a device.
-    pub(crate) fn moving_to(&self, device: DeviceIndex, tier: Tier) -> Bytes {
-        let there = |it: &&Migration| it.towards == tier;
+    /// Bytes that are on their way to a device, or out of it.
+    pub(crate) fn moving(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
+        let there = |it: &&Migration| is_meant(it);
         let extents = self.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
         let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);
         sizes.fold(Bytes::ZERO, Bytes::saturating_add)

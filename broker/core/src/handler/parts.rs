@@ -31,7 +31,7 @@ impl Broker {
         let (_, allocation) = self.find_any(target)?;
         let tier = match wish {
             Wish::In(tier) => tier,
-            Wish::WrittenBack => Tier::Host,
+            Wish::WrittenBack => self.ledger.below(allocation.device).next().map_or(Tier::Host, |it| it.tier),
         };
         if self.ledger.books(Place { device: allocation.device, tier }).is_none() {
             return Err(Refusal::TierUnsupported { tier });

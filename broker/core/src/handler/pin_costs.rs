@@ -39,6 +39,7 @@ impl Fenced {
             context_bytes: Bytes::ZERO,
             makes_fixed: false,
             host: Bytes::ZERO,
+            disk: Bytes::ZERO,
         };
         let config = Config {
             boot_epoch: 1,
@@ -46,6 +47,7 @@ impl Fenced {
             part_size: Bytes::mib(2),
             default_limit: Quantity::Percent(100),
             default_host_limit: Quantity::Percent(100),
+            default_disk_limit: Quantity::Percent(100),
             sessions_reserved: 1,
             eviction: crate::eviction::EvictionPolicy::default(),
             check_shadows: false,

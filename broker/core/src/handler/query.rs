@@ -13,8 +13,8 @@ use crate::{
     residency::{Allocation, AllocationState, Entry, Hold, Part},
     tenancy::{Session, TenantId},
     view::{
-        AllocationView, Backing, Counts, DeviceView, HostView, MapperView, NodeView, PartView, QuotaInForce,
-        QuotaView, SessionView,
+        AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
+        SessionView, TierView,
     },
 };
 
@@ -157,16 +157,10 @@ impl Broker {
                 held: books.held(),
                 unreturned: books.unreturned(),
                 cached: self.pool.cache().bytes_on(index),
-                host: self.ledger.books(Place::host(index)).map(|books| HostView {
-                    total: config.host,
-                    capacity: books.capacity(),
-                    held: books.held(),
-                    unreturned: books.unreturned(),
-                    committed: books.committed(),
-                    shortfall: books.shortfall(),
-                }),
-                moving_in: self.moving_to(index, Tier::Device),
-                moving_out: self.moving_to(index, Tier::Host),
+                host: self.tier_view(Place { device: index, tier: Tier::Host }),
+                disk: self.tier_view(Place { device: index, tier: Tier::Disk }),
+                moving_in: self.moving(index, |it| it.towards == Tier::Device),
+                moving_out: self.moving(index, |it| it.here == Tier::Device),
                 awaited: self.demands.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: books.unbrokered(),
                 contexts: books.contexts(),
@@ -175,6 +169,17 @@ impl Broker {
             })
         };
         self.device_indices().zip(&self.config.devices).filter_map(view).collect()
+    }
+
+    fn tier_view(&self, place: Place) -> Option<TierView> {
+        self.ledger.books(place).map(|books| TierView {
+            total: books.share(),
+            capacity: books.capacity(),
+            held: books.held(),
+            unreturned: books.unreturned(),
+            committed: books.committed(),
+            shortfall: books.shortfall(),
+        })
     }
 
     fn is_of(&self, part: PartRef, device: DeviceIndex) -> bool {
@@ -266,12 +271,15 @@ impl Broker {
         };
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-        let mut in_host = Bytes::ZERO;
-        for extent in self.charged_extents(id, allocation) {
+        let (mut in_host, mut on_disk) = (Bytes::ZERO, Bytes::ZERO);
+        for (_, extent) in self.charged_extents(id, allocation) {
             charged = charged.saturating_add(extent.size);
             match extent.state {
                 ExtentState::Live(_) if extent.place.tier == Tier::Host => {
                     in_host = in_host.saturating_add(extent.size);
+                }
+                ExtentState::Live(_) if extent.place.tier == Tier::Disk => {
+                    on_disk = on_disk.saturating_add(extent.size);
                 }
                 ExtentState::Live(_) => resident = resident.saturating_add(extent.size),
                 ExtentState::Unreturned(_) => unreturned = unreturned.saturating_add(extent.size),
@@ -294,6 +302,7 @@ impl Broker {
             charged,
             resident,
             in_host,
+            on_disk,
             unreturned,
             digest: allocation.digest.as_deref().copied(),
             readers: allocation.readers.iter().map(str::to_owned).collect(),
@@ -320,24 +329,26 @@ impl Broker {
     /// What an allocation is charged for, what its parts have below their devices left out: the extents that are not gone.
     pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
         let extents = self.charged_extents(id, allocation);
-        Bytes::checked_sum(extents.map(|extent| extent.size)).unwrap_or(Bytes::MAX)
+        Bytes::checked_sum(extents.map(|(_, extent)| extent.size)).unwrap_or(Bytes::MAX)
     }
 
     fn charged_extents<'a>(
         &'a self,
         id: AllocationId,
         of: &'a Allocation,
-    ) -> impl Iterator<Item = &'a Extent> {
+    ) -> impl Iterator<Item = (ExtentId, &'a Extent)> {
         let is_freed = of.state == AllocationState::Freeing;
-        let is_charged = move |extent: &&Extent| !extent.is_nothing() && (is_freed || !self.is_below(extent));
+        let is_charged = move |(id, extent): &(ExtentId, &Extent)| {
+            !extent.is_nothing() && (is_freed || !self.is_below(*id, extent))
+        };
         self.extents_of(id, of).filter(is_charged)
     }
 
-    /// Whether a part on its device has it below, or is on its way there.
-    fn is_below(&self, extent: &Extent) -> bool {
-        let out = |part| self.migrations.get(part).is_some_and(|it| it.towards != Tier::Device);
+    /// Whether a part has it below and lies elsewhere, or is on its way there.
+    fn is_below(&self, id: ExtentId, extent: &Extent) -> bool {
+        let on_its_way = |part| self.migrations.get(part).is_some_and(|it| it.to == id);
         extent.place.tier != Tier::Device
-            && extent.part.as_ref().is_some_and(|part| self.backings.contains(part) || out(part))
+            && extent.part.as_ref().is_some_and(|part| self.is_kept(*part, id) || on_its_way(part))
     }
 
     /// The extents that back an allocation's parts still.
@@ -345,11 +356,13 @@ impl Broker {
         &'a self,
         id: AllocationId,
         of: &'a Allocation,
-    ) -> impl Iterator<Item = &'a Extent> {
+    ) -> impl Iterator<Item = (ExtentId, &'a Extent)> {
         let parts = of.indices().map(move |part| PartRef { allocation: id, part });
-        let own = parts.zip(&of.parts).filter_map(|(part, entry)| self.pool.behind(part, entry.extent));
+        let own = parts
+            .zip(&of.parts)
+            .filter_map(|(part, entry)| Some((entry.extent, self.pool.behind(part, entry.extent)?)));
         let strays = self.strays.get(&id).into_iter().flatten();
-        own.chain(strays.filter_map(|extent| self.pool.get(*extent)))
+        own.chain(strays.filter_map(|extent| Some((*extent, self.pool.get(*extent)?))))
     }
 
     pub(crate) fn held_in_all(&self) -> Bytes {
@@ -390,12 +403,16 @@ impl Broker {
                         Tier::Host | Tier::Disk => Bytes::ZERO,
                     },
                     clean: match tier {
-                        Tier::Device => self.backings.below((tenant, *index)).clean,
+                        Tier::Device => {
+                            let each = [Tier::Host, Tier::Disk]
+                                .map(|tier| self.backings.below((tenant, *index), tier).clean);
+                            each.into_iter().fold(Bytes::ZERO, Bytes::saturating_add)
+                        }
                         Tier::Host | Tier::Disk => Bytes::ZERO,
                     },
                     backing: match tier {
-                        Tier::Host => self.backings.below((tenant, *index)).kept,
-                        Tier::Device | Tier::Disk => Bytes::ZERO,
+                        Tier::Host | Tier::Disk => self.backings.below((tenant, *index), tier).kept,
+                        Tier::Device => Bytes::ZERO,
                     },
                 });
                 QuotaView {

@@ -7,7 +7,7 @@ use crate::{
     broker::Broker,
     command::{Notice, WaitEnd, Waited},
     error::Refusal,
-    event::{PartRef, Tier},
+    event::PartRef,
     migration::{Cause, InLine, Waiter},
     tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
     time::Time,
@@ -69,7 +69,7 @@ impl Broker {
         let written_back = self
             .write_backs
             .iter()
-            .map(|(part, it)| (*part, Tier::Host, Cause::WriteBack, it.state.shown(), it.since, it.to));
+            .map(|(part, it)| (*part, it.tier, Cause::WriteBack, it.state.shown(), it.since, it.to));
         let view = |(part, to, cause, state, since, extent): (PartRef, _, _, _, _, _)| {
             let allocation = self.allocations.get(part.allocation)?;
             let tenant = self.tenants.name(allocation.tenant).to_owned();

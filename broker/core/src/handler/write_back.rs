@@ -6,7 +6,7 @@
 
 use vramd_types::{AllocationId, ExtentId, PartIndex, SessionId};
 
-use super::create::Order;
+use super::{create::Order, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
@@ -14,7 +14,6 @@ use crate::{
     error::Refusal,
     event::{ChannelId, PartRef, Slot, Tier},
     invariants,
-    ledger::Place,
     migration::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
     observed::Transition,
     residency::{AllocationState, MapState},
@@ -58,6 +57,7 @@ impl Broker {
         };
         let write_back = WriteBack {
             to,
+            tier: self.tier_below(part).unwrap_or(Tier::Host),
             since: self.now,
             state: WriteBackState::Making,
             written: false,
@@ -111,10 +111,16 @@ impl Broker {
             Some(Backing::Reserved(reserved)) => Some(reserved),
             _ => None,
         };
-        let order = Order { place: Place::host(piece.device), size: piece.size, part, kind, zeroed: false };
-        let extent = self.order_beside(piece.tenant, reserved, order)?;
-        let account = (piece.tenant, piece.device);
-        self.backings.insert(part, account, piece.size, Backing::Kept { extent, clean: false });
+        let Piece { tenant, device, size } = piece;
+        let place = match &reserved {
+            Some(reserved) => Some(reserved.place()),
+            None => self.ledger.place_below(tenant, device, size),
+        };
+        let place = place.ok_or(Refusal::TierUnsupported { tier: Tier::Host })?;
+        let order = Order { place, size, part, kind, zeroed: false };
+        let extent = self.order_beside(tenant, reserved, order)?;
+        let kept = Backing::Kept { extent, tier: place.tier, clean: false };
+        self.backings.insert(part, (tenant, device), size, kept);
         self.resides(part);
         // It could not leave before, if there was nothing set aside for it.
         self.unsettled.demands |= self.is_room_wanted();
@@ -173,6 +179,7 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         let bytes = allocation.size_of(part.part);
+        self.pool.is_written(to);
         self.command(Command::Copy { from, to, bytes, shadow: false, class: CopyClass::Background });
     }
 
@@ -260,7 +267,7 @@ impl Broker {
     }
 
     fn tell_of_write_back(&mut self, part: PartRef, over: &WriteBack, outcome: &PartMove, clean: bool) {
-        let (tier, began) = (Tier::Host, over.since);
+        let (tier, began) = (over.tier, over.since);
         if !matches!(outcome, PartMove::Moved) {
             return self.tell_of_migration(part, tier, (Cause::WriteBack, began), outcome, (false, None));
         }

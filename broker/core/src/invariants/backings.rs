@@ -5,8 +5,7 @@ use crate::{
     broker::Broker,
     event::{Kind, PartRef, Tier},
     handler::Timer,
-    ledger::Place,
-    migration::Backing,
+    migration::{Backing, Migration},
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationState},
 };
@@ -15,7 +14,10 @@ use vramd_types::AllocationId;
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, backing) in broker.backings.iter().filter(|(part, _)| scope.has_allocation(part.allocation)) {
         let on_device = broker.tier_of(*part).is_none_or(|tier| tier == Tier::Device);
-        let there = on_device && !broker.migrations.contains_key(part);
+        // What lies in another tier than the one that the part leaves for is its own until it is there.
+        let beside =
+            |it: &Migration| it.here == Tier::Device && backing.tier().is_some_and(|tier| tier != it.towards);
+        let there = on_device && broker.migrations.get(part).is_none_or(beside);
         // Until the driver has made its memory a new allocation is nowhere.
         expect(found, BACKED, there, || format!("{part:?} is backed and not on its device"));
         let piece = broker.piece_of(*part);
@@ -24,10 +26,11 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 piece.is_some_and(|piece| (it.tenant(), it.bytes()) == (piece.tenant, piece.size))
             }
             Backing::Needless => broker.is_discardable(*part),
-            Backing::Kept { extent, .. } => {
+            Backing::Kept { extent, tier, .. } => {
                 let extent = broker.pool.behind(*part, *extent);
                 let is = |it: &Extent| {
-                    it.place.tier != Tier::Device
+                    it.place.tier == *tier
+                        && *tier != Tier::Device
                         && matches!(it.state, ExtentState::Creating(_) | ExtentState::Live(_))
                 };
                 extent.is_some_and(is)
@@ -49,7 +52,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let oldest = broker.backings.lacking().oldest_of_each(device).min();
         let is_next = broker.timers.iter().any(|(_, timer)| *timer == Timer::Backing(device));
         let waits = oldest.is_none_or(|(_, tenant, size)| {
-            is_next || broker.ledger.admit(tenant, Place::host(device), size).is_err()
+            let mut below = broker.ledger.below(device);
+            is_next || below.all(|place| broker.ledger.admit(tenant, place, size).is_err())
         });
         expect(found, BACKED, waits, || format!("{oldest:?} has no bytes below, and there are some"));
     }
@@ -72,8 +76,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
     let account = (allocation.tenant, allocation.device);
     let movable = allocation.kind == Kind::Movable && !allocation.discardable;
-    let has_host = broker.ledger.books(Place::host(allocation.device)).is_some();
-    let may_lack = movable && has_host && allocation.state != AllocationState::Freeing;
+    let has_tiers = broker.ledger.below(allocation.device).next().is_some();
+    let may_lack = movable && has_tiers && allocation.state != AllocationState::Freeing;
     for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
         let has_none = !broker.backings.contains(&part) && !broker.migrations.contains_key(&part);
         let on_device = broker.tier_of(part) == Some(Tier::Device);

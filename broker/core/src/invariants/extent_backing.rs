@@ -29,7 +29,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 
 fn check_counts(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
     let (mut extents, mut unreturned) = (0, 0);
-    for extent in broker.extents_of(id, allocation) {
+    for (_, extent) in broker.extents_of(id, allocation) {
         extents += 1;
         unreturned += usize::from(matches!(extent.state, ExtentState::Unreturned(_)));
     }

@@ -7,6 +7,7 @@ use vramd_types::{AllocationId, Bytes, SessionId};
 use super::{SUMS, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
+    event::Tier,
     migration::{BackedBy, Backing, Below, Waiter},
     residency::{Allocation, MapState, mappers_of},
     tenancy::Session,
@@ -37,11 +38,11 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-fn below_of(broker: &Broker) -> BTreeMap<BackedBy, Below> {
+fn below_of(broker: &Broker) -> BTreeMap<(BackedBy, Tier), Below> {
     let mut sums: BTreeMap<_, Below> = BTreeMap::new();
     for (part, backing) in broker.backings.iter() {
-        if let (Backing::Kept { clean, .. }, Some(piece)) = (backing, broker.piece_of(*part)) {
-            let sum = sums.entry((piece.tenant, piece.device)).or_default();
+        if let (Backing::Kept { tier, clean, .. }, Some(piece)) = (backing, broker.piece_of(*part)) {
+            let sum = sums.entry(((piece.tenant, piece.device), *tier)).or_default();
             sum.kept = sum.kept.saturating_add(piece.size);
             if *clean {
                 sum.clean = sum.clean.saturating_add(piece.size);

@@ -40,8 +40,9 @@ impl Place {
         Self { device, tier: Tier::Device }
     }
 
-    pub(crate) const fn host(device: DeviceIndex) -> Self {
-        Self { device, tier: Tier::Host }
+    /// Where parts of a device may be while they are not on it, the nearest first. Not all need be there.
+    pub(crate) const fn below(device: DeviceIndex) -> [Self; 2] {
+        [Self { device, tier: Tier::Host }, Self { device, tier: Tier::Disk }]
     }
 }
 
@@ -185,6 +186,11 @@ impl Ledger {
         self.books.get(&place)
     }
 
+    /// What there is of it below a device, the nearest first.
+    pub(crate) fn below(&self, device: DeviceIndex) -> impl Iterator<Item = Place> {
+        Place::below(device).into_iter().filter(|place| self.books.contains_key(place))
+    }
+
     pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &Books)> {
         self.books.iter().map(|(place, books)| (*place, books))
     }
@@ -218,6 +224,19 @@ impl Ledger {
             account.reserved.checked_add(bytes).map(|b| account.reserved = b)
         });
         Ok(Reservation::new(tenant, place, bytes))
+    }
+
+    /// Where below a device bytes of a tenant are set aside: as near to it as there are any. Where there are none nowhere, the
+    /// place that was tried last.
+    pub(crate) fn place_below(&self, tenant: TenantId, device: DeviceIndex, bytes: Bytes) -> Option<Place> {
+        let mut last = None;
+        for place in self.below(device) {
+            last = Some(place);
+            if self.admit(tenant, place, bytes).is_ok() && !planted!(self, BackedFarther) {
+                break;
+            }
+        }
+        last
     }
 
     /// What was reserved has been made.
@@ -379,7 +398,7 @@ impl Ledger {
             Some(sums) => {
                 // Who holds more may be at its limit now, and so in nobody's way.
                 let eases = new.held() != old.held() || new.limit != old.limit || new.commitment() < before;
-                if eases && place.tier == Tier::Host {
+                if eases && place.tier != Tier::Device {
                     self.eased.insert(place.device);
                 }
                 (books.held, books.committed, books.guaranteed) = sums;

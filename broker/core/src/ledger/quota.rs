@@ -26,12 +26,17 @@ pub(crate) enum QuotaDevice {
 pub(crate) struct QuotaBook {
     default_limit: Quantity,
     default_host_limit: Quantity,
+    default_disk_limit: Quantity,
     quotas: BTreeMap<(TenantId, QuotaDevice, Tier), Quota>,
 }
 
 impl QuotaBook {
-    pub(crate) const fn new(default_limit: Quantity, default_host_limit: Quantity) -> Self {
-        Self { default_limit, default_host_limit, quotas: BTreeMap::new() }
+    pub(crate) const fn new(
+        default_limit: Quantity,
+        default_host_limit: Quantity,
+        default_disk_limit: Quantity,
+    ) -> Self {
+        Self { default_limit, default_host_limit, default_disk_limit, quotas: BTreeMap::new() }
     }
 
     pub(crate) fn set(&mut self, tenant: TenantId, device: QuotaDevice, tier: Tier, quota: Option<Quota>) {
@@ -58,7 +63,7 @@ impl QuotaBook {
         let limit = match tier {
             Tier::Device => self.default_limit,
             Tier::Host => self.default_host_limit,
-            Tier::Disk => Quantity::Percent(100),
+            Tier::Disk => self.default_disk_limit,
         };
         Quota { guarantee: Quantity::Bytes(Bytes::ZERO), limit }
     }

@@ -10,7 +10,7 @@ fn mib(n: u32) -> Bytes {
 
 fn ledger(capacity: u32, quotas: &[(&str, u32, u32)]) -> (Ledger, Vec<TenantId>) {
     let mut tenants = Tenants::default();
-    let mut book = QuotaBook::new(Quantity::Percent(100), Quantity::Percent(100));
+    let mut book = QuotaBook::new(Quantity::Percent(100), Quantity::Percent(100), Quantity::Percent(100));
     let ids = quotas
         .iter()
         .map(|(name, guarantee, limit)| {

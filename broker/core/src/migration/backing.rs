@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use super::Lacking;
-use crate::{event::PartRef, ledger::Reservation, tenancy::TenantId};
+use crate::{
+    event::{PartRef, Tier},
+    ledger::Reservation,
+    tenancy::TenantId,
+};
 
 /// What a part has below while it lies on its device. A part without one stays there.
 #[derive(Debug)]
@@ -14,9 +18,20 @@ pub(crate) enum Backing {
     Reserved(Reservation),
     /// Memory that it came from, or was about to go to. A clean one holds what the part holds: then it leaves without being
     /// copied.
-    Kept { extent: ExtentId, clean: bool },
+    Kept { extent: ExtentId, tier: Tier, clean: bool },
     /// Its content may be given up: it needs none.
     Needless,
+}
+
+impl Backing {
+    /// Where it lies, if it lies anywhere.
+    pub(crate) const fn tier(&self) -> Option<Tier> {
+        match self {
+            Self::Reserved(reservation) => Some(reservation.place().tier),
+            Self::Kept { tier, .. } => Some(*tier),
+            Self::Needless => None,
+        }
+    }
 }
 
 /// Those of all parts, and how much of it there is: whoever wants to know need not look at each.
@@ -24,7 +39,7 @@ pub(crate) enum Backing {
 pub(crate) struct Backings {
     parts: BTreeMap<PartRef, Backed>,
     lacking: Lacking,
-    sums: BTreeMap<Account, Below>,
+    sums: BTreeMap<(Account, Tier), Below>,
 }
 
 /// Whose it is, and of which device.
@@ -37,7 +52,7 @@ struct Backed {
     size: Bytes,
 }
 
-/// Memory that a tenant's parts on one device have below it.
+/// Memory that a tenant's parts on one device have in one tier below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Below {
     pub(crate) kept: Bytes,
@@ -97,18 +112,18 @@ impl Backings {
         self.parts.iter().map(|(part, backed)| (part, &backed.backing))
     }
 
-    pub(crate) fn below(&self, account: Account) -> Below {
-        self.sums.get(&account).copied().unwrap_or_default()
+    pub(crate) fn below(&self, account: Account, tier: Tier) -> Below {
+        self.sums.get(&(account, tier)).copied().unwrap_or_default()
     }
 
-    pub(crate) fn sums(&self) -> impl Iterator<Item = (Account, Below)> {
-        self.sums.iter().map(|(account, below)| (*account, *below))
+    pub(crate) fn sums(&self) -> impl Iterator<Item = ((Account, Tier), Below)> {
+        self.sums.iter().map(|(key, below)| (*key, *below))
     }
 }
 
-fn count(sums: &mut BTreeMap<Account, Below>, backed: &Backed, change: fn(Bytes, Bytes) -> Bytes) {
-    let Backed { backing: Backing::Kept { clean, .. }, account, size } = backed else { return };
-    let below = sums.entry(*account).or_default();
+fn count(sums: &mut BTreeMap<(Account, Tier), Below>, backed: &Backed, change: fn(Bytes, Bytes) -> Bytes) {
+    let Backed { backing: Backing::Kept { tier, clean, .. }, account, size } = backed else { return };
+    let below = sums.entry((*account, *tier)).or_default();
     below.kept = change(below.kept, *size);
     if *clean {
         below.clean = change(below.clean, *size);
@@ -125,11 +140,12 @@ mod tests {
     #[test]
     fn what_is_kept_and_clean_is_counted_until_it_is_not() {
         let part = |index| PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) };
-        let kept = |clean| Backing::Kept { extent: ExtentId::from_raw(9), clean };
+        let kept_in = |tier, clean| Backing::Kept { extent: ExtentId::from_raw(9), tier, clean };
+        let kept = |clean| kept_in(Tier::Host, clean);
         let account = (Tenants::default().intern("a"), DeviceIndex(0));
         let mut backings = Backings::default();
         let sums = |backings: &Backings| {
-            let Below { kept, clean } = backings.below(account);
+            let Below { kept, clean } = backings.below(account, Tier::Host);
             (kept.get(), clean.get())
         };
         backings.insert(part(0), account, Bytes::new(3), kept(true));
@@ -149,10 +165,15 @@ mod tests {
             backings.remove(&part(1));
             assert_eq!(sums(&backings), (3, 0));
         }
+        // Each tier has its own.
+        backings.insert(part(0), account, Bytes::new(3), kept_in(Tier::Disk, true));
+        assert_eq!(sums(&backings), (0, 0));
+        assert_eq!(backings.below(account, Tier::Disk), Below { kept: Bytes::new(3), clean: Bytes::new(3) });
         // What needs none has none, and can leave.
         backings.insert(part(0), account, Bytes::new(3), Backing::Needless);
         backings.mark(&part(0), true);
         assert!(backings.contains(&part(0)));
         assert_eq!(sums(&backings), (0, 0));
+        assert_eq!(backings.below(account, Tier::Disk), Below::default());
     }
 }

@@ -43,6 +43,8 @@ pub enum Cause {
 pub(crate) struct Migration {
     /// Where it goes. Where it comes from is the part's own extent until it is there.
     pub(crate) to: ExtentId,
+    /// The tier that it comes from.
+    pub(crate) here: Tier,
     pub(crate) towards: Tier,
     pub(crate) cause: Cause,
     pub(crate) since: Time,

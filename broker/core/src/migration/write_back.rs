@@ -21,7 +21,12 @@ use vramd_types::ExtentId;
 
 use super::MigrationStep;
 use crate::{
-    collections::Few, command::PartMove, event::PartRef, migration::MigrationState, tenancy::OpId, time::Time,
+    collections::Few,
+    command::PartMove,
+    event::{PartRef, Tier},
+    migration::MigrationState,
+    tenancy::OpId,
+    time::Time,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +100,7 @@ impl WriteBackEvent {
 pub(crate) struct WriteBack {
     /// What the part has below.
     pub(crate) to: ExtentId,
+    pub(crate) tier: Tier,
     pub(crate) since: Time,
     pub(crate) state: WriteBackState,
     /// Somebody has said that the part was written since the copy began, or will write it and say nothing.

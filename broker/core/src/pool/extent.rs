@@ -50,6 +50,8 @@ pub(crate) struct Extent {
     pub(crate) sent_to: Few<TenantId>,
     /// Some session that was sent it ended without saying that it has let go.
     pub(crate) unacknowledged: bool,
+    /// It lies on disk, and nothing was written there: it stands for zeros, and nothing can be read of it.
+    pub(crate) unwritten: bool,
 }
 
 /// The state of an extent between two others, inside one method.
@@ -143,6 +145,13 @@ impl Pool {
     /// The extent, if it backs that part still: one that was recycled may back another.
     pub(crate) fn behind(&self, part: PartRef, id: ExtentId) -> Option<&Extent> {
         self.get(id).filter(|extent| extent.part == Some(part))
+    }
+
+    /// Something is about to be written to it.
+    pub(crate) fn is_written(&mut self, id: ExtentId) {
+        if let Some(extent) = self.get_mut(id) {
+            extent.unwritten = false;
+        }
     }
 
     pub(crate) fn get_mut(&mut self, id: ExtentId) -> Option<&mut Extent> {

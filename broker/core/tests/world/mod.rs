@@ -79,8 +79,12 @@ pub struct World {
     pub out_of_memory: usize,
     pub fail_creates: VecDeque<Option<CreateError>>,
     pub fail_copies: VecDeque<Option<String>>,
+    /// Extents on disk that are not as they were written.
+    pub damaged: BTreeSet<ExtentId>,
     /// What lies in each extent that was written or copied to: else zeros.
     pub contents: BTreeMap<ExtentId, u64>,
+    /// Extents on disk to which nothing was written.
+    pub unwritten: BTreeSet<ExtentId>,
     /// What each client has written since that was collected last.
     pub written: BTreeSet<(ChannelId, PartRef)>,
     /// Which extent each part was in when it was sent last.
@@ -107,11 +111,13 @@ pub fn config(devices: &[Bytes]) -> Config {
                 context_bytes: Bytes::ZERO,
                 makes_fixed: false,
                 host: Bytes::ZERO,
+                disk: Bytes::ZERO,
             })
             .collect(),
         part_size: Bytes::mib(4),
         default_limit: Quantity::Percent(100),
         default_host_limit: Quantity::Percent(100),
+        default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
@@ -149,7 +155,9 @@ impl World {
             out_of_memory: 0,
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
+            damaged: BTreeSet::new(),
             contents: BTreeMap::new(),
+            unwritten: BTreeSet::new(),
             written: BTreeSet::new(),
             extents: BTreeMap::new(),
             losses: BTreeMap::new(),
@@ -239,13 +247,25 @@ impl World {
                 self.out_of_memory -= 1;
                 Event::Completion(Completion::Created { extent, result: Err(CreateError::OutOfMemory) })
             }
-            Command::CreateExtent { extent, .. } => {
+            Command::CreateExtent { extent, tier, .. } => {
+                if tier == Tier::Disk {
+                    self.unwritten.insert(extent);
+                }
                 let failure = self.fail_creates.pop_front().flatten();
                 Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
             }
+            Command::Copy { from, to, .. } if self.damaged.contains(&from) => {
+                let problem = format!("{from} is damaged");
+                Event::Completion(Completion::Damaged { to, problem })
+            }
             Command::Copy { from, to, shadow, .. } => {
-                if shadow && self.content(from) != self.content(to) {
+                let differs = self.content(from) != self.content(to);
+                if shadow && differs {
                     self.event(Event::Completion(Completion::ShadowDiffers { to }));
+                }
+                assert!(!self.unwritten.contains(&from), "{from} is read and was never written");
+                if differs || !shadow {
+                    self.unwritten.remove(&to);
                 }
                 let result = self.fail_copies.pop_front().flatten().map_or(Ok(()), Err);
                 if result.is_ok() {
@@ -256,6 +276,7 @@ impl World {
             }
             Command::ReleaseExtent { extent } => {
                 self.contents.remove(&extent);
+                self.unwritten.remove(&extent);
                 let returned = !self.clung_to.contains(&extent);
                 if !returned {
                     self.unreturned.insert(extent);
@@ -522,6 +543,11 @@ impl World {
     pub fn held_in_host(&self) -> Bytes {
         let host = |device: &broker_core::DeviceView| device.host.map_or(Bytes::ZERO, |host| host.held);
         self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(host(device)))
+    }
+
+    pub fn held_on_disk(&self) -> Bytes {
+        let disk = |device: &broker_core::DeviceView| device.disk.map_or(Bytes::ZERO, |disk| disk.held);
+        self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(disk(device)))
     }
 
     pub fn held_by(&self, tenant: &str) -> Bytes {

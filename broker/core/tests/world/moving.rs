@@ -15,6 +15,13 @@ pub fn tiers(device: u32, host: u32) -> World {
     World::with(config, StoredQuotas::default())
 }
 
+/// And as much of a disk.
+pub fn three_tiers(device: u32, host: u32, disk: u32) -> World {
+    let mut config = config(&[Bytes::mib(device)]);
+    (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));
+    World::with(config, StoredQuotas::default())
+}
+
 /// With a pinning session that has written 7 to one part.
 pub fn one_written() -> (World, Client, PartRef) {
     let mut world = tiers(8, 8);

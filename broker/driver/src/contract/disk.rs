@@ -129,6 +129,35 @@ pub fn what_was_not_written_is_not_read(harness: &dyn Harness) -> Verdict {
     })
 }
 
+pub fn a_digest_goes_over_what_lies_on_disk(harness: &dyn Harness) -> Verdict {
+    by_each(harness, |mut bench, folder| {
+        let [one, two] = [1, 2].map(|seed| Text::new(seed, LARGE));
+        let (host, disk, empty) =
+            (in_host(&mut bench, LARGE), stored(&mut bench, &two), on_disk(&mut bench, SMALL));
+        fill(&bench, &host, &one);
+        // Not all of it, nor whole pieces; and zeros of what was never written.
+        let some = Bytes::new(LARGE.get() - 12_345);
+        let spans = [(host.id, SMALL), (disk, some), (empty, SMALL), (disk, SMALL)];
+        let zeros = vec![0; usize::try_from(SMALL.get()).expect("a few MiB")];
+        let of =
+            |text: &Text, size: Bytes| text.bytes[..usize::try_from(size.get()).expect("a few MiB")].to_vec();
+        let text = [of(&one, SMALL), of(&two, some), zeros, of(&two, SMALL)].concat();
+        assert_eq!(bench.digest(&spans), Ok(blake3::hash(&text).into()));
+        let beyond = bench.digest(&[(disk, LARGE.saturating_add(SMALL))]);
+        assert!(matches!(&beyond, Err(DriverError::Failed(why)) if why.contains("has only")), "{beyond:?}");
+        let file = File::options().write(true).open(folder.file_of(disk)).expect("it is there");
+        file.write_all_at(&[!two.bytes[77]], 77).expect("it can be written");
+        file.sync_data().expect("it can be synced");
+        let damaged = bench.digest(&spans);
+        assert!(
+            matches!(&damaged, Err(DriverError::Failed(why)) if why.contains("is damaged")),
+            "{damaged:?}"
+        );
+        release_all(&mut bench, [disk, empty]);
+        let _ = free_all(bench, [host]);
+    })
+}
+
 pub fn a_damaged_extent_is_told_and_no_other(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let one = Text::new(1, LARGE);
@@ -335,7 +364,6 @@ pub fn nonsense_of_the_disk_is_answered(harness: &dyn Harness) -> Verdict {
         let kind = ExtentKind::Movable;
         bench.submit(Submission::Create { extent: disk, device: device.device, size: SMALL, kind });
         assert!(matches!(bench.created(disk), Err(DriverError::Failed(_))), "it lies on disk");
-        assert!(matches!(bench.digest(&[(disk, SMALL)]), Err(DriverError::Failed(_))), "it lies on disk");
         let longer = Bytes::new(SMALL.get() + 1);
         let asked =
             [(disk, other, SMALL), (disk, disk, SMALL), (disk, host.id, longer), (host.id, disk, longer)];

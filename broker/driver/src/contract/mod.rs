@@ -173,6 +173,7 @@ macro_rules! contract_tests {
             disk::bytes_come_from_another_device,
             disk::only_the_first_bytes_go_and_come,
             disk::what_was_not_written_is_not_read,
+            disk::a_digest_goes_over_what_lies_on_disk,
             disk::a_damaged_extent_is_told_and_no_other,
             disk::a_file_that_was_cut_off_is_told,
             disk::copies_from_disk_and_to_disk_are_done_in_order,

@@ -1,5 +1,5 @@
 //! Hashes extents: the device's copy engine brings the bytes to pinned buffers, while several cores hash what came
-//! before. What lies in the host is hashed where it is. Two threads, so that a small digest need not wait for a large one.
+//! before. What lies in the host is hashed where it is, and what lies on disk is read by the thread itself. Two threads, so that a small digest need not wait for a large one.
 
 use std::{
     collections::VecDeque,
@@ -13,9 +13,12 @@ use super::{
     device::Device,
     host_memory::HostMemory,
     memory::{Held, Memory},
-    state::State,
+    state::{Live, State},
 };
-use crate::{Completion, DriverError};
+use crate::{
+    Completion, DriverError,
+    disk::{DiskExtent, DiskReader},
+};
 
 pub(super) const THREADS: usize = 2;
 
@@ -37,15 +40,15 @@ pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans }) = next else { return };
         // It has let go of the memory before it is told: who then releases the extents finds them free.
-        let result = held(state, &spans).and_then(|spans| Ok(worker.digest(&spans)?));
+        let result = held(state, &spans).and_then(|spans| worker.digest(&spans));
         state.tell(Completion::Digested { ticket, result });
     }
 }
 
 /// The extents, kept for as long as it takes, even if they are released meanwhile.
-fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Held, Bytes)>, DriverError> {
+fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Live, Bytes)>, DriverError> {
     let held = spans.iter().map(|(extent, length)| {
-        let memory = state.live(*extent)?;
+        let memory = state.find(*extent)?;
         if *length > memory.size() {
             return Err(DriverError::Failed(format!("{extent} has only {} bytes", memory.size().get())));
         }
@@ -59,23 +62,38 @@ fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Held, Bytes)>
 struct Worker {
     idle: Vec<Pinned>,
     streams: Vec<(Arc<Device>, Stream)>,
+    reader: DiskReader,
 }
 
 /// A piece of the text.
 #[derive(Clone, Copy, Debug)]
 enum Piece<'a> {
-    Device { memory: &'a Arc<Memory>, at: u64, length: usize },
-    Host { memory: &'a HostMemory, at: usize, length: usize },
+    Device {
+        memory: &'a Arc<Memory>,
+        at: u64,
+        length: usize,
+    },
+    Host {
+        memory: &'a HostMemory,
+        at: usize,
+        length: usize,
+    },
+    /// All of what is hashed of it.
+    Disk {
+        extent: &'a DiskExtent,
+        length: Bytes,
+    },
 }
 
 /// A piece that can be hashed, or soon.
 enum Coming<'a> {
     Device { transfer: Transfer<(Pinned, Arc<Memory>)>, length: usize },
     Host(&'a [u8]),
+    Disk(&'a DiskExtent, Bytes),
 }
 
 impl Worker {
-    fn digest(&mut self, spans: &[(Held, Bytes)]) -> Result<[u8; 32], CudaError> {
+    fn digest(&mut self, spans: &[(Live, Bytes)]) -> Result<[u8; 32], DriverError> {
         let mut pieces = pieces(spans)?.into_iter();
         let mut under_way = VecDeque::new();
         let mut hasher = blake3::Hasher::new();
@@ -87,6 +105,9 @@ impl Worker {
             match under_way.pop_front() {
                 None => break,
                 Some(Coming::Host(bytes)) => drop(hasher.update_rayon(bytes)),
+                Some(Coming::Disk(extent, length)) => {
+                    self.reader.each(extent, length, |bytes| _ = hasher.update_rayon(bytes))?;
+                }
                 Some(Coming::Device { transfer, length }) => {
                     let (pinned, _memory) = transfer.end()?;
                     hasher.update_rayon(&pinned.bytes()[..length]);
@@ -100,6 +121,7 @@ impl Worker {
     fn begin<'a>(&mut self, piece: Piece<'a>) -> Result<Coming<'a>, CudaError> {
         match piece {
             Piece::Host { memory, at, length } => Ok(Coming::Host(memory.view().bytes(at, length))),
+            Piece::Disk { extent, length } => Ok(Coming::Disk(extent, length)),
             Piece::Device { memory, at, length } => {
                 let device = memory.device();
                 let pinned = self.buffer(device)?;
@@ -129,9 +151,16 @@ impl Worker {
     }
 }
 
-fn pieces(spans: &[(Held, Bytes)]) -> Result<Vec<Piece<'_>>, CudaError> {
+fn pieces(spans: &[(Live, Bytes)]) -> Result<Vec<Piece<'_>>, CudaError> {
     let mut pieces = Vec::new();
-    for (held, length) in spans {
+    for (live, length) in spans {
+        let held = match live {
+            Live::Memory(held) => held,
+            Live::Disk(extent) => {
+                pieces.push(Piece::Disk { extent, length: *length });
+                continue;
+            }
+        };
         let (mut done, all) = (0, usize::try_from(length.get()).unwrap_or(usize::MAX));
         while done < all {
             let length = (all - done).min(CHUNK);

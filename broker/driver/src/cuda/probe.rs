@@ -14,7 +14,7 @@ use super::{
     api::{Api, Attribute, CudaError, Ordinal, Physical},
     nvml::{Instance, Nvml},
 };
-use crate::DeviceInfo;
+use crate::{DeviceInfo, DiskConfig};
 
 /// The version of CUDA that a driver speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +93,12 @@ impl Probed {
 
     pub fn version(&self) -> Version {
         self.api.version()
+    }
+
+    /// With another disk: how much of one there is to be may depend on the devices that were found.
+    #[must_use]
+    pub fn with_disk(self, disk: Option<DiskConfig>) -> Self {
+        Self { config: CudaConfig { disk, ..self.config }, ..self }
     }
 }
 

@@ -74,14 +74,6 @@ impl State {
         free
     }
 
-    /// What can be hashed.
-    pub(super) fn live(&self, extent: ExtentId) -> Result<Held, DriverError> {
-        match self.find(extent)? {
-            Live::Memory(held) => Ok(held),
-            Live::Disk(_) => Err(DriverError::Failed(format!("{extent} lies on disk"))),
-        }
-    }
-
     /// What can be copied.
     pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
         match self.extents().get(&extent) {

@@ -20,6 +20,7 @@ mod link;
 mod maker;
 mod piece;
 mod problem;
+mod reader;
 mod room;
 mod side;
 mod sums;
@@ -36,6 +37,7 @@ pub(crate) use self::{
     link::{DiskLink, run_lane},
     maker::{DiskOrder, Registry, run},
     piece::DiskWork,
+    reader::DiskReader,
     room::{Buffer, Room},
     side::Side,
 };
@@ -76,6 +78,11 @@ pub struct DiskFacts {
 pub(crate) struct Disk {
     directory: Arc<Directory>,
     facts: DiskFacts,
+}
+
+/// Whether a driver could be opened with it now: as that does, it deletes what a daemon has left there that is no more.
+pub fn try_disk(config: &DiskConfig) -> Result<DiskFacts, DirectoryError> {
+    Disk::open(config).map(|disk| disk.facts)
 }
 
 impl Disk {

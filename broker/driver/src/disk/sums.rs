@@ -47,6 +47,11 @@ impl Sums {
         self.set(at, Some(sum));
     }
 
+    /// Whether the piece was written.
+    pub(super) fn is_any_of(&self, at: u64) -> bool {
+        self.pieces().get(index(at)).is_some_and(Option::is_some)
+    }
+
     /// What the piece must be, of which somebody wants to read so much.
     pub(super) fn expected(&self, at: u64, length: usize) -> Result<Sum, CopyError> {
         let known = self.pieces().get(index(at)).copied().flatten();

@@ -62,14 +62,6 @@ impl State {
         &self.devices[index].uuid
     }
 
-    /// What can be hashed.
-    pub(super) fn live(&self, extent: ExtentId) -> Result<Arc<Memory>, DriverError> {
-        match self.find(extent)? {
-            Live::Memory(memory) => Ok(memory),
-            Live::Disk(_) => Err(DriverError::Failed(format!("{extent} lies on disk"))),
-        }
-    }
-
     /// What can be copied.
     pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
         let books = self.books();

@@ -38,6 +38,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         mapper_count: count(view.mapper_count),
         unreturned_bytes: view.unreturned.get(),
         host_bytes: view.in_host.get(),
+        disk_bytes: view.on_disk.get(),
         discardable: view.discardable,
     }
 }
@@ -175,6 +176,8 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         cached_bytes: view.cached.get(),
         host_capacity_bytes: view.host.map_or(0, |host| host.capacity.get()),
         host_held_bytes: view.host.map_or(0, |host| host.held.get()),
+        disk_capacity_bytes: view.disk.map_or(0, |disk| disk.capacity.get()),
+        disk_held_bytes: view.disk.map_or(0, |disk| disk.held.get()),
         moving_in_bytes: view.moving_in.get(),
         moving_out_bytes: view.moving_out.get(),
         awaited_part_count: count(view.awaited),
@@ -267,6 +270,7 @@ mod tests {
             charged: Bytes::mib(2),
             resident: Bytes::mib(2),
             in_host: Bytes::ZERO,
+            on_disk: Bytes::ZERO,
             unreturned: Bytes::ZERO,
             digest: Some([0xab; 32]),
             readers: vec!["*".to_owned()],

@@ -23,19 +23,18 @@ impl Oracle {
         device: usize,
         size: u64,
     ) {
-        let Some(place) = self.facts.place(device, Tier::Host) else { return };
-        if self.facts.backings.contains_key(&part) {
+        let below = self.facts.below(device);
+        if below.is_empty() || self.facts.backings.contains_key(&part) {
             return;
         }
         if discardable {
             self.facts.backings.insert(part, BackingFacts::Needless);
             return;
         }
-        if !self.would_admit(owner, place, size) {
-            self.facts.lacking.insert(part, (owner, place, size));
-            return;
+        match below.into_iter().find(|place| self.would_admit(owner, *place, size)) {
+            Some(place) => self.is_set_aside(part, owner, place, size),
+            None => _ = self.facts.lacking.insert(part, (owner, device, size)),
         }
-        self.is_set_aside(part, owner, place, size);
     }
 
     fn is_set_aside(&mut self, part: PartRef, owner: Tenant, place: usize, size: u64) {
@@ -45,10 +44,12 @@ impl Oracle {
     }
 
     /// A part gets bytes below that had none: it lacked them, and there are some.
-    pub(super) fn backed_late(&mut self, part: PartRef) {
+    pub(super) fn backed_late(&mut self, part: PartRef, tier: Tier) {
         let lacked = self.facts.lacking.remove(&part);
         self.expect(BACKED, lacked.is_some(), || format!("{part:?} gets bytes below, and lacked none"));
-        let Some((owner, place, size)) = lacked else { return };
+        let place = lacked.and_then(|(_, device, _)| self.facts.place(device, tier));
+        self.expect(BACKED, place.is_some(), || format!("{part:?} gets bytes in {tier}, and there is none"));
+        let Some(((owner, _, size), place)) = lacked.zip(place) else { return };
         let fits = self.would_admit(owner, place, size);
         self.expect(BACKED, fits, || format!("{part:?} gets {size} bytes below, which there are not"));
         self.is_set_aside(part, owner, place, size);
@@ -58,16 +59,20 @@ impl Oracle {
     pub(super) fn nobody_lacks_for_nothing(&mut self) {
         let mut seen = BTreeSet::new();
         let mut full = BTreeSet::new();
-        for (part, (owner, place, size)) in self.facts.lacking.clone() {
-            if !seen.insert((owner, place)) {
+        for (part, (owner, device, size)) in self.facts.lacking.clone() {
+            if !seen.insert((owner, device)) {
                 continue;
             }
-            let admitted = self.would_admit(owner, place, size);
-            let kept = admitted && !full.contains(&place);
-            self.expect(BACKED, !kept, || format!("{part:?} lacks {size} bytes below, and there are some"));
-            let (_, limit) = self.quota_now(owner, place);
-            if !admitted && self.facts.held(owner, place) + size <= limit {
-                full.insert(place);
+            for place in self.facts.below(device) {
+                let admitted = self.would_admit(owner, place, size);
+                let kept = admitted && !full.contains(&place);
+                self.expect(BACKED, !kept, || {
+                    format!("{part:?} lacks {size} bytes below, and there are some")
+                });
+                let (_, limit) = self.quota_now(owner, place);
+                if !admitted && self.facts.held(owner, place) + size <= limit {
+                    full.insert(place);
+                }
             }
         }
     }
@@ -86,9 +91,18 @@ impl Oracle {
         held + size <= u128::from(limit) && (after <= u128::from(self.capacity(place)) || after <= before)
     }
 
-    /// Memory is made below for a part: in the bytes that it has there, or in others. Whether in its own.
-    pub(super) fn backing_is_made(&mut self, part: PartRef) -> bool {
+    /// Memory is made below for a part: in the bytes that it has there, or in others. Whether in its own. What it has in another
+    /// place stays its own meanwhile.
+    pub(super) fn backing_is_made(&mut self, part: PartRef, place: usize) -> bool {
         self.facts.lacking.remove(&part);
+        let lies_in = match self.facts.backings.get(&part) {
+            Some(BackingFacts::Reserved { place, .. }) => Some(*place),
+            Some(BackingFacts::Kept(id)) => self.facts.extents.get(id).map(|extent| extent.place),
+            Some(BackingFacts::Needless) | None => None,
+        };
+        if lies_in.is_some_and(|it| it != place) {
+            return false;
+        }
         let had = self.facts.backings.remove(&part);
         let kept = matches!(had, Some(BackingFacts::Kept(_)));
         self.expect(BACKED, !kept, || format!("{part:?} has memory below, and gets more"));
@@ -98,13 +112,24 @@ impl Oracle {
     /// What was to be made below for a part could not be.
     pub(super) fn backing_failed(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get(&id) else { return };
-        let Some(part) = extent.part.filter(|_| self.facts.places[extent.place].tier == Tier::Host) else {
+        let Some(part) = extent.part.filter(|_| self.facts.places[extent.place].tier != Tier::Device) else {
             return;
         };
         let (owner, size) = (extent.owner, extent.size);
         let goes = self.facts.moves.contains_key(&id)
             || self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
-        self.facts.backings.remove(&part);
+        match self.facts.backings.get(&part) {
+            Some(BackingFacts::Kept(own)) if *own == id => _ = self.facts.backings.remove(&part),
+            // It has something in another place.
+            Some(_) => return,
+            None if !self.lies_above_or_unknown(part) => return,
+            None => {}
+        }
+        // What leaves for another tier meanwhile needs nothing there.
+        let mut moves = self.facts.moves.iter();
+        if moves.any(|(to, moves)| *to != id && moves.part == part) {
+            return;
+        }
         let stays = self.facts.allocations.get(&part.allocation).filter(|it| !it.leaving && goes);
         if let Some(device) = stays.map(|it| it.device) {
             self.set_aside(part, (owner, false), device, size);
@@ -117,6 +142,60 @@ impl Oracle {
         if stays && self.facts.extents.contains_key(&id) {
             self.facts.backings.insert(part, BackingFacts::Kept(id));
         }
+    }
+
+    /// What was made below for a part that stays on its device, unless it has something there already.
+    pub(super) fn keeps_if_it_has_none(&mut self, part: PartRef, id: ExtentId) {
+        if self.lies_above_or_unknown(part) && !self.facts.backings.contains_key(&part) {
+            self.keeps(part, id);
+        }
+    }
+
+    /// A part has left its device for another tier than the one in which it had something.
+    pub(super) fn gives_up_what_is_below(&mut self, part: PartRef) {
+        if let Some(BackingFacts::Reserved { owner, place, size }) = self.facts.backings.remove(&part) {
+            self.facts.balance(owner, place).reserved -= size;
+            self.step.touched.push((owner, place));
+        }
+    }
+
+    /// Whether the part goes from one tier below its device to another.
+    pub(super) fn moves_below(&self, part: PartRef, tier: Tier) -> bool {
+        self.step.moved_below == Some(part) || self.unwritten_before(part, tier).is_some()
+    }
+
+    /// The extent on disk that the part lay in and was never written to, if it lay in one and is in another tier now.
+    fn unwritten_before(&self, part: PartRef, tier: Tier) -> Option<ExtentId> {
+        let extent = *self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
+        let is_left = |place: usize| self.facts.places[place].tier != tier;
+        self.facts.extents.get(&extent).filter(|it| it.unwritten && is_left(it.place)).map(|_| extent)
+    }
+
+    /// What was never written is zeros wherever it goes, so it is not copied. Whether the part was that.
+    fn goes_as_zeros(&mut self, part: PartRef, tier: Tier) -> bool {
+        let Some(from) = self.unwritten_before(part, tier) else { return false };
+        let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
+        let to = to.map(|(to, _)| *to);
+        let made = to.and_then(|id| self.facts.extents.get(&id)).is_some_and(|it| {
+            it.phase == super::facts::ExtentPhase::Live
+                && !it.recycled
+                && self.facts.places[it.place].tier == tier
+        });
+        self.expect(COPIES, made, || format!("{part:?} was never written, and is in no new memory"));
+        let (Some(to), Some(allocation)) = (to, self.facts.allocations.get_mut(&part.allocation)) else {
+            return true;
+        };
+        self.facts.moves.remove(&to);
+        allocation.parts.insert(part.part.0, to);
+        for (id, stray) in [(to, false), (from, true)] {
+            if let Some(extent) = self.facts.extents.get_mut(&id) {
+                extent.stray = stray;
+            }
+        }
+        if tier == Tier::Device {
+            self.keeps(part, from);
+        }
+        true
     }
 
     /// What a part has below goes with it alone.
@@ -166,7 +245,7 @@ impl Oracle {
     /// A part is in another tier, as the core says: without a copy only if it holds there already what it holds.
     pub(super) fn has_moved(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
-        if tier == Tier::Device && self.is_made_anew(part) {
+        if (tier == Tier::Device && self.is_made_anew(part)) || self.goes_as_zeros(part, tier) {
             return;
         }
         if tier != Tier::Device {
@@ -207,7 +286,7 @@ impl Oracle {
             && self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving)
         {
             self.facts.moves.remove(&to);
-            self.keeps(part, to);
+            self.keeps_if_it_has_none(part, to);
         }
     }
 }

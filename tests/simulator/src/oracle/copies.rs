@@ -16,7 +16,7 @@ impl Oracle {
         self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
     }
 
-    pub(super) fn copy_begun(&mut self, from: ExtentId, to: ExtentId, broker: &Broker) {
+    pub(super) fn copy_begun(&mut self, (from, to): (ExtentId, ExtentId), shadow: bool, broker: &Broker) {
         let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
         if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         {
@@ -28,6 +28,14 @@ impl Oracle {
             return self.expect(COPIES, false, || format!("{to} is copied to, and nothing moves there"));
         };
         let (part, first) = (moves.part, moves.from.replace(from).is_none());
+        let unwritten = self.facts.extents.get(&from).is_some_and(|it| it.unwritten);
+        self.expect(COPIES, !unwritten, || {
+            format!("{part:?} is copied from {from}, which was never written")
+        });
+        // Where it is compared alone, and nobody writes behind pins, nothing is copied.
+        if let Some(extent) = self.facts.extents.get_mut(&to).filter(|_| !shadow) {
+            extent.unwritten = false;
+        }
         let allocation = self.facts.allocations.get_mut(&part.allocation);
         let lies_in = allocation.map(|it| *it.parts.entry(part.part.0).or_insert(from));
         self.expect(COPIES, first && lies_in == Some(from), || {
@@ -99,11 +107,13 @@ impl Oracle {
                 allocation.parts.insert(part.part.0, to);
             }
         }
+        let above = self.facts.extents.get(&from).map(|extent| self.facts.places[extent.place].tier);
         match (leaves, arrived) {
-            (true, true) => {}
+            (true, true) if above == Some(Tier::Device) => self.gives_up_what_is_below(part),
+            (true, true) => self.step.moved_below = Some(part),
             (true, false) if self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving) => {
                 self.facts.moves.remove(&to);
-                self.keeps(part, to);
+                self.keeps_if_it_has_none(part, to);
             }
             (true, false) | (false, false) => {}
             (false, true) => self.keeps(part, from),

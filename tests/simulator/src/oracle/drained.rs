@@ -46,10 +46,10 @@ impl Oracle {
             });
         }
         for device in broker.devices() {
-            let in_host = device.host.map_or(0, |host| host.held.get());
-            let left = (in_host, device.moving_in.get(), device.moving_out.get(), device.awaited);
-            self.expect(DRAINS, left == (0, 0, 0, 0), || {
-                format!("held in host memory, moving and awaited on {}: {left:?}", device.uuid)
+            let below = [device.host, device.disk].map(|tier| tier.map_or(0, |tier| tier.held.get()));
+            let left = (below, device.moving_in.get(), device.moving_out.get(), device.awaited);
+            self.expect(DRAINS, left == ([0, 0], 0, 0, 0), || {
+                format!("held in host memory and on disk, moving and awaited on {}: {left:?}", device.uuid)
             });
         }
         let extents = self.facts.extents.len();

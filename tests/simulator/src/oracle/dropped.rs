@@ -1,12 +1,12 @@
 //! Discardable parts: nothing else is dropped, what is dropped is nowhere, and whoever is sent it again is told.
 
-use broker_core::{MapPart, PartRef, invariants::CONTENT};
+use broker_core::{MapPart, PartRef, Tier, invariants::CONTENT};
 
 use super::{Oracle, facts::BackingFacts};
 
 impl Oracle {
     /// A part has left its device without being copied, and is nowhere.
-    pub(super) fn was_dropped(&mut self, part: PartRef, size: u64) {
+    pub(super) fn was_dropped(&mut self, part: PartRef, size: u64, tier: Tier) {
         let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) else { return };
         let discardable = allocation.discardable;
         let left = allocation.parts.remove(&part.part.0);
@@ -16,7 +16,7 @@ impl Oracle {
         if let Some(extent) = left.and_then(|id| self.facts.extents.get_mut(&id)) {
             extent.stray = extent.part == Some(part);
         }
-        self.facts.dropped.insert(part, size);
+        self.facts.dropped.insert(part, (size, tier));
         *self.facts.losses.entry(part).or_default() += 1;
         self.comes_no_more(part);
         self.expect(CONTENT, discardable, || format!("{part:?} was dropped, and is not discardable"));
@@ -60,6 +60,6 @@ impl Oracle {
             let allocation = self.facts.allocations.get(&part.allocation)?;
             Some(self.facts.extents.get(allocation.parts.get(&part.part.0)?)?.size)
         };
-        self.facts.dropped.get(&part).copied().or_else(known)
+        self.facts.dropped.get(&part).map(|(size, _)| *size).or_else(known)
     }
 }

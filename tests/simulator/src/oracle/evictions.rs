@@ -96,7 +96,9 @@ impl Oracle {
         let its = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
         // What is unheld lies below where there is no room, unless it is discardable.
         let device = |place: &&PlaceFacts| place.tier == Tier::Device;
-        let below = |place: &PlaceFacts| self.facts.place_of(&place.uuid, Tier::Host).is_some();
+        let below = |place: &PlaceFacts| {
+            [Tier::Host, Tier::Disk].into_iter().any(|tier| self.facts.place_of(&place.uuid, tier).is_some())
+        };
         let all_below = self.facts.places.iter().filter(device).all(below);
         let held = items.iter().filter(|spec| !(spec.unheld && !spec.discardable && all_below));
         its.then(|| held.map(size).fold(0, u64::saturating_add))

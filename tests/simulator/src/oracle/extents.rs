@@ -2,7 +2,7 @@
 //! to one part until they are recycled.
 
 use broker_core::{
-    Broker, ClientRequest, DigestSpan, Kind, MapPart, Tier,
+    Broker, ClientRequest, DigestSpan, Kind, MapPart, PartRef, Tier,
     invariants::{COPIES, EXTENT_TENANT, EXTENT_USE, RECYCLED},
 };
 use vramd_types::{AllocationId, ExtentId, SessionId};
@@ -42,7 +42,8 @@ impl Oracle {
             Some(part) => self.part_begins_to_move(id, part),
             None => self.memory_is_made(id),
         };
-        if let Some(part) = moves.filter(|_| tier != Tier::Device && !stays) {
+        let leaves = |part: &PartRef| self.lies_above_or_unknown(*part);
+        if let Some(part) = moves.filter(|part| tier != Tier::Device && !stays && leaves(part)) {
             self.leaves_its_device(part, true, broker);
         }
         let place =
@@ -52,9 +53,9 @@ impl Oracle {
         };
         self.step.touched.push((owner, place));
         if moves.is_none() && tier != Tier::Device {
-            self.is_rightly_below(id, owner, device, size);
+            self.is_rightly_below((id, tier), owner, device, size);
         }
-        let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.backing_is_made(part));
+        let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.backing_is_made(part, place));
         if !is_paid {
             self.facts.balance(owner, place).reserved += size;
             self.step.admitted.push((owner, place));
@@ -73,6 +74,7 @@ impl Oracle {
             written_back: false,
             unacknowledged: false,
             recycled: false,
+            unwritten: tier == Tier::Disk,
             debts: Vec::new(),
         };
         self.facts.extents.insert(id, extent);

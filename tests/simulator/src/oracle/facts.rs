@@ -146,6 +146,8 @@ pub(super) struct ExtentFacts {
     pub(super) unacknowledged: bool,
     /// It was cached once: its content is not zero.
     pub(super) recycled: bool,
+    /// It lies on disk, and nothing was copied there: it cannot be read.
+    pub(super) unwritten: bool,
     pub(super) debts: Vec<(Tenant, u64)>,
 }
 
@@ -235,7 +237,7 @@ pub(super) struct Facts {
     /// How long the answer to a packet may take.
     pub(super) answer_timeout: Duration,
     pub(super) tenants: Vec<String>,
-    /// The devices in their order, and then host memory beside some of them.
+    /// The devices in their order, and then what is below them.
     pub(super) places: Vec<PlaceFacts>,
     pub(super) book: Book,
     /// What holds of these now, worked out when it is first asked for.
@@ -277,12 +279,12 @@ pub(super) struct Facts {
     pub(super) write_backs: BTreeMap<ExtentId, WriteBackFacts>,
     /// What parts on their devices have below.
     pub(super) backings: BTreeMap<PartRef, BackingFacts>,
-    /// Parts on their device for which there were no bytes below: whose, in which place, and how large.
+    /// Parts on their device for which there were no bytes below: whose, below which device, and how large.
     pub(super) lacking: BTreeMap<PartRef, (Tenant, usize, u64)>,
     /// Parts that are on their way out of their devices, or about to set out.
     pub(super) departing: BTreeSet<PartRef>,
-    /// Discardable parts that are nowhere, and how large they are.
-    pub(super) dropped: BTreeMap<PartRef, u64>,
+    /// Discardable parts that are nowhere, how large they are, and in which tier they are said to be.
+    pub(super) dropped: BTreeMap<PartRef, (u64, Tier)>,
     /// How often the content of each was given up.
     pub(super) losses: BTreeMap<PartRef, u64>,
     /// What operators hold.
@@ -322,6 +324,11 @@ impl Facts {
     /// A tier of a device.
     pub(super) fn place(&self, device: usize, tier: Tier) -> Option<usize> {
         self.place_of(&self.places.get(device)?.uuid, tier)
+    }
+
+    /// What is below a device, the nearest first.
+    pub(super) fn below(&self, device: usize) -> Vec<usize> {
+        [Tier::Host, Tier::Disk].into_iter().filter_map(|tier| self.place(device, tier)).collect()
     }
 
     pub(super) fn place_of(&self, uuid: &str, tier: Tier) -> Option<usize> {

@@ -30,8 +30,14 @@ impl Oracle {
         let row = |device: &str| book.get(&(name.clone(), device.to_owned(), facts.tier));
         let (guarantee, limit) = match row(&facts.uuid).or_else(|| row("*")) {
             Some((guarantee, limit)) => (of(*guarantee, facts.share), of(*limit, facts.share)),
-            None if facts.tier == Tier::Host => (0, of(self.default_host_limit, facts.share)),
-            None => (0, of(self.default_limit, facts.share)),
+            None => {
+                let limit = match facts.tier {
+                    Tier::Device => self.default_limit,
+                    Tier::Host => self.default_host_limit,
+                    Tier::Disk => self.default_disk_limit,
+                };
+                (0, of(limit, facts.share))
+            }
         };
         (guarantee, limit)
     }
@@ -106,12 +112,14 @@ impl Oracle {
                     view.uuid
                 )
             });
-            let host = self.facts.place_of(&view.uuid, Tier::Host);
-            let should = host.map(|place| [self.capacity(place), self.held_by_all(place).0]);
-            let is = view.host.map(|host| [host.capacity.get(), host.held.get()]);
-            self.expect(LEDGER_ORACLE, is == should, || {
-                format!("host memory of {}: capacity and held are {is:?}, not {should:?}", view.uuid)
-            });
+            for (tier, shown) in [(Tier::Host, view.host), (Tier::Disk, view.disk)] {
+                let below = self.facts.place_of(&view.uuid, tier);
+                let should = below.map(|place| [self.capacity(place), self.held_by_all(place).0]);
+                let is = shown.map(|shown| [shown.capacity.get(), shown.held.get()]);
+                self.expect(LEDGER_ORACLE, is == should, || {
+                    format!("{tier} of {}: capacity and held are {is:?}, not {should:?}", view.uuid)
+                });
+            }
         }
         for place in 0..self.facts.places.len() {
             for tenant in 0..self.facts.tenants.len() {

@@ -66,6 +66,7 @@ pub struct Oracle {
     limits: Limits,
     default_limit: Quantity,
     default_host_limit: Quantity,
+    default_disk_limit: Quantity,
     sessions_reserved: u64,
     step: Step,
     broken: Vec<Violation>,
@@ -121,6 +122,10 @@ struct Step {
     written_back: Option<broker_core::PartRef>,
     /// A change of quotas has just been stored.
     quotas_changed: bool,
+    /// What has just been copied from one tier below its device to another.
+    moved_below: Option<broker_core::PartRef>,
+    /// What the disk has just not had as it was written there.
+    damaged: Option<broker_core::PartRef>,
     /// The driver or the disk has just said that it failed.
     failure_told: bool,
 }
@@ -141,6 +146,7 @@ impl Oracle {
             limits: config.limits.clone(),
             default_limit: config.default_limit,
             default_host_limit: config.default_host_limit,
+            default_disk_limit: config.default_disk_limit,
             sessions_reserved: u64::from(config.sessions_reserved),
             step: Step::default(),
             broken: Vec::new(),
@@ -210,7 +216,7 @@ impl Oracle {
             Command::Copy { from, to, .. } if Self::is_written_back(*to, broker) => {
                 self.write_back_begun(*from, *to);
             }
-            Command::Copy { from, to, .. } => self.copy_begun(*from, *to, broker),
+            Command::Copy { from, to, shadow, .. } => self.copy_begun((*from, *to), *shadow, broker),
             Command::CancelCopy { to } => self.copy_cancelled(*to),
             Command::HastenCopy { to } => self.copy_hastened(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
@@ -223,15 +229,15 @@ impl Oracle {
             }
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
             Command::Notice(Notice::Moved { part, tier, .. }) => {
-                if *tier != Tier::Device {
+                if *tier != Tier::Device && !self.moves_below(*part, *tier) {
                     self.nobody_held(*part);
                     self.leaves_its_device(*part, false, broker);
                 }
                 self.has_moved(*part, *tier);
             }
-            Command::Notice(Notice::Backed { part, .. }) => {
+            Command::Notice(Notice::Backed { part, tier, .. }) => {
                 self.forget_unmade(broker);
-                self.backed_late(*part);
+                self.backed_late(*part, *tier);
             }
             Command::Notice(Notice::WrittenBack { part, .. }) => self.was_written_back(*part),
             // It stays where it is either way.
@@ -239,10 +245,10 @@ impl Oracle {
                 Notice::MoveStopped { cause: Cause::WriteBack, .. }
                 | Notice::MoveFailed { cause: Cause::WriteBack, .. },
             ) => {}
-            Command::Notice(Notice::Dropped { part, bytes, .. }) => {
+            Command::Notice(Notice::Dropped { part, bytes, tier, .. }) => {
                 self.nobody_held(*part);
                 self.leaves_its_device(*part, false, broker);
-                self.was_dropped(*part, bytes.get());
+                self.was_dropped(*part, bytes.get(), *tier);
             }
             Command::Notice(
                 notice @ (Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. }),

@@ -14,11 +14,16 @@ use super::{
 impl Oracle {
     /// The tier that the part is in, where its extent is known: while it moves, the one that it comes from.
     pub(super) fn tier_of(&self, part: PartRef) -> Option<Tier> {
-        if self.facts.dropped.contains_key(&part) {
-            return Some(Tier::Host);
+        if let Some((_, tier)) = self.facts.dropped.get(&part) {
+            return Some(*tier);
         }
         let extent = self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
         Some(self.facts.places[self.facts.extents.get(extent)?.place].tier)
+    }
+
+    /// Whether the part lies on its device, as far as is known.
+    pub(super) fn lies_above_or_unknown(&self, part: PartRef) -> bool {
+        self.tier_of(part).is_none_or(|tier| tier == Tier::Device)
     }
 
     /// Whether the part may be on its way, or about to set out.
@@ -57,7 +62,10 @@ impl Oracle {
                 PartMove::Failed { .. } => self.step.failure_told || parts.len() > 1,
                 // Of several parts the first may have moved on before the last is there.
                 PartMove::Moved if parts.len() == 1 => {
-                    towards.zip(self.tier_of(part)).is_none_or(|(towards, tier)| tier == towards)
+                    // What is nowhere need go nowhere.
+                    let is_dropped = self.facts.dropped.contains_key(&part);
+                    let there = towards.zip(self.tier_of(part)).is_none_or(|(towards, tier)| tier == towards);
+                    there || (is_dropped && towards != Some(Tier::Device))
                 }
                 PartMove::Moved | PartMove::Wanted | PartMove::Refused { .. } => true,
             };

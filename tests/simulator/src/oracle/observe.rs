@@ -212,6 +212,11 @@ impl Oracle {
                 self.step.failure_told = result.is_err();
                 self.copy_ended(*to, result.is_ok());
             }
+            Completion::Damaged { to, .. } => {
+                self.step.failure_told = true;
+                self.step.damaged = self.facts.moves.get(to).map(|moves| moves.part);
+                self.copy_ended(*to, false);
+            }
             // Nobody here writes behind pins, and who compares says nothing: the copy is what counts.
             Completion::ShadowDiffers { .. } => {}
             Completion::WordsRevoked { part, outcome } => {

@@ -115,6 +115,9 @@ impl Oracle {
                 Refusal::DeviceFull { free, asked, .. } => asked > free,
                 Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
                 Refusal::DriverFailed { .. } => self.step.failure_told,
+                Refusal::ContentLost { allocation, part, .. } => {
+                    self.step.damaged == Some(PartRef { allocation: *allocation, part: *part })
+                }
                 Refusal::WaitCancelled { .. } => self.is_cancelling(),
                 Refusal::WaitOver { .. } => until.is_some_and(|until| now >= until),
                 Refusal::MapFailed { allocation, .. } => could_not_map(*allocation),

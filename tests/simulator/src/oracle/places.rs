@@ -1,4 +1,4 @@
-//! Where bytes can be charged: devices, and host memory beside them.
+//! Where bytes can be charged: devices, and the host memory and the disk that are below them.
 
 use broker_core::{Config, Tier};
 
@@ -15,16 +15,17 @@ pub(super) fn of(config: &Config) -> Vec<PlaceFacts> {
         missing: 0,
         looks_left: 0,
     });
-    let with_host = config.devices.iter().filter(|device| !device.host.is_zero());
-    let hosts = with_host.map(|device| PlaceFacts {
+    let each = config.devices.iter();
+    let below = each.flat_map(|it| [(it, Tier::Host, it.host), (it, Tier::Disk, it.disk)]);
+    let below = below.filter(|(.., share)| !share.is_zero()).map(|(device, tier, share)| PlaceFacts {
         uuid: device.uuid.clone(),
-        tier: Tier::Host,
-        share: device.host.get(),
+        tier,
+        share: share.get(),
         context: 0,
         unbrokered: 0,
         contexts: 0,
         missing: 0,
         looks_left: 0,
     });
-    devices.chain(hosts).collect()
+    devices.chain(below).collect()
 }

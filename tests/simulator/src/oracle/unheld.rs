@@ -2,7 +2,7 @@
 //! asks below is its own before others of it have anything set aside there.
 
 use broker_core::{
-    Broker, ClientRequest, Kind, PartRef, Target,
+    Broker, ClientRequest, Kind, PartRef, Target, Tier,
     invariants::{CALLS, DEVICES},
 };
 use vramd_types::{AllocationId, ExtentId, SessionId};
@@ -15,7 +15,21 @@ use super::{
 impl Oracle {
     /// Memory for a new part is made below its device: only while others wait there, or where it would not be admitted. What a
     /// batch of the line finds there is not known here.
-    pub(super) fn is_rightly_below(&mut self, id: ExtentId, owner: Tenant, device: usize, size: u64) {
+    pub(super) fn is_rightly_below(
+        &mut self,
+        (id, tier): (ExtentId, Tier),
+        owner: Tenant,
+        device: usize,
+        size: u64,
+    ) {
+        let is_nearer = |place: &usize| self.facts.places[*place].tier < tier;
+        let nearer: Vec<_> = self.facts.below(device).into_iter().filter(is_nearer).collect();
+        for nearer in nearer {
+            let admitted = self.would_admit(owner, nearer, size);
+            self.expect(DEVICES, !admitted, || {
+                format!("{id} is made in {tier}, with room in place {nearer}")
+            });
+        }
         let in_line = !self.facts.waits.is_empty() || self.step.room_for.is_some();
         let rightly = in_line || !self.would_admit(owner, device, size);
         self.expect(DEVICES, rightly, || format!("{id} is made below device {device}, where there is room"));

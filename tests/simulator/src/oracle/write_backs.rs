@@ -54,6 +54,9 @@ impl Oracle {
         let (here, there) = (&self.facts.places[here], &self.facts.places[there]);
         let across = here.uuid == there.uuid && here.tier != there.tier && size == room;
         self.expect(COPIES, across, || format!("{part:?} is written back where it does not belong"));
+        if let Some(extent) = self.facts.extents.get_mut(&to) {
+            extent.unwritten = false;
+        }
         self.facts.write_backs.insert(to, WriteBackFacts { part, from, cancelled: false });
     }
 

@@ -28,6 +28,12 @@ pub(super) fn config(dice: &mut Dice) -> Config {
                     5 | 6 => Bytes::new(total.get() * 2),
                     _ => Bytes::new(total.get() * 4),
                 },
+                disk: match dice.roll(8) {
+                    0..3 => Bytes::ZERO,
+                    3 | 4 => Bytes::mib(4 + dice.small(12)),
+                    5 => total,
+                    _ => Bytes::new(total.get() * 4),
+                },
                 context_bytes: if dice.chance(250) { Bytes::mib(2) } else { Bytes::ZERO },
                 makes_fixed: dice.chance(600),
             }
@@ -44,6 +50,11 @@ pub(super) fn config(dice: &mut Dice) -> Config {
             Quantity::Bytes(Bytes::mib(24)),
         ]),
         default_host_limit: dice.one(&[
+            Quantity::Percent(100),
+            Quantity::Percent(60),
+            Quantity::Bytes(Bytes::mib(24)),
+        ]),
+        default_disk_limit: dice.one(&[
             Quantity::Percent(100),
             Quantity::Percent(60),
             Quantity::Bytes(Bytes::mib(24)),
@@ -97,6 +108,7 @@ fn limits(dice: &mut Dice) -> Limits {
 /// Quotas from an earlier life, small enough to be backed.
 pub(super) fn stored(dice: &mut Dice, config: &Config) -> StoredQuotas {
     let has_host = config.devices.iter().any(|device| !device.host.is_zero());
+    let has_disk = config.devices.iter().any(|device| !device.disk.is_zero());
     let mut quotas = Vec::new();
     for tenant in TENANTS {
         if dice.chance(400) {
@@ -115,14 +127,16 @@ pub(super) fn stored(dice: &mut Dice, config: &Config) -> StoredQuotas {
                 limit,
             });
         }
-        if has_host && dice.chance(300) {
-            quotas.push(StoredQuota {
-                tenant: tenant.to_owned(),
-                device: "*".to_owned(),
-                tier: Tier::Host,
-                guarantee: Quantity::Bytes(Bytes::ZERO),
-                limit: Quantity::Bytes(Bytes::mib(dice.small(32))),
-            });
+        for (tier, is_there) in [(Tier::Host, has_host), (Tier::Disk, has_disk)] {
+            if is_there && dice.chance(300) {
+                quotas.push(StoredQuota {
+                    tenant: tenant.to_owned(),
+                    device: "*".to_owned(),
+                    tier,
+                    guarantee: Quantity::Bytes(Bytes::ZERO),
+                    limit: Quantity::Bytes(Bytes::mib(dice.small(32))),
+                });
+            }
         }
     }
     StoredQuotas { quotas, requests: Vec::new() }

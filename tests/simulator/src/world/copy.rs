@@ -1,7 +1,7 @@
 //! Copies of the simulated driver, and what memory holds: a number for each piece, which clients write, copies carry, and
 //! a failed copy spoils where it went.
 
-use broker_core::{ChannelId, Completion, Event, PartRef};
+use broker_core::{ChannelId, Completion, Event, PartRef, Tier};
 use vramd_types::{Bytes, ExtentId};
 
 use super::{
@@ -51,6 +51,15 @@ impl World {
         };
         if let (Some(piece), Some(content)) = (self.driver.pieces.get_mut(&to), content) {
             piece.content = content;
+        }
+        // What was written there may be another, or cannot be had, this time.
+        let on_disk = self.driver.pieces.get(&from).is_some_and(|piece| piece.tier == Tier::Disk);
+        let damaged = on_disk && self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged));
+        if damaged && !cancelled {
+            let content = self.new_content();
+            self.driver.pieces.get_mut(&to).into_iter().for_each(|piece| piece.content = content);
+            let problem = format!("{from} is damaged");
+            return self.tell(Event::Completion(Completion::Damaged { to, problem }));
         }
         let result = result.map_err(|problem| format!("{problem}, from {from}"));
         self.tell(Event::Completion(Completion::Copied { to, result }));

@@ -158,7 +158,8 @@ impl World {
         let config = &self.scenario.config.devices[at];
         let (total, outside) = match tier {
             Tier::Device => (config.total, self.driver.outside[at]),
-            Tier::Host | Tier::Disk => (config.host, Bytes::ZERO),
+            Tier::Host => (config.host, Bytes::ZERO),
+            Tier::Disk => (config.disk, Bytes::ZERO),
         };
         let fits = used + u128::from(outside.get()) + u128::from(size.get()) <= u128::from(total.get());
         let result = if !fits || self.driver.dice.chance(full) {

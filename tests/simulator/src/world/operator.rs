@@ -87,8 +87,8 @@ impl World {
             _ => DeviceSelector::One(dice.index(devices.len()).to_string()),
         };
         let tier = match dice.roll(32) {
-            0..8 => Tier::Host,
-            8 => Tier::Disk,
+            0..6 => Tier::Host,
+            6..10 => Tier::Disk,
             _ => Tier::Device,
         };
         Some(match dice.roll(20) {
@@ -134,8 +134,8 @@ impl World {
     /// Out of their device mostly: clients that pin bring them back.
     fn move_some(&mut self, dice: &mut Dice) {
         let tier = match dice.roll(50) {
-            0 => Tier::Disk,
-            1..16 => Tier::Device,
+            0..14 => Tier::Disk,
+            14..28 => Tier::Device,
             _ => Tier::Host,
         };
         for _ in 0..dice.between(1, 4) {

@@ -28,7 +28,8 @@ impl World {
                     self.queue.at(when, self.life, Happening::Write(id, part));
                     continue;
                 }
-                7..9 => OperatorRequest::MoveParts { target, parts, tier: Tier::Host },
+                7 => OperatorRequest::MoveParts { target, parts, tier: Tier::Host },
+                8 => OperatorRequest::MoveParts { target, parts, tier: Tier::Disk },
                 _ => OperatorRequest::MoveParts { target, parts, tier: Tier::Device },
             };
             let call = self.new_call(None);

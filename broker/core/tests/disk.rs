@@ -1,0 +1,445 @@
+//! Parts whose backing lies on disk: they leave their device for it and come back as others do from the host's memory.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
+    Refusal, Target, Tier,
+};
+use vramd_types::{AllocationId, Bytes, Quantity};
+use world::{
+    Client, World,
+    moving::{evict, moved, parts, three_tiers, to},
+    revoking::{answer, part},
+    spec,
+    writing_back::{clean, write_back},
+};
+
+/// What is held on the device, in the host and on disk.
+fn held(world: &World) -> [Bytes; 3] {
+    [world.held(), world.held_in_host(), world.held_on_disk()]
+}
+
+fn mib(device: u32, host: u32, disk: u32) -> [Bytes; 3] {
+    [device, host, disk].map(Bytes::mib)
+}
+
+fn tier(world: &World, part: PartRef) -> Tier {
+    let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
+    view.parts.iter().find(|shown| shown.index == part.part).expect("a part").tier
+}
+
+fn send(world: &mut World, part: PartRef, tier: Tier) -> PartMove {
+    moved(world.operate(to(part.allocation, tier)))
+}
+
+/// Pins the part, and reads it.
+fn use_it(world: &mut World, client: Client, call: u64, part: PartRef) -> u64 {
+    world.pin_call(client, call, &[part]);
+    world.settle();
+    assert_eq!(answer(world, client, call), Some(&None), "{part:?}");
+    let seen = world.read(client, part);
+    world.frame(client, ClientFrame::PinEnded { call });
+    seen
+}
+
+/// With a session that has written 7 to one part of 4 MiB, whose backing lies in the host.
+fn one_written() -> (World, Client, PartRef) {
+    let mut world = three_tiers(8, 8, 8);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    assert_eq!(held(&world), mib(4, 4, 0));
+    (world, client, part)
+}
+
+#[test]
+fn backing_lies_in_the_host_then_on_disk_then_nowhere_and_each_part_leaves_for_its_own() {
+    let mut world = three_tiers(12, 4, 4);
+    let client = world.open_pinning("a");
+    let ids: Vec<_> = (0..3).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
+    for (content, part) in (1..).zip(&ids) {
+        world.write(client, *part, content);
+    }
+    assert_eq!(held(&world), mib(12, 4, 4));
+    let other = world.open_pinning("b");
+    let refused = world.allocate(other, spec(12)).expect_err("one can go nowhere");
+    assert!(matches!(refused, Refusal::DeviceFull { tier: Tier::Device, .. }), "{refused:?}");
+    let taken = world.allocate(other, spec(8)).expect("two leave");
+    assert_eq!(
+        ids.iter().map(|part| tier(&world, *part)).collect::<Vec<_>>(),
+        [Tier::Host, Tier::Disk, Tier::Device]
+    );
+    assert_eq!(held(&world), mib(12, 4, 4));
+    world.call(other, ClientRequest::FreeBatch(vec![taken])).expect("freed");
+    world.settle();
+    for (call, part) in (1..).zip(&ids) {
+        assert_eq!(use_it(&mut world, client, call, *part), call);
+    }
+    assert_eq!((held(&world), clean(&world, "a")), (mib(12, 4, 4), Bytes::mib(8)));
+    let backing =
+        |tier| world.broker.quota("a", None, tier).expect("a tenant").in_force.expect("there").backing;
+    assert_eq!(
+        [Tier::Device, Tier::Host, Tier::Disk].map(backing),
+        [Bytes::ZERO, Bytes::mib(4), Bytes::mib(4)]
+    );
+}
+
+#[test]
+fn without_a_host_tier_all_of_it_is_on_disk() {
+    let mut world = three_tiers(8, 0, 16);
+    let client = world.open_pinning("a");
+    let ids: Vec<_> =
+        (0..4).map(|_| part(world.allocate(client, spec(4)).expect("room is made"), 0)).collect();
+    assert_eq!(held(&world), mib(8, 0, 16));
+    let none = world.operate(to(ids[0].allocation, Tier::Host));
+    assert_eq!(none.expect_err("there is none"), Refusal::TierUnsupported { tier: Tier::Host });
+    for (call, part) in (1..).zip(&ids) {
+        assert_eq!(use_it(&mut world, client, call, *part), 0);
+        world.write(client, *part, call);
+    }
+    for (call, part) in (1..).zip(&ids) {
+        assert_eq!(use_it(&mut world, client, call + 4, *part), call);
+    }
+}
+
+fn limit_in(world: &mut World, tenant: &str, tier: Tier, mib: u32) {
+    let (guarantee, limit) = (None, Some(Quantity::Bytes(Bytes::mib(mib))));
+    let (tenant, device) = (tenant.to_owned(), DeviceSelector::All);
+    world.operate(OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit }).expect("set");
+}
+
+#[test]
+fn each_tier_has_its_own_limit_and_whoever_lacks_backing_gets_it_where_it_comes_free() {
+    for tier in [Tier::Host, Tier::Disk] {
+        let mut world = three_tiers(16, 16, 16);
+        let client = world.open_pinning("a");
+        [Tier::Host, Tier::Disk].into_iter().for_each(|tier| limit_in(&mut world, "a", tier, 4));
+        let ids: Vec<_> = (0..4).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
+        assert_eq!(held(&world), mib(16, 4, 4));
+        limit_in(&mut world, "a", tier, 8);
+        let (host, disk) = if tier == Tier::Host { (8, 4) } else { (4, 8) };
+        assert_eq!(held(&world), mib(16, host, disk));
+        let backed = world.notices.iter().filter_map(|notice| match notice {
+            Notice::Backed { part, tier, .. } => Some((*part, *tier)),
+            _ => None,
+        });
+        let backed: Vec<_> = backed.collect();
+        assert_eq!(backed, [(ids[2], tier)], "the oldest that has none");
+    }
+}
+
+#[test]
+fn what_is_not_held_begins_in_the_host_and_then_on_disk() {
+    let unheld = |mib| AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(mib) };
+    let mut world = three_tiers(4, 10, 64);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, unheld(30)).expect("room below");
+    assert_eq!(held(&world), mib(4, 10, 20));
+    let tiers: Vec<_> = parts(&world, id).iter().map(|part| tier(&world, *part)).collect();
+    let (host, disk) = (Tier::Host, Tier::Disk);
+    assert_eq!(tiers, [Tier::Device, host, disk, disk, disk, disk, disk, host], "the last one is smaller");
+    let view = world.broker.show(&Target::Id(id)).expect("it is there");
+    assert_eq!((view.resident, view.in_host, view.on_disk), (Bytes::mib(4), Bytes::mib(6), Bytes::mib(20)));
+    assert_eq!(view.charged, Bytes::mib(30));
+    let refused = world.allocate(client, unheld(48)).expect_err("more than there is");
+    let Refusal::QuotaLimit { tier: Tier::Disk, limit, held: has, asked, .. } = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!([limit, has, asked], [64, 20, 48].map(Bytes::mib), "the last tier that was tried");
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.settle();
+    assert_eq!(held(&world), mib(0, 0, 0));
+}
+
+/// The driver does not read what was never written: the fake one takes it for a bug.
+#[test]
+fn what_was_never_written_on_disk_is_zeros_and_is_not_copied() {
+    let mut world = three_tiers(4, 4, 16);
+    let client = world.open_pinning("a");
+    let other = world::moving::fill(&mut world, client, spec(4));
+    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let [first, second] = [(); 2].map(|()| part(world.allocate(client, unheld.clone()).expect("room"), 0));
+    assert_eq!([first, second].map(|part| tier(&world, part)), [Tier::Disk; 2]);
+    let copied = |world: &World| {
+        world.notices.iter().filter(|it| matches!(it, Notice::Moved { copied: true, .. })).count()
+    };
+    world::moving::empty(&mut world, client, other);
+    for (call, part) in [(1, first), (2, second), (3, first)] {
+        assert_eq!(use_it(&mut world, client, call, part), 0);
+    }
+    assert_eq!(copied(&world), 0, "nobody has written anything");
+    world.write(client, first, 9);
+    assert_eq!(use_it(&mut world, client, 4, second), 0);
+    assert_eq!((tier(&world, first), copied(&world)), (Tier::Disk, 1));
+    // Another tier has zeros for zeros too.
+    assert!(matches!(send(&mut world, second, Tier::Disk), PartMove::Moved));
+    assert!(matches!(send(&mut world, second, Tier::Host), PartMove::Moved));
+    assert_eq!((tier(&world, second), held(&world), copied(&world)), (Tier::Host, mib(0, 4, 4), 1));
+    assert_eq!(use_it(&mut world, client, 5, second), 0);
+    assert_eq!(use_it(&mut world, client, 6, first), 9);
+}
+
+/// What is freed for others is given up: it is no room for zeros.
+#[test]
+fn what_is_cached_is_nothing_for_what_was_never_written() {
+    let mut config = world::config(&[Bytes::mib(4)]);
+    config.devices[0].disk = Bytes::mib(16);
+    config.limits.cached_bytes_per_tenant_max = Bytes::mib(4);
+    let mut world = World::with(config, Default::default());
+    let client = world.open_pinning("a");
+    let other = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, other, 5);
+    world.pin(client, other);
+    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let zeros = part(world.allocate(client, unheld).expect("room"), 0);
+    world::moving::empty(&mut world, client, other.allocation);
+    assert_eq!(use_it(&mut world, client, 1, zeros), 0);
+}
+
+#[test]
+fn an_operator_sends_a_part_to_the_tier_that_it_names_and_the_other_gets_its_bytes_back() {
+    let (mut world, client, part) = one_written();
+    let ways = [
+        (Tier::Disk, mib(0, 0, 4)),
+        (Tier::Host, mib(0, 4, 0)),
+        (Tier::Device, mib(4, 4, 0)),
+        (Tier::Disk, mib(0, 0, 4)),
+    ];
+    for (towards, should) in ways {
+        assert!(matches!(send(&mut world, part, towards), PartMove::Moved), "to {towards:?}");
+        assert_eq!((tier(&world, part), held(&world)), (towards, should));
+    }
+    assert!(matches!(send(&mut world, part, Tier::Disk), PartMove::Moved), "it is there");
+    assert_eq!((use_it(&mut world, client, 1, part), held(&world)), (7, mib(4, 0, 4)));
+    // Clean, but for the other tier that is no shadow.
+    assert_eq!(clean(&world, "a"), Bytes::mib(4));
+    assert!(matches!(evict(&mut world, part), PartMove::Moved));
+    assert_eq!((use_it(&mut world, client, 2, part), held(&world)), (7, mib(4, 4, 0)));
+}
+
+#[test]
+fn a_tier_that_has_no_room_takes_nothing_and_says_so() {
+    let mut world = three_tiers(8, 8, 2);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    for towards in [Tier::Disk, Tier::Host, Tier::Disk] {
+        let outcome = send(&mut world, part, towards);
+        if towards == Tier::Host {
+            assert!(matches!(outcome, PartMove::Moved));
+            continue;
+        }
+        let PartMove::Refused { refusal } = outcome else { panic!("{outcome:?}") };
+        assert!(matches!(*refusal, Refusal::QuotaLimit { tier: Tier::Disk, .. }), "{refusal:?}");
+    }
+    assert_eq!((tier(&world, part), held(&world)), (Tier::Host, mib(0, 4, 0)));
+    assert_eq!(use_it(&mut world, client, 1, part), 7);
+}
+
+/// From the device beside backing in the host, from the host to the disk, and back.
+const WAYS: [(Option<Tier>, Tier); 3] =
+    [(None, Tier::Disk), (Some(Tier::Host), Tier::Disk), (Some(Tier::Disk), Tier::Host)];
+
+fn begun(first: Option<Tier>, towards: Tier, steps: usize) -> (World, Client, PartRef, broker_core::CallId) {
+    let (mut world, client, part) = one_written();
+    if let Some(first) = first {
+        send(&mut world, part, first);
+    }
+    let call = world.start_operator(None, to(part.allocation, towards));
+    for _ in 0..steps {
+        if !world.work_once() {
+            world.answer_once(client.channel);
+        }
+    }
+    (world, client, part, call)
+}
+
+#[test]
+fn who_pins_a_part_between_two_tiers_has_it_and_both_tiers_agree() {
+    for (first, towards) in WAYS {
+        for steps in 0..7 {
+            let (mut world, client, part, call) = begun(first, towards, steps);
+            let said = format!("{first:?} to {towards:?} after {steps} steps");
+            assert_eq!(use_it(&mut world, client, 1, part), 7, "{said}");
+            let [device, host, disk] = held(&world);
+            assert_eq!((device, host.saturating_add(disk)), (Bytes::mib(4), Bytes::mib(4)), "{said}");
+            assert!(world.replies.contains_key(&call), "{said}");
+        }
+    }
+}
+
+#[test]
+fn what_is_freed_between_two_tiers_leaves_nothing() {
+    for (first, towards) in WAYS {
+        for steps in 0..7 {
+            for ends in [false, true] {
+                let (mut world, client, part, call) = begun(first, towards, steps);
+                match ends {
+                    true => world.end_process(client),
+                    false => {
+                        _ = world
+                            .call(client, ClientRequest::FreeBatch(vec![part.allocation]))
+                            .expect("freed")
+                    }
+                }
+                world.settle();
+                assert_eq!(held(&world), mib(0, 0, 0), "{first:?} to {towards:?} after {steps} steps");
+                assert!(world.replies.contains_key(&call), "{first:?} to {towards:?} after {steps} steps");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_fails_leaves_the_part_and_its_backing_where_they_were() {
+    for (first, towards) in WAYS {
+        let (mut world, client, part) = one_written();
+        if let Some(first) = first {
+            send(&mut world, part, first);
+        }
+        let before = (held(&world), tier(&world, part));
+        world.fail_copies.push_back(Some("a platter cracked".to_owned()));
+        let outcome = send(&mut world, part, towards);
+        assert!(
+            matches!(&outcome, PartMove::Failed { problem } if problem == "a platter cracked"),
+            "{outcome:?}"
+        );
+        assert_eq!((held(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
+        world.fail_creates.push_back(Some(broker_core::CreateError::OutOfDisk("it is full".to_owned())));
+        let outcome = send(&mut world, part, towards);
+        let PartMove::Refused { refusal } = outcome else { panic!("{outcome:?}") };
+        assert!(matches!(*refusal, Refusal::DeviceFull { tier, .. } if tier == towards), "{refusal:?}");
+        assert_eq!((held(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
+        assert_eq!(use_it(&mut world, client, 1, part), 7);
+    }
+}
+
+#[test]
+fn what_is_written_back_to_disk_leaves_uncopied() {
+    let mut world = three_tiers(8, 0, 8);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    assert!(matches!(write_back(&mut world, part), PartMove::Moved));
+    let told =
+        world.notices.iter().find(|notice| matches!(notice, Notice::WrittenBack { tier: Tier::Disk, .. }));
+    assert!(told.is_some());
+    send(&mut world, part, Tier::Disk);
+    assert!(
+        world.notices.iter().any(|it| matches!(it, Notice::Moved { tier: Tier::Disk, copied: false, .. }))
+    );
+    assert_eq!(use_it(&mut world, client, 1, part), 7);
+}
+
+/// What is being written back to the host when an operator sends it to disk.
+#[test]
+fn a_write_back_to_one_tier_and_a_move_to_another_end_well_in_any_order() {
+    for steps in 0..8 {
+        let (mut world, client, part) = one_written();
+        world.start_operator(None, world::writing_back::back(part.allocation));
+        for _ in 0..steps {
+            if !world.work_once() {
+                world.answer_once(client.channel);
+            }
+        }
+        let outcome = send(&mut world, part, Tier::Disk);
+        world.settle();
+        if matches!(outcome, PartMove::Moved) {
+            assert_eq!((tier(&world, part), held(&world)), (Tier::Disk, mib(0, 0, 4)), "after {steps} steps");
+        }
+        assert_eq!(use_it(&mut world, client, 1, part), 7, "after {steps} steps");
+    }
+}
+
+#[test]
+fn what_may_be_dropped_is_dropped_wherever_there_is_a_tier_and_has_nothing_there() {
+    let mut world = three_tiers(8, 0, 8);
+    let client = world.open_pinning("a");
+    let id: AllocationId =
+        world.allocate(client, AllocationSpec { discardable: true, ..spec(4) }).expect("room");
+    let part = part(id, 0);
+    world.write(client, part, 7);
+    assert!(matches!(send(&mut world, part, Tier::Disk), PartMove::Moved));
+    assert_eq!(held(&world), mib(0, 0, 0));
+    assert!(world.broker.show(&Target::Id(id)).expect("there").parts[0].dropped);
+    assert_eq!(use_it(&mut world, client, 1, part), 0);
+}
+
+#[test]
+fn what_is_damaged_on_disk_is_lost_for_who_pins_it_and_nothing_else_is() {
+    let mut world = three_tiers(8, 0, 16);
+    let client = world.open_pinning("a");
+    let id =
+        world.allocate(client, AllocationSpec { part_size: Some(Bytes::mib(4)), ..spec(8) }).expect("room");
+    let both = parts(&world, id);
+    let [lost, whole] = both[..] else { panic!("two parts") };
+    world.write(client, lost, 7);
+    world.write(client, whole, 8);
+    world.operate(to(id, Tier::Disk)).expect("they leave");
+    let written = world.contents.iter().find(|(_, content)| **content == 7);
+    let damaged = written.map(|(extent, _)| *extent).expect("it was copied");
+    world.damaged.insert(damaged);
+    for call in 1..3 {
+        world.pin_call(client, call, &[lost]);
+        world.settle();
+        let refused = answer(&world, client, call).cloned().flatten().expect("it cannot be had");
+        assert!(
+            matches!(&refused, Refusal::ContentLost { allocation, part, .. }
+            if (*allocation, *part) == (id, lost.part)),
+            "{refused:?}"
+        );
+        assert_eq!(refused.reason(), vramd_types::Reason::ContentLost);
+        world.frame(client, ClientFrame::PinEnded { call });
+    }
+    let PartMove::Refused { refusal } = moved_of(&mut world, lost, Tier::Device) else {
+        panic!("it cannot be had")
+    };
+    assert!(matches!(*refusal, Refusal::ContentLost { .. }), "{refusal:?}");
+    assert_eq!((use_it(&mut world, client, 3, whole), held(&world)), (8, mib(4, 0, 8)));
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.settle();
+    assert_eq!(held(&world), mib(0, 0, 0));
+}
+
+/// One part of an allocation.
+fn moved_of(world: &mut World, part: PartRef, tier: Tier) -> PartMove {
+    let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
+    moved(world.operate(OperatorRequest::MoveParts { target, parts, tier }))
+}
+
+/// It would have been set aside anew, in the tier that it leaves for or as lacking, while it leaves.
+#[test]
+fn backing_that_cannot_be_made_while_its_part_leaves_for_another_tier_is_missed_by_nobody() {
+    for (disk, fails_both) in [(8, false), (4, false), (8, true), (4, true)] {
+        let mut world = three_tiers(8, 8, disk);
+        let client = world.open_pinning("a");
+        let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+        world.write(client, part, 7);
+        let (guarantee, limit) = (None, Some(Quantity::Bytes(Bytes::mib(2))));
+        let (tenant, device, tier_of) = ("a".to_owned(), DeviceSelector::All, Tier::Host);
+        world.start_operator(None, world::writing_back::back(part.allocation));
+        world.start_operator(
+            None,
+            OperatorRequest::SetQuota { tenant, device, tier: tier_of, guarantee, limit },
+        );
+        world.start_operator(None, to(part.allocation, Tier::Disk));
+        // The quota goes first: when memory cannot be made there is no more to be had in the host.
+        let quotas = world.work.iter().position(|it| matches!(it, broker_core::Command::StoreQuotas(_)));
+        let quotas = world.work.remove(quotas.expect("it is stored")).expect("there");
+        world.work.push_front(quotas);
+        world.fail_creates.push_back(Some(broker_core::CreateError::Failed("no such page".to_owned())));
+        if fails_both {
+            world.fail_creates.push_back(Some(broker_core::CreateError::OutOfDisk("it is full".to_owned())));
+        }
+        world.settle();
+        let should = match fails_both {
+            true => (Tier::Device, mib(4, 0, 4)),
+            false => (Tier::Disk, mib(0, 0, 4)),
+        };
+        assert_eq!((tier(&world, part), held(&world)), should, "{disk} MiB on disk, {fails_both}");
+        assert_eq!(use_it(&mut world, client, 1, part), 7);
+    }
+}

@@ -1,0 +1,70 @@
+//! What lies on disk, read by whoever waits for it: a thread that hashes, which has nothing else to do meanwhile.
+
+use rustix::io::{Errno, pread};
+use vramd_types::Bytes;
+
+use super::{ALIGNMENT, DiskExtent, PIECE, room::Buffer};
+use crate::{CopyError, DiskFlaw, DriverError};
+
+/// With a buffer that is made when it is first needed.
+#[derive(Debug, Default)]
+pub(crate) struct DiskReader {
+    buffer: Option<Buffer>,
+}
+
+impl DiskReader {
+    /// Hands on the first bytes of an extent, verified, one piece after the other. What was never written is zeros.
+    pub(crate) fn each(
+        &mut self,
+        extent: &DiskExtent,
+        length: Bytes,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<(), DriverError> {
+        if length > extent.size() {
+            let (id, size) = (extent.id(), extent.size().get());
+            return Err(DriverError::Failed(format!("{id} has only {size} bytes")));
+        }
+        let mut at = 0;
+        while at < length.get() {
+            let piece = PIECE.min(length.get() - at);
+            let bytes = self.piece(extent, at, usize::try_from(piece).unwrap_or(usize::MAX));
+            take(bytes.map_err(|error| DriverError::Failed(error.to_string()))?);
+            at += piece;
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, extent: &DiskExtent, at: u64, length: usize) -> Result<&[u8], CopyError> {
+        let buffer = match self.buffer.take() {
+            Some(buffer) => buffer,
+            None => Buffer::new(usize::try_from(PIECE).unwrap_or(usize::MAX)).map_err(|error| {
+                CopyError::Driver(DriverError::Failed(format!("make a buffer to read into: {error}")))
+            })?,
+        };
+        let buffer = self.buffer.insert(buffer);
+        if !extent.sums().is_any_of(at) {
+            buffer.bytes_mut()[..length].fill(0);
+            return Ok(&buffer.bytes_mut()[..length]);
+        }
+        let expected = extent.sums().expected(at, length)?;
+        let whole = expected.length.next_multiple_of(ALIGNMENT);
+        let (mut done, id) = (0, extent.id());
+        while done < whole {
+            let room = &mut buffer.bytes_mut()[done..whole];
+            match pread(&**extent.file(), room, at + done as u64) {
+                Ok(0) => {
+                    let flaw = DiskFlaw::Short(Bytes::new(done as u64));
+                    return Err(CopyError::Unreadable { extent: id, at: Bytes::new(at), flaw });
+                }
+                Ok(more) => done += more,
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    let flaw = DiskFlaw::Failed(error.raw_os_error());
+                    return Err(CopyError::Unreadable { extent: id, at: Bytes::new(at), flaw });
+                }
+            }
+        }
+        extent.sums().verify(at, expected, &buffer.bytes_mut()[..expected.length])?;
+        Ok(&buffer.bytes_mut()[..length])
+    }
+}
