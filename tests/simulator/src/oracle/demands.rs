@@ -178,6 +178,8 @@ impl Oracle {
             || self.facts.words_pending.iter().any(on_device)
             || self.facts.evicting.iter().any(|(_, part)| on_device(part))
             || self.facts.backings.iter().any(|(part, backing)| on_device(part) && made(backing))
+            // What was about to leave when its session was told to unmap it for good leaves once that is answered.
+            || self.facts.backings.keys().any(|part| on_device(part) && self.is_being_revoked(*part))
     }
 
     /// What nobody uses on a device, for certain, and what has room below.
