@@ -73,7 +73,8 @@
 //! that makes it, or what `enter_trace` was told; so does a pin that the daemon is asked for.
 //!
 //! **Descriptors** are closed as soon as a part is mapped; at most 128 are open at a time, so `RLIMIT_NOFILE` should
-//! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing behind.
+//! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing
+//! behind; so does a pin, which may be tried again.
 
 #[macro_use]
 mod fault;

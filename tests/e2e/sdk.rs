@@ -240,6 +240,64 @@ fn more_descriptors_than_the_process_may_hold_fail_cleanly() {
     assert_eq!(daemon.books().node.fds_in_flight, 0);
 }
 
+/// A process that can open nothing for a moment loses nothing of what it owns or reads: neither by a pin of some parts, nor
+/// by one of a set.
+#[test]
+fn who_has_no_descriptors_for_a_moment_is_told_so_and_pins_later() {
+    let config = Config::devices(&["32MiB"]).memory("host_size = \"32MiB\"").memory("harvest_ms = 5");
+    let daemon = Daemon::start(&config);
+    let (mut owner, mut reader) = (daemon.probe(), daemon.probe());
+    owner.ask("sdk open");
+    reader.ask("sdk open");
+    owner.ask("sdk allocate 4194304 name=weights persistent part=2097152 reader=*");
+    owner.ask("sdk write 3");
+    owner.ask("sdk seal");
+    owner.ask("sdk keep");
+    reader.ask("sdk attach weights");
+    reader.ask("sdk keep");
+    let own = owner.ask("sdk allocate 8388608 part=2097152")["allocation"].as_u64().unwrap();
+    owner.ask("sdk write 5");
+    owner.ask("sdk unhold");
+    let held = daemon.books().held();
+
+    for id in daemon.books().allocations.iter().map(|row| format!("a-{}", row.allocation_id)) {
+        until("it leaves", || {
+            let evicting = daemon.vramctl().args(["alloc", "evict", &id, "--json"]).output().unwrap();
+            let told: serde_json::Value = serde_json::from_slice(&evicting.stdout).unwrap();
+            let parts = told["parts"].as_array().unwrap();
+            parts.iter().all(|part| part["outcome"] == "moved")
+        });
+    }
+    owner.ask("sdk limit-fds 3");
+    reader.ask("sdk limit-fds 3");
+    let weights = owner.refused("sdk pin 0");
+    assert!(weights.is(Reason::MapFailed).facts["problem"].contains("RLIMIT_NOFILE"), "{weights:?}");
+    for _ in 0..2 {
+        let refused = owner.refused("sdk pin-parts 0 4");
+        assert_eq!(refused.is(Reason::MapFailed).facts["allocation"], format!("a-{own}"));
+        reader.refused("sdk pin 0").is(Reason::MapFailed);
+    }
+    let books = daemon.books();
+    assert_eq!((books.node.fds_in_flight, books.sessions.len()), (0, 2));
+    assert!(books.allocations.iter().all(|row| row.mapper_count == 0), "{:?}", books.allocations);
+
+    owner.ask("sdk limit-fds 256");
+    reader.ask("sdk limit-fds 256");
+    assert_eq!(owner.ask("sdk pin-parts 0 4")["digest"], digest(&content(8 * MIB, 5)));
+    for probe in [&mut owner, &mut reader] {
+        probe.ask("sdk pin 0");
+        assert_eq!(probe.ask("sdk pinned-digest 0")["digest"], digest(&content(4 * MIB, 3)));
+    }
+    assert_eq!(daemon.books().held(), held);
+    // The memory goes as any other.
+    owner.ask("sdk unpin");
+    owner.ask("sdk unpin");
+    owner.ask("sdk free");
+    owner.ask("sdk drop");
+    reader.leave();
+    daemon.drains();
+}
+
 #[test]
 fn a_seal_whose_answer_was_lost_is_sealed_all_the_same() {
     let daemon = Daemon::start(&Config::default().fault("digest", 1, Effect::DelayMs(1500)));

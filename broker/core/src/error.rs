@@ -123,6 +123,11 @@ pub enum Refusal {
     PinStalled {
         session: SessionId,
     },
+    /// By the session itself, which a pin had it sent to.
+    MapFailed {
+        allocation: AllocationId,
+        problem: String,
+    },
     /// A pin was not answered in the time that its call gave.
     WaitOver {
         within: Duration,
@@ -211,6 +216,7 @@ impl Refusal {
             Self::GuaranteeUnbacked { .. } => Reason::GuaranteeUnbacked,
             Self::Raced { .. } => Reason::Raced,
             Self::PinStalled { .. } => Reason::PinStalled,
+            Self::MapFailed { .. } => Reason::MapFailed,
             Self::WaitOver { .. } => Reason::Deadline,
             Self::WaitCancelled { .. } => Reason::WaitCancelled,
             Self::WaitNotFound { .. } => Reason::WaitNotFound,
@@ -308,6 +314,9 @@ impl Refusal {
             Self::DriverFailed { device, problem } => {
                 vec![("device", device.clone()), ("problem", problem.clone())]
             }
+            Self::MapFailed { allocation, problem } => {
+                vec![("allocation", allocation.to_string()), ("problem", problem.clone())]
+            }
             Self::KindUnsupported { kind } => vec![("kind", (*kind).to_owned())],
             Self::TierUnsupported { tier } => vec![("tier", tier.to_string())],
             Self::InvariantBroken { invariant } => vec![("invariant", (*invariant).to_owned())],
@@ -401,6 +410,9 @@ impl fmt::Display for Refusal {
                 f,
                 "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again"
             ),
+            Self::MapFailed { allocation, problem } => {
+                write!(f, "{allocation} could not be mapped: {problem}")
+            }
             Self::WaitOver { within } => {
                 write!(f, "the pin was not answered within {} ms", within.as_millis())
             }

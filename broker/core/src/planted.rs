@@ -144,6 +144,9 @@ mod bugs {
         EvictedBelowGuarantee: "what is guaranteed to a tenant is taken from its device for another", [EVICTED];
         LossNotTold: "who is sent a part is not told that its content was given up", [CONTENT];
         EvictedThoughHeld: "a part that an operator holds leaves its device for another", [HELD];
+        GuaranteeAwaited: "who asks for what others' guarantees will never let it have waits for it", [DEMANDS];
+        AttachUnbounded: "who attaches more than can be on its device waits for it", [DEMANDS];
+        SealBringsIn: "what was elsewhere when it was sealed comes back unasked", [SENT];
         BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
         TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
@@ -159,6 +162,7 @@ mod bugs {
         WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
         LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
         MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];
+        UnmappableLost: "what a client could not map once is lost to it", [PIN_ANSWERS];
         BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED, EXTENTS];
         OtherBackingKept: "what a part had in another tier than the one that it has left for stays its own", [BACKED, LEDGER_ORACLE];
         UnwrittenCopied: "what lies on disk and was never written is copied", [COPIES];

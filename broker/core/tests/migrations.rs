@@ -239,7 +239,10 @@ fn sealed_memory_is_hashed_where_it_lies_and_brought_in_for_who_attaches() {
     evict(&mut world, part);
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
     world.settle();
-    assert!(world.maps(client, part), "its owner gets it back");
+    assert_eq!(tier(&world, part), Tier::Host, "nobody asked for it");
+    world.pin_call(client, 1, &[part]);
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.settle();
     let reader = world.open_pinning("a");
     evict(&mut world, part);
     assert_eq!(tier(&world, part), Tier::Host);

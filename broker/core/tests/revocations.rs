@@ -7,12 +7,14 @@ mod world;
 use std::time::Duration;
 
 use broker_core::{
-    ClientFrame, ClientRequest, Command, Completion, DaemonFrame, Event, OperatorRequest, PartRevocation,
-    Refusal, StoredQuotas, Target, WordsOutcome,
+    ClientFrame, ClientRequest, Command, Completion, DaemonFrame, Event, OperatorRequest, PartMove,
+    PartRevocation, Refusal, StoredQuotas, Target, Tier, WordsOutcome,
 };
 use vramd_types::{Bytes, PartIndex};
 use world::{
-    Client, World, named, persistent,
+    Client, World, config,
+    moving::{moved, to},
+    named, persistent,
     revoking::{ANSWER, UNMAPPED, answer, mapped_bytes, one_part, outcome, outcomes, part, revoke},
     spec, unmapped,
 };
@@ -246,6 +248,29 @@ fn a_session_without_pins_is_not_asked() {
     assert!(world.replies.contains_key(&late), "nobody maps it");
     world.call(standing, ClientRequest::Attach(Target::Id(id))).expect("attached");
     assert!(world.maps(standing, part(id, 0)));
+}
+
+#[test]
+fn a_fence_is_in_nobodys_way_once_nobody_maps_the_part() {
+    let mut config = config(&[Bytes::mib(64)]);
+    config.devices[0].host = Bytes::mib(64);
+    let answers_within = Duration::from_secs(1);
+    config.limits.map_answer_timeout = answers_within;
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    world.stopped.insert(client.channel);
+    // One is on its way to the client, the next waits until it has answered.
+    let [_, queued] = [(); 2].map(|()| world.allocate(client, spec(4)).expect("room"));
+    let its_time = world.now.after(answers_within);
+    let fence = world.start_operator(None, revoke(queued, true));
+    assert!(!world.replies.contains_key(&fence), "it is to be mapped, so it is fenced");
+    // The client's time ends in the very moment in which somebody asks for the part, and with that what was never sent.
+    world.now = its_time;
+    let evict = world.start_operator(None, to(queued, Tier::Host));
+    world.settle();
+    let evicted = moved(world.replies.remove(&evict).expect("an answer"));
+    assert!(matches!(evicted, PartMove::Moved), "{evicted:?}");
+    assert_eq!(outcomes(world.replies.remove(&fence).expect("an answer")), [PartRevocation::Revoked]);
 }
 
 #[test]

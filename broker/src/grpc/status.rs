@@ -139,9 +139,10 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::Draining => {
             details.set_retry_info(Some(RETRY_NODE));
         }
-        R::NotSealed { allocation } | R::AlreadySealed { allocation } | R::StillMapped { allocation } => {
-            unmet(details, refusal, &allocation.to_string(), message)
-        }
+        R::NotSealed { allocation }
+        | R::AlreadySealed { allocation }
+        | R::StillMapped { allocation }
+        | R::MapFailed { allocation, .. } => unmet(details, refusal, &allocation.to_string(), message),
         R::DeviceNotVisible { device } => unmet(details, refusal, device, message),
         R::SessionLost { session } => unmet(details, refusal, &session.to_string(), message),
         R::GuaranteeUnbacked { tenant, .. } => unmet(details, refusal, &format!("tenant:{tenant}"), message),

@@ -192,7 +192,7 @@ reasons! {
     Deadline, "DEADLINE", DeadlineExceeded, [],
         "The deadline passed first; a mutation that completes later stays, and a retry with its id returns it.";
     MapFailed, "MAP_FAILED", FailedPrecondition, ["allocation", "problem"],
-        "The client could not map what the daemon sent, for want of descriptors, say. Never sent by the daemon.";
+        "The client could not map what the daemon sent, for want of descriptors, say. The memory is as it was: ask again.";
     InvariantBroken, "INVARIANT_BROKEN", Internal, ["invariant"],
         "The broker found itself in a state that must not be: a bug, counted and logged.";
 }

@@ -108,6 +108,17 @@ fn a_failure_is_remembered_for_who_claims_later() {
 }
 
 #[test]
+fn a_failure_that_nobody_waited_for_is_not_told_of_what_comes_after() {
+    let fake = Fake::start(Mode::Map);
+    fake.table.claim(ID).unwrap();
+    fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[]);
+    assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 1);
+    // As who seals it does, and then waits for it anew.
+    fake.table.set_holding(ID);
+    assert_eq!(fake.table.is(held(ID, 1, Access::ReadOnly)), Ok(false));
+}
+
+#[test]
 fn what_cannot_be_mapped_is_told_and_what_can_is_mapped() {
     let fake = Fake::start(Mode::Map);
     let mut cuda = part(7, 0, 5, Access::ReadWrite);

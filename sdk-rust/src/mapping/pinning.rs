@@ -194,10 +194,11 @@ impl Table {
         self.wake_if(wake);
     }
 
-    /// Parts that come from now on are the handle's to hold.
+    /// Parts that come from now on are the handle's to hold. What could not be mapped before concerns nobody any more.
     pub(crate) fn set_holding(&self, id: AllocationId) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
             region.holds = true;
+            region.failure = None;
         }
     }
 

@@ -15,6 +15,7 @@ use std::{
 use tokio::sync::watch;
 use vramd_proto::v1::{Access, Map, MapPart, PartRef, Revoke, RevokeReason, UnmapReason, UnmappedPart};
 use vramd_types::{AllocationId, Reason};
+use vramd_words::Waiting;
 
 use super::{
     calls::Calls,
@@ -379,10 +380,12 @@ impl State {
                 if let Some(problem) = refused.get(&part.part_index) {
                     *outcome = Err(problem.clone());
                 }
+                let waiting = self.calls.waiting_for(id, part.part_index);
                 match outcome {
+                    // Who waits for it by a call is told by the daemon, which keeps the part for the next.
+                    Err(_) if waiting != Waiting::default() => {}
                     Err(problem) => region.failure = Some(problem.clone()),
                     Ok(()) => {
-                        let waiting = self.calls.waiting_for(id, part.part_index);
                         region.set_mapped(part.part_index, &self.words, waiting)?;
                         let slot = region.slots.get(&part.part_index).copied();
                         self.calls.grant(id, part.part_index, slot);

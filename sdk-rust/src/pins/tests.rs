@@ -15,7 +15,7 @@ use vramd_words::{Access, Fence, State};
 
 use crate::{
     allocation::{Allocation, Sealed},
-    channel::fake::{PART, PATIENCE, Pinning, memory, part, part_ref},
+    channel::fake::{PART, PATIENCE, Pinning, held, memory, part, part_ref},
     cuda::Gpus,
     error::Error,
     face::{Face, now},
@@ -243,6 +243,39 @@ fn a_wait_that_an_operator_ended_is_told_as_such() {
         assert_eq!(daemon.next(), asked(1, &[the], false));
         daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: Some(refused) }));
         assert!(matches!(pinner.join().unwrap(), Err(Error::WaitCancelled { wait: 9 })));
+    });
+}
+
+#[test]
+fn what_could_not_be_mapped_is_told_by_the_daemon_and_comes_with_the_next_pin() {
+    let daemon = start();
+    let the = part_ref(ID, 0);
+    let allocation = evicted(&daemon, ID);
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(1, &[the], false));
+        daemon.map(vec![part(ID, 0, 1, MapAccess::ReadWrite)], &[]);
+        let Some(Said::Unmapped(failed)) = daemon.next() else { panic!("it was not mapped") };
+        assert_eq!(failed.parts[0].reason(), v1::UnmapReason::MapFailed);
+        let facts = [("allocation", "a-7"), ("problem", failed.parts[0].detail.as_str())];
+        let metadata = facts.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let refused =
+            v1::Refused { code: 9, reason: "MAP_FAILED".to_owned(), metadata, ..Default::default() };
+        daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: Some(refused) }));
+        let problem = "0 descriptors came for 1 parts".to_owned();
+        let told = Error::MapFailed { allocation: "a-7".to_owned(), problem };
+        assert_eq!(pinner.join().unwrap().unwrap_err(), told);
+    });
+    let id = AllocationId::from_raw(ID);
+    let held = daemon.session.table().is(held(id, 1, MapAccess::ReadWrite));
+    assert_eq!(held, Ok(false), "nobody else is told so again");
+
+    thread::scope(|scope| {
+        let pinner = scope.spawn(|| allocation.pin(Access::Read));
+        assert_eq!(daemon.next(), asked(2, &[the], false));
+        bring(&daemon, ID, 0..1, 1, 6);
+        assert_eq!((daemon.next(), daemon.next()), (mapped(the), ended(2)));
+        assert_eq!(pinner.join().unwrap().unwrap().as_slice().unwrap()[0], 6);
     });
 }
 

@@ -23,8 +23,8 @@ pub(crate) struct Measure {
 pub(crate) type Beside = Vec<(&'static str, Duration)>;
 
 impl Measure {
-    /// Takes `pairs` of them; who goes first changes from pair to pair. Each side leaves the device as it found it. A peer
-    /// has no target.
+    /// Takes `pairs` of them; who goes first changes from pair to pair. A peer has no target. That each side leaves the device as it
+    /// found it is the caller's business: also that the driver is not at work on what one of them gave back.
     pub(crate) fn take(
         target: impl Into<Option<f64>>,
         pairs: usize,

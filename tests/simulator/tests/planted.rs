@@ -27,6 +27,7 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::EvictedThoughPinned,
         Bug::SlotReused,
         Bug::EvictedStaysAway,
+        Bug::UnmappableLost,
         Bug::OwnerKeepsFreed,
         Bug::CopiedInPart,
         Bug::HostChargedToAnother,

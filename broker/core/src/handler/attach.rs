@@ -2,11 +2,11 @@
 
 use vramd_types::{AllocationId, SessionId, name};
 
-use super::{Start, Started};
+use super::{Start, Started, mapping::Unasked};
 use crate::{
     broker::Broker,
     error::Refusal,
-    event::{Kind, Target},
+    event::{Kind, PartRef, Target},
     residency::{Allocation, AllocationState, MapState},
     tenancy::{Outcome, TenantId},
 };
@@ -51,8 +51,22 @@ impl Broker {
             return Err(Refusal::StillMapped { allocation: id });
         }
         self.check_slots(session, self.parts_not_held(session, id))?;
-        self.queue_maps(session, id, unheld);
+        if !unheld {
+            self.check_attach(session, tenant, id)?;
+        }
+        self.queue_maps(session, id, if unheld { Unasked::Nothing } else { Unasked::All });
         Ok(Started::Done(Outcome::Attached(id)))
+    }
+
+    /// Whether all of what is to be mapped can be on its device at once. What is there already needs no room.
+    fn check_attach(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
+        let is_all_there = self.elsewhere_of(id).is_empty();
+        if is_all_there || planted!(self, AttachUnbounded) {
+            return Ok(());
+        }
+        let indices = self.allocations.get(id).map(Allocation::indices);
+        let parts = indices.into_iter().flatten().map(|part| PartRef { allocation: id, part });
+        self.check_together(tenant, parts.filter(|part| self.map_state(session, *part).is_none()))
     }
 
     /// How many parts of an allocation a session would need slots for.

@@ -2,7 +2,7 @@
 //!
 //! One that is not to wait stays there only while room is being made for it; any other is refused when its time is over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{Bytes, SessionId};
 
@@ -16,7 +16,7 @@ use crate::{
     command::{Notice, WaitEnd},
     error::Refusal,
     event::Tier,
-    ledger::{Place, Shortage},
+    ledger::{Books, Place, Shortage},
     migration::{Demand, InLine, Waiter},
     pool::Age,
     tenancy::{Arrival, OpId, OpKind, Requester, Session, TenantId},
@@ -80,9 +80,10 @@ impl Broker {
     pub(crate) fn could_ever(&self, tenant: TenantId, lack: &Lack) -> bool {
         let Lack::Bytes { place, fresh, .. } = lack else { return true };
         let limit = self.ledger.account(tenant, *place).is_some_and(|account| *fresh <= account.limit);
-        let fits = self.ledger.books(*place).is_some_and(|books| *fresh <= books.usual_capacity());
+        let asked = BTreeMap::from([(tenant, *fresh)]);
+        let fits = |books: &Books| *fresh <= books.most(&asked) || planted!(self, GuaranteeAwaited);
         // Below devices nothing makes room.
-        limit && fits && place.tier == Tier::Device
+        limit && self.ledger.books(*place).is_some_and(fits) && place.tier == Tier::Device
     }
 
     pub(crate) fn why_lacking(&self, tenant: TenantId, lack: &Lack) -> Refusal {
@@ -187,6 +188,19 @@ impl Broker {
         let now = self.now;
         if self.batch_of(op).is_some_and(|(_, _, batch)| batch.asked.until <= now) {
             self.give_up_batch(op);
+        }
+    }
+
+    /// What it asks for can never be there.
+    pub(crate) fn refuse_hopeless_batch(&mut self, op: OpId) {
+        let Some((_, tenant, batch)) = self.batch_of(op) else { return };
+        let plans = std::mem::take(&mut batch.asked.plans);
+        let lack = self.check_room(tenant, &plans).err().filter(|lack| !self.could_ever(tenant, lack));
+        if let Some(why) = lack.map(|lack| self.why_lacking(tenant, &lack)) {
+            return self.refuse_batch(op, why);
+        }
+        if let Some((_, _, batch)) = self.batch_of(op) {
+            batch.asked.plans = plans;
         }
     }
 

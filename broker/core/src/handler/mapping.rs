@@ -8,6 +8,7 @@ use super::notice::Answered;
 use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
+    error::Refusal,
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     invariants,
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKED_TOGETHER},
@@ -19,23 +20,32 @@ use crate::{
 /// How far back among commands that nobody has taken yet a frame is looked for.
 const LOOKED_BACK: usize = 4 * REVOKED_TOGETHER;
 
+/// What of an allocation a session is sent that has not pinned it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unasked {
+    All,
+    /// What is on its device: for the rest room would have to be made.
+    AtHand,
+    Nothing,
+}
+
 impl Broker {
-    /// Queues every part of an allocation that the session does not hold yet; what is being revoked waits for the end of
-    /// that, and what is unheld for a pin.
-    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, unheld: bool) {
-        self.queue_parts(id, allocation_id, unheld);
+    /// Queues what of an allocation the session does not hold yet; what is being revoked waits for the end of that, and the rest
+    /// for a pin.
+    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
+        self.queue_parts(id, allocation_id, unasked);
         self.pump(id);
     }
 
     /// The same for all of a batch, so that they share packets.
     pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
         for allocation in allocations.iter().copied() {
-            self.queue_parts(id, allocation, false);
+            self.queue_parts(id, allocation, Unasked::All);
         }
         self.pump(id);
     }
 
-    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, unheld: bool) {
+    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
         let elsewhere = self.elsewhere_of(allocation_id);
         let (Some(session), Some(allocation)) =
             (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
@@ -45,7 +55,8 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
-        let unheld = unheld || (allocation.unheld && allocation.owner == Some(id));
+        let is_unheld = allocation.unheld && allocation.owner == Some(id);
+        let unasked = if is_unheld { Unasked::Nothing } else { unasked };
         let (mut queued, mut comes) = (0, Vec::new());
         for index in allocation.indices() {
             if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
@@ -57,13 +68,15 @@ impl Broker {
             }
             let part = PartRef { allocation: allocation_id, part: index };
             let state = match self.revocations.get_mut(&part) {
-                _ if unheld => MapState::Away,
+                _ if unasked == Unasked::Nothing => MapState::Away,
                 Some(revocation) => {
                     revocation.comers.push(id);
                     MapState::Away
                 }
                 None if elsewhere.contains(&part) => {
-                    comes.push(part);
+                    if unasked == Unasked::All {
+                        comes.push(part);
+                    }
                     MapState::Away
                 }
                 None => MapState::Queued,
@@ -299,16 +312,23 @@ impl Broker {
                 self.was_written(part);
             }
             let was_told = self.is_revoking(id, part);
-            let step = self.step(id, part, MapEvent::Unmapped)?;
+            let lost = planted!(self, UnmappableLost) && self.map_state(id, part) == Some(MapState::Offered);
+            let event = match failure {
+                Some(_) if !lost => MapEvent::Failed,
+                _ => MapEvent::Unmapped,
+            };
+            let step = self.step(id, part, event)?;
             if was_told && let Some(before) = answered.add(part.allocation) {
                 self.note_answered(id, tenant, before);
             }
-            if let Some(problem) = failure {
+            if let Some(problem) = failure.clone() {
                 let tenant = self.tenants.shared(tenant);
                 self.notice(Notice::MapFailed { session: id, tenant, part, problem });
             }
             if step == MapStep::Gone || self.leaves_for_good(id, part) {
                 self.unmapped(id, part);
+            } else if let Some(problem) = failure {
+                self.refuse_unmappable(id, part, &problem);
             }
         }
         if let Some(last) = answered.0 {
@@ -317,10 +337,21 @@ impl Broker {
         Ok(())
     }
 
-    /// What was evicted of an allocation that has been freed meanwhile does not come back.
+    /// What is away does not come back if its allocation has been freed meanwhile, or if its session has no pins to ask for it.
     fn leaves_for_good(&mut self, id: SessionId, part: PartRef) -> bool {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        state == Some(AllocationState::Freeing) && self.step(id, part, MapEvent::Revoke).is_ok()
+        let asks = self.sessions.get(id).is_some_and(|session| session.words.is_some());
+        let stays = asks && state != Some(AllocationState::Freeing);
+        !stays && self.step(id, part, MapEvent::Revoke).is_ok()
+    }
+
+    /// Its calls that lack the part end: they would have it sent again and again. Whoever asks anew is sent it anew.
+    fn refuse_unmappable(&mut self, id: SessionId, part: PartRef, problem: &str) {
+        let lacking: Vec<_> = self.pins.waiting_of(part, id).collect();
+        for (_, call) in lacking {
+            let (allocation, problem) = (part.allocation, problem.to_owned());
+            self.refuse_pin(call, Refusal::MapFailed { allocation, problem });
+        }
     }
 
     /// What follows when a session has let go of a part.

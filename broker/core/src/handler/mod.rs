@@ -11,6 +11,7 @@ mod completion;
 mod create;
 mod demand;
 mod discard;
+mod ever;
 mod fd_budget;
 mod forget;
 mod hold;

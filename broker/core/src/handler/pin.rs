@@ -3,9 +3,9 @@
 //! From when a call is taken until it has ended none of its parts is evicted. It is answered once all of them are mapped,
 //! and then none is revoked for a fence either; only who frees a part, or ends the session, is not held up.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use vramd_types::{Bytes, DeviceIndex, SessionId};
+use vramd_types::SessionId;
 
 use super::Timer;
 use crate::{
@@ -13,7 +13,6 @@ use crate::{
     command::{Asker, Command, DaemonFrame, Notice, WaitEnd},
     error::Refusal,
     event::PartRef,
-    ledger::{Books, Place},
     limits::PIN_PARTS_MAX,
     migration::Waiter,
     residency::{AllocationState, MapState},
@@ -111,41 +110,12 @@ impl Broker {
                 return Err(Refusal::QueueFull { limit: part_limit });
             }
         }
-        let mut by_device: BTreeMap<DeviceIndex, Bytes> = BTreeMap::new();
-        let mut by_payer = BTreeMap::new();
-        for part in parts {
-            if self.map_state(id, *part).is_none_or(MapState::is_leaving) {
-                return Err(self.why_lost(id, *part));
-            }
-            let Some(allocation) = self.allocations.get(part.allocation) else { continue };
-            let size = allocation.size_of(part.part);
-            for sum in [
-                by_device.entry(allocation.device).or_default(),
-                by_payer.entry((allocation.tenant, allocation.device)).or_default(),
-            ] {
-                *sum = sum.saturating_add(size);
-            }
+        if let Some(part) =
+            parts.iter().find(|part| self.map_state(id, **part).is_none_or(MapState::is_leaving))
+        {
+            return Err(self.why_lost(id, *part));
         }
-        let tier = Self::tier();
-        for (device, asked) in by_device {
-            let free = self.ledger.books(Place::device(device)).map_or(Bytes::ZERO, Books::usual_capacity);
-            if asked > free {
-                return Err(Refusal::DeviceFull { device: self.uuid(device).to_owned(), tier, free, asked });
-            }
-        }
-        for ((tenant, device), asked) in by_payer {
-            let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
-            if asked > account.limit {
-                let (limit, held, device) = (account.limit, account.held(), self.uuid(device).to_owned());
-                // The figures of a tenant are its own: who reads its memory learns none of them.
-                if tenant != session.tenant {
-                    return Err(Refusal::SetTooLarge { device, tier, asked });
-                }
-                let tenant = self.tenants.name(tenant).to_owned();
-                return Err(Refusal::QuotaLimit { tenant, device, tier, limit, held, asked });
-            }
-        }
-        Ok(())
+        self.check_together(session.tenant, parts.iter().copied())
     }
 
     /// Why a part that is not the session's, or soon will not be, cannot be pinned.

@@ -249,6 +249,7 @@ impl Broker {
             Ok(()) => {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
+                self.refuse_what_cannot_be();
                 self.unsettled.demands |= self.is_room_wanted();
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 self.note_quota(&change, quota);

@@ -24,10 +24,12 @@ impl Broker {
         came: Arrival,
     ) -> Option<PartRevocation> {
         let until = self.now.after(self.config.limits.revoke_answer_timeout);
+        let mapping = self.mapping(part, |_| true);
         if let Some(under_way) = self.revocations.get_mut(&part) {
             let lasts = match &mut under_way.stage {
-                Stage::Fence { .. } if !wait => {
-                    return Some(PartRevocation::Pinned { by: self.mapping(part, |_| true) });
+                // Where nobody maps it any more the fence is as good as over.
+                Stage::Fence { .. } if !wait && !mapping.is_empty() => {
+                    return Some(PartRevocation::Pinned { by: mapping });
                 }
                 Stage::Words { fence, .. } if wait => Some(*fence.get_or_insert(until)),
                 Stage::Words { .. } | Stage::Evict | Stage::Fence { .. } => None,

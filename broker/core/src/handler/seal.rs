@@ -2,7 +2,7 @@
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{Start, Started};
+use super::{Start, Started, mapping::Unasked};
 use crate::{
     broker::Broker,
     command::{Command, DigestSpan, Notice, RevokeReason},
@@ -119,7 +119,9 @@ impl Broker {
             self.finish(op, outcome);
         }
         if let Some(owner) = owner {
-            self.queue_maps(owner, id, false);
+            // What its owner did not hold was elsewhere, and stays there until it is pinned.
+            let unasked = if planted!(self, SealBringsIn) { Unasked::All } else { Unasked::AtHand };
+            self.queue_maps(owner, id, unasked);
         }
     }
 

@@ -36,7 +36,7 @@ registry! {
     LEDGER_BOOKS = "INV-LEDGER-1", Recomputed "ledger_books.rs",
         "accounts equal the extents and reservations that are charged to them, per tenant, device and tier";
     LEDGER_SUMS = "INV-LEDGER-2", Recomputed "ledger_sums.rs",
-        "held and committed sums of a device equal the sums over its accounts";
+        "the sums of a device, of what is held, committed and guaranteed, equal the sums over its accounts";
     LEDGER_ORACLE = "INV-LEDGER-3", Oracle "ledger.rs",
         "every tenant is charged what the events say: from its reservation until the bytes are acknowledged or gone";
     LIMIT = "INV-LEDGER-4", Oracle "admission.rs",

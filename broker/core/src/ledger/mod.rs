@@ -68,6 +68,8 @@ pub(crate) struct Books {
     held: Bytes,
     /// Sum of the larger of guarantee and held, by account.
     committed: Bytes,
+    /// Sum of the guarantees.
+    guaranteed: Bytes,
     accounts: ByTenant<Account>,
 }
 
@@ -99,6 +101,23 @@ impl Books {
 
     pub(crate) const fn committed(&self) -> Bytes {
         self.committed
+    }
+
+    pub(crate) const fn guaranteed(&self) -> Bytes {
+        self.guaranteed
+    }
+
+    /// What these tenants could have there together, who ask for so much each: what is guaranteed to others is lent to nobody, and
+    /// from what is guaranteed to themselves they are kept by nobody.
+    pub(crate) fn most(&self, asked: &BTreeMap<TenantId, Bytes>) -> Bytes {
+        let guarantee = |tenant| self.account(tenant).map_or(Bytes::ZERO, |account| account.guarantee);
+        let own = asked.iter().map(|(tenant, asked)| guarantee(*tenant).min(*asked));
+        let own = own.fold(Bytes::ZERO, Bytes::saturating_add);
+        let capacity = self.usual_capacity();
+        match own == asked.values().copied().fold(Bytes::ZERO, Bytes::saturating_add) {
+            true => capacity,
+            false => capacity.saturating_sub(self.guaranteed.saturating_sub(own)),
+        }
     }
 
     pub(crate) fn shortfall(&self) -> Bytes {
@@ -140,6 +159,7 @@ impl Ledger {
             missing: Bytes::ZERO,
             held: Bytes::ZERO,
             committed: Bytes::ZERO,
+            guaranteed: Bytes::ZERO,
             accounts: ByTenant::default(),
         };
         let books = shares.into_iter().map(|(place, share)| (place, books(share))).collect();
@@ -365,20 +385,23 @@ impl Ledger {
         let known = books.accounts.get_mut(tenant);
         let old = known.as_deref().copied().unwrap_or_else(|| quotas.open(tenant, place, books.share));
         let mut new = old;
-        let before = known.as_ref().map_or(Bytes::ZERO, |account| account.commitment());
+        let was = known.as_ref();
+        let before = was.map_or(Bytes::ZERO, |account| account.commitment());
+        let guaranteed_before = was.map_or(Bytes::ZERO, |account| account.guarantee);
         let sums = change(&mut new).and_then(|()| {
             let held = books.held.checked_sub(old.held())?.checked_add(new.checked_held()?)?;
             let committed = books.committed.checked_sub(before)?.checked_add(new.commitment())?;
-            Some((held, committed))
+            let guaranteed = books.guaranteed.checked_sub(guaranteed_before)?.checked_add(new.guarantee)?;
+            Some((held, committed, guaranteed))
         });
         match sums {
-            Some((held, committed)) => {
+            Some(sums) => {
                 // Who holds more may be at its limit now, and so in nobody's way.
                 let eases = new.held() != old.held() || new.limit != old.limit || new.commitment() < before;
                 if eases && place.tier != Tier::Device {
                     self.eased.insert(place.device);
                 }
-                (books.held, books.committed) = (held, committed);
+                (books.held, books.committed, books.guaranteed) = sums;
                 match known {
                     Some(account) => *account = new,
                     None => books.accounts.insert(tenant, new),

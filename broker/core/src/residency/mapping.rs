@@ -14,11 +14,13 @@
 //!   │ ╰──────────────── Away ◄────────╯
 //!   ╰─── Revoke ─────────╯
 //!
-//!  an answer `Unmapped`, or the session's end, leads to (none) from Offered, OfferedRevoked, Mapped and Revoking
+//!  an answer `Unmapped`, or the session's end, leads to (none) from Offered, OfferedRevoked, Mapped and Revoking;
+//!  `Failed`, which says that what was sent could not be mapped, from Offered to Away and from OfferedRevoked to (none)
 //! ```
 //!
 //! What is evicted stays the session's: it has a place in its word table, and a pin brings it back. It is mapped no
-//! more, though: who is `Away` is no mapper.
+//! more, though: who is `Away` is no mapper. What could not be mapped is no different: a process that was short of
+//! descriptors for a moment has lost nothing but that moment.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MapState {
@@ -43,6 +45,8 @@ pub enum MapEvent {
     Mapped,
     Revoke,
     Unmapped,
+    /// It could not be mapped.
+    Failed,
     Evict,
     Pin,
 }
@@ -82,9 +86,10 @@ impl MapState {
             }
             (Self::Revoking, E::Revoke) => MapStep::To(Self::Revoking),
             (Self::Mapped, E::Evict) => MapStep::SendEvict,
-            (Self::Evicting, E::Unmapped) => MapStep::To(Self::Away),
+            (Self::Evicting, E::Unmapped) | (Self::Offered, E::Failed) => MapStep::To(Self::Away),
             (Self::Away, E::Pin) => MapStep::To(Self::Queued),
             (Self::Queued | Self::Away, E::Revoke)
+            | (Self::OfferedRevoked, E::Failed)
             | (Self::Offered | Self::OfferedRevoked | Self::Mapped | Self::Revoking, E::Unmapped) => {
                 MapStep::Gone
             }
@@ -126,8 +131,8 @@ impl MapStep {
 }
 
 impl MapEvent {
-    pub const ALL: [Self; 6] =
-        [Self::Send, Self::Mapped, Self::Revoke, Self::Unmapped, Self::Evict, Self::Pin];
+    pub const ALL: [Self; 7] =
+        [Self::Send, Self::Mapped, Self::Revoke, Self::Unmapped, Self::Failed, Self::Evict, Self::Pin];
 }
 
 #[cfg(test)]
@@ -152,9 +157,11 @@ mod tests {
              Offered + Mapped = To(Mapped)\n\
              Offered + Revoke = To(OfferedRevoked)\n\
              Offered + Unmapped = Gone\n\
+             Offered + Failed = To(Away)\n\
              OfferedRevoked + Mapped = SendRevoke\n\
              OfferedRevoked + Revoke = To(OfferedRevoked)\n\
              OfferedRevoked + Unmapped = Gone\n\
+             OfferedRevoked + Failed = Gone\n\
              Mapped + Revoke = SendRevoke\n\
              Mapped + Unmapped = Gone\n\
              Mapped + Evict = SendEvict\n\

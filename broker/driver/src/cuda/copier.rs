@@ -9,7 +9,7 @@ use rustix::thread::set_current_timer_slack;
 use vramd_types::{Bytes, ExtentId};
 
 use super::{
-    api::{CudaError, Stream, Transfer, Way},
+    api::{CudaError, Stream, Transfer, Used, Way},
     device::{Arrival, Device},
     memory::Held,
     state::{Live, State},
@@ -32,6 +32,14 @@ pub(super) struct Work {
     from: Held,
     to: Held,
     _arrival: Option<Arc<Arrival>>,
+}
+
+impl Used for Work {
+    /// Nobody waits for the device's sake any more.
+    fn keep_for_ever(self) {
+        self.from.keep_for_ever();
+        self.to.keep_for_ever();
+    }
 }
 
 /// What is to be copied, if it can be.

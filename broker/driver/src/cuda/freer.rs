@@ -41,9 +41,14 @@ pub(super) fn run(state: &State, frees: &Receiver<Free>) {
     for free in frees {
         match free {
             Free::Released { extent, memory } => {
-                let memory = sole(memory);
                 let (device, size) = (Arc::clone(memory.device()), memory.size());
-                let returned = give_up(&device, extent, size, memory);
+                let returned = match sole(memory, |memory| memory.is_kept()) {
+                    Ok(memory) => give_up(&device, extent, size, memory),
+                    Err(kept) => {
+                        device.accounts().retire(extent, size, kept.trace());
+                        false
+                    }
+                };
                 if returned {
                     state.extents().remove(&extent);
                 }
@@ -58,11 +63,13 @@ pub(super) fn run(state: &State, frees: &Receiver<Free>) {
     }
 }
 
-/// A digest or a copy of it may be under way. It ends, and then the memory is freed by the caller and nobody else.
-pub(super) fn sole<M>(mut memory: Arc<M>) -> M {
+/// A digest or a copy of it may be under way. It ends, and then the memory is freed by the caller and nobody else; unless it is
+/// kept, since nobody can tell whether that has ended.
+pub(super) fn sole<M>(mut memory: Arc<M>, is_kept: impl Fn(&M) -> bool) -> Result<M, Arc<M>> {
     loop {
         match Arc::try_unwrap(memory) {
-            Ok(memory) => return memory,
+            Ok(memory) => return Ok(memory),
+            Err(shared) if is_kept(&shared) => return Err(shared),
             Err(shared) => memory = shared,
         }
         thread::sleep(NAP);

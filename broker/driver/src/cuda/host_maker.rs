@@ -69,13 +69,18 @@ impl HostMaker {
                     }
                 }
                 HostOrder::Release { extent, memory } => {
-                    let memory = sole(memory);
-                    if let Some(node) = self.nodes.get_mut(&memory.node()) {
-                        node.put_back(memory);
-                    }
-                    state.extents().remove(&extent);
-                    // Who else holds it nobody can tell.
-                    state.tell(Completion::Released { extent, returned: true });
+                    // Who else holds it nobody can tell, but for a copy that may never end.
+                    let returned = match sole(memory, HostMemory::is_kept) {
+                        Ok(memory) => {
+                            if let Some(node) = self.nodes.get_mut(&memory.node()) {
+                                node.put_back(memory);
+                            }
+                            state.extents().remove(&extent);
+                            true
+                        }
+                        Err(_kept) => false,
+                    };
+                    state.tell(Completion::Released { extent, returned });
                 }
             }
         }

@@ -4,9 +4,13 @@
 //! registered with the driver. Either is mapped here once, for the CPU and for every device.
 
 use std::{
+    mem,
     os::fd::{AsFd, OwnedFd},
     ptr::NonNull,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
@@ -18,7 +22,7 @@ use rustix::{
 use vramd_types::{Bytes, HostNode};
 
 use super::{
-    api::{Access, CudaError, HostView, Physical},
+    api::{Access, CudaError, HostView, Physical, Used},
     device::Device,
     facts::HostKind,
     host_room,
@@ -57,8 +61,17 @@ pub(super) struct HostMemory {
     kind: HostKind,
     node: HostNode,
     size: Bytes,
+    /// Work on it may be under way for ever.
+    kept: AtomicBool,
     /// Last: their contexts may end with them.
     devices: Vec<Arc<Device>>,
+}
+
+impl Used for Arc<HostMemory> {
+    fn keep_for_ever(self) {
+        self.kept.store(true, Ordering::Release);
+        mem::forget(self);
+    }
 }
 
 impl Drop for HostMemory {
@@ -86,11 +99,17 @@ impl HostMemory {
         };
         let (fd, devices) = (Arc::new(fd.into()), devices.to_vec());
         devices.iter().for_each(|device| device.maps_host(size));
-        Ok(Self { view, _physical: physical, fd, kind, node, size, devices })
+        let kept = AtomicBool::new(false);
+        Ok(Self { view, _physical: physical, fd, kind, node, size, kept, devices })
     }
 
     pub(super) fn node(&self) -> HostNode {
         self.node
+    }
+
+    /// Whether nobody will ever have it alone.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Acquire)
     }
 
     /// Nobody else has it or will, and nobody has asked for its descriptor.

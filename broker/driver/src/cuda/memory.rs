@@ -1,14 +1,18 @@
 //! The memory of one extent; on a device, of either kind.
 
 use std::{
+    mem,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use vramd_types::Bytes;
 
 use super::{
-    api::{Access, Block, CudaError, Mapping, Physical},
+    api::{Access, Block, CudaError, Mapping, Physical, Used},
     device::Device,
     host_memory::HostMemory,
 };
@@ -38,10 +42,28 @@ impl Held {
     }
 }
 
+impl Used for Held {
+    fn keep_for_ever(self) {
+        match self {
+            Self::Device(memory) => memory.keep_for_ever(),
+            Self::Host(memory) => memory.keep_for_ever(),
+        }
+    }
+}
+
+impl Used for Arc<Memory> {
+    fn keep_for_ever(self) {
+        self.kept.store(true, Ordering::Release);
+        mem::forget(self);
+    }
+}
+
 /// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
 #[derive(Debug)]
 pub(super) struct Memory {
     size: Bytes,
+    /// Work on it may be under way for ever.
+    kept: AtomicBool,
     backing: Backing,
     /// Last: its context may end with it.
     device: Arc<Device>,
@@ -68,13 +90,14 @@ impl Memory {
         let (mapping, mapper) = (OnceLock::new(), Mutex::new(()));
         Self {
             size,
+            kept: AtomicBool::new(false),
             backing: Backing::Movable { mapping, mapper, physical, fd: Arc::new(fd.into()) },
             device,
         }
     }
 
     pub(super) fn fixed(device: Arc<Device>, size: Bytes, block: Block, handle: [u8; 64]) -> Self {
-        Self { size, backing: Backing::Fixed { block, handle }, device }
+        Self { size, kept: AtomicBool::new(false), backing: Backing::Fixed { block, handle }, device }
     }
 
     pub(super) fn device(&self) -> &Arc<Device> {
@@ -119,6 +142,11 @@ impl Memory {
         if let Backing::Movable { mapping, .. } = &mut self.backing {
             drop(mapping.take());
         }
+    }
+
+    /// Whether nobody will ever have it alone.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Acquire)
     }
 
     /// What tells whether this process holds it, after its release.

@@ -10,7 +10,7 @@ use std::{fs, path::Path};
 use vramd_types::Bytes;
 
 use super::{
-    api::{Access, CudaError, Physical, Stream},
+    api::{Access, CudaError, Mapping, Physical, Stream, Used},
     device::Device,
     facts::Scrub,
 };
@@ -55,6 +55,8 @@ pub(super) fn zeroes_host(params: &Path) -> bool {
 fn speaks_of_scrubbing(line: &str) -> bool {
     line.to_ascii_lowercase().contains("scrub")
 }
+
+impl Used for (Mapping, Physical) {}
 
 fn write(device: &Device, stream: &Stream) -> Result<(), CudaError> {
     let physical = device.physical(SIZE)?;

@@ -1,6 +1,6 @@
 //! Two clients change places: what one holds leaves the device while what the other holds comes.
 
-use std::{mem, thread, time::Duration};
+use std::{cell::RefCell, mem, thread, time::Duration};
 
 use anyhow::Result;
 use vramd_proto::v1::Tier;
@@ -43,12 +43,14 @@ pub(super) fn within_limit(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer>
     let mut exchange = Exchange::ready(scene, None)?;
     let limit = scene.bytes() + 2 * scene.part;
     scene.daemon.set_quota(TENANT, "0", &limit.to_string());
+    let bare = RefCell::new(bare);
     let ours = || {
         exchange.resident.fill()?;
         let took = exchange.swap_by_pin(scene)?;
+        calm_down(scene, *bare.borrow_mut())?;
         Ok((took, vec![]))
     };
-    let measure = Measure::take(INSIDE, scene.pairs, ours, || bare.copy(true, true));
+    let measure = Measure::take(INSIDE, scene.pairs, ours, || bare.borrow_mut().copy(true, true));
     // For the questions after it too, however it went.
     scene.daemon.set_quota(TENANT, "0", "100%");
     let measure = measure?;
@@ -58,15 +60,24 @@ pub(super) fn within_limit(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer>
 
 fn measure(scene: &Scene, bare: &mut dyn Bare, target: f64, uid: Option<u32>) -> Result<Measure> {
     let mut exchange = Exchange::ready(scene, uid)?;
+    let bare = RefCell::new(bare);
     let ours = || {
         exchange.resident.fill()?;
         let took = exchange.swap(scene)?;
         exchange.resident.check()?;
+        calm_down(scene, *bare.borrow_mut())?;
         Ok((took, vec![]))
     };
-    let measure = Measure::take(target, scene.pairs, ours, || bare.copy(true, true))?;
+    let measure = Measure::take(target, scene.pairs, ours, || bare.borrow_mut().copy(true, true))?;
     exchange.end()?;
     Ok(measure)
+}
+
+/// The bare side is to find the device as ours did. What has left it goes back to the driver, which clears it and slows whatever is
+/// copied meanwhile: that is waited for as far as it can be seen, and a copy that nobody times takes the rest.
+fn calm_down(scene: &Scene, bare: &mut dyn Bare) -> Result<()> {
+    scene.operator.until_held(scene.bytes())?;
+    bare.copy(true, true).map(drop)
 }
 
 impl Exchange {

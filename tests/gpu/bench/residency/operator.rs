@@ -158,7 +158,7 @@ impl Operator {
     }
 
     /// Waits until the daemon has heard of all that it was told, and the host has room for what may leave: what came from
-    /// there is charged there until the driver has it back.
+    /// there is charged there until the driver has it back. What has left a device may not be back yet: [`Self::until_held`].
     pub(super) fn settle(&self) -> Result<()> {
         soon("nothing is on its way", || {
             let heard = self.admin.node().is_ok_and(|node| node.fds_in_flight == 0);
@@ -166,6 +166,7 @@ impl Operator {
         })
     }
 
+    /// Looks at the host alone.
     fn fits(&self, device: &DeviceStatus) -> bool {
         device.host_capacity_bytes.saturating_sub(device.host_held_bytes) >= self.bytes
     }

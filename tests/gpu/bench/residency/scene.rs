@@ -60,6 +60,7 @@ impl Scene {
         let config = config
             .log_level("info")
             .memory(&format!("host_size = \"{host_bytes}\""))
+            .telemetry("prometheus_listen = \"127.0.0.1:0\"")
             .tenant(geteuid().as_raw(), TENANT)
             .tenant(OTHER_UID, "others");
         let daemon = Daemon::start(&config);

@@ -145,7 +145,12 @@ impl Oracle {
         self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
         self.is_seen(by, view);
         self.can_be_unheld(by, view.id, unheld);
-        self.owes(by, view.id, unheld);
+        let before = self.facts.sessions.get(&by).map(|session| session.owed.clone()).unwrap_or_default();
+        let lacks = self.owes(by, view.id, unheld);
+        if !unheld {
+            let new: Vec<_> = lacks.into_iter().filter(|part| !before.contains(part)).collect();
+            self.attaches_what_can_be(view.id, &new);
+        }
     }
 
     fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply, broker: &Broker) {

@@ -32,7 +32,7 @@ struct Why {
     /// It would be above its tenant's limit, as things are.
     at_limit: bool,
     wait: Wait,
-    /// The device is full for it if what waits itself leaves too: for who came before it may.
+    /// The device may be full for it: it is at its limit only if nothing of its own leaves but what is certain to.
     may_be_full: bool,
 }
 
@@ -130,8 +130,10 @@ impl Oracle {
             true => Wait::Full,
             false => self.lacks(tenant, device, size, &leavable[device]),
         };
-        let may_be_full =
-            wait == Wait::Limit && self.lacks(tenant, device, size, &at_most[device]) == Wait::Full;
+        // If more of its own could leave than is certain it would be within its limit, and short of room like anybody.
+        let mut own_leaves = leavable[device].clone();
+        own_leaves.extend(at_most[device].get(&tenant).map(|bytes| (tenant, *bytes)));
+        let may_be_full = wait == Wait::Limit && self.lacks(tenant, device, size, &own_leaves) == Wait::Full;
         Why { device, tenant, guaranteed, at_limit, wait, may_be_full }
     }
 
@@ -183,9 +185,9 @@ impl Oracle {
         self.leavable_of(device, broker, |part| self.is_used_by_nobody(part) && !self.is_waited_for(part))
     }
 
-    /// And what is only waited for.
+    /// And what may be used by nobody, for all that is known here.
     fn leavable_at_most(&self, device: usize, broker: &Broker) -> Leavable {
-        self.leavable_of(device, broker, |part| self.is_used_by_nobody(part))
+        self.leavable_of(device, broker, |_| true)
     }
 
     fn leavable_of(&self, device: usize, broker: &Broker, leaves: impl Fn(PartRef) -> bool) -> Leavable {

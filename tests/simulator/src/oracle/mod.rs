@@ -16,6 +16,7 @@ mod devices;
 mod drained;
 mod draining;
 mod dropped;
+mod ever;
 mod evictions;
 mod extents;
 mod facts;
@@ -111,12 +112,16 @@ struct Step {
     room_for: Option<facts::Tenant>,
     /// Evicted by these, whose words are to be collected now.
     to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
+    /// What these could not map, and may ask for again.
+    unmappable: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// The words of this part have just been looked at.
     words_revoked: Option<broker_core::PartRef>,
     /// The part in whose word WRITTEN has just been cleared, since nobody pinned it.
     cleared: Option<broker_core::PartRef>,
     /// What was just written back, and not given up.
     written_back: Option<broker_core::PartRef>,
+    /// A change of quotas has just been stored.
+    quotas_changed: bool,
     /// What has just been copied from one tier below its device to another.
     moved_below: Option<broker_core::PartRef>,
     /// What the disk has just not had as it was written there.
@@ -274,6 +279,7 @@ impl Oracle {
         self.batch_is_ordered();
         self.forget_unmade(broker);
         self.words_are_collected();
+        self.unmappable_is_told();
         self.leaves_once_written_back(broker);
         self.guarantees_are_kept();
         self.liar_is_quarantined();
@@ -290,6 +296,7 @@ impl Oracle {
         self.nobody_starves(broker);
         self.learn_failed_batches(broker);
         self.nobody_is_kept_waiting(broker);
+        self.nobody_waits_for_ever();
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, place, broker);

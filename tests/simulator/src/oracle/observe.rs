@@ -53,6 +53,7 @@ impl Oracle {
                 self.facts.quotas.clear();
                 if let (Ok(()), Some(book)) = (result, staged) {
                     self.facts.book = book;
+                    self.step.quotas_changed = true;
                 }
             }
             Event::Touched(touched) => touched.iter().for_each(|touched| self.observe_touch(touched)),
@@ -152,9 +153,16 @@ impl Oracle {
                 let session = self.facts.sessions.get(&id);
                 let hold =
                     session.and_then(|session| session.holds.get(&unmapped.part)).map(|(hold, _)| *hold);
+                let failed = unmapped.failure.is_some();
+                if failed && hold != Some(Hold::Offered) {
+                    return false;
+                }
                 self.facts.drop_hold(id, unmapped.part);
                 if hold == Some(Hold::Evicting) {
                     self.step.to_collect.insert((id, unmapped.part));
+                }
+                if failed {
+                    self.could_not_map(id, unmapped.part);
                 }
                 hold.is_some()
             }),

@@ -6,11 +6,11 @@ use broker_core::{
     ChannelId, PartRef, Refusal,
     invariants::{BOUNDS, FENCES, PIN_ANSWERS},
 };
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, SessionId};
 
 use super::{
     Oracle,
-    facts::{Hold, PinFacts},
+    facts::{Hold, PinFacts, SessionFacts},
     reasons::OF_PINS,
 };
 
@@ -47,6 +47,38 @@ impl Oracle {
         }
     }
 
+    /// What a session with pins could not map it may ask for again. Its calls on that are over.
+    pub(super) fn could_not_map(&mut self, id: SessionId, part: PartRef) {
+        if let Some(session) = self.facts.sessions.get_mut(&id).filter(|session| session.pins) {
+            session.away.insert(part);
+            self.step.unmappable.insert((id, part));
+        }
+    }
+
+    /// After the event: who waits for what could not be mapped has heard so.
+    pub(super) fn unmappable_is_told(&mut self) {
+        for (id, part) in std::mem::take(&mut self.step.unmappable) {
+            let Some(session) = self.facts.sessions.get(&id).filter(|it| self.facts.is_heard(it)) else {
+                continue;
+            };
+            let mut calls = session.pin_calls.iter().filter(|(_, call)| !call.answered);
+            let left = calls.find(|(_, call)| call.parts.contains(&part)).map(|(call, _)| *call);
+            self.expect(PIN_ANSWERS, left.is_none(), || {
+                format!("{id} could not map {part:?}, and its call {left:?} waits on")
+            });
+        }
+    }
+
+    /// Whether the part is there and the session's, as far as that is known: a pin brings it.
+    fn can_be_pinned(&self, id: SessionId, session: &SessionFacts, part: PartRef) -> bool {
+        let allocation = self.facts.allocations.get(&part.allocation);
+        let there = allocation.is_some_and(|it| !it.freed && !it.leaving);
+        let maps = matches!(session.holds.get(&part), Some((Hold::Offered | Hold::Mapped, _)));
+        // Whatever has become of its word.
+        let unmappable = self.step.unmappable.contains(&(id, part));
+        there && (maps || unmappable || session.away.contains(&part))
+    }
+
     pub(super) fn pin_ended(&mut self, id: SessionId, call: u64) -> bool {
         let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
         session.pin_calls.remove(&call);
@@ -69,6 +101,14 @@ impl Oracle {
         let now = self.facts.now;
         if let Some(refusal) = refusal {
             session.pin_calls.remove(&call);
+            let Some(session) = self.facts.sessions.get(&id) else { return };
+            let of = |allocation: AllocationId| parts.iter().filter(move |it| it.allocation == allocation);
+            let could_not_map =
+                |allocation| of(allocation).any(|part| self.step.unmappable.contains(&(id, *part)));
+            let lost = |allocation: &str| {
+                let of_it = |part: &&PartRef| part.allocation.to_string() == allocation;
+                parts.iter().filter(of_it).any(|part| !self.can_be_pinned(id, session, *part))
+            };
             let so = match refusal {
                 Refusal::QueueFull { .. } => calls > most || all_parts > most_parts,
                 Refusal::SessionLost { .. } => session.ending,
@@ -80,6 +120,8 @@ impl Oracle {
                 }
                 Refusal::WaitCancelled { .. } => self.is_cancelling(),
                 Refusal::WaitOver { .. } => until.is_some_and(|until| now >= until),
+                Refusal::MapFailed { allocation, .. } => could_not_map(*allocation),
+                Refusal::AllocationNotFound { allocation } => lost(allocation),
                 refusal => OF_PINS.contains(&refusal.reason()),
             };
             return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));

@@ -57,6 +57,9 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::AllocationNotFound,
                 R::NameInvalid,
                 R::RequestInvalid,
+                R::DeviceFull,
+                R::QuotaLimit,
+                R::SetTooLarge,
                 R::NotSealed,
                 R::DeviceNotVisible,
                 R::StillMapped,
@@ -141,6 +144,7 @@ pub(super) const OF_PINS: &[Reason] = &[
     Reason::QuotaLimit,
     Reason::SetTooLarge,
     Reason::PinStalled,
+    Reason::MapFailed,
     Reason::WaitCancelled,
     Reason::DriverFailed,
 ];

@@ -8,17 +8,19 @@ use super::{Oracle, facts::Tenant};
 impl Oracle {
     /// All parts that the session does not hold are to be sent to it from now on; of its own unheld memory, and of what it
     /// attached unheld, what it pins.
-    pub(super) fn owes(&mut self, to: SessionId, allocation: AllocationId, unheld: bool) {
-        let Some(facts) = self.facts.allocations.get(&allocation) else { return };
+    /// Which those are.
+    pub(super) fn owes(&mut self, to: SessionId, allocation: AllocationId, unheld: bool) -> Vec<PartRef> {
+        let Some(facts) = self.facts.allocations.get(&allocation) else { return Vec::new() };
         let (count, unheld) = (facts.part_count, unheld || (facts.unheld && facts.owner == to));
-        let Some(session) = self.facts.sessions.get_mut(&to) else { return };
+        let Some(session) = self.facts.sessions.get_mut(&to) else { return Vec::new() };
         let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation, part });
         let has = |part: &PartRef| session.holds.contains_key(part) || session.away.contains(part);
         let lacks: Vec<_> = parts.filter(|part| !has(part)).collect();
         match unheld {
-            true => session.away.extend(lacks),
-            false => session.owed.extend(lacks),
+            true => session.away.extend(&lacks),
+            false => session.owed.extend(&lacks),
         }
+        lacks
     }
 
     /// The session asks to part from it: what it asks for after that is not undone by the answer. What is away and was never
@@ -53,10 +55,15 @@ impl Oracle {
         }
     }
 
-    /// The driver has read it: its owner is to map it again, sealed or not.
+    /// The driver has read it: its owner is to map again, sealed or not, what is on its device. What was elsewhere stays there.
     pub(super) fn owes_again(&mut self, allocation: AllocationId) {
-        if let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) {
-            self.owes(owner, allocation, false);
+        let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) else { return };
+        let lacks = self.owes(owner, allocation, false);
+        let elsewhere: Vec<_> = lacks.into_iter().filter(|part| self.lies_elsewhere(*part)).collect();
+        if let Some(session) = self.facts.sessions.get_mut(&owner) {
+            for part in elsewhere.into_iter().filter(|part| session.owed.remove(part)) {
+                session.away.insert(part);
+            }
         }
     }
 

@@ -59,7 +59,9 @@ impl Oracle {
         let stood = self.facts.waits.values().any(|it| {
             matches!(it.what, Waiting::Batch { session, items: count } if session == *by && count == items.len())
         });
-        let judged = stood && !call.joined && *tier == Tier::Device && !self.step.made;
+        // A change of quotas may have made it hopeless.
+        let changed = self.step.made || self.step.quotas_changed;
+        let judged = stood && !call.joined && *tier == Tier::Device && !changed;
         let early = judged && call.at.after(wait) > self.facts.now;
         self.expect(DEMANDS, !early, || format!("{id:?} came at {:?}, waits {wait:?}: {refusal:?}", call.at));
     }

@@ -24,7 +24,8 @@ impl World {
         if let Some(channel) = self.channels.get_mut(&channel) {
             channel.lied = true;
         }
-        match dice.roll(9) {
+        let lie = dice.roll(9);
+        match lie {
             6 | 7 => self.lie_of_pins(pid, channel, part, dice),
             8 => self.spoil_word(channel, part, dice),
             // It maps what it was not sent, or twice.
@@ -32,13 +33,14 @@ impl World {
                 let frame = ClientFrame::Mapped(vec![part]);
                 self.send_up(channel, Event::Frame { channel, frame });
             }
-            // It has unmapped what it maps still, or never mapped.
+            // It has unmapped what it maps still, or never mapped, or it could not map it.
             2 | 3 => {
                 if let Some(channel) = self.channels.get_mut(&channel) {
                     channel.mapped.remove(&part);
                 }
                 // What it wrote and says it did not would be its own loss.
-                let frame = ClientFrame::Unmapped(vec![UnmappedPart { part, failure: None, written: true }]);
+                let failure = (lie == 3).then(|| "no room".to_owned());
+                let frame = ClientFrame::Unmapped(vec![UnmappedPart { part, failure, written: true }]);
                 self.send_up(channel, Event::Frame { channel, frame });
             }
             // It is somebody else, or has a session that it has not.

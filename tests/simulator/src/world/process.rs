@@ -53,6 +53,14 @@ impl Process {
         }
     }
 
+    /// Whether some thread has asked for the part and has no answer.
+    pub(super) fn waits_for(&self, part: PartRef) -> bool {
+        self.threads
+            .iter()
+            .filter_map(|thread| thread.waits.as_ref())
+            .any(|waits| waits.parts.contains(&part))
+    }
+
     pub(super) const fn peer(&self) -> Peer {
         Peer { pid: self.pid, uid: UID }
     }

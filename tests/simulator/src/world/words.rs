@@ -80,11 +80,17 @@ impl Channel {
         matches!(state, Some(State::Resident { pins } | State::Revoking { pins }) if pins > 0)
     }
 
-    pub(super) fn map_word(&mut self, part: &MapPart) {
-        let (Some(words), Some(slot)) = (&self.words, part.slot) else { return };
+    /// Knows where the words of a part are that was sent.
+    pub(super) fn learn_slot(&mut self, part: &MapPart) {
+        let Some(slot) = part.slot else { return };
         // Of another that it kept and has lost without a word: that was freed or sealed while it was away.
         self.slots.retain(|_, of| *of != slot);
         self.slots.insert(part.part, slot);
+    }
+
+    pub(super) fn map_word(&mut self, part: &MapPart) {
+        self.learn_slot(part);
+        let (Some(words), Some(slot)) = (&self.words, part.slot) else { return };
         let mapped = words.worker.slot(slot.0).map(|word| word.set_mapped(Waiting::default()));
         assert!(self.lied || mapped == Some(Ok(())), "the daemon sent {part:?}: {mapped:?}");
     }

@@ -62,14 +62,20 @@ impl World {
         let rate = self.scenario.faults.rate(Fault::MapFails);
         let (mut mapped, mut failed) = (Vec::new(), Vec::new());
         for part in parts {
-            if self.links.chance(rate) {
+            // More often where it matters most: somebody waits for it.
+            let waits = self.processes.get(&pid).is_some_and(|process| process.waits_for(part.part));
+            if self.links.chance(if waits { 6 * rate } else { rate }) {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.drop_hold(part.extent);
                 }
+                // Some want it no more, and the others may ask for it again.
+                let failure = (!part.extent.get().is_multiple_of(4)).then(|| "no room".to_owned());
                 if let Some(channel) = self.channels.get_mut(&id) {
-                    channel.slots.remove(&part.part);
+                    match failure {
+                        Some(_) => channel.learn_slot(&part),
+                        None => _ = channel.slots.remove(&part.part),
+                    }
                 }
-                let failure = Some("no room".to_owned());
                 failed.push(UnmappedPart { part: part.part, failure, written: false });
                 continue;
             }

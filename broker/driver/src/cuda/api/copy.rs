@@ -133,7 +133,7 @@ impl Stream {
 
     /// Begins to copy `length` bytes from an address of the device into a buffer, which comes back with the end.
     /// `source` is what keeps the address good until then.
-    pub(crate) fn copy_out<K>(
+    pub(crate) fn copy_out<K: Used>(
         &self,
         source: K,
         from: u64,
@@ -154,7 +154,7 @@ impl Stream {
     }
 
     /// Begins to copy between two addresses. `kept` is what keeps both good until then.
-    pub(crate) fn copy<K>(
+    pub(crate) fn copy<K: Used>(
         &self,
         kept: K,
         way: Way<'_>,
@@ -203,7 +203,7 @@ impl Stream {
     }
 
     /// Begins to fill memory of the device with a byte. `target` is what keeps the address good until the end.
-    pub(crate) fn fill<K>(
+    pub(crate) fn fill<K: Used>(
         &self,
         target: K,
         at: u64,
@@ -245,20 +245,38 @@ impl Drop for Stream {
     }
 }
 
+/// What work on a stream uses.
+pub(crate) trait Used: Sized {
+    /// Never gives it up, since nobody can tell whether the work has ended. Whoever waits to have it alone is to know.
+    fn keep_for_ever(self) {
+        mem::forget(self);
+    }
+}
+
+impl Used for Pinned {}
+
+impl<K: Used> Used for (Pinned, K) {
+    fn keep_for_ever(self) {
+        let (buffer, used) = self;
+        buffer.keep_for_ever();
+        used.keep_for_ever();
+    }
+}
+
 /// Work that was begun, with what it uses.
 #[derive(Debug)]
-pub(crate) struct Transfer<K> {
+pub(crate) struct Transfer<K: Used> {
     event: Event,
     kept: Option<K>,
 }
 
-impl<K> Transfer<K> {
+impl<K: Used> Transfer<K> {
     fn begun(event: Event, on: &Stream, kept: K) -> Result<Self, CudaError> {
         if let Err(error) = event.record(on) {
             // No event will tell, so the whole stream must. Where the context has ended nothing goes on. Only where even
             // that can't be known, what the work uses is never given up.
             match on.wait() {
-                Err(unknown) if !error.ends_context() && !unknown.ends_context() => mem::forget(kept),
+                Err(unknown) if !error.ends_context() && !unknown.ends_context() => kept.keep_for_ever(),
                 _ => drop(kept),
             }
             return Err(error);
@@ -287,11 +305,14 @@ impl<K> Transfer<K> {
     }
 }
 
-impl<K> Drop for Transfer<K> {
-    /// What it uses is not given up before it has ended. A context that can't say so any more has ended all its work.
+impl<K: Used> Drop for Transfer<K> {
+    /// What it uses is not given up before it has ended: where nobody can say so, never. A context that has ended has ended all
+    /// its work.
     fn drop(&mut self) {
-        if self.kept.is_some() {
-            let _ = self.event.wait();
+        let Some(kept) = self.kept.take() else { return };
+        match self.event.wait() {
+            Err(unknown) if !unknown.ends_context() => kept.keep_for_ever(),
+            _ => drop(kept),
         }
     }
 }

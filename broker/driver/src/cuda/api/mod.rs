@@ -37,7 +37,7 @@ pub use self::error::CudaError;
 pub(crate) use self::{
     block::{Block, OpenBlock},
     context::{Attribute, Context, Ordinal},
-    copy::{Pinned, Stream, Transfer, Way},
+    copy::{Pinned, Stream, Transfer, Used, Way},
     functions::chain,
     host::HostView,
     physical::{Access, Mapping, Physical},

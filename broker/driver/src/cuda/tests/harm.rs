@@ -1,8 +1,12 @@
-//! Work whose end can't be seen: what it uses is given up all the same, or nobody could end the driver.
+//! Work whose end can't be seen: what it uses is kept for as long as the device may work on it, if that is for ever, and
+//! nobody waits for it to be given up, or the driver could not be ended.
 
 use std::sync::mpsc::RecvTimeoutError;
 
+use vramd_types::{CopyId, HostNode};
+
 use super::*;
+use crate::{CopyClass, CopyError};
 
 /// A digest of a fixed extent fails in the middle; then the extent is released and the driver ends.
 fn ends(code: u32) -> Vec<Completion> {
@@ -16,6 +20,12 @@ fn ends(code: u32) -> Vec<Completion> {
     driver.submit(Submission::Digest { ticket: 1, spans: vec![(extent, GRANULARITY)] });
     let mut told = vec![next(&completions)];
     driver.submit(Submission::Release { extent });
+    told.extend(ended(driver, completions));
+    told
+}
+
+/// What is told until the driver has ended, which takes no time.
+fn ended(driver: CudaDriver, completions: Receiver<Completion>) -> Vec<Completion> {
     let (over, is_over) = channel();
     std::thread::spawn(move || {
         drop(driver);
@@ -23,8 +33,7 @@ fn ends(code: u32) -> Vec<Completion> {
     });
     let ended = is_over.recv_timeout(Duration::from_secs(20));
     assert_ne!(ended, Err(RecvTimeoutError::Timeout), "the driver hangs");
-    told.extend(completions);
-    told
+    completions.iter().collect()
 }
 
 #[test]
@@ -43,4 +52,36 @@ fn a_driver_that_could_not_mark_the_end_of_a_copy_ends() {
         ),
         "{told:?}"
     );
+}
+
+/// Neither the memory of the device nor that of the host is unmapped, pooled or freed: the copy may be under way still.
+#[test]
+fn what_a_copy_uses_of_which_nobody_knows_whether_it_has_ended_is_given_to_nobody() {
+    for kind in [ExtentKind::Movable, ExtentKind::Fixed] {
+        let fake = Fake::new().says("fail.cuEventQuery = 54321@told").says("note = 1");
+        let (driver, completions) = opened(&fake);
+        let driver = driver.unwrap();
+        let [device, host] = [1, 2].map(ExtentId::from_raw);
+        driver.submit(create(1, kind));
+        assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+        let made =
+            Submission::CreateHost { extent: host, node: HostNode(0), size: GRANULARITY, zeroed: true };
+        driver.submit(made);
+        assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+        fake.tell(true);
+        let (copy, class) = (CopyId::from_raw(1), CopyClass::Demand);
+        driver.submit(Submission::Copy { copy, from: device, to: host, size: GRANULARITY, class });
+        let told = next(&completions);
+        let Completion::Copied { result: Err(CopyError::Driver(_)), .. } = told else { panic!("{told:?}") };
+        let given_up = || ["cuMemUnmap", "cuMemFree_v2"].map(|call| fake.callers(call).len());
+        let before = given_up();
+        for extent in [device, host] {
+            driver.submit(Submission::Release { extent });
+            let told = next(&completions);
+            let Completion::Released { extent: of, returned: false } = told else { panic!("{told:?}") };
+            assert_eq!(of, extent);
+        }
+        let told = ended(driver, completions);
+        assert!(told.is_empty() && given_up() == before, "{kind:?}: {told:?}, {:?}", given_up());
+    }
 }

@@ -1,0 +1,132 @@
+//! What can never be on its device together is refused at once, and comes back for nobody unasked.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::time::Duration;
+
+use broker_core::{AllocationSpec, ClientRequest, OperatorRequest, PartRef, Refusal, Target, Tier};
+use vramd_types::{AllocationId, Bytes};
+use world::{
+    Client, World,
+    moving::{empty, fill, parts, tiers, to},
+    named,
+    revoking::{answer, part},
+    set_quota, spec,
+};
+
+fn unheld(mib: u32) -> AllocationSpec {
+    AllocationSpec { unheld: true, ..spec(mib) }
+}
+
+/// Two parts of 4 MiB of tenant a below, on a device of 8 MiB.
+fn two_below() -> (World, Client, [PartRef; 2]) {
+    let mut world = tiers(8, 32);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, unheld(8)).expect("room");
+    world.operate(to(id, Tier::Host)).expect("they go");
+    (world, client, [part(id, 0), part(id, 1)])
+}
+
+fn is_full_with(refusal: Option<&Option<Refusal>>, mib: u32) -> bool {
+    let full =
+        |refusal: &Refusal| matches!(refusal, Refusal::DeviceFull { free, .. } if *free == Bytes::mib(mib));
+    refusal.and_then(Option::as_ref).is_some_and(full)
+}
+
+#[test]
+fn what_is_guaranteed_to_others_is_waited_for_by_nobody() {
+    let (mut world, client, set) = two_below();
+    world.operate(set_quota("b", 4, 8)).expect("it is backed");
+    world.pin_call(client, 1, &set);
+    assert!(is_full_with(answer(&world, client, 1), 4), "{:?}", answer(&world, client, 1));
+    let batch = world.start(
+        client,
+        None,
+        ClientRequest::AllocateBatch { items: vec![spec(8)], wait: Duration::from_secs(9) },
+    );
+    assert!(matches!(world.replies[&batch], Err(Refusal::DeviceFull { .. })), "{:?}", world.replies[&batch]);
+    world.pin_call(client, 2, &set[..1]);
+    world.settle();
+    assert_eq!(answer(&world, client, 2), Some(&None), "so much is there for it");
+}
+
+#[test]
+fn what_is_guaranteed_to_oneself_may_be_asked_for() {
+    let (mut world, client, set) = two_below();
+    world.operate(set_quota("a", 8, 8)).expect("it is backed");
+    let other = world.open_pinning("b");
+    assert!(world.allocate(other, spec(4)).is_err());
+    world.pin_call(client, 1, &set);
+    world.settle();
+    assert_eq!(answer(&world, client, 1), Some(&None));
+}
+
+#[test]
+fn who_waits_is_told_when_what_it_wants_can_be_no_more() {
+    for (tenant, guarantee, limit) in [("b", 4, 8), ("a", 0, 4)] {
+        let (mut world, client, set) = two_below();
+        let other = world.open_pinning("b");
+        let filler = fill(&mut world, other, spec(4));
+        world.pin_call(client, 1, &set);
+        let wait = Duration::from_secs(9);
+        let batch = world.start(client, None, ClientRequest::AllocateBatch { items: vec![spec(8)], wait });
+        world.settle();
+        assert_eq!(
+            (answer(&world, client, 1), world.replies.contains_key(&batch)),
+            (None, false),
+            "both wait"
+        );
+        world.operate(set_quota(tenant, guarantee, limit)).expect("it is backed");
+        assert!(
+            answer(&world, client, 1).is_some_and(Option::is_some),
+            "{tenant} has {guarantee} to {limit}"
+        );
+        assert!(world.replies[&batch].is_err());
+        empty(&mut world, other, filler);
+        assert!(world.broker.waits().is_empty(), "{:?}", world.broker.waits());
+    }
+}
+
+#[test]
+fn who_attaches_more_than_its_device_has_keeps_nobody_waiting() {
+    let mut world = tiers(8, 32);
+    let writer = world.open_pinning("a");
+    let large = AllocationSpec { unheld: true, readers: vec!["b".to_owned()], ..named(12, "weights") };
+    let id = world.sealed(writer, large);
+    let reader = world.open_pinning("b");
+    let target = || Target::Id(id);
+    let refused = world.call(reader, ClientRequest::Attach(target())).expect_err("12 MiB do not go into 8");
+    assert!(matches!(refused, Refusal::DeviceFull { .. }), "{refused:?}");
+    assert!(world.broker.waits().is_empty());
+    world.call(reader, ClientRequest::AttachUnheld(target())).expect("piece by piece they do");
+    world.pin_call(reader, 1, &[part(id, 2)]);
+    world.settle();
+    assert_eq!(answer(&world, reader, 1), Some(&None));
+}
+
+/// Which of its parts lie on the device.
+fn on_device(world: &World, id: AllocationId) -> usize {
+    let view = world.broker.show(&Target::Id(id)).expect("it is there");
+    view.parts.iter().filter(|part| part.tier == Tier::Device).count()
+}
+
+#[test]
+fn what_was_elsewhere_stays_there_when_it_is_sealed() {
+    let mut world = tiers(16, 32);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, spec(8)).expect("room");
+    let first = parts(&world, id)[0];
+    world.write(client, first, 7);
+    let to_host =
+        OperatorRequest::MoveParts { target: Target::Id(id), parts: vec![first.part], tier: Tier::Host };
+    world.operate(to_host).expect("it goes");
+    world.call(client, ClientRequest::Seal(id)).expect("sealed");
+    world.settle();
+    assert_eq!(on_device(&world, id), 1, "nobody asked for the other");
+    assert!(world.maps(client, part(id, 1)), "what was at hand is mapped again");
+    world.pin_call(client, 1, &[first]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), world.read(client, first)), (Some(&None), 7));
+}
