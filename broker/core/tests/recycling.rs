@@ -315,3 +315,36 @@ fn who_comes_while_it_is_going_waits_for_it_too() {
     world.settle();
     assert!([own, others].iter().all(|call| world.replies[call].is_ok()));
 }
+
+/// Found by the simulator: nothing is given back that anybody would be told of, so its caller waited for ever.
+#[test]
+fn who_frees_what_is_hashed_is_answered_though_older_memory_of_it_is_not_back() {
+    for steps in 0..8 {
+        let mut config = config(&[Bytes::mib(8)]);
+        config.devices[0].host = Bytes::mib(8);
+        config.limits.cached_bytes_per_tenant_max = Bytes::mib(8);
+        let mut world = World::with(config, StoredQuotas::default());
+        let client = world.open_pinning("a");
+        let part = world::revoking::part(world.allocate(client, spec(4)).expect("room"), 0);
+        world.write(client, part, 7);
+        world.clung_to.insert(world.extents[&part]);
+        world::moving::evict(&mut world, part);
+        world.pin_call(client, 1, &[part]);
+        world.settle();
+        world.frame(client, broker_core::ClientFrame::PinEnded { call: 1 });
+        world.start(client, None, ClientRequest::Seal(part.allocation));
+        for _ in 0..steps {
+            if !world.answer_once(client.channel) {
+                world.work_once();
+            }
+        }
+        let free = world.start(client, None, ClientRequest::FreeBatch(vec![part.allocation]));
+        // What else it has is back before it has been hashed.
+        if let Some(at) = world.work.iter().position(|work| matches!(work, Command::Digest { .. })) {
+            let digest = world.work.remove(at).expect("it is there");
+            world.work.push_back(digest);
+        }
+        world.settle();
+        assert!(world.replies.contains_key(&free), "after {steps} steps");
+    }
+}

@@ -71,6 +71,7 @@ impl Kind {
                 Completion::WordsRevoked { .. }
                 | Completion::WrittenCleared { .. }
                 | Completion::Copied { .. }
+                | Completion::Damaged { .. }
                 | Completion::ShadowDiffers { .. } => Self::Other,
             },
             Event::QuotasStored { .. } => Self::QuotasStored,

@@ -24,6 +24,9 @@ use super::{
     vramctl,
 };
 
+/// Bytes of a part.
+const PART: usize = 2 << 20;
+
 /// MiB charged on the device, in the host and on disk.
 fn held(daemon: &Daemon) -> [u64; 3] {
     let books = daemon.books();
@@ -48,7 +51,7 @@ fn unheld(client: &Client, count: u32) -> Allocation {
         AllocationRequest::new(Bytes::new(u64::from(count) * MIB_2)).part_size(Bytes::new(MIB_2)).unheld();
     let memory = client.allocate(request).expect("room below");
     let bytes = content(u64::from(count) * MIB_2, memory.id().get());
-    for (part, bytes) in (0..count).zip(bytes.chunks(MIB_2 as usize)) {
+    for (part, bytes) in (0..count).zip(bytes.chunks(PART)) {
         let mut pinned = memory.pin_parts(part..part + 1, Access::Write).expect("it is brought in");
         assert!(pinned.as_slice().unwrap().iter().all(|byte| *byte == 0), "what nobody has written is zeros");
         pinned.as_mut_slice().unwrap().copy_from_slice(bytes);
@@ -211,7 +214,7 @@ fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
-    let spoilt = content(2 * MIB_2, memory.id().get())[..MIB_2 as usize].to_vec();
+    let spoilt = content(2 * MIB_2, memory.id().get())[..PART].to_vec();
     let file = files(daemon.home().path()).into_iter().find(|path| fs::read(path).expect("ours") == spoilt);
     let file = fs::File::options().write(true).open(file.expect("the first part's")).expect("ours");
     file.write_all_at(&[!spoilt[4097]], 4097).expect("it is written");
@@ -224,7 +227,7 @@ fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
         );
     }
     let whole = memory.pin_parts(1..2, Access::Read).expect("it is whole");
-    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, memory.id().get())[MIB_2 as usize..]);
+    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, memory.id().get())[PART..]);
     drop(whole);
     let told = said(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
     assert_eq!(told["parts"][0]["error"]["reason"], "CONTENT_LOST");

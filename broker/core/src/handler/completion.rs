@@ -13,7 +13,10 @@ impl Broker {
             Completion::ShadowDiffers { to } => self.shadow_differs(to),
             Completion::Digested { allocation, result } => {
                 self.on_digested(allocation, result);
-                self.remove_if_gone(allocation);
+                // Of a freed allocation nothing more may come that anybody would be told of.
+                if !self.remove_if_gone(allocation) {
+                    self.notify(allocation);
+                }
             }
             Completion::WordsRevoked { part, outcome } => self.on_words_revoked(part, outcome),
             Completion::WrittenCleared { part, cleared } => self.on_written_cleared(part, cleared),

@@ -15,14 +15,21 @@ const PART_SIZE_MAX: u64 = 16 << 30;
 const FEW: Descriptors = Descriptors { limit: 64, open: 60 };
 
 pub(super) fn check(config: &Config) {
-    let Config { memory, quota, tenants, limits, driver, telemetry, daemon: _ } = config;
-    for share in [memory.device_share, memory.margin, quota.default.limit, quota.default.host_limit] {
+    let Config { memory, disk, quota, tenants, limits, driver, telemetry, daemon: _ } = config;
+    let defaults = [quota.default.limit, quota.default.host_limit, quota.default.disk_limit];
+    for share in defaults.into_iter().chain([memory.device_share, memory.margin]) {
         assert!(!matches!(share, Quantity::Percent(101..)), "{share}");
     }
     let part_size = memory.part_size.get();
     assert!(
         part_size.is_multiple_of(GRANULE) && (GRANULE..=PART_SIZE_MAX).contains(&part_size),
         "{part_size}"
+    );
+    assert!(disk.size.get().is_multiple_of(GRANULE), "{disk:?}");
+    assert_eq!(disk.directory.is_some(), !disk.size.is_zero(), "{disk:?}");
+    assert_eq!(
+        disk.config(2).map(|it| it.capacity),
+        disk.directory.as_ref().map(|_| disk.size.saturating_add(disk.size))
     );
     if let DeviceChoice::These(devices) = &memory.devices {
         assert!(!devices.is_empty(), "no devices were chosen");
@@ -131,7 +138,7 @@ fn devices(config: &Config, driver: &config::Driver) {
         assert!(fault.nth > 0, "{fault:?}");
         assert!(fault.on != Operation::Release || matches!(fault.effect, Effect::Delay(_)), "{fault:?}");
     }
-    for device in config::core_devices(&config.memory, &sim.devices, false) {
+    for device in config::core_devices(&config.memory, &config.disk, &sim.devices, false) {
         assert!(device.share <= device.total, "{device:?}");
         let all = config.memory.device_share == Quantity::Percent(100);
         let none_kept = config.memory.margin == Quantity::Bytes(Bytes::ZERO);
