@@ -58,6 +58,7 @@ const CASES: &[(&str, Case)] = &[
     ("evicted and pinned again", pins::evicted_and_pinned_again),
     ("unpinned after a stream", pins::unpinned_after_a_stream),
     ("moved to the host and back", moves::to_the_host_and_back),
+    ("moved to disk and back", moves::to_disk_and_back),
     (THREE_TENANTS, |world| turns::three_tenants(Driver::Cuda, world.quick)),
     ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),

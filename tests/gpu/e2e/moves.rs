@@ -1,4 +1,4 @@
-//! Memory that leaves the device for pinned memory of the host, and comes back with the next pin.
+//! Memory that leaves the device for pinned memory of the host, or for the disk, and comes back with the next pin.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,18 @@ use crate::content;
 /// Four parts and a remainder that is no whole 2 MiB.
 const SIZE: u64 = GIB + 8 * 13;
 
+pub(super) fn to_the_host_and_back(world: &World) -> Value {
+    there_and_back(world, &Config::cuda().memory("host_size = \"4GiB\""), Tier::Host)
+}
+
+pub(super) fn to_disk_and_back(world: &World) -> Value {
+    there_and_back(world, &Config::cuda().disk("4GiB"), Tier::Disk)
+}
+
 /// Same address, same bytes, in each round, while the device has the room again: unsealed memory, which is written between
 /// rounds, memory that is sealed while it is away, and sealed memory that two processes map.
-pub(super) fn to_the_host_and_back(world: &World) -> Value {
-    let daemon = Daemon::start(&Config::cuda().memory("host_size = \"4GiB\""));
+fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
+    let daemon = Daemon::start(config);
     let mut writer = Actor::ready(&daemon);
     let id = writer.ask(&format!("allocate {SIZE} name=weights persistent"))["allocation"].as_u64();
     let id = id.expect("a number");
@@ -30,9 +38,11 @@ pub(super) fn to_the_host_and_back(world: &World) -> Value {
     let full = world.used();
     let (mut out, mut back) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        out.push(evict(&daemon, id).as_secs_f64() * 1e3);
+        out.push(evict(&daemon, id, tier).as_secs_f64() * 1e3);
         until("the device has it back", || daemon.books().held() == 0);
-        assert_eq!(daemon.books().held_in_host(), charged, "it is charged there");
+        let books = daemon.books();
+        let there = if tier == Tier::Disk { books.held_on_disk() } else { books.held_in_host() };
+        assert_eq!(there, charged, "it is charged there");
         world.comes_down_to(full - charged + 64 * MIB);
         let begun = Instant::now();
         assert_eq!(pin(&mut writer, "write"), address, "round {round}");
@@ -44,7 +54,7 @@ pub(super) fn to_the_host_and_back(world: &World) -> Value {
     // It is hashed where it lies.
     let sum = content::sum(ROUNDS, SIZE);
     let (digest, actors) = sealed_while_away(&daemon, writer, sum, || {
-        evict(&daemon, id);
+        evict(&daemon, id, tier);
     });
     freed_by_the_first(&daemon, actors);
     json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "evicted_in_ms": out, "pinned_in_ms": back })
@@ -52,13 +62,13 @@ pub(super) fn to_the_host_and_back(world: &World) -> Value {
 
 /// Until all of it has left: who maps it may not have said so by now. How long the call took that it left by.
 #[track_caller]
-fn evict(daemon: &Daemon, id: u64) -> Duration {
+fn evict(daemon: &Daemon, id: u64, tier: Tier) -> Duration {
     let mut last: Vec<PartMove> = Vec::new();
     let mut took = Duration::ZERO;
     until("it has left", || {
         let begun = Instant::now();
         let target = Some(Target::AllocationId(id));
-        let request = MovePartsRequest { target, tier: Tier::Host.into(), ..Default::default() };
+        let request = MovePartsRequest { target, tier: tier.into(), ..Default::default() };
         last = daemon.admin.move_parts(request).ok().parts;
         took = begun.elapsed();
         last.iter().all(|part| part.outcome() == MoveOutcome::Moved)
