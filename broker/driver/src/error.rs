@@ -30,7 +30,7 @@ pub enum DriverError {
 pub enum HostLimit {
     /// All that was configured.
     Capacity(Bytes),
-    /// So much the kernel could give without swapping.
+    /// So much the kernel could give without swapping, and without what is left to others.
     Free(Bytes),
     /// So much its cgroup leaves.
     Cgroup(Bytes),
@@ -44,7 +44,9 @@ impl fmt::Display for HostLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Capacity(bytes) => write!(f, "its capacity is {} bytes", bytes.get()),
-            Self::Free(bytes) => write!(f, "{} bytes of it are free", bytes.get()),
+            Self::Free(bytes) => {
+                write!(f, "{} bytes of it are free, besides what is left to others", bytes.get())
+            }
             Self::Cgroup(bytes) => write!(f, "its cgroup's limit leaves {} bytes", bytes.get()),
             Self::Locked(bytes) => write!(f, "RLIMIT_MEMLOCK is {} bytes", bytes.get()),
             Self::Pinned => f.write_str("no more can be pinned"),

@@ -23,6 +23,7 @@ mod error;
 mod handle;
 mod place;
 mod pool;
+mod reserve;
 pub mod sim;
 mod threads;
 
@@ -33,6 +34,7 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, try_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
 pub use handle::{Handle, SharedFd};
+pub use reserve::left_to_others;
 
 /// One GPU, MIG instance or simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use broker_driver::Submission;
+use broker_driver::{Submission, left_to_others};
 use thiserror::Error;
 use vramd_types::{Bytes, HostNode};
 
@@ -12,8 +12,10 @@ use crate::platform::host::Host;
 /// More than the host can give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HostTooSmall {
-    #[error("memory.host_size: {asked} for {devices} devices, and this machine has {total} of memory")]
-    Memory { asked: Bytes, devices: usize, total: Bytes },
+    #[error(
+        "memory.host_size: {asked} for {devices} devices, and this machine has {total} of memory, of which {left} are left to others"
+    )]
+    Memory { asked: Bytes, devices: usize, total: Bytes, left: Bytes },
     #[error(
         "memory.host_size: {asked} for {devices} devices, and this process may lock {limit} of memory, RLIMIT_MEMLOCK"
     )]
@@ -49,8 +51,11 @@ pub fn keep_host(
 /// What can be said before any of it is taken. What is free at the time is not looked at: it may be more or less later.
 pub fn check_host(memory: &Memory, devices: usize, host: Host) -> Result<(), HostTooSmall> {
     let asked = host_total(memory, devices);
-    if let Some(total) = host.total.filter(|total| asked > *total) {
-        return Err(HostTooSmall::Memory { asked, devices, total });
+    if let Some(total) = host.total.filter(|_| !asked.is_zero()) {
+        let left = left_to_others(total);
+        if asked > total.saturating_sub(left) {
+            return Err(HostTooSmall::Memory { asked, devices, total, left });
+        }
     }
     match host.lockable.filter(|limit| asked > *limit) {
         Some(limit) => Err(HostTooSmall::Locked { asked, devices, limit }),
@@ -82,11 +87,11 @@ mod tests {
     fn what_the_machine_has_not_is_refused_with_its_figures() {
         let memory = Memory { host_size: Bytes::gib(4), ..Memory::default() };
         let host = |total, lockable| Host { total: Some(Bytes::gib(total)), lockable };
-        assert_eq!(check_host(&memory, 2, host(8, None)), Ok(()));
-        let refused = check_host(&memory, 2, host(7, None)).unwrap_err();
+        assert_eq!(check_host(&memory, 2, host(10, None)), Ok(()));
+        let refused = check_host(&memory, 2, host(9, None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "memory.host_size: 8 GiB for 2 devices, and this machine has 7 GiB of memory"
+            "memory.host_size: 8 GiB for 2 devices, and this machine has 9 GiB of memory, of which 2 GiB are left to others"
         );
         let refused = check_host(&memory, 2, host(64, Some(Bytes::mib(8)))).unwrap_err();
         assert_eq!(

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 use vramd_types::Bytes;
 
-use crate::HostLimit;
+use crate::{HostLimit, left_to_others};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
@@ -18,9 +18,15 @@ pub(super) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
     left_by_cgroup().filter(|left| in_cgroup && size > *left).map(HostLimit::Cgroup)
 }
 
-/// What the kernel could give without swapping. Asking the driver for more may end other processes instead.
+/// What the kernel could give without swapping, and without what is others'. Asking the driver for more may end other processes instead.
 fn available() -> Option<Bytes> {
     available_in(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// Without what is left to others. A machine whose size is not told keeps what is free.
+fn available_in(meminfo: &str) -> Option<Bytes> {
+    let left_to_others = field(meminfo, "MemTotal:").map_or(Bytes::ZERO, left_to_others);
+    Some(field(meminfo, "MemAvailable:")?.saturating_sub(left_to_others))
 }
 
 /// What the limits of this process's cgroup, and of those that it is in, leave. None where there is no limit.
@@ -30,8 +36,8 @@ fn left_by_cgroup() -> Option<Bytes> {
     left_in(Path::new(CGROUPS), path)
 }
 
-fn available_in(meminfo: &str) -> Option<Bytes> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+fn field(meminfo: &str, name: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(Bytes::new(kib.saturating_mul(1024)))
 }
@@ -60,8 +66,11 @@ mod tests {
 
     #[test]
     fn what_is_available_is_read() {
-        let text = "MemTotal:       24684084 kB\nMemAvailable:    2048 kB\n";
-        assert_eq!(available_in(text), Some(Bytes::mib(2)));
+        let text = "MemTotal:       24684084 kB\nMemAvailable:    4194304 kB\n";
+        let left = Bytes::gib(4).saturating_sub(left_to_others(Bytes::new(24_684_084 << 10)));
+        assert_eq!((available_in(text), left > Bytes::gib(1)), (Some(left), true));
+        assert_eq!(available_in("MemTotal: 8388608 kB\nMemAvailable: 2097151 kB\n"), Some(Bytes::ZERO));
+        assert_eq!(available_in("MemAvailable: 2048 kB\n"), Some(Bytes::mib(2)));
         assert_eq!(available_in("MemTotal: 1 kB\n"), None);
     }
 
