@@ -122,7 +122,7 @@ mod bugs {
         EvictedThoughPinned: "an evict takes a part that a pin call is on", [PINNED];
         AwayStillMapped: "what is evicted counts as mapped all the same", [SUMS];
         SlotReused: "the slot of an evicted part is given to another", [SLOTS];
-        WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE];
+        WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE, PIN_ANSWERS];
         PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, DEMANDS, BOUNDS];
         EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS, SENT];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS];
@@ -146,7 +146,7 @@ mod bugs {
         EvictedThoughHeld: "a part that an operator holds leaves its device for another", [HELD];
         GuaranteeAwaited: "who asks for what others' guarantees will never let it have waits for it", [DEMANDS];
         AttachUnbounded: "who attaches more than can be on its device waits for it", [DEMANDS];
-        SealBringsIn: "what was elsewhere when it was sealed comes back unasked", [SENT];
+        SealBringsIn: "what was elsewhere when it was sealed comes back unasked", [EVICTED, DEMANDS, SENT];
         BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
         TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];

@@ -187,7 +187,8 @@ fn what_is_evicted_is_sealed_where_it_lies_and_attached() {
     let seal = SealRequest { session_id: owner.id(), allocation_id: id, ..Default::default() };
     let sealed = owner.memory.seal(seal).ok().allocation.unwrap();
     assert_eq!(sealed.digest, digest(&bytes));
-    owner.map_all(id);
+    until_held(&daemon, 0, 6);
+    bring_in_by_pin(&mut owner, id, 3);
     assert_eq!(owner.digest(id, SIZE - 5), digest(&bytes));
     until_held(&daemon, 6, 6);
 
