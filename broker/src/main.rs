@@ -30,7 +30,8 @@ struct Args {
     /// Configuration file [default: /etc/vramd/vramd.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Read the configuration, try the directory of the disk tier, say what is wrong, and do nothing else
+    /// Read the configuration, say what is wrong, and do nothing else; but the directory of the disk tier is tried as at a start:
+    /// what a dead daemon left there is deleted
     #[arg(long)]
     check: bool,
 }

@@ -134,7 +134,7 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.move_parts(request).await })
     }
 
-    /// Copies what parts of an allocation hold to the host, while they stay mapped. Returns when it is known what came of each.
+    /// Copies what parts of an allocation hold to their backing, while they stay mapped. Returns when it is known what came of each.
     pub fn write_back_parts(
         &self,
         mut request: v1::WriteBackPartsRequest,
