@@ -9,7 +9,6 @@ mod channel;
 mod daemon;
 mod descriptors;
 mod discardable;
-mod ever;
 mod faults;
 mod guide_rust;
 mod guides;

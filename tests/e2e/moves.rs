@@ -5,6 +5,7 @@ mod batches;
 mod clients;
 mod demand;
 mod disk;
+mod ever;
 mod faults;
 mod holds;
 mod killed;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
 use vramd_types::Bytes;
 
-use super::{Place, quantity};
+use super::{Place, host::of_all, quantity};
 
 /// The table `disk`. Both of directory and size, or there is no disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -68,8 +68,7 @@ impl Disk {
     /// What the driver is opened with, for so many devices.
     pub fn config(&self, devices: usize) -> Option<DiskConfig> {
         let directory = self.directory.clone()?;
-        let all = Bytes::checked_sum(std::iter::repeat_n(self.size, devices)).unwrap_or(Bytes::MAX);
-        Some(DiskConfig { directory, capacity: all, engine: self.engine })
+        Some(DiskConfig { directory, capacity: of_all(self.size, devices), engine: self.engine })
     }
 
     /// What is wrong with it, and where that is to be mended.

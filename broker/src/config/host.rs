@@ -24,7 +24,12 @@ pub enum HostTooSmall {
 
 /// For all devices.
 pub fn host_total(memory: &Memory, devices: usize) -> Bytes {
-    Bytes::checked_sum(std::iter::repeat_n(memory.host_size, devices)).unwrap_or(Bytes::MAX)
+    of_all(memory.host_size, devices)
+}
+
+/// What all devices have together that have so much each.
+pub(super) fn of_all(each: Bytes, devices: usize) -> Bytes {
+    Bytes::checked_sum(std::iter::repeat_n(each, devices)).unwrap_or(Bytes::MAX)
 }
 
 /// Has the driver keep that much of each node, for the devices near it, in parts of the usual size. All together keep so

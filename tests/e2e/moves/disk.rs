@@ -18,7 +18,7 @@ use super::{
     clients::client,
     first, moving, nothing_is_left,
     pins::connect,
-    programs::{is_intact, letting_go, lies},
+    programs::{is_intact, letting_go, lies, send},
     said, tiers,
     under_way::listed,
     vramctl,
@@ -57,17 +57,6 @@ fn unheld(client: &Client, count: u32) -> Allocation {
         pinned.as_mut_slice().unwrap().copy_from_slice(bytes);
     }
     memory
-}
-
-/// Once nobody uses it: that a pin has ended comes by another socket.
-#[track_caller]
-fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
-    let id = memory.id().to_string();
-    until("it goes there", || {
-        let told = said(daemon, &["alloc", "evict", &id, "--to", to]);
-        let parts = told["parts"].as_array().expect("its parts");
-        parts.iter().all(|part| part["outcome"] == "moved")
-    });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Memory of a program that pins what it uses: the SDK does what the daemon asks, whatever the test does meanwhile.
 
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
-use vramd_tests::{Daemon, MIB_2, content};
+use vramd_tests::{Daemon, MIB_2, content, wait::until};
 
 use super::said;
 
@@ -30,7 +30,24 @@ pub(super) fn is_intact(memory: &Allocation, count: u32) {
 /// The tier of each part.
 #[track_caller]
 pub(super) fn lies(daemon: &Daemon, memory: &Allocation) -> Vec<String> {
-    let shown = said(daemon, &["alloc", "show", &memory.id().to_string()]);
+    tiers_of(daemon, &memory.id().to_string())
+}
+
+/// The same of an allocation by its id.
+#[track_caller]
+pub(super) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
+    let shown = said(daemon, &["alloc", "show", id]);
     let parts = shown["allocation"]["parts"].as_array().expect("its parts").clone();
     parts.iter().map(|part| part["tier"].as_str().expect("a tier").to_owned()).collect()
+}
+
+/// Once nobody uses it: that a pin has ended comes by another socket.
+#[track_caller]
+pub(super) fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
+    let id = memory.id().to_string();
+    until("it goes there", || {
+        let told = said(daemon, &["alloc", "evict", &id, "--to", to]);
+        let parts = told["parts"].as_array().expect("its parts");
+        parts.iter().all(|part| part["outcome"] == "moved")
+    });
 }

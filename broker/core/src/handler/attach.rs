@@ -60,13 +60,12 @@ impl Broker {
 
     /// Whether all of what is to be mapped can be on its device at once. What is there already needs no room.
     fn check_attach(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
-        let is_all_there = self.elsewhere_of(id).is_empty();
+        let is_all_there = !self.every_part_of(id).any(|part| self.is_elsewhere(part));
         if is_all_there || planted!(self, AttachUnbounded) {
             return Ok(());
         }
-        let indices = self.allocations.get(id).map(Allocation::indices);
-        let parts = indices.into_iter().flatten().map(|part| PartRef { allocation: id, part });
-        self.check_together(tenant, parts.filter(|part| self.map_state(session, *part).is_none()))
+        let is_new = |part: &PartRef| self.map_state(session, *part).is_none();
+        self.check_together(tenant, self.every_part_of(id).filter(is_new))
     }
 
     /// How many parts of an allocation a session would need slots for.

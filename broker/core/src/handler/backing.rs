@@ -17,7 +17,7 @@ use crate::{
     limits::BACKED_TOGETHER,
     migration::{BackedBy, Backing},
     pool::Extent,
-    residency::{Allocation, AllocationState},
+    residency::AllocationState,
     tenancy::TenantId,
 };
 
@@ -142,9 +142,8 @@ impl Broker {
     }
 
     pub(crate) fn forget_backings(&mut self, id: AllocationId) {
-        let indices = self.allocations.get(id).map(Allocation::indices);
-        for part in indices.into_iter().flatten() {
-            self.forget_backing(PartRef { allocation: id, part });
+        for part in self.every_part_of(id) {
+            self.forget_backing(part);
         }
     }
 
@@ -207,9 +206,8 @@ impl Broker {
 
     pub(crate) fn all_reside(&mut self, id: AllocationId) {
         if self.has_tiers() {
-            let indices = self.allocations.get(id).map(Allocation::indices);
-            for part in indices.into_iter().flatten() {
-                self.resides(PartRef { allocation: id, part });
+            for part in self.every_part_of(id) {
+                self.resides(part);
             }
         }
     }

@@ -170,10 +170,7 @@ impl Broker {
 
     /// What a batch of the line needs on each device.
     pub(crate) fn needs_of(&self, op: OpId, came: Arrival) -> Vec<Need> {
-        let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else {
-            return Vec::new();
-        };
-        let Some(OpKind::Room(batch)) = self.ops.get(op).map(|op| &op.kind) else { return Vec::new() };
+        let Some((tenant, batch)) = self.waiting(op) else { return Vec::new() };
         let asked = self.asked_by_place(tenant, &batch.asked.plans).into_iter();
         let on_device = asked.filter(|(place, ..)| place.tier == Tier::Device);
         let need = |(place, asked, kept): (Place, Bytes, Vec<Age>)| {
@@ -193,14 +190,11 @@ impl Broker {
 
     /// What it asks for can never be there.
     pub(crate) fn refuse_hopeless_batch(&mut self, op: OpId) {
-        let Some((_, tenant, batch)) = self.batch_of(op) else { return };
-        let plans = std::mem::take(&mut batch.asked.plans);
-        let lack = self.check_room(tenant, &plans).err().filter(|lack| !self.could_ever(tenant, lack));
-        if let Some(why) = lack.map(|lack| self.why_lacking(tenant, &lack)) {
-            return self.refuse_batch(op, why);
-        }
-        if let Some((_, _, batch)) = self.batch_of(op) {
-            batch.asked.plans = plans;
+        let Some((tenant, batch)) = self.waiting(op) else { return };
+        let lack = self.check_room(tenant, &batch.asked.plans).err();
+        if let Some(lack) = lack.filter(|lack| !self.could_ever(tenant, lack)) {
+            let why = self.why_lacking(tenant, &lack);
+            self.refuse_batch(op, why);
         }
     }
 
@@ -217,6 +211,15 @@ impl Broker {
         self.leave_line(Waiter::Batch(op), WaitEnd::Refused);
         self.finish(op, Err(why));
         self.unsettled.demands = true;
+    }
+
+    /// A batch that waits, and whose it is.
+    pub(super) fn waiting(&self, op: OpId) -> Option<(TenantId, &Batch)> {
+        let waiting = self.ops.get(op)?;
+        match (waiting.requester, &waiting.kind) {
+            (Requester::Session { tenant, .. }, OpKind::Room(batch)) => Some((tenant, batch)),
+            _ => None,
+        }
     }
 
     pub(crate) fn batch_of(&mut self, op: OpId) -> Option<(SessionId, TenantId, &mut Batch)> {

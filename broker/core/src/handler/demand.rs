@@ -14,7 +14,7 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     migration::{Cause, Demand, InLine, Waiter},
-    residency::MapState,
+    residency::{Allocation, MapState},
 };
 
 impl Broker {
@@ -28,12 +28,16 @@ impl Broker {
 
     /// Those parts of an allocation that nobody can be sent now.
     pub(crate) fn elsewhere_of(&self, id: AllocationId) -> BTreeSet<PartRef> {
-        if !self.has_tiers() {
-            return BTreeSet::new();
+        match self.has_tiers() {
+            true => self.every_part_of(id).filter(|part| self.is_elsewhere(*part)).collect(),
+            false => BTreeSet::new(),
         }
-        let indices = self.allocations.get(id).map(|allocation| allocation.indices());
-        let parts = indices.into_iter().flatten().map(|part| PartRef { allocation: id, part });
-        parts.filter(|part| self.is_elsewhere(*part)).collect()
+    }
+
+    /// All parts of an allocation, if there is one.
+    pub(crate) fn every_part_of(&self, id: AllocationId) -> impl Iterator<Item = PartRef> + use<> {
+        let indices = self.allocations.get(id).map(Allocation::indices);
+        indices.into_iter().flatten().map(move |part| PartRef { allocation: id, part })
     }
 
     /// Whether parts can be anywhere else than on their devices.

@@ -9,7 +9,7 @@ use crate::{
     broker::Broker,
     error::Refusal,
     event::PartRef,
-    ledger::Place,
+    ledger::{Place, Shortage},
     migration::Waiter,
     tenancy::{OpId, TenantId},
 };
@@ -38,28 +38,23 @@ impl Broker {
         asked: &BTreeMap<TenantId, Bytes>,
     ) -> Result<(), Refusal> {
         let Some(books) = self.ledger.books(Place::device(device)) else { return Ok(()) };
-        let (uuid, tier) = (self.uuid(device).to_owned(), Self::tier());
         let sum = asked.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
-        let fits_in = |free: Bytes| {
-            let full = || Refusal::DeviceFull { device: uuid.clone(), tier, free, asked: sum };
-            (sum <= free).then_some(()).ok_or_else(full)
+        let place = Place::device(device);
+        let fits_in = |free: Bytes| match sum <= free {
+            true => Ok(()),
+            false => Err(self.shortage(asker, place, Shortage::Room { free }, sum)),
         };
         fits_in(books.usual_capacity())?;
         for (tenant, asked) in asked {
-            let account = self.ledger.account(*tenant, Place::device(device));
+            let account = self.ledger.account(*tenant, place);
             let Some(account) = account.filter(|account| *asked > account.limit) else { continue };
             // The figures of a tenant are its own: who reads its memory learns none of them.
             if *tenant != asker {
-                return Err(Refusal::SetTooLarge { device: uuid.clone(), tier, asked: *asked });
+                let (device, tier) = (self.uuid(device).to_owned(), place.tier);
+                return Err(Refusal::SetTooLarge { device, tier, asked: *asked });
             }
-            return Err(Refusal::QuotaLimit {
-                tenant: self.tenants.name(*tenant).to_owned(),
-                device: uuid.clone(),
-                tier,
-                limit: account.limit,
-                held: account.held(),
-                asked: *asked,
-            });
+            let limit = Shortage::Limit { limit: account.limit, held: account.held() };
+            return Err(self.shortage(asker, place, limit, *asked));
         }
         match planted!(self, GuaranteeAwaited) {
             true => Ok(()),

@@ -96,15 +96,9 @@ impl Broker {
     }
 
     fn judge_batch(&mut self, op: OpId) {
-        let now = self.now;
-        let Some((_, tenant, batch)) = self.batch_of(op) else { return };
-        let (plans, has_time, why) =
-            (std::mem::take(&mut batch.asked.plans), batch.asked.until > now, batch.why.clone());
-        let has_room = self.check_room(tenant, &plans).is_ok();
-        if let Some((_, _, batch)) = self.batch_of(op) {
-            batch.asked.plans = plans;
-        }
-        match has_room {
+        let Some((tenant, batch)) = self.waiting(op) else { return };
+        let (has_time, why) = (batch.asked.until > self.now, batch.why.clone());
+        match self.check_room(tenant, &batch.asked.plans).is_ok() {
             false => self.may_be_tried(Waiter::Batch(op)),
             true if has_time => self.demands.waits_for_a_look(Waiter::Batch(op)),
             true => self.refuse_batch(op, why),
