@@ -297,6 +297,7 @@ impl App {
             sessions_reserved: config.memory.sessions_reserved,
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: config.memory.check_shadows,
+            pressure: broker_core::PressureBounds::default(),
             default_limit: config.quota.default.limit,
             default_host_limit: config.quota.default.host_limit,
             default_disk_limit: config.quota.default.disk_limit,

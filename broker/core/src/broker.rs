@@ -11,13 +11,14 @@ use crate::{
     command::{Command, Notice},
     config::Config,
     event::{Event, PartRef, Tier},
-    eviction::Residents,
+    eviction::{EvictionPolicy, Residents},
     handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
     migration::{Backings, Demands, Migrations, WriteBacks},
     observed::Transitions,
     pool::Pool,
+    pressure::Pressing,
     residency::{AllocationTable, Revocations},
     tenancy::{OpTable, PinTable, RequestLog, SessionTable, TenantId, Tenants},
     time::Time,
@@ -45,6 +46,9 @@ pub struct Broker {
     /// What parts on their devices have set aside below.
     pub(crate) backings: Backings,
     pub(crate) residents: Residents,
+    /// Parts in the host's memory, by how long they have been there.
+    pub(crate) lodgers: Residents,
+    pub(crate) pressing: Pressing,
     /// How often the content of discardable parts was given up.
     pub(crate) losses: BTreeMap<PartRef, u64>,
     /// Parts that operators hold: they do not leave their devices.
@@ -115,6 +119,8 @@ impl Broker {
             demands: Demands::default(),
             backings: Backings::default(),
             residents: Residents::new(&config.eviction),
+            lodgers: Residents::new(&EvictionPolicy::Lru),
+            pressing: Pressing::default(),
             losses: BTreeMap::new(),
             held_by_hand: BTreeSet::new(),
             over_limit: BTreeSet::new(),

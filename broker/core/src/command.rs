@@ -8,6 +8,7 @@ use crate::{
     error::Refusal,
     event::{CallId, ChannelId, Kind, PartRef, Slot, Tier},
     migration::Cause,
+    pressure::{Pressure, PressureNote},
     time::Time,
     view::{AllocationView, QuotaView, StoredQuotas},
 };
@@ -178,6 +179,8 @@ pub enum DaemonFrame {
     Drain {
         draining: bool,
     },
+    /// To sessions that said they speak it. Only the last one of a device and tier counts.
+    Pressure(PressureNote),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -471,6 +474,15 @@ pub enum Notice {
         device: DeviceIndex,
         tier: Tier,
         bytes: Bytes,
+    },
+    /// A device, or a tier below it, is fuller than before, or less full.
+    PressureChanged {
+        device: DeviceIndex,
+        tier: Tier,
+        from: Pressure,
+        to: Pressure,
+        held: Bytes,
+        capacity: Bytes,
     },
     InvariantBroken {
         invariant: &'static str,

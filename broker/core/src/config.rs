@@ -2,7 +2,7 @@
 
 use vramd_types::{Bytes, Quantity};
 
-use crate::{eviction::EvictionPolicy, limits::Limits};
+use crate::{eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -24,6 +24,7 @@ pub struct Config {
     pub eviction: EvictionPolicy,
     /// What leaves as unchanged is compared with its shadow first, and copied if it differs.
     pub check_shadows: bool,
+    pub pressure: PressureBounds,
     pub limits: Limits,
 }
 

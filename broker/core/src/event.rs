@@ -103,6 +103,8 @@ pub struct Hello {
     pub unmapped_sessions: Vec<SessionId>,
     /// Both sides speak pins: the session has a word table, and what it does not pin may be revoked.
     pub pins: bool,
+    /// It wants to be told how full devices are.
+    pub pressure: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -38,6 +38,7 @@ pub mod limits;
 mod migration;
 mod observed;
 mod pool;
+mod pressure;
 mod residency;
 mod tenancy;
 mod time;
@@ -63,6 +64,7 @@ pub use migration::{Cause, MigrationEvent, MigrationState, WriteBackEvent, Write
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;
+pub use pressure::{Pressure, PressureBounds, PressureNote};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;

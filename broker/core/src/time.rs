@@ -23,6 +23,12 @@ impl Time {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 
+    /// The start if that is earlier.
+    #[must_use]
+    pub fn before(self, delay: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(delay.as_micros()).unwrap_or(u64::MAX)))
+    }
+
     #[must_use]
     pub fn after(self, delay: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(delay.as_micros()).unwrap_or(u64::MAX)))

@@ -7,6 +7,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantit
 use crate::{
     event::{Kind, Lifetime, PartRef, Tier},
     migration::{Cause, MigrationState},
+    pressure::Pressure,
     residency::{AllocationState, MapState},
     tenancy::SessionState,
     time::Time,
@@ -133,6 +134,7 @@ pub struct TierView {
     pub unreturned: Bytes,
     pub committed: Bytes,
     pub shortfall: Bytes,
+    pub pressure: Pressure,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,6 +161,7 @@ pub struct DeviceView {
     pub contexts: Bytes,
     pub committed: Bytes,
     pub shortfall: Bytes,
+    pub pressure: Pressure,
 }
 
 /// What waits for room on a device, or for its tenant to be below its limit there.

@@ -56,6 +56,7 @@ impl Daemon {
                 sessions_reserved: 0,
                 eviction: broker_core::EvictionPolicy::default(),
                 check_shadows: false,
+                pressure: broker_core::PressureBounds::default(),
                 boot_epoch: 1,
                 devices: vec![],
                 part_size: vramd_types::GRANULARITY,

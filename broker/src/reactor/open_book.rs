@@ -99,6 +99,7 @@ mod tests {
             sessions_reserved: 0,
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: false,
+            pressure: broker_core::PressureBounds::default(),
             devices: Vec::new(),
             part_size: vramd_types::Bytes::mib(256),
             default_limit: vramd_types::Quantity::Percent(100),

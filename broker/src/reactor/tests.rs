@@ -112,6 +112,7 @@ fn config() -> Config {
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
+        pressure: broker_core::PressureBounds::default(),
         devices: vec![DeviceConfig {
             host: Bytes::ZERO,
             disk: Bytes::ZERO,

@@ -188,6 +188,7 @@ pub fn config() -> Config {
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
+        pressure: broker_core::PressureBounds::default(),
         limits,
     }
 }

@@ -13,7 +13,8 @@ use crate::{event::PartRef, time::Time};
 #[derive(Debug)]
 pub(crate) struct Residents {
     policy: Box<dyn Policy>,
-    devices: BTreeMap<PartRef, DeviceIndex>,
+    /// Where each is, and when it was used last.
+    devices: BTreeMap<PartRef, (DeviceIndex, Time)>,
     pinned: BTreeMap<PartRef, BTreeSet<SessionId>>,
     /// How many parts of a device each session pins.
     pinning: BTreeMap<(DeviceIndex, SessionId), usize>,
@@ -33,13 +34,14 @@ impl Residents {
     }
 
     pub(crate) fn used(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
-        self.devices.insert(part, device);
+        self.devices.insert(part, (device, now));
         self.policy.used(device, part, now);
     }
 
     /// It was used where it is, if it is there.
     pub(crate) fn touched(&mut self, part: PartRef, now: Time) {
-        if let Some(device) = self.devices.get(&part) {
+        if let Some((device, last)) = self.devices.get_mut(&part) {
+            *last = now;
             self.policy.used(*device, part, now);
         }
     }
@@ -60,7 +62,7 @@ impl Residents {
     }
 
     pub(crate) fn pinned(&mut self, part: PartRef, session: SessionId) {
-        if let Some(device) = self.devices.get(&part)
+        if let Some((device, _)) = self.devices.get(&part)
             && self.pinned.entry(part).or_default().insert(session)
         {
             let count = self.pinning.entry((*device, session)).or_default();
@@ -77,7 +79,7 @@ impl Residents {
         if sessions.is_empty() {
             self.pinned.remove(&part);
         }
-        if let Some(device) = self.devices.get(&part)
+        if let Some((device, _)) = self.devices.get(&part)
             && let Some(count) = self.pinning.get_mut(&(*device, session))
         {
             *count = count.saturating_sub(1);
@@ -105,6 +107,11 @@ impl Residents {
     /// All are to be tried.
     pub(crate) fn loosen(&mut self) {
         self.stuck.clear();
+    }
+
+    /// Whether it has not been used since.
+    pub(crate) fn is_unused_since(&self, part: PartRef, since: Time) -> bool {
+        self.devices.get(&part).is_some_and(|(_, last)| *last < since)
     }
 
     /// Those that nobody is known to pin, first those that should leave first.

@@ -104,6 +104,7 @@ impl Broker {
         let Some(allocation) = backed else { return };
         let discardable = allocation.discardable;
         for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
+            self.lodges(part);
             if self.tier_of(part) == Some(Tier::Device)
                 && let Some(piece) = self.piece_of(part)
             {
@@ -118,6 +119,7 @@ impl Broker {
     /// A part that is freed needs nothing below.
     pub(crate) fn forget_backing(&mut self, part: PartRef) {
         self.residents.gone(part);
+        self.lodgers.gone(part);
         if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
             self.lacks_no_more(part, tenant, device);
         }

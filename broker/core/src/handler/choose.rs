@@ -57,12 +57,21 @@ struct Needing {
 
 impl<'a> Chooser<'a> {
     fn on(broker: &'a Broker, device: DeviceIndex) -> Option<Self> {
+        Self::among(broker, device, broker.residents.order(device))
+    }
+
+    /// Of its parts only these.
+    fn among(
+        broker: &'a Broker,
+        device: DeviceIndex,
+        parts: impl Iterator<Item = PartRef> + 'a,
+    ) -> Option<Self> {
         let candidate = |leaves, tenant, size| Candidate { leaves, tenant, size, chosen: None };
         let going = broker.awaited_room.iter().filter(move |(_, was)| was.device == device);
         let going = going.map(move |(id, was)| candidate(Leaves::Already(id), was.tenant, was.size));
         let cached = broker.pool.cache().iter().filter(move |(_, entry)| entry.device == device);
         let cached = cached.map(move |(age, it)| candidate(Leaves::Cached(age), it.tenant, it.size));
-        let parts = broker.residents.order(device).filter(|part| broker.could_leave(*part));
+        let parts = parts.filter(|part| broker.could_leave(*part));
         let parts = parts.filter_map(move |part| {
             let Piece { tenant, size, .. } = broker.piece_of(part)?;
             Some(candidate(Leaves::Part(part), tenant, size))
@@ -289,6 +298,17 @@ impl Broker {
         let by = Needing { came: self.pins.now(), tenant: None };
         let weighs = |draft: &Draft, of| self.weighs(draft, of, Bytes::ZERO);
         chooser.choose(by, |draft| draft.shortfall().is_zero(), weighs);
+        chooser.choice()
+    }
+
+    /// Chooses of parts that nobody has used for long what has to go so that no more than so much is held there, as far as it
+    /// can. What is guaranteed stays.
+    pub(crate) fn choose_for_pressure(&self, device: DeviceIndex, cold: &[PartRef], most: Bytes) -> Choice {
+        let cold = cold.iter().copied();
+        let Some(mut chooser) = Chooser::among(self, device, cold) else { return Choice::default() };
+        let by = Needing { came: self.pins.now(), tenant: None };
+        let weighs = |draft: &Draft, of| self.weighs(draft, of, Bytes::ZERO);
+        chooser.choose(by, |draft| draft.held() <= most, weighs);
         chooser.choice()
     }
 

@@ -418,6 +418,7 @@ impl Broker {
             // What has not been made yet is released once it is.
             (Tier::Host | Tier::Disk, _, _) => self.release_extent(left),
         }
+        self.lodges(part);
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
         self.tell_of_migration(part, towards, (cause, since), &outcome, (state.copies(), room_for));
         for op in ops.iter().copied() {

@@ -23,6 +23,7 @@ mod parts;
 mod pin;
 #[cfg(test)]
 mod pin_costs;
+mod pressure;
 mod query;
 mod quota;
 mod ran_out;

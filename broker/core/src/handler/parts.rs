@@ -129,7 +129,7 @@ impl Broker {
         match wish {
             Wish::In(Tier::Device) => self.bring_in_for(op, part),
             Wish::In(towards @ (Tier::Host | Tier::Disk)) => self.evict_part(op, part, towards),
-            Wish::WrittenBack => self.write_back_part(op, part),
+            Wish::WrittenBack => self.write_back_part(Some(op), part),
         }
     }
 

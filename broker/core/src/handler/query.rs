@@ -166,6 +166,7 @@ impl Broker {
                 contexts: books.contexts(),
                 committed: books.committed(),
                 shortfall: books.shortfall(),
+                pressure: self.pressure_of(Place::device(index)),
             })
         };
         self.device_indices().zip(&self.config.devices).filter_map(view).collect()
@@ -179,6 +180,7 @@ impl Broker {
             unreturned: books.unreturned(),
             committed: books.committed(),
             shortfall: books.shortfall(),
+            pressure: self.pressure_of(place),
         })
     }
 

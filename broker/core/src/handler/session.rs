@@ -83,6 +83,7 @@ impl Broker {
             alarm: None,
             ending: false,
             requests: RequestLog::default(),
+            hears_pressure: hello.pressure,
             words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1), words_due))),
         };
         self.sessions.insert(id, session);
@@ -104,6 +105,7 @@ impl Broker {
         let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone(), slots };
         let channel = session.channel;
         self.command(Command::Send { channel, frame });
+        self.tell_outlooks(id);
     }
 
     /// The process has opened a new channel and says that it unmapped all of earlier sessions, whose own ends may not

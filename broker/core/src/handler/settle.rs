@@ -13,6 +13,7 @@ use crate::{
     command::{RevokeReason, RevokedPart},
     event::PartRef,
     invariants,
+    ledger::Place,
     migration::Waiter,
     residency::MapEvent,
     tenancy::{OpId, PinId, PinnedPart},
@@ -34,6 +35,8 @@ pub(crate) struct Unsettled {
     pub(crate) room: bool,
     /// Devices whose books may be short, since their drivers ran out of memory.
     pub(crate) short: BTreeSet<DeviceIndex>,
+    /// Where something that was done because of pressure has ended.
+    pub(crate) pressed: BTreeSet<Place>,
     /// Changes of quotas that waited for room, and have it or do not.
     pub(crate) resumed: Vec<OpId>,
     /// To be told so, in few frames.
@@ -147,6 +150,10 @@ impl Broker {
                 self.serve_demands();
             } else if std::mem::take(&mut self.unsettled.room) {
                 self.serve_first();
+            } else if let Some(place) = self.ledger.changed.pop_first() {
+                self.heed_pressure(place);
+            } else if let Some(place) = self.unsettled.pressed.pop_first() {
+                self.relieve(place);
             } else {
                 return;
             }

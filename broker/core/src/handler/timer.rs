@@ -15,6 +15,8 @@ use crate::{
 pub(crate) enum Timer {
     Session(SessionId),
     Survey,
+    /// What is full, or is filling, is looked at.
+    Pressure,
     /// Some tenant without a session has kept memory long enough.
     Cached,
     /// A fence has lasted long enough.
@@ -58,6 +60,7 @@ impl Broker {
             self.timers.pop_first();
             match timer {
                 Timer::Session(id) => self.check_deadlines(id),
+                Timer::Pressure => self.look_at_pressure(),
                 Timer::Cached => self.expire_cached(),
                 Timer::Fence(part) => self.fence_lasted(part),
                 Timer::Wait(op) => self.lacks_room(op),

@@ -24,21 +24,21 @@ use crate::{
 type Word = (ChannelId, SessionId, Slot);
 
 impl Broker {
-    /// Begins with one part. `None`: the operation is told when it is over.
-    pub(super) fn write_back_part(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
+    /// Begins with one part. `None`: the operation, if there is one, is told when it is over.
+    pub(super) fn write_back_part(&mut self, op: Option<OpId>, part: PartRef) -> Option<PartMove> {
         // Whichever way it goes, in the end its content is below.
         if let Some(migration) = self.migrations.get_mut(&part) {
             if migration.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
             }
-            migration.ops.push(op);
+            op.into_iter().for_each(|op| migration.ops.push(op));
             return None;
         }
         if let Some(under_way) = self.write_backs.get_mut(&part) {
             if under_way.state == WriteBackState::Stopping {
                 return Some(PartMove::Wanted);
             }
-            under_way.ops.push(op);
+            op.into_iter().for_each(|op| under_way.ops.push(op));
             return None;
         }
         if self.tier_of(part) != Some(Tier::Device) {
@@ -62,7 +62,7 @@ impl Broker {
             state: WriteBackState::Making,
             written: false,
             stopped: None,
-            ops: std::iter::once(op).collect::<Few<_>>(),
+            ops: op.into_iter().collect::<Few<_>>(),
         };
         self.write_backs.insert(part, write_back);
         if self.is_live(to) {
@@ -255,6 +255,7 @@ impl Broker {
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
         self.tell_of_write_back(part, &over, &outcome, clean);
+        self.went_ahead(part);
         for op in over.ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
             self.check_op(op);

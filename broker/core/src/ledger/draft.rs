@@ -61,6 +61,13 @@ impl<'a> Draft<'a> {
         self.changes.get(&tenant).map_or(Bytes::ZERO, |change| change.less)
     }
 
+    /// What all tenants would hold there.
+    pub(crate) fn held(&self) -> Bytes {
+        let sum =
+            |of: fn(&Change) -> Bytes| self.changes.values().map(of).fold(Bytes::ZERO, Bytes::saturating_add);
+        self.books.held.saturating_sub(sum(|change| change.less)).saturating_add(sum(|change| change.more))
+    }
+
     /// By how much more would be committed than there is.
     pub(crate) fn shortfall(&self) -> Bytes {
         self.committed.saturating_sub(self.books.capacity())

@@ -146,6 +146,8 @@ pub(crate) struct Ledger {
     pub(crate) touched: Touched<(TenantId, Place)>,
     /// Devices below which somebody may be admitted to more than before.
     pub(crate) eased: BTreeSet<DeviceIndex>,
+    /// Places that may be fuller than before, or less full.
+    pub(crate) changed: BTreeSet<Place>,
     #[cfg(feature = "planted")]
     planted: Option<crate::Bug>,
 }
@@ -169,6 +171,7 @@ impl Ledger {
             broken: Vec::new(),
             touched: Touched::default(),
             eased: BTreeSet::new(),
+            changed: BTreeSet::new(),
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -306,6 +309,7 @@ impl Ledger {
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(books) = self.books.get_mut(&place) {
             (books.unbrokered, books.contexts, books.missing) = (unbrokered, contexts, Bytes::ZERO);
+            self.changed.insert(place);
         }
     }
 
@@ -317,6 +321,7 @@ impl Ledger {
         if let Some(books) = self.books.get_mut(&place) {
             let most = books.held.saturating_add(asked).saturating_sub(GRANULARITY);
             books.missing = books.missing.saturating_add(books.capacity().saturating_sub(most));
+            self.changed.insert(place);
         }
     }
 
@@ -402,6 +407,7 @@ impl Ledger {
                     self.eased.insert(place.device);
                 }
                 (books.held, books.committed, books.guaranteed) = sums;
+                self.changed.insert(place);
                 match known {
                     Some(account) => *account = new,
                     None => books.accounts.insert(tenant, new),

@@ -63,6 +63,8 @@ pub(crate) struct Session {
     /// An operator ended it: once it maps nothing its channel is closed and it is gone.
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
+    /// It is told how full devices are.
+    pub(crate) hears_pressure: bool,
     /// With pins.
     pub(crate) words: Option<Box<Words>>,
 }

@@ -121,6 +121,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
+        pressure: broker_core::PressureBounds::default(),
         limits: Limits::default(),
     }
 }

@@ -62,6 +62,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
         sessions_reserved: dice.small(3),
         eviction: eviction(dice),
         check_shadows: false,
+        pressure: broker_core::PressureBounds::default(),
         limits: limits(dice),
     }
 }

@@ -1,0 +1,250 @@
+//! What is done as a device or the host's memory fills up, before anybody is refused: what nobody has used for long is copied
+//! below ahead of need, then leaves; and clients are told.
+//!
+//! Nobody who waits depends on any of this: for them room is made whatever the pressure is.
+
+use vramd_types::{Bytes, DeviceIndex, SessionId};
+
+use super::Timer;
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, Notice},
+    event::{PartRef, Tier},
+    ledger::Place,
+    limits::{COLD_LOOKED_AT, PRESSURE_TICK, WRITTEN_AHEAD_MAX},
+    migration::{Backing, Cause},
+    pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
+    tenancy::{Session, TenantId},
+};
+
+impl Broker {
+    pub(crate) fn pressure_of(&self, place: Place) -> Pressure {
+        self.pressing.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
+    }
+
+    /// A place may be fuller than before, or less full.
+    pub(crate) fn heed_pressure(&mut self, place: Place) {
+        let Some(fill) = self.fill(place) else { return };
+        let gauge = self.pressing.gauges.entry(place).or_insert_with(|| Gauge::new(self.now));
+        let changed = gauge.heed(fill, &self.config.pressure);
+        if let Some(from) = changed {
+            let (Place { device, tier }, Fill { held, capacity }) = (place, fill);
+            let to = self.pressure_of(place);
+            self.notice(Notice::PressureChanged { device, tier, from, to, held, capacity });
+            self.tell_of_pressure(place, fill);
+            if to == Pressure::Critical {
+                self.relieve(place);
+            }
+        }
+        if !std::mem::replace(&mut self.pressing.is_armed, true) {
+            self.arm(self.now.after(PRESSURE_TICK), Timer::Pressure);
+        }
+    }
+
+    /// Looks at all places, and again while there is something to be seen or to be done.
+    pub(crate) fn look_at_pressure(&mut self) {
+        self.pressing.is_armed = false;
+        self.pressing.tried.clear();
+        let places: Vec<_> = self.pressing.gauges.keys().copied().collect();
+        let mut goes_on = false;
+        for place in places {
+            let Some(fill) = self.fill(place) else { continue };
+            let now = self.now;
+            let moves = self.pressing.gauges.get_mut(&place).is_some_and(|gauge| gauge.look(now, fill));
+            self.tell_of_pressure(place, fill);
+            self.relieve(place);
+            goes_on |= moves || self.is_relieved(place);
+        }
+        if goes_on && !std::mem::replace(&mut self.pressing.is_armed, true) {
+            self.arm(self.now.after(PRESSURE_TICK), Timer::Pressure);
+        }
+    }
+
+    /// Does what its pressure asks for.
+    pub(crate) fn relieve(&mut self, place: Place) {
+        if !self.is_relieved(place) {
+            return;
+        }
+        let high = self.pressure_of(place) >= Pressure::High;
+        match place.tier {
+            Tier::Device => {
+                let cold = self.cold_in(place);
+                let evicted = high && self.evict_cold(place, &cold);
+                let written = self.write_ahead(place.device, &cold);
+                self.has_looked(place, cold.len(), evicted || written);
+            }
+            Tier::Host if high => {
+                let cold = self.cold_in(place);
+                let demoted = self.demote_cold(place, &cold);
+                self.has_looked(place, cold.len(), demoted);
+            }
+            Tier::Host | Tier::Disk => {}
+        }
+    }
+
+    /// Whether anything is done about the pressure of the place.
+    fn is_relieved(&self, Place { device, tier }: Place) -> bool {
+        let begins = match tier {
+            Tier::Device => Pressure::Elevated,
+            Tier::Host => Pressure::High,
+            Tier::Disk => return false,
+        };
+        let has_below = self.ledger.below(device).any(|below| below.tier > tier);
+        has_below
+            && !self.config.pressure.cold_after.is_zero()
+            && self.pressure_of(Place { device, tier }) >= begins
+    }
+
+    /// Parts that nobody has used for long, those first that should leave first. What may be lost is not among them: it
+    /// leaves without being copied, so there is nothing to be won by doing that before its room is needed.
+    fn cold_in(&self, place: Place) -> Vec<PartRef> {
+        let since = self.now.before(self.config.pressure.cold_after);
+        let among = if place.tier == Tier::Device { &self.residents } else { &self.lodgers };
+        let passed = self.pressing.passed.get(&place).copied().unwrap_or_default();
+        let looked_at = among.order(place.device).skip(passed).take(COLD_LOOKED_AT);
+        let cold = looked_at.filter(|part| among.is_unused_since(*part, since));
+        cold.filter(|part| !matches!(self.backings.get(part), Some(Backing::Needless))).collect()
+    }
+
+    /// Where all that were looked at were cold, and none could do anything, the next look begins behind them.
+    fn has_looked(&mut self, place: Place, cold: usize, done: bool) {
+        let passed = self.pressing.passed.entry(place).or_default();
+        *passed = if done || cold < COLD_LOOKED_AT { 0 } else { passed.saturating_add(cold) };
+    }
+
+    /// Whether any of them leaves their device.
+    fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
+        let Some(target) = self.target(place) else { return false };
+        let choice = self.choose_for_pressure(place.device, cold, target);
+        let leaves = !choice.victims.is_empty();
+        self.clear(choice, Cause::Rebalance);
+        leaves
+    }
+
+    /// Whether any of them begins to be copied to what it has below.
+    fn write_ahead(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
+        let of_device = self.write_backs.keys().filter(|part| self.is_on(**part, device));
+        let mut left = WRITTEN_AHEAD_MAX.saturating_sub(of_device.count());
+        let before = left;
+        for part in cold {
+            if left == 0 {
+                break;
+            }
+            let is_clean = matches!(self.backings.get(part), Some(Backing::Kept { clean: true, .. }) | None);
+            if is_clean || self.is_under_way(*part) || !self.pressing.tried.insert(*part) {
+                continue;
+            }
+            if self.write_back_part(None, *part).is_none() {
+                left = left.saturating_sub(1);
+            }
+        }
+        left < before
+    }
+
+    /// Whether any of them begins to go from the host's memory to the disk.
+    fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
+        let Some((fill, target)) = self.fill(place).zip(self.target(place)) else { return false };
+        let going = self.moving_from(place);
+        let mut left = fill.held.saturating_sub(going);
+        let mut demoted = false;
+        for part in cold {
+            if left <= target {
+                break;
+            }
+            let Some(piece) = self.piece_of(*part) else { continue };
+            if self.is_under_way(*part)
+                || self.is_wanted(*part)
+                || !self.is_above_guarantee_in(piece.tenant, place, piece.size)
+                || !self.pressing.tried.insert(*part)
+            {
+                continue;
+            }
+            if self.begin_migration(*part, Tier::Disk, Cause::Rebalance, None).is_ok() {
+                left = left.saturating_sub(piece.size);
+                demoted = true;
+            }
+        }
+        demoted
+    }
+
+    /// Whether the tenant keeps what is guaranteed to it in a tier without so much of what lies there.
+    fn is_above_guarantee_in(&self, tenant: TenantId, place: Place, less: Bytes) -> bool {
+        let account = self.ledger.account(tenant, place);
+        account.is_some_and(|account| account.held().saturating_sub(less) >= account.guarantee)
+    }
+
+    /// Bytes that are on their way out of a tier.
+    fn moving_from(&self, place: Place) -> Bytes {
+        let leaving =
+            self.migrations.iter().filter(|(_, it)| it.here == place.tier && it.towards == Tier::Disk);
+        let pieces = leaving.filter_map(|(part, _)| self.piece_of(*part));
+        let sizes = pieces.filter(|piece| piece.device == place.device).map(|piece| piece.size);
+        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+
+    /// Whether something is being done with the part, or with its allocation as a whole.
+    fn is_under_way(&self, part: PartRef) -> bool {
+        !self.is_settled(part.allocation)
+            || self.migrations.contains_key(&part)
+            || self.revocations.contains_key(&part)
+            || self.write_backs.contains_key(&part)
+    }
+
+    fn is_on(&self, part: PartRef, device: DeviceIndex) -> bool {
+        self.piece_of(part).is_some_and(|piece| piece.device == device)
+    }
+
+    /// A part was copied ahead, or was not: others may be now.
+    pub(crate) fn went_ahead(&mut self, part: PartRef) {
+        if let Some(piece) = self.piece_of(part) {
+            self.unsettled.pressed.insert(Place::device(piece.device));
+        }
+    }
+
+    /// The part may lie in another tier than before.
+    pub(crate) fn lodges(&mut self, part: PartRef) {
+        let is_there = self.tier_of(part) == Some(Tier::Host) && !self.is_nowhere(part);
+        match self.piece_of(part).filter(|_| is_there) {
+            Some(piece) => self.lodgers.used(piece.device, part, self.now),
+            None => self.lodgers.gone(part),
+        }
+    }
+
+    fn fill(&self, place: Place) -> Option<Fill> {
+        self.ledger.books(place).map(|books| Fill { held: books.held(), capacity: books.capacity() })
+    }
+
+    /// What leaves because of pressure leaves until no more than this is held.
+    fn target(&self, place: Place) -> Option<Bytes> {
+        let percent = u8::try_from(self.config.pressure.evict_to_percent).unwrap_or(u8::MAX);
+        self.fill(place).map(|fill| fill.capacity.percent(percent))
+    }
+
+    fn tell_of_pressure(&mut self, place: Place, fill: Fill) {
+        let news = self.pressing.gauges.get_mut(&place).and_then(|gauge| gauge.news(fill));
+        let Some(outlook) = news else { return };
+        let hears = |session: &Session| {
+            session.hears_pressure && session.channel_open && session.devices.contains(&place.device)
+        };
+        let channels = self.sessions.iter().filter(|(_, session)| hears(session)).map(|(_, it)| it.channel);
+        for channel in channels.collect::<Vec<_>>() {
+            self.command(Command::Send { channel, frame: DaemonFrame::Pressure(note(place, outlook)) });
+        }
+    }
+
+    /// A new session is told what others were.
+    pub(crate) fn tell_outlooks(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(id).filter(|session| session.hears_pressure) else { return };
+        let (channel, devices) = (session.channel, session.devices.clone());
+        let gauges = self.pressing.gauges.iter().filter(|(place, _)| devices.contains(&place.device));
+        let notes: Vec<_> = gauges.map(|(place, gauge)| note(*place, gauge.told())).collect();
+        for told in notes {
+            self.command(Command::Send { channel, frame: DaemonFrame::Pressure(told) });
+        }
+    }
+}
+
+const fn note(Place { device, tier }: Place, outlook: Outlook) -> PressureNote {
+    let Outlook { pressure, batch_factor, full_in } = outlook;
+    PressureNote { device, tier, pressure, batch_factor, full_in }
+}

@@ -1,0 +1,186 @@
+//! The pressure of one place, and where it is going: the factor and the forecast that clients are told.
+
+use std::time::Duration;
+
+use vramd_types::Bytes;
+
+use super::{Pressure, PressureBounds, level::reaches};
+use crate::time::Time;
+
+/// A mean is so many tenths of what it was, and the rest of what is seen now.
+const KEPT_TENTHS: i64 = 7;
+
+/// Below this a program may ask for more at once than it does.
+const ROOMY_PERCENT: u32 = 60;
+/// And from here it should ask for less.
+const TIGHT_PERCENT: u32 = 80;
+
+/// Thousandths. A factor that has changed by less is not told anew.
+const FACTOR_STEP: i64 = 50;
+
+/// Nobody is told of what is further off.
+const FORESEEN: Duration = Duration::from_secs(300);
+
+#[derive(Debug)]
+pub(crate) struct Gauge {
+    pub(crate) pressure: Pressure,
+    /// When it was looked at last, and what was held then.
+    seen: (Time, Bytes),
+    /// Thousandths.
+    factor: i64,
+    /// Bytes a second, by which more is held.
+    growth: i64,
+    told: Outlook,
+}
+
+/// What clients are told of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outlook {
+    pub(crate) pressure: Pressure,
+    /// Thousandths.
+    pub(crate) batch_factor: u32,
+    pub(crate) full_in: Option<Duration>,
+}
+
+/// What is held of what can be handed out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fill {
+    pub(crate) held: Bytes,
+    pub(crate) capacity: Bytes,
+}
+
+impl Gauge {
+    pub(crate) const fn new(now: Time) -> Self {
+        Self {
+            pressure: Pressure::Normal,
+            seen: (now, Bytes::ZERO),
+            factor: 1000,
+            growth: 0,
+            told: Outlook { pressure: Pressure::Normal, batch_factor: 1000, full_in: None },
+        }
+    }
+
+    /// What it was, if it is another now.
+    pub(crate) fn heed(&mut self, fill: Fill, bounds: &PressureBounds) -> Option<Pressure> {
+        let was = self.pressure;
+        self.pressure = was.next(fill.held, fill.capacity, bounds);
+        (self.pressure != was).then_some(was)
+    }
+
+    /// Time has passed: the means move. Whether they would move again.
+    pub(crate) fn look(&mut self, now: Time, fill: Fill) -> bool {
+        let (when, held) = std::mem::replace(&mut self.seen, (now, fill.held));
+        let micros = i128::try_from(now.since(when).as_micros()).unwrap_or(i128::MAX).max(1);
+        let more = i128::from(fill.held.get()).saturating_sub(i128::from(held.get()));
+        let growth = i64::try_from(more.saturating_mul(1_000_000) / micros).unwrap_or(i64::MAX);
+        let (factor, old) = (target(fill), (self.factor, self.growth));
+        (self.factor, self.growth) = (mean(self.factor, factor), mean(self.growth, growth));
+        (self.factor, self.growth) != old
+    }
+
+    /// What is to be told, if it is not what was told last.
+    pub(crate) fn news(&mut self, fill: Fill) -> Option<Outlook> {
+        let outlook = self.outlook(fill);
+        let told = self.told;
+        let factor = i64::from(outlook.batch_factor).abs_diff(i64::from(told.batch_factor));
+        let is_news = outlook.pressure != told.pressure
+            || factor >= FACTOR_STEP.unsigned_abs()
+            || outlook.full_in.is_some() != told.full_in.is_some()
+            || outlook.full_in.zip(told.full_in).is_some_and(|(new, old)| new.saturating_mul(2) <= old);
+        is_news.then(|| {
+            self.told = outlook;
+            outlook
+        })
+    }
+
+    /// What was told last.
+    pub(crate) const fn told(&self) -> Outlook {
+        self.told
+    }
+
+    fn outlook(&self, Fill { held, capacity }: Fill) -> Outlook {
+        let left = capacity.saturating_sub(held).get();
+        let second = u64::try_from(self.growth).ok().filter(|growth| *growth > 0);
+        let millis = second.map(|second| u128::from(left).saturating_mul(1000) / u128::from(second));
+        let full_in = millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)));
+        Outlook {
+            pressure: self.pressure,
+            batch_factor: u32::try_from(self.factor).unwrap_or_default(),
+            full_in: full_in.filter(|it| *it <= FORESEEN),
+        }
+    }
+}
+
+/// The factor that a place so full asks for.
+fn target(Fill { held, capacity }: Fill) -> i64 {
+    match (reaches(held, capacity, ROOMY_PERCENT), reaches(held, capacity, TIGHT_PERCENT)) {
+        (false, _) => 1200,
+        (true, false) => 1000,
+        (true, true) => 800,
+    }
+}
+
+/// Towards zero, so that it comes to rest.
+const fn mean(old: i64, new: i64) -> i64 {
+    let kept = old.saturating_mul(KEPT_TENTHS);
+    kept.saturating_add(new.saturating_mul(10i64.saturating_sub(KEPT_TENTHS))) / 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(held: u64) -> Fill {
+        Fill { held: Bytes::new(held), capacity: Bytes::new(1000) }
+    }
+
+    fn second(count: u64) -> Time {
+        Time::from_micros(count.saturating_mul(1_000_000))
+    }
+
+    #[test]
+    fn what_fills_steadily_is_foreseen_and_what_stands_still_is_not() {
+        let mut gauge = Gauge::new(Time::START);
+        for now in 1..=20 {
+            gauge.look(second(now), fill(now * 10));
+        }
+        // 10 bytes a second but for what is rounded away: 800 are left.
+        let full_in = gauge.outlook(fill(200)).full_in.map(|it| it.as_secs());
+        assert!(full_in.is_some_and(|seconds| (80..=120).contains(&seconds)), "{full_in:?}");
+        let mut last = 21;
+        while gauge.look(second(last), fill(200)) {
+            last += 1;
+        }
+        assert!(last < 60, "{last}");
+        assert_eq!(gauge.outlook(fill(200)).full_in, None);
+    }
+
+    #[test]
+    fn the_factor_comes_to_rest_near_what_the_place_asks_for() {
+        for (held, expected) in [(0, 1197..=1200), (599, 1197..=1200), (700, 1000..=1000), (800, 800..=800)] {
+            let mut gauge = Gauge::new(Time::START);
+            let moves = (1..100).take_while(|now| gauge.look(second(*now), fill(held))).count();
+            assert!(moves < 50, "{moves}");
+            let factor = gauge.outlook(fill(held)).batch_factor;
+            assert!(expected.contains(&factor), "{held}: {factor}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_another_is_told() {
+        let bounds = PressureBounds::default();
+        let mut gauge = Gauge::new(Time::START);
+        assert_eq!(gauge.news(fill(0)), None);
+        assert_eq!(gauge.heed(fill(850), &bounds), Some(Pressure::Normal));
+        let told = gauge.news(fill(850)).map(|it| it.pressure);
+        assert_eq!((told, gauge.news(fill(850))), (Some(Pressure::Elevated), None));
+        assert_eq!(gauge.heed(fill(860), &bounds), None);
+        // The factor, once it is another.
+        let mut told = Vec::new();
+        for now in 1..40 {
+            gauge.look(second(1_000_000 + now), fill(860));
+            told.extend(gauge.news(fill(860)).map(|it| it.batch_factor));
+        }
+        assert_eq!(told, [940, 868, 818]);
+    }
+}

@@ -1,0 +1,124 @@
+//! The steps. A step is left only well below where it is entered, so that what comes and goes at its bound is not told each time.
+
+use std::{fmt, time::Duration};
+
+use vramd_types::Bytes;
+
+/// How full a device or a tier below it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pressure {
+    #[default]
+    Normal,
+    /// What nobody has used for long is copied below ahead of need.
+    Elevated,
+    /// It leaves.
+    High,
+    /// It leaves at once.
+    Critical,
+}
+
+/// Where the steps begin, in percent of what can be handed out, and what is done at them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PressureBounds {
+    pub elevated_percent: u32,
+    pub high_percent: u32,
+    pub critical_percent: u32,
+    /// A step is left so far below where it is entered.
+    pub fall_percent: u32,
+    /// What leaves because of pressure leaves until no more than this is full.
+    pub evict_to_percent: u32,
+    /// Only what nobody has used for so long leaves, or is copied ahead; zero is nothing.
+    pub cold_after: Duration,
+}
+
+impl Default for PressureBounds {
+    fn default() -> Self {
+        Self {
+            elevated_percent: 80,
+            high_percent: 90,
+            critical_percent: 95,
+            fall_percent: 3,
+            evict_to_percent: 85,
+            cold_after: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Pressure {
+    pub const ALL: [Self; 4] = [Self::Normal, Self::Elevated, Self::High, Self::Critical];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::Elevated => "elevated",
+            Self::High => "high",
+            Self::Critical => "critical",
+        }
+    }
+
+    /// The step after this one, now that so much of the capacity is held.
+    pub(crate) fn next(self, held: Bytes, capacity: Bytes, bounds: &PressureBounds) -> Self {
+        let is_at = |percent: u32| reaches(held, capacity, percent);
+        let stands = |step: &Self| match step.begins(bounds) {
+            None => true,
+            Some(begins) if *step > self => is_at(begins),
+            Some(begins) => is_at(begins.saturating_sub(bounds.fall_percent)),
+        };
+        Self::ALL.into_iter().rev().find(stands).unwrap_or_default()
+    }
+
+    const fn begins(self, bounds: &PressureBounds) -> Option<u32> {
+        match self {
+            Self::Normal => None,
+            Self::Elevated => Some(bounds.elevated_percent),
+            Self::High => Some(bounds.high_percent),
+            Self::Critical => Some(bounds.critical_percent),
+        }
+    }
+}
+
+impl fmt::Display for Pressure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whether so many percent of the capacity are held. What has no capacity is as full as can be as soon as anything is held.
+pub(super) fn reaches(held: Bytes, capacity: Bytes, percent: u32) -> bool {
+    let hundred = |bytes: Bytes, times: u32| u128::from(bytes.get()).saturating_mul(u128::from(times));
+    !held.is_zero() && hundred(held, 100) >= hundred(capacity, percent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From each step, at each of these percentages.
+    #[test]
+    fn a_step_is_entered_at_its_bound_and_left_below_it() {
+        let bounds = PressureBounds::default();
+        let next = |from: Pressure, percent| from.next(Bytes::new(percent), Bytes::new(100), &bounds);
+        for (percent, expected) in [
+            (0, "normal normal normal normal"),
+            (76, "normal normal normal normal"),
+            (77, "normal elevated elevated elevated"),
+            (80, "elevated elevated elevated elevated"),
+            (86, "elevated elevated elevated elevated"),
+            (87, "elevated elevated high high"),
+            (90, "high high high high"),
+            (91, "high high high high"),
+            (92, "high high high critical"),
+            (95, "critical critical critical critical"),
+            (120, "critical critical critical critical"),
+        ] {
+            let all: Vec<_> = Pressure::ALL.iter().map(|from| next(*from, percent).name()).collect();
+            assert_eq!(all.join(" "), expected, "{percent}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_capacity_is_full_once_anything_is_held() {
+        let next = |held| Pressure::Normal.next(Bytes::new(held), Bytes::ZERO, &PressureBounds::default());
+        assert_eq!((next(0), next(1)), (Pressure::Normal, Pressure::Critical));
+    }
+}

@@ -1,0 +1,46 @@
+//! Pressure: how full a device or a tier below it is, in steps, and where it is going.
+//!
+//! Full is what is charged of what can be handed out. So what others take of a device is pressure like any other: the capacity
+//! is less then.
+
+mod gauge;
+mod level;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use vramd_types::DeviceIndex;
+
+pub(crate) use gauge::{Fill, Gauge, Outlook};
+pub use level::{Pressure, PressureBounds};
+
+use crate::{
+    event::{PartRef, Tier},
+    ledger::Place,
+};
+
+/// What a client is told, whenever it is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PressureNote {
+    pub device: DeviceIndex,
+    pub tier: Tier,
+    pub pressure: Pressure,
+    /// Thousandths: by what a program that chooses how much it asks for at once should multiply that.
+    pub batch_factor: u32,
+    /// How long it takes until the tier is full, if it goes on filling as it does.
+    pub full_in: Option<Duration>,
+}
+
+/// The pressure of all places, and how far it was answered.
+#[derive(Debug, Default)]
+pub(crate) struct Pressing {
+    pub(crate) gauges: BTreeMap<Place, Gauge>,
+    /// Whether there is a timer for the next look.
+    pub(crate) is_armed: bool,
+    /// Parts that something was tried with since the last look.
+    pub(crate) tried: BTreeSet<PartRef>,
+    /// How many of those that leave first were found cold and could do nothing, so that the next look begins behind them.
+    pub(crate) passed: BTreeMap<Place, usize>,
+}
