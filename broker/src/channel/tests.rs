@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Broker, ChannelId, ClientFrame, Event, StoredQuotas, Time};
+use broker_core::{Broker, ChannelId, ClientFrame, Event, StoredQuotas, Tier, Time};
 use prost::Message as _;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -18,6 +18,7 @@ use rustix::net::{
 };
 use tokio::sync::{mpsc, watch};
 use vramd_proto::{channel as protocol, v1};
+use vramd_types::DeviceIndex;
 
 use super::{Channels, OutFrame, Settings, serve};
 use crate::{
@@ -288,6 +289,30 @@ async fn broken_frames_are_told_and_leak_nothing() {
     drop(writer);
     // A copy that had come to lie in this process would leave this waiting.
     assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn notes_that_nobody_reads_end_no_channel_and_the_newest_of_each_place_comes() {
+    const COUNT: u16 = 10_000;
+    let mut daemon = Daemon::start();
+    let client = daemon.connect();
+    client.send(&hello_packet());
+    let (channel, _) = daemon.hello().await;
+    for number in 0..COUNT {
+        let note_of = Some((DeviceIndex(number % 2), Tier::Device));
+        daemon.channels.send(channel, OutFrame { note_of, ..out(&number.to_ne_bytes()) });
+    }
+    let (mut last, mut received) = ([0; 2], 0);
+    while last != [COUNT - 2, COUNT - 1] {
+        let number = u16::from_ne_bytes(client.receive().try_into().unwrap());
+        let of_place = &mut last[usize::from(number % 2)];
+        assert!(received < 2 || *of_place < number, "an older note came after {of_place}");
+        *of_place = number;
+        received += 1;
+    }
+    assert!(received < COUNT, "the others were of no use any more");
+    daemon.channels.send(channel, out(b"still here"));
+    assert_eq!(client.receive(), b"still here");
 }
 
 #[tokio::test(flavor = "multi_thread")]
