@@ -1,23 +1,28 @@
 //! `vramd.connect` and `vramd.Client`: a session with the node's daemon.
 
 use std::{
+    fmt::Display,
     path::PathBuf,
     process,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use pyo3::{exceptions::PyTypeError, prelude::*};
-use vramd_client::{Access, AllocationRequest};
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    prelude::*,
+};
+use vramd_client::{Access, AllocationRequest, Reason};
 
 use crate::{
     allocation::Allocation,
     arguments::{self, Name, Size},
     error::Fault,
-    info::{AllocationInfo, Device},
+    info::{AllocationInfo, Device, Pressure},
     memory::Memory,
     pin_set::PinSet,
     sealed::Sealed,
     shared::{Handle, Shared, check_process},
+    told,
 };
 
 /// One session, which ends when the client is closed and its memory is gone.
@@ -31,13 +36,14 @@ pub(crate) struct Client {
 
 /// Opens a session with the daemon of this node.
 #[pyfunction]
-#[pyo3(signature = (name = None, *, socket_dir = None, devices = None, timeout = None))]
+#[pyo3(signature = (name = None, *, socket_dir = None, devices = None, timeout = None, on_pressure = None))]
 pub(crate) fn connect(
     py: Python<'_>,
     name: Option<String>,
     socket_dir: Option<PathBuf>,
     devices: Option<Vec<String>>,
     timeout: Option<f64>,
+    on_pressure: Option<Py<PyAny>>,
 ) -> PyResult<Client> {
     let mut builder = vramd_client::Client::builder();
     if let Some(name) = name {
@@ -51,6 +57,9 @@ pub(crate) fn connect(
     }
     if let Some(seconds) = timeout {
         builder = builder.request_timeout(arguments::timeout(seconds)?);
+    }
+    if let Some(call) = on_pressure {
+        builder = builder.on_pressure(told::on_pressure(call, py)?);
     }
     let sdk = py.detach(|| builder.connect()).map_err(Fault::from)?;
     Ok(Client { pid: process::id(), sdk: Mutex::new(Some(sdk)) })
@@ -227,6 +236,27 @@ impl Client {
     #[getter]
     fn is_draining(&self) -> bool {
         self.sdk().is_ok_and(|sdk| sdk.is_draining())
+    }
+
+    #[pyo3(signature = (device = None))]
+    fn pressure(&self, device: Option<&str>) -> PyResult<Pressure> {
+        let sdk = self.sdk()?;
+        match (sdk.pressure(device), device) {
+            (Some(pressure), _) => Ok(Pressure::from(&pressure)),
+            (None, Some(device)) => {
+                let facts: [(&str, &dyn Display); 2] = [("field", &"device"), ("device", &device)];
+                let message = format!("this session sees no device {device}");
+                Err(Fault::refused(Reason::DeviceUnknown, message, &facts).into())
+            }
+            (None, None) => Err(PyValueError::new_err(format!(
+                "this session sees {} devices: `device` says of which one",
+                sdk.devices().len()
+            ))),
+        }
+    }
+
+    fn pressures(&self) -> PyResult<Vec<Pressure>> {
+        Ok(self.sdk()?.pressures().iter().map(Pressure::from).collect())
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -1,7 +1,7 @@
 //! What the daemon tells of allocations and devices.
 
 use pyo3::prelude::*;
-use vramd_client::{AllocationKind, AllocationState, Lifetime};
+use vramd_client::{AllocationKind, AllocationState, Lifetime, PressureLevel, Tier};
 
 /// One allocation as its tenant sees it.
 #[pyclass(frozen, get_all, module = "vramd")]
@@ -114,5 +114,46 @@ impl Released {
 impl From<vramd_client::Released> for Released {
     fn from(released: vramd_client::Released) -> Self {
         Self { still_charged: released.still_charged.get(), mapper_count: released.mapper_count }
+    }
+}
+
+/// How full a device is, or a tier below it.
+#[pyclass(frozen, get_all, module = "vramd")]
+#[derive(Clone, Debug)]
+pub(crate) struct Pressure {
+    device: String,
+    tier: &'static str,
+    level: &'static str,
+    batch_factor: f64,
+    full_in: Option<f64>,
+}
+
+#[pymethods]
+impl Pressure {
+    fn __repr__(&self) -> String {
+        format!("<vramd.Pressure {} in tier {} of {}>", self.level, self.tier, self.device)
+    }
+}
+
+impl From<&vramd_client::Pressure> for Pressure {
+    fn from(pressure: &vramd_client::Pressure) -> Self {
+        Self {
+            device: pressure.device.clone(),
+            tier: match pressure.tier {
+                Tier::Device => "device",
+                Tier::Host => "host",
+                Tier::Disk => "disk",
+                Tier::Unspecified => "unknown",
+            },
+            level: match pressure.level {
+                PressureLevel::Normal => "normal",
+                PressureLevel::Elevated => "elevated",
+                PressureLevel::High => "high",
+                PressureLevel::Critical => "critical",
+                PressureLevel::Unspecified => "unknown",
+            },
+            batch_factor: pressure.batch_factor,
+            full_in: pressure.full_in.map(|duration| duration.as_secs_f64()),
+        }
     }
 }

@@ -12,6 +12,7 @@ import vramd
 def load(name: str, size: int | str) -> str:
     with vramd.connect("loader", socket_dir=None, devices=["GPU-0"], timeout=2.5) as client:
         assert_type(client, vramd.Client)
+        assert_type(client.pressure(), vramd.Pressure)
         weights = client.allocate(size, name=name, lifetime="persistent", readers=("a", "b"), part_size="2MiB")
         assert_type(weights, vramd.Allocation)
         weights.copy_from(np.zeros(4))
@@ -44,6 +45,16 @@ def together(client: vramd.Client, weights: vramd.Sealed, cache: vramd.Allocatio
     reading, writing = client.pin_set([weights], write=(cache,)).pins
     assert_type(writing, vramd.Pin)
     pinned.unpin_after(reading.device_ptr)
+
+
+def pressed(sizes: list[int]) -> None:
+    def heard(pressure: vramd.Pressure) -> None:
+        assert_type(pressure.full_in, float | None)
+        sizes.append(int(pressure.batch_factor * sizes[-1]))
+
+    client = vramd.connect(on_pressure=heard)
+    vramd.connect(on_pressure=3)  # type: ignore[arg-type]
+    assert_type([pressure.device for pressure in client.pressures()], list[str])
 
 
 def refused(client: vramd.Client) -> int | None:

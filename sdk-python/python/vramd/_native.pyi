@@ -1,13 +1,13 @@
 """The native half: what the classes of `vramd` do."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, final
 
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "PinSet", "Released", "Sealed", "Tensor", "__version__",
+    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor", "__version__",
     "connect", "reasons", "socket_dir",
 ]
 
@@ -19,11 +19,15 @@ def connect(
     socket_dir: str | os.PathLike[str] | None = None,
     devices: Sequence[str] | None = None,
     timeout: float | None = None,
+    on_pressure: Callable[[Pressure], object] | None = None,
 ) -> Client:
     """Opens a session with the daemon of this node.
 
     `name` is what operators read beside it. `devices` are UUIDs of the devices that this process sees, if CUDA is not
-    to be asked. `timeout` bounds every later call, in seconds; it is 300 unless told.
+    to be asked. `timeout` bounds every later call, in seconds; it is 300 unless told. `on_pressure` is called whenever the daemon tells how
+    full a device is, or a tier below it: once for each at the beginning, then with every change. A thread that does nothing else
+    calls it, so it may take its time; of what comes meanwhile it is told the newest of each device and tier. What it raises goes to
+    `sys.unraisablehook`. What it refers to lives as long as the session.
     """
 
 def socket_dir() -> str:
@@ -52,6 +56,10 @@ class Client:
     @property
     def is_draining(self) -> bool:
         """Whether the node is being taken out of service."""
+    def pressure(self, device: str | None = None) -> Pressure:
+        """How full a device is, by its UUID or index, as the daemon told last; the only one, if none is named. No call."""
+    def pressures(self) -> list[Pressure]:
+        """The same of all devices that the session sees, and of the tiers below them."""
     def allocate(
         self,
         size: int | str,
@@ -327,3 +335,21 @@ class Released:
     @property
     def mapper_count(self) -> int:
         """How many sessions still map it."""
+
+@final
+class Pressure:
+    """How full a device is, or a tier below it: what is charged to all tenants, of what the daemon may hand out there."""
+
+    @property
+    def device(self) -> str:
+        """UUID."""
+    @property
+    def tier(self) -> Literal["device", "host", "disk", "unknown"]: ...
+    @property
+    def level(self) -> Literal["normal", "elevated", "high", "critical", "unknown"]: ...
+    @property
+    def batch_factor(self) -> float:
+        """By what a program that chooses how much it asks for at once should multiply that: from 0.8, it is tight, to 1.2."""
+    @property
+    def full_in(self) -> float | None:
+        """Seconds until the tier is full, if it goes on filling as it does. None: it does not, or that is more than 300 off."""

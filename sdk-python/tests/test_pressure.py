@@ -1,0 +1,118 @@
+"""How full devices are, asked for and told."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+
+import pytest
+from conftest import MIB, Daemon, eventually
+
+import vramd
+
+BIG = 224 * MIB
+"""More than four fifths of the device, and less than nine tenths."""
+
+
+def test_it_is_answered_without_a_callback(client: vramd.Client) -> None:
+    uuid = client.devices[0].uuid
+    eventually("the daemon has told", lambda: client.pressure().level == "normal")
+    memory = client.allocate(BIG)
+    eventually("it is elevated", lambda: client.pressure().level == "elevated")
+    pressure = client.pressure(uuid)
+    assert (pressure.device, pressure.tier) == (uuid, "device")
+    assert 0.8 <= pressure.batch_factor <= 1.2
+    assert client.pressure("0").device == uuid
+    assert [told.tier for told in client.pressures()] == ["device"]
+    assert "elevated in tier device" in repr(pressure)
+    with pytest.raises(AttributeError):
+        pressure.level = "normal"  # type: ignore[misc]
+    with pytest.raises(vramd.DeviceUnknown, match="GPU-none"):
+        client.pressure("GPU-none")
+    memory.free()
+    eventually("it is normal again", lambda: client.pressure().level == "normal")
+    client.close()
+    with pytest.raises(vramd.HandleClosed):
+        client.pressure()
+
+
+def test_it_is_told_on_a_thread_that_holds_up_nobody(daemon: Daemon) -> None:
+    heard: queue.Queue[tuple[str, vramd.Pressure]] = queue.Queue()
+    go_on = threading.Event()
+
+    def on_pressure(pressure: vramd.Pressure) -> None:
+        heard.put((threading.current_thread().name, pressure))
+        assert go_on.wait(30)
+
+    with daemon.connect(on_pressure=on_pressure) as client:
+        _, pressure = heard.get(timeout=20)
+        assert (pressure.level, pressure.device) == ("normal", client.devices[0].uuid)
+        # It has not come back, and the session goes on.
+        memory = client.allocate(BIG)
+        eventually("it is elevated", lambda: client.pressure().level == "elevated")
+        memory.free()
+        eventually("it is normal again", lambda: client.pressure().level == "normal")
+        memory = client.allocate(248 * MIB)
+        eventually("it is critical", lambda: client.pressure().level == "critical")
+        go_on.set()
+        assert heard.get(timeout=20)[1].level == "critical", "only the newest has waited"
+        memory.free()
+
+
+def test_what_it_raises_is_reported_and_the_next_is_told(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.put(f"{args.exc_value} {args.object}"))
+
+    def on_pressure(pressure: vramd.Pressure) -> None:
+        raise RuntimeError(f"heard {pressure.level}")
+
+    with daemon.connect(on_pressure=on_pressure) as client:
+        first = reported.get(timeout=20)
+        assert "heard normal" in first and "on_pressure" in first
+        memory = client.allocate(BIG)
+        while "heard elevated" not in reported.get(timeout=20):
+            pass
+        assert memory.copy_to(0, 4) == bytes(4)
+        memory.free()
+
+
+def test_what_cannot_be_called_is_refused(daemon: Daemon) -> None:
+    with pytest.raises(TypeError, match="cannot be called"):
+        daemon.connect(on_pressure=3)
+
+
+def test_an_interpreter_ends_while_it_is_told(daemon: Daemon) -> None:
+    """The thread would come back into an interpreter that is half taken down."""
+    busy = """
+import threading, time, vramd
+heard = threading.Event()
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+slow = Slow()
+def on_pressure(pressure, sleep=time.sleep):
+    heard.set()
+    for _ in range(300):
+        sleep(0.001)
+client = vramd.connect(on_pressure=on_pressure)
+assert heard.wait(20)
+"""
+    assert daemon.run(busy) == ""
+
+
+def test_an_interpreter_ends_though_a_callback_does_not(daemon: Daemon) -> None:
+    stuck = """
+import threading, vramd
+heard = threading.Event()
+def on_pressure(pressure):
+    heard.set()
+    threading.Event().wait()
+client = vramd.connect(on_pressure=on_pressure)
+assert heard.wait(20)
+"""
+    begun = time.monotonic()
+    with daemon.child(stuck) as child:
+        child.communicate(timeout=60)
+    assert time.monotonic() - begun < 30
