@@ -19,6 +19,7 @@ mod operators;
 mod other_languages;
 mod pinning_processes;
 mod pins;
+mod pressure;
 mod quotas;
 mod recycling;
 mod revocations;

@@ -40,6 +40,7 @@ fn short(event: &WatchResponse) -> String {
         Event::Device(device) => format!("device {:?} {}", device.change(), device.bytes),
         Event::Node(node) => format!("node {:?}", node.change()),
         Event::Move(moved) => format!("move {:?}", moved.change()),
+        Event::Pressure(pressure) => format!("pressure {:?} {:?}", pressure.from(), pressure.to()),
     }
 }
 

@@ -6,6 +6,7 @@
 use std::{
     io::{self, Write as _},
     ptr,
+    sync::mpsc,
     time::Duration,
 };
 
@@ -20,6 +21,7 @@ fn main() -> Result<()> {
     host(&Client::connect()?)?;
     drop((cache, crowd));
     large(&Client::connect()?)?;
+    tight()?;
     sealed()?;
     writeln!(io::stdout(), "{byte}")?;
     Ok(())
@@ -52,6 +54,17 @@ fn writes(cache: &mut Allocation, crowd: &mut Allocation) -> Result<u8> {
     let mut byte = [0];
     cache.copy_to_host(0, &mut byte)?; // 1: the write is lost
     Ok(byte[0])
+}
+
+fn tight() -> Result<()> {
+    let (sender, told) = mpsc::channel();
+    let client = Client::builder().on_pressure(move |pressure| drop(sender.send(pressure))).connect()?;
+    let first = told.recv()?; // as it is now: each session begins with that
+    println(&format!("{} is {:?}", first.device, first.level))?;
+
+    let batch = 64.0 * client.pressure(None).map_or(1.0, |pressure| pressure.batch_factor);
+    ensure!((48.0..80.0).contains(&batch), "64 pages at a time, more or less");
+    Ok(())
 }
 
 fn nested(cache: &Allocation, crowd: &Allocation) -> Result<()> {

@@ -16,8 +16,9 @@ pub struct Config {
     pub revocations: Vec<Revocation>,
     /// Tenants by uid. Without any, everybody is `uid-N`.
     pub tenants: Vec<(u32, String)>,
-    /// Lines of `[memory]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
+    /// Lines of `[memory]`, `[pressure]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
     pub memory: Vec<String>,
+    pub pressure: Vec<String>,
     pub limits: Vec<String>,
     pub default_quota: Vec<String>,
     pub daemon: Vec<String>,
@@ -69,6 +70,7 @@ impl Default for Config {
             revocations: Vec::new(),
             tenants: Vec::new(),
             memory: Vec::new(),
+            pressure: Vec::new(),
             limits: Vec::new(),
             default_quota: Vec::new(),
             daemon: Vec::new(),
@@ -135,6 +137,12 @@ impl Config {
     }
 
     #[must_use]
+    pub fn pressure(mut self, line: &str) -> Self {
+        self.pressure.push(line.to_owned());
+        self
+    }
+
+    #[must_use]
     pub fn disk(self, size: &str) -> Self {
         Self { disk: Some(size.to_owned()), ..self }
     }
@@ -194,6 +202,7 @@ impl Config {
             let lines = [format!("directory = \"{}\"", directory.display()), format!("size = \"{size}\"")];
             section(&mut text, "[disk]", &lines);
         }
+        section(&mut text, "[pressure]", &self.pressure);
         section(&mut text, "[quota.default]", &self.default_quota);
         section(&mut text, "[limits]", &self.limits);
         section(&mut text, "[telemetry]", &self.telemetry);

@@ -8,7 +8,7 @@ use std::{
 
 use rustix::io::Errno;
 use vramd_proto::{
-    channel::{FEATURES, PARTS_PER_FRAME_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
+    channel::{FEATURES, PARTS_PER_FRAME_MAX, PRESSURE, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
     v1::{
         Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest, Feature,
         FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, Pin, PinEnded, ReleaseResult, Revoke,
@@ -59,9 +59,9 @@ pub fn persistent(name: &str, size_bytes: u64) -> AllocationSpec {
     AllocationSpec { name: name.to_owned(), lifetime: Lifetime::Persistent.into(), ..spec(size_bytes) }
 }
 
-/// What a client with pins says first.
+/// What a client with pins says first, which is not told of pressure.
 pub fn hello_with_pins() -> Hello {
-    Hello { features: FEATURES, ..hello() }
+    Hello { features: FEATURES & !PRESSURE, ..hello() }
 }
 
 /// What a client without pins says first.
