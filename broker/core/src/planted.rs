@@ -106,6 +106,10 @@ mod bugs {
         WordsTimerLost: "nobody looks whether a word table is mapped in time", [TIMERS];
         RevokeTimerLost: "nobody looks whether a revocation is answered in time", [TIMERS];
         PinTimerLost: "nobody looks whether a pin call is answered in time", [TIMERS];
+        LevelWithoutHysteresis: "a step of pressure is left where it is entered", [PRESSURE];
+        ReliefUntold: "nobody is told at once that a device is less full than before", [PRESSURE];
+        HotEvicted: "what was just used leaves because of pressure", [PRESSED];
+        ColdStays: "what nobody uses stays on a full device until somebody needs the room", [RELIEVED];
         DrainIgnored: "a draining node takes new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];
         CountsIgnored: "a tenant has as many allocations and parts as it likes, and the node as many extents", [BOUNDS];

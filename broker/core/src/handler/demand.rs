@@ -55,7 +55,7 @@ impl Broker {
     pub(crate) fn want(&mut self, part: PartRef) {
         match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
-            Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
+            Some((_, Cause::Operator | Cause::Pressure)) => self.stop_migration(part, PartMove::Wanted),
             // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
             Some(_) => self.hasten_migration(part),
             None if self.is_elsewhere(part) => {

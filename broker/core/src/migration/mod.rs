@@ -35,6 +35,8 @@ pub enum Cause {
     WriteBack,
     /// Its tenant holds more on the device than its limit is now.
     Rebalance,
+    /// The tier that it lies in is full, and nobody has used it for long.
+    Pressure,
     /// An operator said so.
     Operator,
 }

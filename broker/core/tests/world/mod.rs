@@ -18,8 +18,8 @@ use std::{
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, Notice, OperatorRequest,
-    PartRef, Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time, TouchedPart, UnmappedPart,
-    WordsOutcome,
+    PartRef, Peer, PressureNote, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time, TouchedPart,
+    UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -93,6 +93,9 @@ pub struct World {
     pub losses: BTreeMap<PartRef, u64>,
     /// What operators were told.
     pub notices: Vec<Notice>,
+    /// Who says hello wants to hear of pressure.
+    pub hears_pressure: bool,
+    pub pressure_told: Vec<(ChannelId, PressureNote)>,
     calls: u64,
     channels: u64,
 }
@@ -163,6 +166,8 @@ impl World {
             extents: BTreeMap::new(),
             losses: BTreeMap::new(),
             notices: Vec::new(),
+            hears_pressure: false,
+            pressure_told: Vec::new(),
             calls: 0,
             channels: 0,
         };
@@ -196,6 +201,9 @@ impl World {
                     if let Some(part) = self.slots.remove(&(channel, slot)) {
                         self.written.remove(&(channel, part));
                     }
+                }
+                Command::Send { channel, frame: DaemonFrame::Pressure(note) } => {
+                    self.pressure_told.push((channel, note));
                 }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
@@ -422,6 +430,7 @@ impl World {
             devices,
             unmapped_sessions,
             pins,
+            pressure: self.hears_pressure,
         };
         self.event(Event::Hello { channel, hello });
         let answer = self.inboxes.get_mut(&channel).and_then(VecDeque::pop_front).expect("hello is answered");

@@ -7,8 +7,8 @@ use std::{
 };
 
 use broker_core::{
-    CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
-    Slot, StoredQuotas, Tier, Time, WaitView,
+    CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, Pressure,
+    RequestKey, Slot, StoredQuotas, Tier, Time, WaitView,
 };
 use vramd_types::{AllocationId, ExtentId, Quantity, SessionId};
 
@@ -78,6 +78,7 @@ pub(super) struct SessionFacts {
     pub(super) in_flight: usize,
     /// It has a word table.
     pub(super) pins: bool,
+    pub(super) hears_pressure: bool,
     /// It does not answer, as the broker says.
     pub(super) silent: bool,
     pub(super) silent_since: Option<Time>,
@@ -305,6 +306,15 @@ pub(super) struct Facts {
     pub(super) some_stuck: bool,
     /// How many events there were.
     pub(super) clock: u64,
+    /// What was said last of each place.
+    pub(super) pressure: BTreeMap<usize, Pressure>,
+    /// Since when places are full, and until when they were last.
+    pub(super) high_since: BTreeMap<usize, Time>,
+    pub(super) high_until: BTreeMap<usize, Time>,
+    /// What who wants to hear of it was told last.
+    pub(super) told: BTreeMap<(ChannelId, usize), Pressure>,
+    /// When each part was seen to be used last, or came to where it is.
+    pub(super) used: BTreeMap<PartRef, Time>,
     pub(super) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
     /// What was read of each allocation that was ever hashed.
     pub(super) digests: BTreeMap<AllocationId, [u8; 32]>,

@@ -67,6 +67,9 @@ impl Oracle {
 
     fn observe_touch(&mut self, &TouchedPart { session, part, pinned }: &TouchedPart) {
         let maps = self.facts.sessions.get(&session).is_some_and(|it| it.holds.contains_key(&part));
+        if maps {
+            self.facts.used.insert(part, self.facts.now);
+        }
         match pinned {
             true if maps => _ = self.facts.pinned.insert((part, session)),
             true => {}
