@@ -332,6 +332,8 @@ pub enum Completion {
         device: DeviceIndex,
         unbrokered: Bytes,
         contexts: u32,
+        /// Of its host tier, what others have left nothing for.
+        host_lacking: Bytes,
     },
 }
 

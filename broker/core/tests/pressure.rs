@@ -103,7 +103,12 @@ fn what_others_take_of_the_device_is_pressure_too() {
     fill(&mut world, client, 10);
     let taken = |mib| {
         let unbrokered = Bytes::mib(mib);
-        Event::Completion(Completion::Surveyed { device: DeviceIndex(0), unbrokered, contexts: 0 })
+        Event::Completion(Completion::Surveyed {
+            device: DeviceIndex(0),
+            unbrokered,
+            contexts: 0,
+            host_lacking: Bytes::ZERO,
+        })
     };
     world.event(taken(16));
     assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
@@ -311,4 +316,39 @@ fn who_wants_to_hear_of_pressure_is_told_each_change_and_how_things_stand_at_fir
     free(&mut world, deaf, &parts[..1]);
     assert_eq!(told(&mut world, late)[0].1, Pressure::Normal);
     assert_eq!(told(&mut world, deaf), []);
+}
+
+#[test]
+fn what_others_take_of_the_hosts_memory_is_pressure_there_and_less_is_handed_out() {
+    let mut world = node(40, 80);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 12);
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::mib(24), Bytes::ZERO));
+    for part in &parts[..6] {
+        moved(world.operate(to(part.allocation, Tier::Host)));
+    }
+    assert_eq!(steps(&mut world, Tier::Host), []);
+    pass(&mut world, COLD * 2);
+    let lacking = |mib| {
+        let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::mib(mib));
+        Event::Completion(Completion::Surveyed {
+            device: DeviceIndex(0),
+            unbrokered,
+            contexts: 0,
+            host_lacking,
+        })
+    };
+    world.event(lacking(16));
+    world.settle();
+    // 24 MiB of 24: at once two parts go, and that is enough for 85 percent.
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::mib(20), Bytes::mib(4)));
+    let more = fill(&mut world, client, 4);
+    assert_eq!(
+        (world.held_in_host(), world.held_on_disk()),
+        (Bytes::mib(20), Bytes::mib(12)),
+        "it is full once more, and two more go"
+    );
+    world.event(lacking(0));
+    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Normal));
+    assert_eq!(on_device(&world, &more), 4);
 }

@@ -243,8 +243,8 @@ impl Executor {
                     Completion::ShadowDiffers { to }
                 }
             },
-            Driver::Surveyed { device, unbrokered, contexts } => {
-                Completion::Surveyed { device, unbrokered, contexts }
+            Driver::Surveyed { device, unbrokered, contexts, host_lacking } => {
+                Completion::Surveyed { device, unbrokered, contexts, host_lacking }
             }
             Driver::Copied { copy, result } => {
                 // Each is told of once.

@@ -112,7 +112,12 @@ impl Shell {
                 self.complete(Completion::Digested { allocation, result: Ok([7; 32]) });
             }
             Command::Survey { device, .. } => {
-                self.complete(Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 });
+                self.complete(Completion::Surveyed {
+                    device,
+                    unbrokered: Bytes::ZERO,
+                    contexts: 0,
+                    host_lacking: Bytes::ZERO,
+                });
                 self.ready.extend(self.late.drain(..));
             }
             Command::StoreQuotas(_) => self.send(Event::QuotasStored { result: Ok(()) }),

@@ -27,7 +27,7 @@ impl Broker {
     pub(super) fn device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
         // What is cached goes, so that the next try finds room.
         self.give_up_cached(Some(device));
-        self.withhold(device, |ledger| ledger.lacked(Place::device(device), asked));
+        self.withhold(Place::device(device), |ledger| ledger.lacked(Place::device(device), asked));
         self.survey(device);
         // Once it is known what is undone for that.
         self.unsettled.short.insert(device);

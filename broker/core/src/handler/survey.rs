@@ -9,6 +9,7 @@ use super::Timer;
 use crate::{
     broker::Broker,
     command::{Command, Notice},
+    event::Tier,
     ledger::{Books, Ledger, Place},
     migration::Waiter,
     tenancy::Session,
@@ -88,7 +89,13 @@ impl Broker {
         Bytes::new(each.saturating_mul(count))
     }
 
-    pub(crate) fn on_surveyed(&mut self, device: DeviceIndex, unbrokered: Bytes, contexts: u32) {
+    pub(crate) fn on_surveyed(
+        &mut self,
+        device: DeviceIndex,
+        unbrokered: Bytes,
+        contexts: u32,
+        host_lacking: Bytes,
+    ) {
         let done = self.surveys.done.entry(device).or_default();
         *done = done.saturating_add(1);
         let place = Place::device(device);
@@ -96,7 +103,9 @@ impl Broker {
             self.notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
-        self.withhold(device, |ledger| ledger.set_withheld(place, unbrokered, reserved));
+        self.withhold(place, |ledger| ledger.set_withheld(place, unbrokered, reserved));
+        let host = Place { device, tier: Tier::Host };
+        self.withhold(host, |ledger| ledger.set_withheld(host, host_lacking, Bytes::ZERO));
         self.cover_shortfall(device);
         self.demands.all_step_up();
         self.demands.has_been_looked_at(device);
@@ -116,15 +125,14 @@ impl Broker {
         self.surveys.done(device) >= survey
     }
 
-    /// Changes what may not be handed out of a device, and tells what that leaves uncovered.
-    pub(crate) fn withhold(&mut self, device: DeviceIndex, change: impl FnOnce(&mut Ledger)) {
-        let place = Place::device(device);
+    /// Changes what may not be handed out of a place, and tells what that leaves uncovered.
+    pub(crate) fn withhold(&mut self, place: Place, change: impl FnOnce(&mut Ledger)) {
         let shortfall = |broker: &Self| broker.ledger.books(place).map_or(Bytes::ZERO, Books::shortfall);
         let before = shortfall(self);
         change(&mut self.ledger);
         let bytes = shortfall(self);
         if before != bytes {
-            self.notice(Notice::Shortfall { device, tier: place.tier, bytes });
+            self.notice(Notice::Shortfall { device: place.device, tier: place.tier, bytes });
         }
     }
 }

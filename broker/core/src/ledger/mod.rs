@@ -310,6 +310,9 @@ impl Ledger {
         if let Some(books) = self.books.get_mut(&place) {
             (books.unbrokered, books.contexts, books.missing) = (unbrokered, contexts, Bytes::ZERO);
             self.changed.insert(place);
+            if place.tier != Tier::Device {
+                self.eased.insert(place.device);
+            }
         }
     }
 

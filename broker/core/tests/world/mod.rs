@@ -295,9 +295,12 @@ impl World {
             Command::Digest { allocation, .. } => {
                 Event::Completion(Completion::Digested { allocation, result: Ok([7; 32]) })
             }
-            Command::Survey { device, .. } => {
-                Event::Completion(Completion::Surveyed { device, unbrokered: self.outside, contexts: 0 })
-            }
+            Command::Survey { device, .. } => Event::Completion(Completion::Surveyed {
+                device,
+                unbrokered: self.outside,
+                contexts: 0,
+                host_lacking: Bytes::ZERO,
+            }),
             Command::RevokeWords { part, words } => {
                 let pinned = |channel| self.pinned.contains_key(&(channel, part));
                 let by: Vec<_> =

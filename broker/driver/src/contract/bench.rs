@@ -275,7 +275,7 @@ impl<'a> Bench<'a> {
     pub(super) fn survey_beside(&mut self, of: DeviceIndex, clients: &[u32]) -> (Bytes, u32) {
         self.submit(Submission::Survey { device: of, clients: clients.to_vec() });
         self.wait(|completion| match completion {
-            Completion::Surveyed { device, unbrokered, contexts } if *device == of => {
+            Completion::Surveyed { device, unbrokered, contexts, .. } if *device == of => {
                 Some((*unbrokered, *contexts))
             }
             _ => None,

@@ -2,7 +2,7 @@
 
 use broker_core::{
     CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest,
-    RequestKey, StoredQuotas, Target, TouchedPart, WordsOutcome,
+    RequestKey, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, SessionId};
 
@@ -232,7 +232,10 @@ impl Oracle {
             Completion::WrittenCleared { part, cleared } => {
                 self.step.cleared = Some(*part).filter(|_| *cleared);
             }
-            Completion::Surveyed { device, unbrokered, contexts } => {
+            Completion::Surveyed { device, unbrokered, contexts, host_lacking } => {
+                if let Some(host) = self.facts.place(usize::from(device.0), Tier::Host) {
+                    self.facts.places[host].unbrokered = host_lacking.get();
+                }
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();
                 place.contexts = u64::from(*contexts);
