@@ -162,7 +162,7 @@ impl App {
         )?;
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
-        let events = Events::new(self.clock, self.boot_epoch, event_limits(&self.config));
+        let events = Events::new(self.clock, self.boot_epoch, uuids, event_limits(&self.config));
         let copies = Copies::default();
         let moves = Moves::new(Arc::clone(&self.driver), self.clock, copies.clone());
         let executor = Executor::new(
@@ -297,7 +297,7 @@ impl App {
             sessions_reserved: config.memory.sessions_reserved,
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: config.memory.check_shadows,
-            pressure: broker_core::PressureBounds::default(),
+            pressure: config.pressure.bounds(),
             default_limit: config.quota.default.limit,
             default_host_limit: config.quota.default.host_limit,
             default_disk_limit: config.quota.default.disk_limit,

@@ -17,7 +17,10 @@ pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
 }
 
 /// All features that this build speaks.
-pub const FEATURES: u64 = feature_bit(crate::v1::Feature::StandingMappings) | PINS;
+pub const FEATURES: u64 = feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE;
 
 /// The bit of [`crate::v1::Feature::Pins`].
 pub const PINS: u64 = feature_bit(crate::v1::Feature::Pins);
+
+/// The bit of [`crate::v1::Feature::Pressure`].
+pub const PRESSURE: u64 = feature_bit(crate::v1::Feature::Pressure);

@@ -16,6 +16,7 @@ use crate::{
     mapping::Mode,
     operations, paths,
     pins::{Pinnable, PinnedSet, pin_set},
+    pressure::{OnPressure, Pressure},
     raw::RawClient,
     request::{AllocationRequest, Target},
     session::{Released, Session, check_home, missing},
@@ -40,6 +41,7 @@ pub struct ClientBuilder {
     name: Option<String>,
     devices: Option<Vec<String>>,
     request_timeout: Duration,
+    on_pressure: Option<OnPressure>,
 }
 
 impl Client {
@@ -56,7 +58,13 @@ impl Client {
     }
 
     pub fn builder() -> ClientBuilder {
-        ClientBuilder { socket_dir: None, name: None, devices: None, request_timeout: REQUEST_TIMEOUT }
+        ClientBuilder {
+            socket_dir: None,
+            name: None,
+            devices: None,
+            request_timeout: REQUEST_TIMEOUT,
+            on_pressure: None,
+        }
     }
 
     /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unheld`] is not waited for.
@@ -156,6 +164,19 @@ impl Client {
         self.session.is_home() && self.session.table().is_draining()
     }
 
+    /// How full a device is, by its UUID or index, as the daemon told last; the session's only one, if none is named. No call. `None`:
+    /// the session does not see that device, or none was named and it sees several. Once the session has ended, it is what
+    /// was told before.
+    pub fn pressure<'a>(&self, device: impl Into<Option<&'a str>>) -> Option<Pressure> {
+        check_home(&self.session).ok()?;
+        self.session.table().pressures.of(device.into())
+    }
+
+    /// The same of all devices that the session sees, and of the tiers below them.
+    pub fn pressures(&self) -> Vec<Pressure> {
+        if self.session.is_home() { self.session.table().pressures.all() } else { Vec::new() }
+    }
+
     /// Waits until everything that was dropped so far is unmapped and freed or detached, but for what guards still pin.
     pub fn flush(&self) -> Result<()> {
         now(operations::flush(Face::Blocking, &self.session))
@@ -205,6 +226,17 @@ impl ClientBuilder {
         self
     }
 
+    /// Is called whenever the daemon tells how full a device is, or a tier below it: once for each at the beginning of a session,
+    /// also one that is made by [`Client::reconnect`], and with every change. The thread that calls, `vramd-pressure`, does
+    /// nothing else: while the program is in there nothing else waits, and of what comes meanwhile it is told only the
+    /// newest of each device and tier. A panic in there is caught, and the next is told as ever. It may use a client, but a clone
+    /// that it keeps holds the session open.
+    #[must_use]
+    pub fn on_pressure(mut self, call: impl Fn(Pressure) + Send + Sync + 'static) -> Self {
+        self.on_pressure = Some(OnPressure::new(call));
+        self
+    }
+
     pub fn connect(self) -> Result<Client> {
         self.open(Mode::Map)
     }
@@ -220,7 +252,8 @@ impl ClientBuilder {
         let socket_dir = this.socket_dir.unwrap_or_else(paths::socket_dir);
         let name = this.name.or_else(program_name).unwrap_or_default();
         let devices = this.devices.or_else(visible_devices);
-        let session = Session::open(&socket_dir, name, devices, mode, this.request_timeout)?;
+        let session =
+            Session::open(&socket_dir, name, devices, mode, this.request_timeout, this.on_pressure)?;
         Ok(Client { session, builder })
     }
 }

@@ -63,6 +63,9 @@
 //! `CUDA_VISIBLE_DEVICES` is respected; `VRAMD_VISIBLE_DEVICES` or the builder may say more, and `VRAMD_LIBCUDA` names
 //! another driver library.
 //!
+//! **Pressure** is how full a device is, in four levels, and where that is going. [`Client::pressure`] answers what the daemon
+//! told last, without a call; [`ClientBuilder::on_pressure`] is called with each change, on a thread of its own.
+//!
 //! **When the daemon goes away**, what is mapped stays usable, calls answer [`Error::BrokerGone`] within a second, and
 //! a new client can be connected once it is back ([`Client::reconnect`]).
 //!
@@ -96,6 +99,7 @@ mod operations;
 mod past;
 mod paths;
 mod pins;
+mod pressure;
 mod process;
 mod raw;
 mod release;
@@ -124,6 +128,7 @@ pub use info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartIn
 pub use mapping::RawPart;
 pub use paths::socket_dir;
 pub use pins::{Pinnable, Pinned, PinnedRef, PinnedSet, UnpinFailed};
+pub use pressure::{Pressure, PressureLevel};
 pub use raw::{RawAllocation, RawClient};
 pub use request::{AllocationRequest, Target};
 pub use request_id::RequestId;

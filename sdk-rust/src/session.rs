@@ -22,6 +22,7 @@ use crate::{
     mapping::{Ending, Mode, Table, Until},
     past, paths,
     pins::Reaper,
+    pressure::{OnPressure, Pressures},
     release::Releases,
     request::Target,
     request_id::RequestId,
@@ -74,6 +75,7 @@ impl Session {
         devices: Option<Vec<String>>,
         mode: Mode,
         request_timeout: Duration,
+        on_pressure: Option<OnPressure>,
     ) -> Result<ProcessBound<Self>> {
         let unmapped_sessions = past::over(socket_dir);
         let told = unmapped_sessions.clone();
@@ -92,7 +94,8 @@ impl Session {
         }
         past::forget(socket_dir, &told);
 
-        let table = Table::new(mode, Gpus::new(&welcome.devices), words);
+        let pressures = Pressures::start(&welcome.devices, on_pressure).map_err(no_thread)?;
+        let table = Table::new(mode, Gpus::new(&welcome.devices), words, pressures);
         Self::begin(link, table, welcome, socket_dir, request_timeout)
     }
 
@@ -104,12 +107,11 @@ impl Session {
         socket_dir: &Path,
         request_timeout: Duration,
     ) -> Result<ProcessBound<Self>> {
-        let local = |error: std::io::Error| Error::BrokerGone { problem: format!("no thread: {error}") };
         let id = SessionId::from_raw(welcome.session_id);
         let (link, table) = (Arc::new(link), Arc::new(table));
         let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
-        let releases = Releases::start().map_err(local)?;
-        channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(local)?;
+        let releases = Releases::start().map_err(no_thread)?;
+        channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(no_thread)?;
         past::remember(socket_dir, id, &table);
         Ok(ProcessBound::new(Self {
             id,
@@ -364,6 +366,10 @@ fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {
             mapper_count: result.mapper_count,
         }),
     }
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::BrokerGone { problem: format!("no thread: {error}") }
 }
 
 /// An answer that does not have what it must have.

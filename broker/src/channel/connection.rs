@@ -167,6 +167,7 @@ async fn serve(
             uid,
             client_name: text::plain(&hello.client_name, CLIENT_NAME_BYTES_MAX),
             pins: entry.words.is_some(),
+            pressure: features & protocol::PRESSURE != 0,
             devices: (!hello.any_device).then_some(hello.devices),
             unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_raw).collect(),
         },

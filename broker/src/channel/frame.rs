@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use broker_core::{self as core, DaemonFrame, MapPart, PartRef, RevokeReason, UnmappedPart};
+use broker_core::{self as core, DaemonFrame, MapPart, PartRef, PressureNote, RevokeReason, UnmappedPart};
 use broker_driver::Handle;
 use prost::Message;
 use vramd_proto::{channel as protocol, v1};
 use vramd_types::{AllocationId, ExtentId, PartIndex};
 
 use super::{OutFrame, text};
+use crate::events;
 
 /// Longest `UnmappedPart.detail` that is kept.
 const DETAIL_BYTES_MAX: usize = 256;
@@ -41,6 +42,7 @@ pub struct UnknownExtent(pub ExtentId);
 pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, UnknownExtent> {
     use v1::daemon_frame::Frame;
     let mut handles = Vec::new();
+    let mut note_of = None;
     let frame = match frame {
         DaemonFrame::Welcome { session, tenant, devices, slots } => {
             handles.extend(context.word_table.cloned());
@@ -77,10 +79,25 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
             refused: refusal.as_ref().map(super::refused::of_core),
         }),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
+        DaemonFrame::Pressure(note) => {
+            note_of = Some((note.device, note.tier));
+            Frame::Pressure(pressure(note))
+        }
     };
     let bytes = v1::DaemonFrame { frame: Some(frame) }.encode_to_vec();
     debug_assert!(bytes.len() <= protocol::FRAME_BYTES_MAX, "a frame of {} bytes", bytes.len());
-    Ok(OutFrame { bytes, handles })
+    Ok(OutFrame { bytes, handles, note_of })
+}
+
+fn pressure(note: &PressureNote) -> v1::Pressure {
+    let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    v1::Pressure {
+        device: note.device.0.into(),
+        tier: events::tier(note.tier).into(),
+        level: events::level(note.pressure).into(),
+        batch_factor: f64::from(note.batch_factor) / 1000.0,
+        full_in_ms: note.full_in.map(millis),
+    }
 }
 
 pub(crate) fn revoke_reason(reason: RevokeReason) -> v1::RevokeReason {
@@ -315,6 +332,26 @@ mod tests {
 
         let lost = encode(&DaemonFrame::Map(vec![part(11)]), context);
         assert_eq!(lost.err(), Some(UnknownExtent(ExtentId::from_raw(11))));
+    }
+
+    #[test]
+    fn a_note_of_pressure_says_of_what_it_is_the_last() {
+        let none = |_| None;
+        let context = Context { devices: &[], features: 0, word_table: None, handle: &none };
+        let note = PressureNote {
+            device: DeviceIndex(2),
+            tier: broker_core::Tier::Host,
+            pressure: broker_core::Pressure::High,
+            batch_factor: 868,
+            full_in: Some(Duration::from_micros(12_345_678)),
+        };
+        let frame = encode(&DaemonFrame::Pressure(note), context).unwrap();
+        assert_eq!(frame.note_of, Some((DeviceIndex(2), broker_core::Tier::Host)));
+        let v1::daemon_frame::Frame::Pressure(told) = daemon(&frame) else { panic!() };
+        assert_eq!((told.device, told.tier(), told.level()), (2, v1::Tier::Host, v1::PressureLevel::High));
+        assert_eq!((told.batch_factor, told.full_in_ms), (0.868, Some(12_345)));
+        let drain = encode(&DaemonFrame::Drain { draining: true }, context).unwrap();
+        assert_eq!(drain.note_of, None);
     }
 
     #[test]

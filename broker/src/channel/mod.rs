@@ -29,10 +29,11 @@ use std::{
     },
 };
 
-use broker_core::{ChannelId, Slot};
+use broker_core::{ChannelId, Slot, Tier};
 use broker_driver::Handle;
 use dashmap::DashMap;
 use tokio::sync::Notify;
+use vramd_types::DeviceIndex;
 
 pub use listener::{Settings, serve};
 pub use words::Asked;
@@ -46,6 +47,8 @@ use socket::Socket;
 pub struct OutFrame {
     pub bytes: Vec<u8>,
     pub handles: Vec<Handle>,
+    /// A note of that, of which only the last one counts.
+    pub note_of: Option<(DeviceIndex, Tier)>,
 }
 
 /// Every channel that has said hello, by its number. Look-ups only; what a channel means is the core's business.

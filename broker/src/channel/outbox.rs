@@ -1,13 +1,18 @@
 //! What waits to be sent on one channel. Bounded: a client that does not read loses its channel, never the daemon
 //! its memory.
+//!
+//! Notes, of which only the last of a place counts, wait beside the frames, one for each place, and are sent when no frame is left:
+//! they hold up nothing, fill nothing, and a channel never ends because of one.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use broker_core::Tier;
 use tokio::{sync::Notify, time::Instant};
+use vramd_types::DeviceIndex;
 
 use super::OutFrame;
 
@@ -28,7 +33,9 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 struct State {
     frames: VecDeque<OutFrame>,
+    /// Of all frames; notes do not count.
     bytes: usize,
+    notes: BTreeMap<(DeviceIndex, Tier), OutFrame>,
     /// The writing task has a frame that it has not sent yet.
     sending: bool,
     end: End,
@@ -49,7 +56,8 @@ pub(super) struct Full;
 
 impl Outbox {
     pub(super) fn new() -> Self {
-        let state = State { frames: VecDeque::new(), bytes: 0, sending: false, end: End::Open };
+        let (frames, notes) = (VecDeque::new(), BTreeMap::new());
+        let state = State { frames, bytes: 0, notes, sending: false, end: End::Open };
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -60,7 +68,13 @@ impl Outbox {
         if state.end != End::Open {
             return Ok(());
         }
-        if state.frames.is_empty() && !state.sending && send(&frame) {
+        let is_last = frame.note_of.is_none_or(|place| !state.notes.contains_key(&place));
+        if state.frames.is_empty() && !state.sending && is_last && send(&frame) {
+            return Ok(());
+        }
+        if let Some(place) = frame.note_of {
+            state.notes.insert(place, frame);
+            self.changed.notify_one();
             return Ok(());
         }
         if state.frames.len() == FRAMES_MAX || state.bytes + frame.bytes.len() > BYTES_MAX {
@@ -74,10 +88,11 @@ impl Outbox {
         Ok(())
     }
 
-    /// Nothing more is queued; what is queued is sent if the client takes it soon.
+    /// Nothing more is queued; what is queued is sent if the client takes it soon. Notes are of no use any more.
     pub(super) fn close(&self) {
         let mut state = self.state();
         if state.end == End::Open {
+            state.notes.clear();
             state.end = End::Closing(Instant::now() + LINGER);
             self.changed.notify_one();
         }
@@ -88,6 +103,7 @@ impl Outbox {
         let mut state = self.state();
         state.end = End::Now;
         state.bytes = 0;
+        state.notes.clear();
         let dropped = std::mem::take(&mut state.frames);
         drop(state);
         drop(dropped);
@@ -104,6 +120,10 @@ impl Outbox {
                     state.bytes -= frame.bytes.len();
                     state.sending = true;
                     return Some(frame);
+                }
+                if let Some((_, note)) = state.notes.pop_first() {
+                    state.sending = true;
+                    return Some(note);
                 }
                 if state.end != End::Open {
                     return None;
@@ -136,7 +156,54 @@ mod tests {
     use super::*;
 
     fn frame(bytes: usize) -> OutFrame {
-        OutFrame { bytes: vec![0; bytes], handles: vec![] }
+        OutFrame { bytes: vec![0; bytes], handles: vec![], note_of: None }
+    }
+
+    fn note(device: u16, bytes: usize) -> OutFrame {
+        OutFrame { note_of: Some((DeviceIndex(device), Tier::Device)), ..frame(bytes) }
+    }
+
+    async fn next(outbox: &Outbox) -> Option<usize> {
+        outbox.next().await.map(|frame| frame.bytes.len())
+    }
+
+    #[tokio::test]
+    async fn of_a_place_only_the_newest_note_waits_and_it_waits_for_all_frames() {
+        let outbox = Outbox::new();
+        outbox.push(note(1, 1), |_| false).unwrap();
+        outbox.push(note(0, 2), |_| false).unwrap();
+        outbox.push(frame(3), |_| false).unwrap();
+        outbox.push(note(1, 4), |_| panic!("out of order")).unwrap();
+        let order = [next(&outbox).await, next(&outbox).await, next(&outbox).await];
+        assert_eq!(order, [Some(3), Some(2), Some(4)]);
+        outbox.push(note(1, 5), |_| panic!("the last may not have been sent yet")).unwrap();
+        assert_eq!(next(&outbox).await, Some(5));
+    }
+
+    #[tokio::test]
+    async fn a_note_that_can_be_sent_at_once_is_unless_an_older_one_waits() {
+        let outbox = Outbox::new();
+        outbox.push(note(0, 1), |_| true).unwrap();
+        outbox.push(note(0, 2), |_| false).unwrap();
+        outbox.push(note(0, 3), |_| panic!("the older would come after it")).unwrap();
+        outbox.push(note(1, 4), |_| true).unwrap();
+        assert_eq!(next(&outbox).await, Some(3));
+    }
+
+    #[tokio::test]
+    async fn notes_never_fill_an_outbox_and_end_with_it() {
+        let outbox = Outbox::new();
+        for _ in 0..FRAMES_MAX {
+            outbox.push(frame(1), |_| false).unwrap();
+        }
+        for bytes in 0..2 * FRAMES_MAX {
+            outbox.push(note(0, bytes), |_| false).unwrap();
+        }
+        outbox.close();
+        for _ in 0..FRAMES_MAX {
+            assert_eq!(next(&outbox).await, Some(1));
+        }
+        assert_eq!(next(&outbox).await, None);
     }
 
     #[tokio::test]

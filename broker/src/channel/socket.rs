@@ -151,7 +151,7 @@ mod tests {
     async fn the_last_frame_arrives_though_packets_were_unread() {
         let (ours, theirs) = pair();
         send_fds(&theirs, b"unread", &[]);
-        ours.try_send(&OutFrame { bytes: b"refused".to_vec(), handles: vec![] }).unwrap();
+        ours.try_send(&OutFrame { bytes: b"refused".to_vec(), handles: vec![], note_of: None }).unwrap();
         ours.shutdown();
         ours.discard_received();
         drop(ours);
@@ -164,7 +164,9 @@ mod tests {
         let (ours, theirs) = pair();
         let memfd = Arc::new(memfd_create("socket-test", MemfdFlags::CLOEXEC).unwrap().into());
         let handles = vec![Handle::Memfd(memfd); FDS_PER_PACKET_MAX];
-        ours.send(&OutFrame { bytes: b"map".to_vec(), handles: handles.clone() }).await.unwrap();
+        ours.send(&OutFrame { bytes: b"map".to_vec(), handles: handles.clone(), note_of: None })
+            .await
+            .unwrap();
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffer = [0; 8];
@@ -178,7 +180,7 @@ mod tests {
 
         let too_many = [handles, vec![Handle::CudaIpc([0; 64]); 1]].concat();
         assert!(
-            ours.try_send(&OutFrame { bytes: vec![1], handles: too_many }).is_ok(),
+            ours.try_send(&OutFrame { bytes: vec![1], handles: too_many, note_of: None }).is_ok(),
             "no descriptor for that one"
         );
     }

@@ -180,7 +180,7 @@ fn mapped_packet(part_index: u32) -> Vec<u8> {
 }
 
 fn out(bytes: &[u8]) -> OutFrame {
-    OutFrame { bytes: bytes.to_vec(), handles: vec![] }
+    OutFrame { bytes: bytes.to_vec(), handles: vec![], note_of: None }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -194,6 +194,7 @@ async fn a_session_from_hello_to_end() {
     assert_eq!(said.devices, None);
     assert_eq!(daemon.channels.features(channel), protocol::FEATURES & !protocol::PINS);
     assert!(!said.pins && daemon.channels.word_table(channel).is_none());
+    assert!(said.pressure);
 
     client.send(&mapped_packet(3));
     let Event::Frame { frame: ClientFrame::Mapped(parts), .. } = daemon.event().await else { panic!() };
@@ -210,6 +211,17 @@ async fn a_session_from_hello_to_end() {
     assert_eq!(daemon.channels.by_id.len(), 1, "the process is watched on");
     daemon.channels.forget(channel);
     assert!(daemon.channels.by_id.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_speak_of_pressure_is_not_told() {
+    let mut daemon = Daemon::start();
+    let client = daemon.connect();
+    let features = hello().features & !protocol::PRESSURE;
+    client.send(&packet(v1::client_frame::Frame::Hello(v1::Hello { features, ..hello() })));
+    let (channel, said) = daemon.hello().await;
+    assert!(!said.pressure);
+    assert_eq!(daemon.channels.features(channel) & protocol::PRESSURE, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -289,8 +301,11 @@ async fn a_client_that_does_not_read_loses_its_channel_alone() {
     let (other, _) = daemon.hello().await;
     let memfd = rustix::fs::memfd_create("stalled", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let memfd: Arc<broker_driver::SharedFd> = Arc::new(memfd.into());
-    let frame =
-        || OutFrame { bytes: vec![1; 60_000], handles: vec![broker_driver::Handle::Memfd(memfd.clone())] };
+    let frame = || OutFrame {
+        bytes: vec![1; 60_000],
+        handles: vec![broker_driver::Handle::Memfd(memfd.clone())],
+        note_of: None,
+    };
     for _ in 0..200 {
         daemon.channels.send(channel, frame());
     }
@@ -397,7 +412,7 @@ async fn what_a_child_can_still_receive_keeps_its_process_from_being_over() {
     let memfd =
         Arc::new(rustix::fs::memfd_create("inherited", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into());
     let handles = vec![broker_driver::Handle::Memfd(memfd)];
-    daemon.channels.send(channel, OutFrame { bytes: b"take it".to_vec(), handles });
+    daemon.channels.send(channel, OutFrame { bytes: b"take it".to_vec(), handles, note_of: None });
     let entry = daemon.channels.entry(channel).unwrap();
     while crate::platform::unread::bytes(entry.socket.as_fd()).unwrap() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;

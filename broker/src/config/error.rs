@@ -27,7 +27,9 @@ impl Place {
     pub(super) fn of(error: &toml::de::Error, path: String, text: &str) -> Self {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         // What serde_path_to_error says of the whole text.
-        let field = if path == "." { String::new() } else { path };
+        // Where a value is read together with its place, the path has one more step, which no text has.
+        let path = path.split_once(".$").map_or(&*path, |(field, _)| field);
+        let field = if path == "." { String::new() } else { path.to_owned() };
         let problem = error.message().trim_end().replace('\n', " ");
         Self::after(text.get(..start).unwrap_or_default(), field, problem)
     }

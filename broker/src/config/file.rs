@@ -5,7 +5,7 @@ use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
-use super::{Disk, Limits, QuantityText, Telemetry, Tenant, quantity};
+use super::{Disk, Limits, Pressure, QuantityText, Telemetry, Tenant, quantity};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -14,6 +14,7 @@ pub struct File {
     pub driver: Driver,
     pub memory: Memory,
     pub disk: Disk,
+    pub pressure: Pressure,
     pub quota: Quota,
     /// In order; the first that fits names the tenant.
     pub tenants: Vec<Tenant>,

@@ -9,6 +9,7 @@ mod error;
 mod file;
 mod host;
 mod limits;
+mod pressure;
 mod quantity;
 mod telemetry;
 mod tenants;
@@ -24,6 +25,7 @@ pub use file::{
 };
 pub use host::{HostTooSmall, check_host, host_total, keep_host};
 pub use limits::Limits;
+pub use pressure::Pressure;
 pub use quantity::QuantityText;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};
 pub use tenants::Tenant;
@@ -53,6 +55,10 @@ pub fn parse(text: &str) -> Result<Config, Place> {
     };
     let mut config: Config = serde_path_to_error::deserialize(deserializer)
         .map_err(|error| Place::of(error.inner(), error.path().to_string(), text))?;
+    if let Some(pressure::Wrong { at, field, problem }) = config.pressure.wrong.take() {
+        let before = text.get(..at).unwrap_or_default();
+        return Err(Place::after(before, format!("pressure.{field}"), problem));
+    }
     let before = text.get(..config.disk.at).unwrap_or_default();
     config.disk.place =
         config.disk.directory.is_some().then(|| Place::after(before, String::new(), String::new()));

@@ -10,7 +10,7 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../deploy/config/vramd.toml");
 
 /// Every table of the configuration, as it stands in a file.
-const TABLES: [&str; 12] = [
+const TABLES: [&str; 13] = [
     "[daemon]",
     "[driver]",
     "[driver.cuda]",
@@ -19,6 +19,7 @@ const TABLES: [&str; 12] = [
     "[[driver.sim.faults]]",
     "[[driver.sim.revocations]]",
     "[memory]",
+    "[pressure]",
     "[quota.default]",
     "[[tenants]]",
     "[limits]",
@@ -98,6 +99,13 @@ fn what_is_said_is_read() {
         part_size = "2MiB"
         harvest_ms = 60000
         check_shadows = true
+        [pressure]
+        elevated_percent = 60
+        high_percent = 75
+        critical_percent = 100
+        fall_percent = 5
+        evict_to_percent = 69
+        cold_after_ms = 200
         [quota.default]
         limit = "1.5GiB"
         host_limit = "50%"
@@ -127,6 +135,15 @@ fn what_is_said_is_read() {
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
     assert_eq!((config.memory.harvest, config.memory.check_shadows), (Duration::from_secs(60), true));
+    let bounds = broker_core::PressureBounds {
+        elevated_percent: 60,
+        high_percent: 75,
+        critical_percent: 100,
+        fall_percent: 5,
+        evict_to_percent: 69,
+        cold_after: Duration::from_millis(200),
+    };
+    assert_eq!(config.pressure.bounds(), bounds);
     let default = &config.quota.default;
     assert_eq!(default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
     assert_eq!(default.host_limit, Quantity::Percent(50));
@@ -201,6 +218,29 @@ fn every_complaint_names_line_column_and_field() {
             21,
             "telemetry.prometheus_listen",
             "socket address",
+        ),
+        ("[disk]\ndirectory = 3\n", 2, 13, "disk.directory", "invalid type"),
+        ("[pressure]\nhigh_percent = 101\n", 2, 16, "pressure.high_percent", "between 1 and 100"),
+        ("[pressure]\nelevated_percent = 0\n", 2, 20, "pressure.elevated_percent", "between 1 and 100"),
+        ("[pressure]\nevict_to_percent = 0\n", 2, 20, "pressure.evict_to_percent", "between 1 and 100"),
+        ("[pressure]\nfall_percent = -1\n", 2, 16, "pressure.fall_percent", "invalid value"),
+        ("[pressure]\ncold_after_ms = \"1s\"\n", 2, 17, "pressure.cold_after_ms", "invalid type"),
+        ("[pressure]\nelevated_percent = 90\n", 2, 20, "pressure.elevated_percent", "90 percent, then 90"),
+        ("[pressure]\n\nhigh_percent = 80\n", 3, 16, "pressure.high_percent", "80 percent, then 80"),
+        ("[pressure]\ncritical_percent = 90\n", 2, 20, "pressure.critical_percent", "90 percent, then 90"),
+        ("[pressure]\nhigh_percent = 95\n", 2, 16, "pressure.high_percent", "95 percent, then 95"),
+        ("[pressure]\nfall_percent = 5\n", 2, 16, "pressure.fall_percent", "no more than 5 below"),
+        ("[pressure]\nelevated_percent = 3\n", 2, 20, "pressure.elevated_percent", "no more than 3 below"),
+        ("[pressure]\nhigh_percent = 92\n", 2, 16, "pressure.high_percent", "no more than 3 below"),
+        ("[pressure]\ncritical_percent = 93\n", 2, 20, "pressure.critical_percent", "no more than 3 below"),
+        ("[pressure]\nevict_to_percent = 87\n", 2, 20, "pressure.evict_to_percent", "less than 87"),
+        ("[pressure]\nhigh_percent = 88\n", 2, 16, "pressure.high_percent", "less than 85"),
+        (
+            "[pressure]\nfall_percent = 8\ncritical_percent = 99\nelevated_percent = 80\n",
+            2,
+            16,
+            "pressure.fall_percent",
+            "less than 82",
         ),
         ("[telemetry]\notlp_endpoint = \"collector:4317\"\n", 2, 17, "telemetry.otlp_endpoint", "begin with"),
         ("[telemetry]\notlp_endpoint = \"https://a\"\n", 2, 17, "telemetry.otlp_endpoint", "TLS"),

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use broker_core::{Asker, Notice, PartRef, Refusal, Tier};
+use broker_core::{Asker, Notice, PartRef, Pressure, Refusal, Tier};
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
     move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
@@ -45,6 +45,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::ShadowDiffers { .. }
         | Notice::MoveFailed { .. }
         | Notice::MoveStopped { .. } => EventKind::Move,
+        Notice::PressureChanged { .. } => EventKind::Pressure,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
         // A stalled pin is a refusal, and an evict is made of revokes: both are told as such.
         Notice::Cached { .. }
@@ -91,8 +92,8 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
     }
 }
 
-/// What is told of it, if it has a kind.
-pub(super) fn event(notice: &Notice) -> Option<Event> {
+/// What is told of it, if it has a kind. Devices are their UUIDs, in the daemon's order.
+pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
     let allocation = |change: AllocationChange, id: vramd_types::AllocationId| {
         Event::Allocation(v1::AllocationEvent {
             change: change.into(),
@@ -189,6 +190,16 @@ pub(super) fn event(notice: &Notice) -> Option<Event> {
         Notice::MoveStopped { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Stopped, *part, *device, *tier, *bytes))
         }
+        Notice::PressureChanged { device, tier: of, from, to, held, capacity } => {
+            Event::Pressure(v1::PressureEvent {
+                device: devices.get(usize::from(device.0)).cloned().unwrap_or_default(),
+                tier: tier(*of).into(),
+                from: level(*from).into(),
+                to: level(*to).into(),
+                held_bytes: held.get(),
+                capacity_bytes: capacity.get(),
+            })
+        }
         Notice::Draining { draining: true } => of_node(NodeChange::Draining, ""),
         Notice::Draining { draining: false } => of_node(NodeChange::InService, ""),
         Notice::InvariantBroken { invariant, detail } => {
@@ -284,6 +295,15 @@ pub(crate) fn tier(tier: Tier) -> v1::Tier {
         Tier::Device => v1::Tier::Device,
         Tier::Host => v1::Tier::Host,
         Tier::Disk => v1::Tier::Disk,
+    }
+}
+
+pub(crate) fn level(pressure: Pressure) -> v1::PressureLevel {
+    match pressure {
+        Pressure::Normal => v1::PressureLevel::Normal,
+        Pressure::Elevated => v1::PressureLevel::Elevated,
+        Pressure::High => v1::PressureLevel::High,
+        Pressure::Critical => v1::PressureLevel::Critical,
     }
 }
 

@@ -26,7 +26,7 @@ use tokio_stream::Stream;
 use vramd_proto::v1::{self, EventKind, watch_response::Event};
 
 use self::lane::Lane;
-pub(crate) use self::message::tier;
+pub(crate) use self::message::{level, tier};
 use crate::reactor::Clock;
 
 /// How much those who watch may cost.
@@ -46,6 +46,8 @@ pub struct Events(Arc<Shared>);
 struct Shared {
     clock: Clock,
     boot_epoch: u64,
+    /// UUIDs, in the daemon's order.
+    devices: Vec<String>,
     limits: EventLimits,
     book: Mutex<Book>,
 }
@@ -84,8 +86,8 @@ pub struct Watch {
 }
 
 impl Events {
-    pub fn new(clock: Clock, boot_epoch: u64, limits: EventLimits) -> Self {
-        Self(Arc::new(Shared { clock, boot_epoch, limits, book: Mutex::default() }))
+    pub fn new(clock: Clock, boot_epoch: u64, devices: Vec<String>, limits: EventLimits) -> Self {
+        Self(Arc::new(Shared { clock, boot_epoch, devices, limits, book: Mutex::default() }))
     }
 
     /// Tells those who want it. Never waits for any of them.
@@ -98,7 +100,7 @@ impl Events {
         if wanting.peek().is_none() {
             return;
         }
-        let Some(event) = message::event(notice) else { return };
+        let Some(event) = message::event(notice, &self.0.devices) else { return };
         let event = Arc::new(self.message(sequence, tenant, event));
         for (_, lane) in wanting {
             lane.push(&event);

@@ -1,13 +1,13 @@
 //! The way of an event from the reactor to who watches.
 
-use broker_core::Tier;
+use broker_core::{Pressure, Tier};
 use tokio_stream::StreamExt as _;
-use vramd_types::{AllocationId, Bytes, Quantity, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, Quantity, SessionId};
 
 use super::*;
 
 fn events(watches_max: usize, events_max: usize) -> Events {
-    Events::new(Clock::start(), 7, EventLimits { watches_max, events_max })
+    Events::new(Clock::start(), 7, vec!["GPU-a".to_owned()], EventLimits { watches_max, events_max })
 }
 
 fn opened(tenant: &str) -> Notice {
@@ -60,6 +60,30 @@ async fn a_filter_leaves_out_and_keeps_what_is_nobody_s() {
     events.publish(&Notice::Draining { draining: true });
     assert_eq!(sequences(&mut of_a).await, [0, 1, 4]);
     assert_eq!(sequences(&mut quotas).await, [0, 3]);
+}
+
+#[tokio::test]
+async fn pressure_names_the_device_and_is_of_a_kind_of_its_own() {
+    let events = events(2, 8);
+    let filter = Filter { tenant: Some("a".to_owned()), kinds: vec![EventKind::Pressure] };
+    let mut pressure = events.watch(filter).unwrap();
+    let mut devices = events.watch(Filter { tenant: None, kinds: vec![EventKind::Device] }).unwrap();
+    let (held, capacity) = (Bytes::mib(92), Bytes::mib(100));
+    let (device, tier) = (DeviceIndex(0), Tier::Host);
+    let (from, to) = (Pressure::Normal, Pressure::High);
+    events.publish(&Notice::PressureChanged { device, tier, from, to, held, capacity });
+    assert_eq!(sequences(&mut devices).await, [0]);
+    let seen = ready(&mut pressure).await;
+    let expected = v1::PressureEvent {
+        device: "GPU-a".to_owned(),
+        tier: v1::Tier::Host.into(),
+        from: v1::PressureLevel::Normal.into(),
+        to: v1::PressureLevel::High.into(),
+        held_bytes: 92 << 20,
+        capacity_bytes: 100 << 20,
+    };
+    assert_eq!(seen[1].event, Some(Event::Pressure(expected)));
+    assert_eq!(seen[1].tenant, "");
 }
 
 #[tokio::test]

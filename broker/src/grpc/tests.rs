@@ -54,7 +54,7 @@ fn served(operators: &[u32]) -> Served {
         },
     };
     let (stop, stopped) = oneshot::channel();
-    let events = Events::new(Clock::start(), 1, EventLimits { watches_max: 1, events_max: 8 });
+    let events = Events::new(Clock::start(), 1, Vec::new(), EventLimits { watches_max: 1, events_max: 8 });
     let server = tokio::spawn(serve(listeners, inbox.clone(), events.clone(), settings, async {
         let _ = stopped.await;
     }));

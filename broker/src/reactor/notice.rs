@@ -166,6 +166,14 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::Shortfall { device, tier, bytes } => {
             warn!(device = device.0, %tier, bytes = bytes.get(), "capacity does not cover what is guaranteed and held");
         }
+        Notice::PressureChanged { device, tier, from, to, held, capacity } => {
+            info!(
+                device = device.0, %tier, %from, %to,
+                held_bytes = held.get(),
+                capacity_bytes = capacity.get(),
+                "pressure changed"
+            );
+        }
         Notice::InvariantBroken { invariant, detail } => {
             error!(invariant, detail, "an invariant broke: this is a bug")
         }

@@ -135,7 +135,7 @@ fn config() -> Config {
 }
 
 fn events() -> Events {
-    Events::new(Clock::start(), 1, EventLimits { watches_max: 1, events_max: 1 })
+    Events::new(Clock::start(), 1, Vec::new(), EventLimits { watches_max: 1, events_max: 1 })
 }
 
 type Written = Arc<Mutex<Vec<StoredQuotas>>>;
@@ -173,6 +173,7 @@ async fn session(inbox: &Inbox) -> SessionId {
         pid: PEER.pid,
         uid: PEER.uid,
         client_name: "test".to_owned(),
+        pressure: false,
         pins: false,
         devices: None,
         unmapped_sessions: vec![],

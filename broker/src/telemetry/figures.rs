@@ -196,7 +196,7 @@ fn wide(count: usize) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{AllocationState, QuotaInForce, TierView};
+    use broker_core::{AllocationState, Pressure, QuotaInForce, TierView};
     use vramd_types::Quantity;
 
     use super::*;
@@ -250,6 +250,7 @@ pub(super) mod tests {
                 unreturned: mib(1),
                 committed: mib(24),
                 shortfall: mib(1),
+                pressure: Pressure::High,
             }),
             moving_in: mib(2),
             moving_out: mib(2),
@@ -258,6 +259,7 @@ pub(super) mod tests {
             contexts: mib(4),
             committed: mib(40),
             shortfall: mib(1),
+            pressure: Pressure::Normal,
         };
         let look = look(1);
         let sessions = [(broker_core::SessionState::Live, 2)].into();

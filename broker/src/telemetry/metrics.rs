@@ -1,6 +1,6 @@
 //! The instruments, made of the registry, and what is read out of them: one set for Prometheus and OTLP alike.
 //!
-//! A collection begins with one look at the broker, which all instruments then read; a series that is zero is left out.
+//! A collection begins with one look at the broker, which all instruments then read; a series that is zero is left out, but of a gauge.
 //! Whoever collects does both on one thread with nothing in between.
 
 use std::{
@@ -31,6 +31,7 @@ use super::{
     ends::Ends,
     figures::{Figures, Look, Roll, series_each},
     moves::Moves,
+    pressures::Pressures,
     registry::{self, Definition, Kind},
     series,
 };
@@ -56,6 +57,7 @@ pub(super) struct Shown {
     figures: Mutex<Arc<Figures>>,
     pub(super) counters: Arc<Counters>,
     pub(super) moves: Moves,
+    pub(super) pressures: Pressures,
 }
 
 impl Shown {
@@ -91,7 +93,8 @@ impl Metrics {
             })
             .build();
         let moves = Moves::new(series_max, devices);
-        let shown = Arc::new(Shown { figures: Mutex::default(), counters, moves });
+        let pressures = Pressures::new(devices);
+        let shown = Arc::new(Shown { figures: Mutex::default(), counters, moves, pressures });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));
@@ -109,6 +112,11 @@ impl Metrics {
     /// Where moves are counted.
     pub(super) fn moves(&self) -> &Moves {
         &self.shown.moves
+    }
+
+    /// Where steps of pressure are counted.
+    pub(super) fn pressures(&self) -> &Pressures {
+        &self.shown.pressures
     }
 
     /// As Prometheus reads it.
@@ -162,7 +170,15 @@ fn observe(meter: &Meter, definition: &'static Definition, series: series::Serie
             };
             let _ = counter.with_callback(each).build();
         }
-        Kind::Gauge | Kind::Histogram => unreachable!("{} is no count", definition.name),
+        Kind::Gauge => {
+            let gauge = meter.u64_observable_gauge(definition.name);
+            let gauge = gauge.with_unit(definition.unit).with_description(definition.meaning);
+            let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<u64>| {
+                series(&shown, &mut |value, attributes| observer.observe(value, attributes));
+            };
+            let _ = gauge.with_callback(each).build();
+        }
+        Kind::Histogram => unreachable!("{} is no count", definition.name),
     }
 }
 

@@ -25,6 +25,7 @@ mod metrics;
 mod moves;
 mod otlp;
 mod pins;
+mod pressures;
 pub mod registry;
 mod revocations;
 mod series;
@@ -103,6 +104,7 @@ impl Telemetry {
     pub fn noticed(&self, notice: &Notice) {
         let Some(shared) = self.0 else { return };
         shared.metrics.moves().told(notice);
+        shared.metrics.pressures().told(notice);
         shared.metrics.ends.told(notice, |began| shared.since(began));
         if let Some(ended) = EndedMove::of(notice) {
             shared.metrics.moves().ended(&ended);

@@ -10,7 +10,7 @@ pub enum Kind {
     Counter,
     /// What there is now: sums of it mean something.
     UpDownCounter,
-    /// What a share there is now: sums of it mean nothing.
+    /// What share there is now, or what step is stood on: sums of it mean nothing. A zero is shown too.
     Gauge,
     /// Times or sizes, in the buckets that its definition names.
     Histogram,
@@ -48,6 +48,7 @@ pub const SESSION_STATE: &str = "vramd.session.state";
 pub const MIGRATION_DIRECTION: &str = "vramd.migration.direction";
 pub const MIGRATION_CAUSE: &str = "vramd.migration.cause";
 pub const MIGRATION_OUTCOME: &str = "vramd.migration.outcome";
+pub const PRESSURE_LEVEL: &str = "vramd.pressure.level";
 pub const WAIT_KIND: &str = "vramd.wait.kind";
 pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
@@ -91,6 +92,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
          content was given up, since it is discardable; `made`, it came back after that and is new; `failed`, for want of \
          memory or in the copy; or `stopped`, since somebody used it",
     ),
+    (PRESSURE_LEVEL, "The level that was entered: `normal`, `elevated`, `high` or `critical`"),
     (WAIT_KIND, "`part` (somebody wants it on its device) or `batch` (an `AllocateBatch`)"),
     (
         WAIT_OUTCOME,
@@ -184,6 +186,20 @@ pub const MEMORY_SHORTFALL: Definition = bytes(
     "vramd.memory.shortfall",
     &[HW_ID, HW_NAME, TIER],
     "By how much the capacity does not cover what is guaranteed and held.",
+);
+pub const PRESSURE: Definition = count(
+    Kind::Gauge,
+    "vramd.pressure.level",
+    "{level}",
+    &[HW_ID, HW_NAME, TIER],
+    "How full a device is, or a tier below it: 0 is normal, 1 elevated, 2 high, 3 critical.",
+);
+pub const PRESSURE_CHANGES: Definition = count(
+    Kind::Counter,
+    "vramd.pressure.changes",
+    "{change}",
+    &[HW_ID, HW_NAME, TIER, PRESSURE_LEVEL],
+    "How often a level was entered, from above or below.",
 );
 pub const MIGRATIONS: Definition = count(
     Kind::Counter,
@@ -340,6 +356,8 @@ pub const ALL: &[&Definition] = &[
     &MEMORY_COMMITTED,
     &MEMORY_SHORTFALL,
     &OVERSUBSCRIPTION,
+    &PRESSURE,
+    &PRESSURE_CHANGES,
     &MIGRATIONS,
     &MIGRATION_IO,
     &MIGRATION_USED,
@@ -401,7 +419,7 @@ mod tests {
                 matches!(unit, "By" | "s" | "1") || (unit.starts_with('{') && unit.ends_with('}')),
                 "{name} {unit}"
             );
-            assert_eq!(metric.kind == Kind::Gauge, unit == "1", "{name}");
+            assert!(metric.kind == Kind::Gauge || unit != "1", "{name}");
             assert!(!name.ends_with("count"), "{name} would be taken for a part of a histogram");
             assert!(metric.meaning.ends_with('.'), "{name}");
             assert_eq!(metric.kind == Kind::Histogram, !metric.boundaries.is_empty(), "{name}");

@@ -1,6 +1,6 @@
 //! Which series each observed metric has, and their values.
 
-use broker_core::{DeviceView, Tier, TierView};
+use broker_core::{DeviceView, Pressure, Tier, TierView};
 use opentelemetry::{KeyValue, Value};
 use vramd_types::Bytes;
 
@@ -13,7 +13,7 @@ use super::{
     registry::{self as of, Definition},
 };
 
-/// Says each series of a metric once; those that are zero are left out by whoever listens.
+/// Says each series of a metric once; those that are zero are left out by whoever listens, but of gauges.
 pub(super) type Series = fn(&Shown, &mut dyn FnMut(u64, &[KeyValue]));
 
 /// The same of what is a share of something.
@@ -37,6 +37,8 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&of::MEMORY_SHORTFALL, |shown, say| {
         of_devices(shown, say, |device| device.shortfall, |host| host.shortfall);
     }),
+    (&of::PRESSURE, pressure),
+    (&of::PRESSURE_CHANGES, pressure_changes),
     (&of::MIGRATIONS, |shown, say| migrations(shown, say, &by_outcome(|count| count.parts))),
     (&of::MIGRATION_IO, |shown, say| migrations(shown, say, &by_outcome(|count| count.bytes))),
     (&of::MIGRATION_USED, |shown, say| {
@@ -175,6 +177,27 @@ fn of_devices(
         say(on_device(device).get(), &node_place(device, Tier::Device));
         for (tier, view) in below(device) {
             say(in_tier(&view).get(), &node_place(device, tier));
+        }
+    }
+}
+
+fn pressure(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
+    for device in &shown.figures().devices {
+        say(device.pressure as u64, &node_place(device, Tier::Device));
+        for (tier, view) in below(device) {
+            say(view.pressure as u64, &node_place(device, tier));
+        }
+    }
+}
+
+fn pressure_changes(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
+    for device in &shown.figures().devices {
+        for tier in std::iter::once(Tier::Device).chain(below(device).map(|(tier, _)| tier)) {
+            for step in Pressure::ALL {
+                let [id, name, tier_of] = node_place(device, tier);
+                let entered = shown.pressures.entered(device.index, tier, step);
+                say(entered, &[id, name, tier_of, text(of::PRESSURE_LEVEL, step.name())]);
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Notice, PartRef, Time, WaitEnd, Waited};
+use broker_core::{Notice, PartRef, Pressure, Tier, Time, WaitEnd, Waited};
 use opentelemetry::{
     Context,
     metrics::{Histogram, MeterProvider as _},
@@ -22,7 +22,7 @@ use opentelemetry_sdk::{
     trace::{SdkTracerProvider, Span, SpanData, SpanProcessor},
 };
 use tonic::Code;
-use vramd_types::{AllocationId, PartIndex, Reason, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, Reason, SessionId};
 
 use super::{
     calls::Methods,
@@ -149,6 +149,7 @@ fn every_metric_has_the_name_that_the_table_says() {
     }
     counters.pin_stalled();
     counters.create_retried();
+    metrics.pressures().told(&entered(Pressure::High));
     let text = metrics.text(super::figures::tests::full_look()).unwrap();
     for metric in registry::ALL {
         let name = metric.prometheus_name();
@@ -172,6 +173,30 @@ fn every_metric_has_the_name_that_the_table_says() {
     // As much as is held, in each tier by itself.
     assert_eq!((usage("device", "resident"), usage("device", "reserved")), (20.0, 2.0));
     assert_eq!((usage("host", "resident"), usage("host", "reserved")), (21.0, 2.0));
+}
+
+/// Somewhere below the device of a full look.
+fn entered(to: Pressure) -> Notice {
+    let (device, tier, from) = (DeviceIndex(0), Tier::Host, Pressure::Normal);
+    Notice::PressureChanged { device, tier, from, to, held: Bytes::ZERO, capacity: Bytes::ZERO }
+}
+
+#[test]
+fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
+    let (metrics, _) = metrics(4000);
+    for to in [Pressure::High, Pressure::Normal, Pressure::High] {
+        metrics.pressures().told(&entered(to));
+    }
+    let all = series(&metrics.text(super::figures::tests::full_look()).unwrap());
+    let of = |name: &str, labels: &str| {
+        let found = all.iter().find(|(series, _)| series.starts_with(name) && series.contains(labels));
+        found.map(|(_, value)| *value)
+    };
+    assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"device\""), Some(0.0));
+    assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"host\""), Some(2.0));
+    assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"disk\""), None, "there is no such tier");
+    let changes = |level: &str| of("vramd_pressure_changes_total{", &format!("level=\"{level}\""));
+    assert_eq!((changes("high"), changes("normal"), changes("critical")), (Some(2.0), Some(1.0), None));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::{
     face::Face,
     info::{AllocationInfo, AllocationKind},
     operations,
+    pressure::Pressure,
     request::{AllocationRequest, Target},
     session::{Released, missing},
 };
@@ -85,6 +86,11 @@ impl Client {
     /// See [`crate::Client::list`].
     pub async fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
         operations::list(Face::Async, self.client.session(), name_prefix).await
+    }
+
+    /// See [`crate::Client::pressure`]. It waits for nothing.
+    pub fn pressure<'a>(&self, device: impl Into<Option<&'a str>>) -> Option<Pressure> {
+        self.client.pressure(device)
     }
 
     /// Waits until everything that was dropped so far is unmapped and freed or detached.

@@ -36,6 +36,7 @@ use crate::{
     fork::ProcessBound,
     mapping::{Mode, Table, Until},
     pins::{Memory, Words},
+    pressure::Pressures,
     session::Session,
 };
 
@@ -64,10 +65,14 @@ impl Fake {
     }
 
     pub(crate) fn start_with(mode: Mode, gpus: Gpus) -> Self {
+        Self::start_telling(mode, gpus, Pressures::default())
+    }
+
+    pub(crate) fn start_telling(mode: Mode, gpus: Gpus, pressures: Pressures) -> Self {
         let (daemon, client) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let link = Arc::new(Link::new(Socket::from_fd(client).unwrap()).unwrap());
-        let table = Arc::new(Table::new(mode, gpus, Words::own().unwrap()));
+        let table = Arc::new(Table::new(mode, gpus, Words::own().unwrap(), pressures));
         let worker = worker::spawn(Arc::clone(&link), Arc::clone(&table)).unwrap();
         Self { daemon, link, table, worker }
     }
@@ -111,7 +116,8 @@ impl Pinning {
         let memory = Memory::shared(memfd.as_fd(), bytes_for(SLOTS)).unwrap();
         let header = Header { major: PROTOCOL_MAJOR, minor: 0, features: 0, slots: SLOTS };
         let words = Daemon::create(memory, header).unwrap();
-        let table = Table::new(Mode::Map, gpus, Words::shared(memfd.as_fd(), SLOTS).unwrap());
+        let words_of = Words::shared(memfd.as_fd(), SLOTS).unwrap();
+        let table = Table::new(Mode::Map, gpus, words_of, Pressures::default());
         let link = Link::new(Socket::from_fd(client).unwrap()).unwrap();
         // Nobody answers calls there.
         let nowhere = Path::new("/nowhere");

@@ -21,7 +21,11 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
             }
         }
         Frame::Revoke(revoke) => bounded(revoke.parts.len(), PARTS_PER_FRAME_MAX)?,
-        Frame::Welcome(_) | Frame::Refused(_) | Frame::Drain(_) | Frame::PinAnswer(_) => {}
+        Frame::Welcome(_)
+        | Frame::Refused(_)
+        | Frame::Drain(_)
+        | Frame::PinAnswer(_)
+        | Frame::Pressure(_) => {}
     }
     Ok(frame)
 }

@@ -201,6 +201,7 @@ fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<
             fault_point!(DrainReceived);
             table.set_draining(drain.draining);
         }
+        Frame::Pressure(pressure) => table.pressures.told(&pressure),
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("a second welcome"))),
         Frame::PinAnswer(answer) => {

@@ -3,24 +3,26 @@
 use std::{
     fs,
     os::fd::OwnedFd,
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use vramd_proto::v1::{
-    Access, HandleType, Mapped, Refused, RevokeReason, UnmapReason, UnmappedPart, client_frame,
-    daemon_frame::Frame,
+    Access, Device, HandleType, Mapped, Pressure, PressureLevel, Refused, RevokeReason, Tier, UnmapReason,
+    UnmappedPart, client_frame, daemon_frame::Frame,
 };
 use vramd_types::{AllocationId, Reason};
 
 use super::{
     Attended, attend,
-    fake::{Fake, PART, held, memory, part, part_ref, soon},
+    fake::{Fake, PART, PATIENCE, held, memory, part, part_ref, soon},
 };
 use crate::{
+    cuda::Gpus,
     error::Error,
     mapping::{Ending, Mode},
+    pressure::{OnPressure, Pressures},
 };
 
 const ID: AllocationId = AllocationId::from_raw(7);
@@ -179,6 +181,33 @@ fn what_is_mapped_outlives_the_channel_and_who_waits_is_woken() {
     assert!(!table.is_over(), "it still maps something");
     table.let_go(ID, true).unwrap();
     assert!(table.is_over());
+}
+
+#[test]
+fn pressure_is_told_on_a_thread_of_its_own_and_its_panic_is_nobodys() {
+    let device = Device { uuid: "GPU-5".to_owned(), index: 5, name: String::new() };
+    let (sender, heard) = mpsc::channel();
+    let on_pressure = OnPressure::new(move |told| {
+        sender.send((thread::current().name().map(str::to_owned), told)).unwrap();
+        panic!("a panic of a test, which is meant");
+    });
+    let pressures = Pressures::start(&[device], Some(on_pressure)).unwrap();
+    let fake = Fake::start_telling(Mode::Map, Gpus::new(&[]), pressures);
+    for level in [PressureLevel::High, PressureLevel::Critical] {
+        let (tier, batch_factor) = (Tier::Device.into(), 0.868);
+        let told = Pressure { device: 5, tier, level: level.into(), batch_factor, full_in_ms: None };
+        fake.send(Frame::Pressure(told), &[]);
+        let (thread, heard) = heard.recv_timeout(PATIENCE).unwrap();
+        assert_eq!((thread.as_deref(), heard.level), (Some("vramd-pressure"), level));
+        assert_eq!((heard.device.as_str(), heard.batch_factor), ("GPU-5", 0.868));
+    }
+    assert_eq!(fake.table.pressures.of(None).unwrap().level, PressureLevel::Critical);
+    // The worker reads on.
+    fake.table.claim(ID).unwrap();
+    fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("worker-pressed", 1)]);
+    assert_eq!(fake.next(), Some(mapped(&[0])));
+    drop(fake.hang_up());
+    assert!(heard.recv_timeout(PATIENCE).is_err(), "the thread ends with the session");
 }
 
 #[test]

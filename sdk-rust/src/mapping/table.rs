@@ -28,12 +28,14 @@ use crate::{
     cuda::{Gpus, Imported},
     error::{Error, Result},
     pins::{Words, WordsView},
+    pressure::Pressures,
 };
 
 #[derive(Debug)]
 pub(crate) struct Table {
     mode: Mode,
     gpus: Gpus,
+    pub(crate) pressures: Pressures,
     pub(super) view: WordsView,
     /// Readable once the last pin of something that is wanted back has ended.
     pub(super) wake: Arc<OwnedFd>,
@@ -86,7 +88,7 @@ pub(crate) struct Answer {
 }
 
 impl Table {
-    pub(crate) fn new(mode: Mode, gpus: Gpus, words: Words) -> Self {
+    pub(crate) fn new(mode: Mode, gpus: Gpus, words: Words, pressures: Pressures) -> Self {
         let (view, wake) = (words.view(), words.wake());
         let state = State {
             regions: BTreeMap::new(),
@@ -98,7 +100,7 @@ impl Table {
             draining: false,
         };
         let (state, changed, ended) = (Mutex::new(state), Changed::default(), watch::Sender::new(false));
-        Self { mode, gpus, view, wake, state, changed, ended, revokes: Arc::default() }
+        Self { mode, gpus, pressures, view, wake, state, changed, ended, revokes: Arc::default() }
     }
 
     /// Whether [`Self::prepare`] may have something to do.
@@ -292,6 +294,7 @@ impl Table {
         state.ending.get_or_insert(ending);
         drop(state);
         self.changed.notify_all();
+        self.pressures.end();
         self.ended.send_replace(true);
     }
 

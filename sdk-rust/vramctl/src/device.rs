@@ -72,6 +72,7 @@ fn sheet(status: &v1::DeviceStatus) -> String {
         ("disk-held", size_or_dash(status.disk_held_bytes)),
         ("moving-in", size_or_dash(status.moving_in_bytes)),
         ("moving-out", size_or_dash(status.moving_out_bytes)),
+        ("pressure", pressure(status)),
         ("awaited", format!("{} parts", status.awaited_part_count)),
     ])
 }
@@ -93,6 +94,7 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
         ">HOST-HELD",
         ">DISK",
         ">DISK-HELD",
+        "PRESSURE",
     ];
     table(
         &columns,
@@ -114,9 +116,22 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
                 size_or_dash(status.host_held_bytes),
                 size_or_dash(status.disk_capacity_bytes),
                 size_or_dash(status.disk_held_bytes),
+                pressure(status),
             ]
         }),
     )
+}
+
+/// Of the device, the host and the disk, like `high/normal/-`.
+fn pressure(status: &v1::DeviceStatus) -> String {
+    let levels = [status.pressure(), status.host_pressure(), status.disk_pressure()];
+    levels.map(|level| level_name(level).unwrap_or_else(|| "-".to_owned())).join("/")
+}
+
+/// `None` where there is no such tier, or the daemon is too old to say.
+pub(crate) fn level_name(level: v1::PressureLevel) -> Option<String> {
+    let name = level.as_str_name().trim_start_matches("PRESSURE_LEVEL_");
+    (level != v1::PressureLevel::Unspecified).then(|| name.to_lowercase())
 }
 
 pub(crate) fn to_json(status: &v1::DeviceStatus) -> Value {
@@ -138,8 +153,28 @@ pub(crate) fn to_json(status: &v1::DeviceStatus) -> Value {
         "host_held_bytes": status.host_held_bytes,
         "disk_capacity_bytes": status.disk_capacity_bytes,
         "disk_held_bytes": status.disk_held_bytes,
+        "pressure": level_name(status.pressure()),
+        "host_pressure": level_name(status.host_pressure()),
+        "disk_pressure": level_name(status.disk_pressure()),
         "moving_in_bytes": status.moving_in_bytes,
         "moving_out_bytes": status.moving_out_bytes,
         "awaited_part_count": status.awaited_part_count,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressure_is_one_short_column() {
+        let mut status = v1::DeviceStatus::default();
+        assert_eq!(pressure(&status), "-/-/-", "a daemon that does not say");
+        status.pressure = v1::PressureLevel::High.into();
+        status.host_pressure = v1::PressureLevel::Normal.into();
+        assert_eq!(pressure(&status), "high/normal/-");
+        let fields = to_json(&status);
+        assert_eq!((&fields["pressure"], &fields["host_pressure"]), (&"high".into(), &"normal".into()));
+        assert_eq!(fields["disk_pressure"], Value::Null);
+    }
 }

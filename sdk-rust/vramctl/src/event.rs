@@ -1,5 +1,7 @@
 //! One event of a watch: a line for people, an object for programs.
 
+use std::cmp::Ordering;
+
 use serde_json::{Value, json};
 use vramd_client::{AllocationId, SessionId};
 use vramd_proto::v1::{
@@ -10,6 +12,7 @@ use vramd_proto::v1::{
 
 pub(crate) use crate::table::plain;
 use crate::{
+    device::level_name,
     quota::tier_name,
     table::{size, text_or_dash},
 };
@@ -75,6 +78,7 @@ fn what(event: Option<&Event>, sequence: u64) -> What {
         Some(Event::Device(device)) => of_device(device),
         Some(Event::Node(node)) => of_node(node),
         Some(Event::Move(moved)) => of_move(moved),
+        Some(Event::Pressure(pressure)) => of_pressure(pressure),
         None => What {
             kind: "unknown",
             change: "unknown",
@@ -258,6 +262,33 @@ fn of_use(detail: &str) -> String {
     }
 }
 
+fn of_pressure(event: &v1::PressureEvent) -> What {
+    let change = match event.to().cmp(&event.from()) {
+        Ordering::Less => "fell",
+        Ordering::Equal => "unknown",
+        Ordering::Greater => "rose",
+    };
+    let (from, to) = (level_name(event.from()), level_name(event.to()));
+    let text = format!(
+        "{change} in tier {} of device {}: {}, was {}: {} held of {}",
+        tier_name(event.tier()),
+        plain(&event.device),
+        to.as_deref().unwrap_or("unknown"),
+        from.as_deref().unwrap_or("unknown"),
+        size(event.held_bytes),
+        size(event.capacity_bytes),
+    );
+    let fields = json!({
+        "device": event.device,
+        "tier": tier_name(event.tier()),
+        "from": from,
+        "to": to,
+        "held_bytes": event.held_bytes,
+        "capacity_bytes": event.capacity_bytes,
+    });
+    What { kind: "pressure", change, fields, text }
+}
+
 fn of_node(event: &v1::NodeEvent) -> What {
     let detail = plain(&event.detail);
     let (change, text) = match event.change() {
@@ -330,6 +361,24 @@ mod tests {
         let said = "move of part 2 of a-7 (2 MiB) to tier host of device 0 failed: a cable was pulled";
         assert!(told.line.ends_with(said), "{told:?}");
         assert_eq!((&told.fields["change"], &told.fields["tier"]), (&"failed".into(), &"host".into()));
+    }
+
+    #[test]
+    fn pressure_says_where_it_was_and_how_full_it_is() {
+        let event = v1::PressureEvent {
+            device: "GPU-a".to_owned(),
+            tier: v1::Tier::Host.into(),
+            from: v1::PressureLevel::Elevated.into(),
+            to: v1::PressureLevel::High.into(),
+            held_bytes: 92 << 20,
+            capacity_bytes: 100 << 20,
+        };
+        let back = v1::PressureEvent { from: event.to, to: event.from, ..event.clone() };
+        let risen = told(Event::Pressure(event));
+        let said = "pressure rose in tier host of device GPU-a: high, was elevated: 92 MiB held of 100 MiB";
+        assert!(risen.line.ends_with(said), "{risen:?}");
+        assert_eq!((&risen.fields["change"], &risen.fields["to"]), (&"rose".into(), &"high".into()));
+        assert_eq!(told(Event::Pressure(back)).fields["change"], "fell");
     }
 
     #[test]

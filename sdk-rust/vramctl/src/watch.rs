@@ -35,6 +35,7 @@ enum Kind {
     Device,
     Node,
     Move,
+    Pressure,
 }
 
 /// Runs until the daemon ends, which is a failure of its own, or nobody reads any more.
@@ -79,6 +80,7 @@ impl Kind {
             Self::Device => v1::EventKind::Device,
             Self::Node => v1::EventKind::Node,
             Self::Move => v1::EventKind::Move,
+            Self::Pressure => v1::EventKind::Pressure,
         }
     }
 }

@@ -4,13 +4,16 @@ use std::time::{Duration, SystemTime};
 
 use broker_core::{
     AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView, PartMove,
-    PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView, Time,
+    PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView, TierView, Time,
 };
 use prost_types::Timestamp;
 use vramd_proto::v1;
 use vramd_types::{AllocationId, PartIndex, SessionId};
 
-use crate::{events::tier, grpc::status};
+use crate::{
+    events::{level, tier},
+    grpc::status,
+};
 
 /// For whom: operators see which sessions map a part, clients see no session but their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,6 +166,8 @@ pub(in crate::grpc) fn session(view: SessionView, started_at: SystemTime) -> v1:
 }
 
 pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
+    let below =
+        |view: Option<TierView>| view.map_or(v1::PressureLevel::Unspecified, |view| level(view.pressure));
     v1::DeviceStatus {
         device: Some(v1::Device { uuid: view.uuid, index: view.index.0.into(), name: view.name }),
         total_bytes: view.total.get(),
@@ -178,6 +183,9 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         host_held_bytes: view.host.map_or(0, |host| host.held.get()),
         disk_capacity_bytes: view.disk.map_or(0, |disk| disk.capacity.get()),
         disk_held_bytes: view.disk.map_or(0, |disk| disk.held.get()),
+        pressure: level(view.pressure).into(),
+        host_pressure: below(view.host).into(),
+        disk_pressure: below(view.disk).into(),
         moving_in_bytes: view.moving_in.get(),
         moving_out_bytes: view.moving_out.get(),
         awaited_part_count: count(view.awaited),
@@ -251,8 +259,8 @@ pub(in crate::grpc) fn session_state(state: SessionState) -> v1::SessionState {
 
 #[cfg(test)]
 mod tests {
-    use broker_core::Tier;
-    use vramd_types::Bytes;
+    use broker_core::{Pressure, Tier};
+    use vramd_types::{Bytes, DeviceIndex};
 
     use super::*;
 
@@ -308,6 +316,43 @@ mod tests {
         assert_eq!(states, [(4, v1::MappingState::Revoking), (5, v1::MappingState::Queued)]);
         assert_eq!(part.extent_state(), v1::ExtentState::Live);
         assert_eq!((part.tier(), part.moves_to()), (v1::Tier::Device, v1::Tier::Host));
+    }
+
+    #[test]
+    fn a_tier_that_is_not_there_has_no_pressure() {
+        let tier = TierView {
+            total: Bytes::mib(4),
+            capacity: Bytes::mib(4),
+            held: Bytes::mib(4),
+            unreturned: Bytes::ZERO,
+            committed: Bytes::mib(4),
+            shortfall: Bytes::ZERO,
+            pressure: Pressure::Critical,
+        };
+        let view = DeviceView {
+            index: DeviceIndex(0),
+            uuid: "GPU-0".to_owned(),
+            name: "a device".to_owned(),
+            total: Bytes::mib(4),
+            capacity: Bytes::mib(4),
+            held: Bytes::ZERO,
+            unreturned: Bytes::ZERO,
+            cached: Bytes::ZERO,
+            host: Some(tier),
+            disk: None,
+            moving_in: Bytes::ZERO,
+            moving_out: Bytes::ZERO,
+            awaited: 0,
+            unbrokered: Bytes::ZERO,
+            contexts: Bytes::ZERO,
+            committed: Bytes::ZERO,
+            shortfall: Bytes::ZERO,
+            pressure: Pressure::Normal,
+        };
+        let status = device(view);
+        let levels = [status.pressure(), status.host_pressure(), status.disk_pressure()];
+        use v1::PressureLevel::{Critical, Normal, Unspecified};
+        assert_eq!(levels, [Normal, Critical, Unspecified]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::{
     cuda::Gpus,
     mapping::{Answer, Mode, Table},
     pins::Words,
+    pressure::Pressures,
 };
 
 const ID: AllocationId = AllocationId::from_raw(7);
@@ -20,7 +21,8 @@ fn table(fake: &FakeDriver) -> Table {
     let other = "GPU-a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1".to_owned();
     // The daemon's order is not the process's.
     let devices = [(3, uuid), (1, other)].map(|(index, uuid)| Device { uuid, index, name: String::new() });
-    Table::new(Mode::Map, Gpus::new(&devices).with_driver(&fake.driver), Words::own().unwrap())
+    let gpus = Gpus::new(&devices).with_driver(&fake.driver);
+    Table::new(Mode::Map, gpus, Words::own().unwrap(), Pressures::default())
 }
 
 fn vmm(index: u32, count: u64, access: Access) -> MapPart {

@@ -1,0 +1,282 @@
+//! How full the devices of a session are, as the daemon tells it, and who hears of it.
+//!
+//! Whoever reads the channel leaves what it reads here and goes on. The program's callback has a thread of its own,
+//! `vramd-pressure`: it may be slow, or panic, and nothing waits for it. What comes while it runs waits, of each device and
+//! tier only the newest.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use vramd_proto::v1::{self, Device, Tier};
+
+pub use vramd_proto::v1::PressureLevel;
+
+/// How full a device is, or a tier below it: what is charged to all tenants, of what the daemon may hand out there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pressure {
+    /// UUID.
+    pub device: String,
+    pub tier: Tier,
+    pub level: PressureLevel,
+    /// By what a program that chooses how much it asks for at once should multiply that: 0.8 where it is tight, 1.2 where
+    /// there is much room, and slowly from one to the other.
+    pub batch_factor: f64,
+    /// How long it takes until the tier is full, if it goes on filling as it does. `None`: it does not, or that is more
+    /// than five minutes off.
+    pub full_in: Option<Duration>,
+}
+
+/// What a program does when it is told.
+#[derive(Clone)]
+pub(crate) struct OnPressure(Arc<dyn Fn(Pressure) + Send + Sync>);
+
+/// A device's index, and a tier.
+type Place = (u32, Tier);
+
+/// What a session was told.
+#[derive(Debug, Default)]
+pub(crate) struct Pressures {
+    devices: Vec<Device>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: BTreeMap<Place, Pressure>,
+    /// For the thread, if there is one.
+    untold: BTreeMap<Place, Pressure>,
+    has_thread: bool,
+    over: bool,
+}
+
+impl Pressures {
+    /// The thread is there only if somebody wants to hear.
+    pub(crate) fn start(devices: &[Device], on_pressure: Option<OnPressure>) -> io::Result<Self> {
+        let devices = devices.to_vec();
+        let last = devices.iter().map(|device| ((device.index, Tier::Device), roomy(device))).collect();
+        let state = State { last, has_thread: on_pressure.is_some(), ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::default() });
+        if let Some(on_pressure) = on_pressure {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new()
+                .name("vramd-pressure".to_owned())
+                .spawn(move || run(&shared, &on_pressure))?;
+        }
+        Ok(Self { devices, shared })
+    }
+
+    /// The daemon says so. What it says of a device or a tier that nobody knows is left out.
+    pub(crate) fn told(&self, wire: &v1::Pressure) {
+        let device = self.devices.iter().find(|device| device.index == wire.device);
+        let Some(device) = device.filter(|_| wire.tier() != Tier::Unspecified) else { return };
+        let told = Pressure {
+            device: device.uuid.clone(),
+            tier: wire.tier(),
+            level: wire.level(),
+            batch_factor: wire.batch_factor,
+            full_in: wire.full_in_ms.map(Duration::from_millis),
+        };
+        let place = (wire.device, wire.tier());
+        let mut state = self.shared.lock();
+        if state.has_thread && !state.over {
+            state.untold.insert(place, told.clone());
+            self.shared.changed.notify_one();
+        }
+        state.last.insert(place, told);
+    }
+
+    /// Of the device itself, by UUID or index; of the only one, if none is named.
+    pub(crate) fn of(&self, name: Option<&str>) -> Option<Pressure> {
+        let device = match (name, &self.devices[..]) {
+            (Some(name), devices) => {
+                devices.iter().find(|device| device.uuid == name || device.index.to_string() == name)?
+            }
+            (None, [only]) => only,
+            (None, _) => return None,
+        };
+        self.shared.lock().last.get(&(device.index, Tier::Device)).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Pressure> {
+        self.shared.lock().last.values().cloned().collect()
+    }
+
+    /// The session is over: the thread ends, once it has come back from the program.
+    pub(crate) fn end(&self) {
+        self.shared.lock().over = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    /// The next that is to be told; `None` at the end.
+    fn next(&self) -> Option<Pressure> {
+        let mut state = self.lock();
+        while !state.over {
+            if let Some((_, told)) = state.untold.pop_first() {
+                return Some(told);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        None
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn run(shared: &Shared, on_pressure: &OnPressure) {
+    while let Some(told) = shared.next() {
+        // The panic hook has told of it. What comes next is the program's to hear all the same.
+        let _ = catch_unwind(AssertUnwindSafe(|| (on_pressure.0)(told)));
+    }
+}
+
+/// A device of which nothing was told yet.
+fn roomy(device: &Device) -> Pressure {
+    Pressure {
+        device: device.uuid.clone(),
+        tier: Tier::Device,
+        level: PressureLevel::Normal,
+        batch_factor: 1.0,
+        full_in: None,
+    }
+}
+
+impl OnPressure {
+    pub(crate) fn new(call: impl Fn(Pressure) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(call))
+    }
+}
+
+impl fmt::Debug for OnPressure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnPressure")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::mpsc::{self, Receiver, Sender},
+        time::Instant,
+    };
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn device(index: u32) -> Device {
+        Device { uuid: format!("GPU-{index}"), index, name: String::new() }
+    }
+
+    fn wire(device: u32, tier: Tier, level: PressureLevel) -> v1::Pressure {
+        v1::Pressure {
+            device,
+            tier: tier.into(),
+            level: level.into(),
+            batch_factor: 0.8,
+            full_in_ms: Some(1500),
+        }
+    }
+
+    /// A callback that hands over what it hears, and then does what it is told.
+    fn listening(then: impl Fn(&Pressure) + Send + Sync + 'static) -> (OnPressure, Receiver<Pressure>) {
+        let (sender, heard): (Sender<Pressure>, _) = mpsc::channel();
+        let call = move |told: Pressure| {
+            sender.send(told.clone()).unwrap();
+            then(&told);
+        };
+        (OnPressure::new(call), heard)
+    }
+
+    #[test]
+    fn what_was_told_last_is_what_is_answered() {
+        let pressures = Pressures::start(&[device(0), device(3)], None).unwrap();
+        let three = pressures.of(Some("GPU-3")).unwrap();
+        assert_eq!((three.level, three.batch_factor, three.full_in), (PressureLevel::Normal, 1.0, None));
+        pressures.told(&wire(3, Tier::Device, PressureLevel::High));
+        pressures.told(&wire(3, Tier::Host, PressureLevel::Critical));
+        pressures.told(&wire(4, Tier::Device, PressureLevel::Critical));
+        pressures.told(&wire(0, Tier::Unspecified, PressureLevel::Critical));
+        let three = pressures.of(Some("GPU-3")).unwrap();
+        assert_eq!((three.level, three.tier), (PressureLevel::High, Tier::Device));
+        assert_eq!((three.batch_factor, three.full_in), (0.8, Some(Duration::from_millis(1500))));
+        assert_eq!(pressures.of(Some("3")), Some(three));
+        let all: Vec<_> = pressures.all().into_iter().map(|it| (it.device, it.tier, it.level)).collect();
+        let of = |uuid: &str, tier, level| (uuid.to_owned(), tier, level);
+        assert_eq!(
+            all,
+            [
+                of("GPU-0", Tier::Device, PressureLevel::Normal),
+                of("GPU-3", Tier::Device, PressureLevel::High),
+                of("GPU-3", Tier::Host, PressureLevel::Critical),
+            ]
+        );
+        assert_eq!((pressures.of(None), pressures.of(Some("GPU-9"))), (None, None));
+    }
+
+    #[test]
+    fn the_only_device_needs_no_name() {
+        let pressures = Pressures::start(&[device(3)], None).unwrap();
+        assert_eq!(pressures.of(None), pressures.of(Some("GPU-3")));
+        assert!(pressures.of(None).is_some());
+    }
+
+    #[test]
+    fn a_slow_callback_is_told_the_newest_and_holds_up_nobody() {
+        let (go_on, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        let (on_pressure, heard) = listening(move |_| {
+            let _ = gate.lock().unwrap().recv();
+        });
+        let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
+        let before = Instant::now();
+        pressures.told(&wire(0, Tier::Device, PressureLevel::Elevated));
+        assert_eq!(heard.recv_timeout(PATIENCE).unwrap().level, PressureLevel::Elevated);
+        for level in [PressureLevel::High, PressureLevel::Critical, PressureLevel::High] {
+            pressures.told(&wire(0, Tier::Device, level));
+        }
+        assert_eq!(pressures.of(None).unwrap().level, PressureLevel::High);
+        assert!(before.elapsed() < PATIENCE);
+        drop(go_on);
+        assert_eq!(heard.recv_timeout(PATIENCE).unwrap().level, PressureLevel::High);
+        pressures.end();
+        assert!(heard.recv_timeout(PATIENCE).is_err(), "the thread has ended, and nothing else was told");
+    }
+
+    #[test]
+    fn after_a_panic_the_next_is_told() {
+        let (on_pressure, heard) = listening(|told| {
+            assert_ne!(told.level, PressureLevel::High, "a panic of a test, which is meant")
+        });
+        let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
+        for level in [PressureLevel::High, PressureLevel::Critical] {
+            pressures.told(&wire(0, Tier::Device, level));
+            assert_eq!(heard.recv_timeout(PATIENCE).unwrap().level, level);
+        }
+    }
+
+    #[test]
+    fn after_the_end_nothing_is_told_and_the_last_stands() {
+        let (on_pressure, heard) = listening(|_| {});
+        let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
+        pressures.end();
+        pressures.told(&wire(0, Tier::Device, PressureLevel::High));
+        assert!(heard.recv_timeout(PATIENCE).is_err());
+        assert_eq!(pressures.of(None).unwrap().level, PressureLevel::High);
+    }
+}
