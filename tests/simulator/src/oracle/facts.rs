@@ -308,9 +308,10 @@ pub(super) struct Facts {
     pub(super) clock: u64,
     /// What was said last of each place.
     pub(super) pressure: BTreeMap<usize, Pressure>,
-    /// Since when places are full, and until when they were last.
-    pub(super) high_since: BTreeMap<usize, Time>,
+    /// Until when places were full last.
     pub(super) high_until: BTreeMap<usize, Time>,
+    /// By full place: parts of it that could leave, and since when that has been seen.
+    pub(super) idle_since: BTreeMap<usize, BTreeMap<PartRef, Time>>,
     /// What who wants to hear of it was told last.
     pub(super) told: BTreeMap<(ChannelId, usize), Pressure>,
     /// When each part was seen to be used last, or came to where it is.

@@ -25,10 +25,6 @@ impl Oracle {
         if from >= Pressure::High {
             self.facts.high_until.insert(place, self.facts.now);
         }
-        match to >= Pressure::High {
-            true => _ = self.facts.high_since.entry(place).or_insert(self.facts.now),
-            false => _ = self.facts.high_since.remove(&place),
-        }
         self.facts.pressure.insert(place, to);
     }
 

@@ -1,7 +1,7 @@
 //! Where pressure is high and stays so, what nobody has used for long leaves. Only what certainly could is asked for: what
 //! nobody maps, while nothing else is under way there.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use broker_core::{Broker, Kind, PartRef, Pressure, Tier, invariants::RELIEVED};
 use vramd_types::{AllocationId, PartIndex};
@@ -20,20 +20,24 @@ impl Oracle {
             return;
         }
         let patience = self.bounds.cold_after + self.bounds.look_every * 4 + SLACK;
-        let high = self.facts.high_since.clone().into_iter();
-        let long = high.filter(|(_, since)| since.after(patience) < self.facts.now).map(|(place, _)| place);
-        for place in long.collect::<Vec<_>>() {
-            if self.facts.extents_ran_out
+        for place in 0..self.facts.places.len() {
+            let before = self.facts.idle_since.remove(&place).unwrap_or_default();
+            if self.pressure_in(place) < Pressure::High
+                || self.facts.extents_ran_out
                 || self.is_anything_leaving(place)
                 || self.is_at_target(place, broker)
             {
                 continue;
             }
-            let stays = self.certainly_cold(place, patience);
+            let now = self.facts.now;
+            let since = |part: PartRef| (part, before.get(&part).copied().unwrap_or(now));
+            let idle: BTreeMap<_, _> = self.certainly_cold(place).into_iter().map(since).collect();
+            let stays = idle.iter().find(|(_, since)| since.after(patience) < now).map(|(part, _)| *part);
             let pressure = self.pressure_in(place);
-            self.expect(RELIEVED, stays.is_none() || pressure < Pressure::High, || {
+            self.expect(RELIEVED, stays.is_none(), || {
                 format!("place {place} is {pressure}, and {stays:?} stays there, which nobody uses")
             });
+            self.facts.idle_since.insert(place, idle);
         }
     }
 
@@ -59,21 +63,22 @@ impl Oracle {
         })
     }
 
-    fn certainly_cold(&mut self, place: usize, patience: Duration) -> Option<PartRef> {
+    fn certainly_cold(&mut self, place: usize) -> Vec<PartRef> {
         let allocations = self.facts.allocations.iter();
         let parts = allocations.filter(|(_, it)| may_leave(it)).flat_map(|(id, it)| {
             let part = |index: &u32| PartRef { allocation: *id, part: PartIndex(*index) };
             it.parts.keys().map(part)
         });
-        let cold = parts.filter(|part| self.is_idle(*part, patience)).collect::<Vec<_>>();
-        cold.into_iter().find(|part| self.could_leave(*part, place))
+        let mut idle = parts.filter(|part| self.is_idle(*part)).collect::<Vec<_>>();
+        idle.retain(|part| self.could_leave(*part, place));
+        idle
     }
 
-    fn is_idle(&self, part: PartRef, patience: Duration) -> bool {
+    fn is_idle(&self, part: PartRef) -> bool {
         let uses = |it: &super::facts::SessionFacts| {
             !it.gone && (it.holds.contains_key(&part) || it.owed.contains(&part) || it.coming.contains(&part))
         };
-        self.facts.used.get(&part).is_some_and(|used| used.after(patience) < self.facts.now)
+        self.facts.used.get(&part).is_some_and(|used| used.after(self.bounds.cold_after) < self.facts.now)
             && !self.facts.sessions.values().any(uses)
             && !self.facts.pinned.iter().any(|(of, _)| *of == part)
             && !self.facts.demands.contains_key(&part)
