@@ -83,8 +83,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         MIGRATION_CAUSE,
         "`demand` (somebody wants it on its device, or the room that it takes there), `rebalance` (its tenant is above its \
-         limit, or others took memory of the device), `write_back` (an operator has its content copied to the host, and it stays \
-         where it is) or `operator`",
+         limit, or others took memory of the device), `write_back` (its content is copied below, and it stays where it is), \
+         `pressure` (the tier that it lay in is full, and nobody has used it for long) or `operator`",
     ),
     (
         MIGRATION_OUTCOME,

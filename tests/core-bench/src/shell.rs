@@ -154,7 +154,10 @@ impl Shell {
                     .collect(),
             ),
             DaemonFrame::PinAnswer { call, refusal: None } => return self.pinned.push((channel, call)),
-            DaemonFrame::PinAnswer { .. } | DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => return,
+            DaemonFrame::PinAnswer { .. }
+            | DaemonFrame::Refused(_)
+            | DaemonFrame::Drain { .. }
+            | DaemonFrame::Pressure(_) => return,
         };
         self.send(Event::Frame { channel, frame });
     }
