@@ -53,9 +53,9 @@ pub fn parse(text: &str) -> Result<Config, Place> {
     };
     let mut config: Config = serde_path_to_error::deserialize(deserializer)
         .map_err(|error| Place::of(error.inner(), error.path().to_string(), text))?;
-    let before = text.get(..config.disk.at).unwrap_or_default();
-    config.disk.place =
-        config.disk.directory.is_some().then(|| Place::after(before, String::new(), String::new()));
+    if config.disk.directory.is_some() {
+        config.disk.places = disk::places(text);
+    }
     Ok(config)
 }
 

@@ -149,7 +149,10 @@ impl Shell {
                     .collect(),
             ),
             DaemonFrame::PinAnswer { call, refusal: None } => return self.pinned.push((channel, call)),
-            DaemonFrame::PinAnswer { .. } | DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => return,
+            DaemonFrame::PinAnswer { .. }
+            | DaemonFrame::Lost(_)
+            | DaemonFrame::Refused(_)
+            | DaemonFrame::Drain { .. } => return,
         };
         self.send(Event::Frame { channel, frame });
     }

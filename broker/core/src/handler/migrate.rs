@@ -431,8 +431,12 @@ impl Broker {
             PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
             _ => {}
         }
-        if towards == Tier::Device && failed && !ran_out {
+        let is_lost = has_lost(&outcome);
+        if is_lost || (towards == Tier::Device && failed && !ran_out) {
             self.refuse_pins_of(part, &outcome);
+        }
+        if is_lost {
+            self.comes_not(part);
         }
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && here == Tier::Device);
@@ -661,6 +665,11 @@ impl Broker {
 /// Whether it was the driver that had no memory: whoever asks the books finds out before it begins.
 fn has_run_out(outcome: &PartMove) -> bool {
     matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::DeviceFull { .. }))
+}
+
+/// Whether what the part holds cannot be had.
+fn has_lost(outcome: &PartMove) -> bool {
+    matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::ContentLost { .. }))
 }
 
 impl From<PartRevocation> for PartMove {

@@ -194,6 +194,7 @@ impl Oracle {
                     self.parts_sent(*channel, parts);
                 }
                 DaemonFrame::Revoke { parts, reason } => self.revoked(*channel, parts, *reason),
+                DaemonFrame::Lost(part) => self.is_told_of_loss(*channel, *part),
                 DaemonFrame::PinAnswer { call, refusal } => {
                     self.pin_answered(*channel, *call, refusal.as_ref());
                 }
@@ -280,6 +281,7 @@ impl Oracle {
         self.forget_unmade(broker);
         self.words_are_collected();
         self.unmappable_is_told();
+        self.loss_is_told(broker);
         self.leaves_once_written_back(broker);
         self.guarantees_are_kept();
         self.liar_is_quarantined();
