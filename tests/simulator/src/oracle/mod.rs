@@ -267,10 +267,8 @@ impl Oracle {
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::ReleaseNow { .. }
-            | Command::ClearWritten { .. }
-            | Command::Survey { .. }
-            | Command::Notice(_) => {}
+            Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].looking = true,
+            Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
         }
     }
 
