@@ -100,7 +100,7 @@ impl Worker {
         loop {
             while under_way.len() < CHUNKS {
                 let Some(piece) = pieces.next() else { break };
-                under_way.push_back(self.begin(piece).map_err(DriverError::from)?);
+                under_way.push_back(self.begin(piece)?);
             }
             match under_way.pop_front() {
                 None => break,
@@ -118,7 +118,7 @@ impl Worker {
         Ok(hasher.finalize().into())
     }
 
-    fn begin<'a>(&mut self, piece: Piece<'a>) -> Result<Coming<'a>, CudaError> {
+    fn begin<'a>(&mut self, piece: Piece<'a>) -> Result<Coming<'a>, DriverError> {
         match piece {
             Piece::Host { memory, at, length } => Ok(Coming::Host(memory.view().bytes(at, length))),
             Piece::Disk { extent, length } => Ok(Coming::Disk(extent, length)),
@@ -132,10 +132,10 @@ impl Worker {
     }
 
     /// One that is idle. Those of a digest that failed are gone, and made again.
-    fn buffer(&mut self, device: &Device) -> Result<Pinned, CudaError> {
+    fn buffer(&mut self, device: &Device) -> Result<Pinned, DriverError> {
         match self.idle.pop() {
             Some(pinned) => Ok(pinned),
-            None => Pinned::new(device.context(), CHUNK),
+            None => Pinned::new(device.context(), CHUNK).map_err(CudaError::of_pinned),
         }
     }
 
