@@ -151,7 +151,7 @@ pub enum Completion {
     /// The BLAKE3 digest.
     Digested {
         ticket: u64,
-        result: Result<[u8; 32], DriverError>,
+        result: Result<[u8; 32], CopyError>,
     },
     /// Memory of the device held by processes that no extent of this driver explains: neither live ones nor those
     /// whose return is awaited, nor contexts of the clients named. `contexts` counts those that have one there. `host_lacking`

@@ -155,6 +155,7 @@ impl Shell {
             ),
             DaemonFrame::PinAnswer { call, refusal: None } => return self.pinned.push((channel, call)),
             DaemonFrame::PinAnswer { .. }
+            | DaemonFrame::Lost(_)
             | DaemonFrame::Refused(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_) => return,

@@ -10,7 +10,7 @@ use vramd_types::{AllocationId, PartIndex, SessionId};
 use super::room::Piece;
 use crate::{
     broker::Broker,
-    command::{PartMove, WaitEnd},
+    command::{Command, DaemonFrame, PartMove, WaitEnd},
     error::Refusal,
     event::{PartRef, Tier},
     migration::{Cause, Demand, InLine, Waiter},
@@ -121,6 +121,21 @@ impl Broker {
             }
         }
         self.unsettled.calls.extend(self.pins.lacking(part).collect::<Vec<_>>());
+    }
+
+    /// What the part holds cannot be had: those that are to be sent it without a pin are told so, and wait no more.
+    pub(super) fn comes_not(&mut self, part: PartRef) {
+        if planted!(self, LossAwaited) {
+            return;
+        }
+        for comer in self.comers.remove(&part).unwrap_or_default() {
+            let waits = self.map_state(comer, part) == Some(MapState::Away);
+            let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);
+            if let Some(channel) = session.map(|session| session.channel) {
+                self.command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
+            }
+        }
+        self.unsettle_demand(part);
     }
 
     /// The part can't be brought to its device: who waits for that is told why.

@@ -21,6 +21,8 @@ pub(crate) struct Surveys {
     under_way: BTreeMap<DeviceIndex, bool>,
     /// How many were done.
     done: BTreeMap<DeviceIndex, u64>,
+    /// Which one says who holds what a driver had not: those that began before do not.
+    awaited: BTreeMap<DeviceIndex, u64>,
 }
 
 impl Surveys {
@@ -32,6 +34,21 @@ impl Surveys {
             None => 0,
         };
         self.done(device).saturating_add(more)
+    }
+
+    /// The driver had not what was asked of it: the next that begins says who has it.
+    pub(super) fn is_lacking(&mut self, device: DeviceIndex) {
+        let asked = self.asked(device);
+        self.awaited.insert(device, asked);
+    }
+
+    /// Whether it is known who holds what the driver had not, if it had not something.
+    fn finds(&mut self, device: DeviceIndex) -> bool {
+        let found = self.awaited.get(&device).is_none_or(|awaited| self.done(device) >= *awaited);
+        if found {
+            self.awaited.remove(&device);
+        }
+        found
     }
 
     fn done(&self, device: DeviceIndex) -> u64 {
@@ -103,7 +120,13 @@ impl Broker {
             self.notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
-        self.withhold(place, |ledger| ledger.set_withheld(place, unbrokered, reserved));
+        let found = self.surveys.finds(device) || planted!(self, EarlyLookBelieved);
+        self.withhold(place, |ledger| {
+            ledger.set_withheld(place, unbrokered, reserved);
+            if found {
+                ledger.found(place);
+            }
+        });
         let host = Place { device, tier: Tier::Host };
         self.withhold(host, |ledger| ledger.set_withheld(host, host_lacking, Bytes::ZERO));
         self.cover_shortfall(device);
@@ -117,8 +140,8 @@ impl Broker {
     }
 
     /// Somebody for whom the driver had no memory waits until the device has been looked at since.
-    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex) {
-        self.demands.ran_out(waiter, device, self.surveys.asked(device));
+    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex, in_vain: u32) {
+        self.demands.ran_out(waiter, device, self.surveys.asked(device), in_vain);
     }
 
     pub(crate) fn is_looked_at(&self, device: DeviceIndex, survey: u64) -> bool {

@@ -17,9 +17,9 @@ use std::{
 
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
-    CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, Notice, OperatorRequest,
-    PartRef, Peer, PressureNote, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time, TouchedPart,
-    UnmappedPart, WordsOutcome,
+    CreateError, DaemonFrame, DeviceConfig, DigestError, Event, Hello, Kind, Lifetime, Limits, Notice,
+    OperatorRequest, PartRef, Peer, PressureNote, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time,
+    TouchedPart, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -81,6 +81,8 @@ pub struct World {
     pub fail_copies: VecDeque<Option<String>>,
     /// Extents on disk that are not as they were written.
     pub damaged: BTreeSet<ExtentId>,
+    /// Who was told that a part is lost that was to come.
+    pub lost: Vec<(ChannelId, PartRef)>,
     /// What lies in each extent that was written or copied to: else zeros.
     pub contents: BTreeMap<ExtentId, u64>,
     /// Extents on disk to which nothing was written.
@@ -160,6 +162,7 @@ impl World {
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
             damaged: BTreeSet::new(),
+            lost: Vec::new(),
             contents: BTreeMap::new(),
             unwritten: BTreeSet::new(),
             written: BTreeSet::new(),
@@ -292,8 +295,12 @@ impl World {
                 }
                 Event::Completion(Completion::Released { extent, returned })
             }
-            Command::Digest { allocation, .. } => {
-                Event::Completion(Completion::Digested { allocation, result: Ok([7; 32]) })
+            Command::Digest { allocation, spans } => {
+                let damaged = spans.iter().map(|span| span.extent).find(|it| self.damaged.contains(it));
+                let result = damaged.map_or(Ok([7; 32]), |extent| {
+                    Err(DigestError::Damaged { extent, problem: format!("{extent} is damaged") })
+                });
+                Event::Completion(Completion::Digested { allocation, result })
             }
             Command::Survey { device, .. } => Event::Completion(Completion::Surveyed {
                 device,
@@ -360,6 +367,10 @@ impl World {
                     return true;
                 }
                 ClientFrame::Unmapped(parts)
+            }
+            DaemonFrame::Lost(part) => {
+                self.lost.push((channel, part));
+                return true;
             }
             _ => return true,
         };

@@ -294,7 +294,7 @@ impl<'a> Bench<'a> {
         if self.harness.facts().exact_capacity { grown == more } else { grown >= more }
     }
 
-    pub(super) fn digest(&mut self, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], DriverError> {
+    pub(super) fn digest(&mut self, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyError> {
         let of = new_id().get();
         self.submit(Submission::Digest { ticket: of, spans: spans.to_vec() });
         self.wait(|completion| match completion {

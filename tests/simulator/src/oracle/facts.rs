@@ -38,8 +38,11 @@ pub(super) struct PlaceFacts {
     pub(super) context: u64,
     pub(super) unbrokered: u64,
     pub(super) contexts: u64,
-    /// What the driver did not have though there was room, until it is looked who holds it.
-    pub(super) missing: u64,
+    /// What there is at most, since the driver had not so much more, until it is looked who holds it.
+    pub(super) at_most: Option<u64>,
+    /// It is being looked at; and that look began before the driver had not what was asked.
+    pub(super) looking: bool,
+    pub(super) looks_too_early: bool,
     /// After so many looks nobody waits any more only since the driver had none.
     pub(super) looks_left: u8,
 }

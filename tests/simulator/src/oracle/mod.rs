@@ -199,6 +199,7 @@ impl Oracle {
                     self.parts_sent(*channel, parts);
                 }
                 DaemonFrame::Revoke { parts, reason } => self.revoked(*channel, parts, *reason),
+                DaemonFrame::Lost(part) => self.is_told_of_loss(*channel, *part),
                 DaemonFrame::PinAnswer { call, refusal } => {
                     self.pin_answered(*channel, *call, refusal.as_ref());
                 }
@@ -284,10 +285,8 @@ impl Oracle {
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::ReleaseNow { .. }
-            | Command::ClearWritten { .. }
-            | Command::Survey { .. }
-            | Command::Notice(_) => {}
+            Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].looking = true,
+            Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
         }
     }
 
@@ -298,6 +297,7 @@ impl Oracle {
         self.forget_unmade(broker);
         self.words_are_collected();
         self.unmappable_is_told();
+        self.loss_is_told(broker);
         self.leaves_once_written_back(broker);
         self.guarantees_are_kept();
         self.liar_is_quarantined();

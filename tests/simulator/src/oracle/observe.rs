@@ -239,7 +239,10 @@ impl Oracle {
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();
                 place.contexts = u64::from(*contexts);
-                place.missing = 0;
+                place.looking = false;
+                if !std::mem::take(&mut place.looks_too_early) {
+                    place.at_most = None;
+                }
                 place.looks_left = place.looks_left.saturating_sub(1);
                 self.facts.unlucky.clear();
                 self.facts.extents_ran_out = false;

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Completion, CreateError, DigestSpan, Event, StoredQuotas, Tier, Time};
+use broker_core::{Completion, CreateError, DigestError, DigestSpan, Event, StoredQuotas, Tier, Time};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
 use super::{World, copy::Copying, queue::Happening};
@@ -141,14 +141,26 @@ impl World {
             }
             Job::Digest { allocation, spans } => {
                 let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::DigestFails));
-                let result = match fails {
-                    true => Err("the device does not answer".to_owned()),
-                    false => Ok(digest_of(&spans)),
+                let result = match (self.damaged_of(&spans), fails) {
+                    (Some(extent), _) => {
+                        Err(DigestError::Damaged { extent, problem: format!("{extent} is damaged") })
+                    }
+                    (None, true) => Err(DigestError::Failed("the device does not answer".to_owned())),
+                    (None, false) => Ok(digest_of(&spans)),
                 };
                 self.tell(Event::Completion(Completion::Digested { allocation, result }));
             }
             Job::Survey { device, clients } => self.surveyed(device, clients),
         }
+    }
+
+    /// What of these the disk does not give as it was written, this time.
+    fn damaged_of(&mut self, spans: &[DigestSpan]) -> Option<ExtentId> {
+        let on_disk = |span: &&DigestSpan| {
+            self.driver.pieces.get(&span.extent).is_some_and(|piece| piece.tier == Tier::Disk)
+        };
+        let extent = spans.iter().find(on_disk)?.extent;
+        self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged)).then_some(extent)
     }
 
     fn created(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
