@@ -97,7 +97,8 @@ errors! {
         DriverFailed { device: String, problem: String }, "the driver failed: {problem}";
         BrokerGone { problem: String }, "the daemon cannot be reached: {problem}";
         MapFailed { allocation: String, problem: String }, "{allocation} could not be mapped: {problem}";
-        ContentLost { allocation: String }, "the bytes of {allocation} are lost";
+        /// Of that part alone: all others can be had.
+        ContentLost { allocation: String, part_index: u64 }, "part {part_index} of {allocation} is lost";
         DigestMismatch { expected: String, found: String }, "the bytes have the digest {found}, not {expected}";
     }
     {

@@ -174,7 +174,7 @@ impl Handle {
 
     /// A seal that was begun and failed gives the writer its mapping back.
     async fn wait_reopened(&self, face: Face, error: &Error) {
-        if matches!(error.reason(), Some(Reason::DriverFailed | Reason::NameTaken)) {
+        if matches!(error.reason(), Some(Reason::DriverFailed | Reason::ContentLost | Reason::NameTaken)) {
             // It failed; the handle tells whether it is mapped.
             let deadline = Instant::now() + REOPEN_TIMEOUT;
             let (id, parts, access) = (self.info.id, self.info.parts.len(), Access::ReadWrite);

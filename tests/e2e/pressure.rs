@@ -166,7 +166,7 @@ fn cold_soon() -> Config {
 /// Parts that left because of pressure, and how.
 fn left(daemon: &Daemon, outcome: &str) -> u64 {
     let outcome = format!("vramd_migration_outcome=\"{outcome}\"");
-    let labels = ["vramd_migration_cause=\"rebalance\"", "vramd_migration_direction=\"out\"", &outcome];
+    let labels = ["vramd_migration_cause=\"pressure\"", "vramd_migration_direction=\"out\"", &outcome];
     metric(daemon, "vramd_migrations_total", &labels).unwrap_or_default()
 }
 

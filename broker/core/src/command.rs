@@ -171,6 +171,9 @@ pub enum DaemonFrame {
         parts: Vec<RevokedPart>,
         reason: RevokeReason,
     },
+    /// A part that the session was to be sent does not come: what lies on disk is not what was written there. It stays the session's,
+    /// and the next `Pin` tries again.
+    Lost(PartRef),
     /// Answers `Pin`: without a refusal all of the set are mapped, and none is revoked before `PinEnded`.
     PinAnswer {
         call: u64,

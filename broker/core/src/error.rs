@@ -268,8 +268,10 @@ impl Refusal {
             | Self::NotSealed { allocation }
             | Self::AlreadySealed { allocation }
             | Self::StillMapped { allocation }
-            | Self::ContentLost { allocation, .. }
             | Self::Raced { allocation } => vec![("allocation", allocation.to_string())],
+            Self::ContentLost { allocation, part, .. } => {
+                vec![("allocation", allocation.to_string()), ("part_index", part.0.to_string())]
+            }
             Self::SessionForeign { session, pid } => {
                 vec![("session", session.to_string()), ("pid", pid.to_string())]
             }

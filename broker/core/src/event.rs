@@ -315,7 +315,7 @@ pub enum Completion {
     },
     Digested {
         allocation: AllocationId,
-        result: Result<[u8; 32], String>,
+        result: Result<[u8; 32], DigestError>,
     },
     /// Answers [`crate::Command::RevokeWords`].
     WordsRevoked {
@@ -332,6 +332,8 @@ pub enum Completion {
         device: DeviceIndex,
         unbrokered: Bytes,
         contexts: u32,
+        /// Of its host tier, what others have left nothing for.
+        host_lacking: Bytes,
     },
 }
 
@@ -341,6 +343,16 @@ pub enum WordsOutcome {
     Revoked,
     /// In use: all words are as they were.
     Pinned { by: Vec<SessionId> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DigestError {
+    /// What lies in that extent is not what was written there.
+    Damaged {
+        extent: ExtentId,
+        problem: String,
+    },
+    Failed(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -59,6 +59,7 @@ impl Broker {
                     vacated: true,
                     awaited: false,
                     room_for: None,
+                    in_vain: 0,
                     stopped: None,
                     ops: Few::default(),
                 };

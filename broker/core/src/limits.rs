@@ -23,9 +23,6 @@ pub const BEGUN_TOGETHER: usize = 512;
 /// So many parts get bytes set aside below their device in one event, when some come free there.
 pub const BACKED_TOGETHER: usize = 512;
 
-/// While a device or a tier below it is full, or is filling, it is looked at so often.
-pub const PRESSURE_TICK: Duration = Duration::from_secs(1);
-
 /// So many parts are looked at each time for what nobody has used for long.
 pub const COLD_LOOKED_AT: usize = 1024;
 

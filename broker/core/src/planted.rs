@@ -106,6 +106,10 @@ mod bugs {
         WordsTimerLost: "nobody looks whether a word table is mapped in time", [TIMERS];
         RevokeTimerLost: "nobody looks whether a revocation is answered in time", [TIMERS];
         PinTimerLost: "nobody looks whether a pin call is answered in time", [TIMERS];
+        LevelWithoutHysteresis: "a step of pressure is left where it is entered", [PRESSURE];
+        ReliefUntold: "nobody is told at once that a device is less full than before", [PRESSURE];
+        HotEvicted: "what was just used leaves because of pressure", [PRESSED];
+        ColdStays: "what nobody uses stays on a full device until somebody needs the room", [RELIEVED];
         DrainIgnored: "a draining node takes new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];
         CountsIgnored: "a tenant has as many allocations and parts as it likes, and the node as many extents", [BOUNDS];
@@ -166,6 +170,9 @@ mod bugs {
         BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED, EXTENTS];
         OtherBackingKept: "what a part had in another tier than the one that it has left for stays its own", [BACKED, LEDGER_ORACLE];
         UnwrittenCopied: "what lies on disk and was never written is copied", [COPIES];
+        LossAwaited: "who is to be sent what is lost on disk goes on waiting for it", [PIN_ANSWERS];
+        EarlyLookBelieved: "a look that began before a driver had no memory says that there is some", [LEDGER_ORACLE, ADMISSION];
+        FirstLackAlone: "a batch that is short in several places is judged by the first", [DEMANDS];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 

@@ -5,13 +5,14 @@
 mod world;
 
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
-    Refusal, Target, Tier,
+    AllocationSpec, ClientFrame, ClientRequest, DeviceSelector, Limits, Notice, OperatorRequest, PartMove,
+    PartRef, Refusal, Target, Tier,
 };
 use vramd_types::{AllocationId, Bytes, Quantity};
 use world::{
     Client, World,
     moving::{evict, moved, parts, three_tiers, to},
+    named,
     revoking::{answer, part},
     spec,
     writing_back::{clean, write_back},
@@ -379,9 +380,7 @@ fn what_is_damaged_on_disk_is_lost_for_who_pins_it_and_nothing_else_is() {
     world.write(client, lost, 7);
     world.write(client, whole, 8);
     world.operate(to(id, Tier::Disk)).expect("they leave");
-    let written = world.contents.iter().find(|(_, content)| **content == 7);
-    let damaged = written.map(|(extent, _)| *extent).expect("it was copied");
-    world.damaged.insert(damaged);
+    damage(&mut world, 7);
     for call in 1..3 {
         world.pin_call(client, call, &[lost]);
         world.settle();
@@ -402,6 +401,78 @@ fn what_is_damaged_on_disk_is_lost_for_who_pins_it_and_nothing_else_is() {
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
     world.settle();
     assert_eq!(held(&world), mib(0, 0, 0));
+}
+
+/// What of an allocation's is on disk and was written so is damaged.
+fn damage(world: &mut World, written: u64) {
+    let extent = world.contents.iter().find(|(_, content)| **content == written).map(|(extent, _)| *extent);
+    world.damaged.insert(extent.expect("it was copied"));
+}
+
+/// Of two sealed parts on disk the first is damaged, which another session attaches without `unheld`.
+#[test]
+fn who_is_to_be_sent_what_is_damaged_is_told_so_at_once_and_it_is_read_no_more() {
+    let mut world = three_tiers(8, 0, 16);
+    let writer = world.open_pinning("a");
+    let weights = AllocationSpec { readers: vec!["b".to_owned()], ..named(8, "weights") };
+    let id = world.allocate(writer, weights).expect("room");
+    let [lost, whole] = parts(&world, id)[..] else { panic!("two parts") };
+    world.write(writer, lost, 7);
+    world.write(writer, whole, 8);
+    world.call(writer, ClientRequest::Seal(id)).expect("sealed");
+    world.settle();
+    world.operate(to(id, Tier::Disk)).expect("they leave");
+    damage(&mut world, 7);
+    let reader = world.open_pinning("b");
+    world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
+    world.settle();
+    assert_eq!((&world.lost[..], world.maps(reader, whole)), (&[(reader.channel, lost)][..], true));
+    let failed =
+        |world: &World| world.notices.iter().filter(|it| matches!(it, Notice::MoveFailed { .. })).count();
+    assert!(world.broker.waits().is_empty() && failed(&world) == 1, "{:?}", world.broker.waits());
+    for _ in 0..3 {
+        let next = Limits::default().survey_interval.as_micros();
+        world.advance(u64::try_from(next).expect("it is short"));
+        world.settle();
+    }
+    assert_eq!(failed(&world), 1, "nobody waits for it");
+    world.damaged.clear();
+    assert_eq!(use_it(&mut world, reader, 1, lost), 7, "the next reading may go well");
+}
+
+/// Whoever wants it meanwhile is told, as if it were on its way to the device.
+#[test]
+fn who_pins_what_is_found_damaged_on_its_way_to_the_host_is_told_at_once() {
+    let mut world = three_tiers(8, 8, 16);
+    let client = world.open_pinning("a");
+    let part = part(world.allocate(client, spec(4)).expect("room"), 0);
+    world.write(client, part, 7);
+    assert!(matches!(send(&mut world, part, Tier::Disk), PartMove::Moved));
+    damage(&mut world, 7);
+    world.start_operator(None, to(part.allocation, Tier::Host));
+    // The host has its extent, and the copy is under way.
+    assert!(world.work_once());
+    world.pin_call(client, 1, &[part]);
+    world.settle();
+    let refused = answer(&world, client, 1).cloned().flatten();
+    assert!(matches!(refused, Some(Refusal::ContentLost { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_seal_that_meets_what_is_damaged_is_told_which_part_is_lost() {
+    let mut world = three_tiers(8, 0, 16);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, spec(8)).expect("room");
+    let [whole, lost] = parts(&world, id)[..] else { panic!("two parts") };
+    world.write(client, whole, 7);
+    world.write(client, lost, 8);
+    world.operate(to(id, Tier::Disk)).expect("they leave");
+    damage(&mut world, 8);
+    let refused = world.call(client, ClientRequest::Seal(id)).expect_err("it cannot be hashed");
+    let facts = refused.facts();
+    assert!(matches!(&refused, Refusal::ContentLost { allocation, .. } if *allocation == id), "{refused:?}");
+    assert_eq!(facts, [("allocation", id.to_string()), ("part_index", "1".to_owned())]);
+    assert_eq!(use_it(&mut world, client, 1, whole), 7, "it is open still");
 }
 
 /// One part of an allocation.

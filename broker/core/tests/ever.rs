@@ -6,10 +6,13 @@ mod world;
 
 use std::time::Duration;
 
-use broker_core::{AllocationSpec, ClientRequest, OperatorRequest, PartRef, Refusal, Target, Tier};
+use broker_core::{
+    AllocationSpec, CallId, ClientRequest, DeviceSelector, OperatorRequest, PartRef, Refusal, StoredQuotas,
+    Target, Tier,
+};
 use vramd_types::{AllocationId, Bytes};
 use world::{
-    Client, World,
+    Client, World, config,
     moving::{empty, fill, parts, tiers, to},
     named,
     revoking::{answer, part},
@@ -104,6 +107,83 @@ fn who_attaches_more_than_its_device_has_keeps_nobody_waiting() {
     world.pin_call(reader, 1, &[part(id, 2)]);
     world.settle();
     assert_eq!(answer(&world, reader, 1), Some(&None));
+}
+
+/// A batch is short on the first of two devices of 8 MiB, where another uses all, and on the second.
+fn short_on_both(world: &mut World, items: Vec<AllocationSpec>) -> (Client, AllocationId, CallId) {
+    let [client, other] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let filler = fill(world, other, on(0, 8));
+    let wait = Duration::from_secs(9);
+    let batch = world.start(client, None, ClientRequest::AllocateBatch { items, wait });
+    (other, filler, batch)
+}
+
+fn on(device: u16, mib: u32) -> AllocationSpec {
+    AllocationSpec { device: Some(device.to_string()), ..spec(mib) }
+}
+
+fn two_devices() -> World {
+    let mut config = config(&[Bytes::mib(8), Bytes::mib(8)]);
+    for device in &mut config.devices {
+        device.host = Bytes::mib(16);
+    }
+    World::with(config, StoredQuotas::default())
+}
+
+#[test]
+fn a_batch_is_refused_for_any_place_that_can_never_have_as_much() {
+    let mut world = two_devices();
+    let (_, _, batch) = short_on_both(&mut world, vec![on(0, 4), on(1, 12)]);
+    assert_eq!(limited(&world, batch), Some((world.broker.devices()[1].uuid.clone(), Tier::Device)));
+    assert!(world.broker.waits().is_empty());
+    // What lies below counts too: nobody makes room there.
+    let mut world = two_devices();
+    let items = vec![on(0, 4), AllocationSpec { device: Some("1".to_owned()), ..unheld(20) }];
+    let (_, _, batch) = short_on_both(&mut world, items);
+    assert_eq!(limited(&world, batch), Some((world.broker.devices()[1].uuid.clone(), Tier::Host)));
+}
+
+/// Where a limit was in the way of a batch.
+fn limited(world: &World, batch: CallId) -> Option<(String, Tier)> {
+    match world.replies.get(&batch) {
+        Some(Err(Refusal::QuotaLimit { device, tier, .. })) => Some((device.clone(), *tier)),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_batch_that_waits_is_refused_when_its_second_place_can_be_no_more() {
+    let mut world = two_devices();
+    let (other, filler, batch) = short_on_both(&mut world, vec![on(0, 4), on(1, 8)]);
+    assert!(!world.replies.contains_key(&batch), "it waits for the first device");
+    let mut quota = set_quota("b", 4, 8);
+    if let OperatorRequest::SetQuota { device, .. } = &mut quota {
+        *device = DeviceSelector::One("1".to_owned());
+    }
+    world.operate(quota).expect("it is backed");
+    let full =
+        |refusal: &Refusal| matches!(refusal, Refusal::DeviceFull { asked, .. } if *asked == Bytes::mib(8));
+    assert!(world.replies[&batch].as_ref().is_err_and(full), "{:?}", world.replies[&batch]);
+    empty(&mut world, other, filler);
+    assert!(world.broker.waits().is_empty(), "{:?}", world.broker.waits());
+}
+
+/// What is cached for it is its own, and counts.
+#[test]
+fn a_batch_beyond_its_limit_is_refused_though_some_of_it_is_cached() {
+    let mut config = config(&[Bytes::mib(16)]);
+    config.limits.cached_bytes_per_tenant_max = Bytes::mib(8);
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    world.operate(set_quota("a", 0, 8)).expect("it is backed");
+    let any = |mib| AllocationSpec { uninitialized: true, ..spec(mib) };
+    let id = world.allocate(client, any(4)).expect("room");
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
+    world.settle();
+    let wait = Duration::from_secs(9);
+    let batch = world.start(client, None, ClientRequest::AllocateBatch { items: vec![any(12)], wait });
+    assert_eq!(limited(&world, batch).map(|(_, tier)| tier), Some(Tier::Device));
+    world.allocate(client, any(8)).expect("so much it may have");
 }
 
 /// Which of its parts lie on the device.

@@ -305,7 +305,12 @@ fn room_is_kept_for_contexts() {
     let capacity = |world: &World| world.broker.devices()[0].capacity;
     assert_eq!(capacity(&world), Bytes::mib(80), "three clients and the broker");
     let device = vramd_types::DeviceIndex(0);
-    let surveyed = broker_core::Completion::Surveyed { device, unbrokered: Bytes::mib(10), contexts: 7 };
+    let surveyed = broker_core::Completion::Surveyed {
+        device,
+        unbrokered: Bytes::mib(10),
+        contexts: 7,
+        host_lacking: Bytes::ZERO,
+    };
     world.event(Event::Completion(surveyed));
     assert_eq!(capacity(&world), Bytes::mib(50), "seven of them, the broker, and outsiders");
 }

@@ -104,7 +104,12 @@ fn what_can_never_be_mapped_together_is_refused_at_once() {
 
     let survey = |world: &mut World, mib| {
         let device = world.broker.devices()[0].index;
-        let surveyed = Completion::Surveyed { device, unbrokered: Bytes::mib(mib), contexts: 0 };
+        let surveyed = Completion::Surveyed {
+            device,
+            unbrokered: Bytes::mib(mib),
+            contexts: 0,
+            host_lacking: Bytes::ZERO,
+        };
         world.event(Event::Completion(surveyed));
     };
     survey(&mut world, 40);

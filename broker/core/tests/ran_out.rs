@@ -6,7 +6,9 @@ mod world;
 
 use std::time::Duration;
 
-use broker_core::{CallId, ClientRequest, CreateError, Limits, Notice, PartRef, Refusal, StoredQuotas, Tier};
+use broker_core::{
+    CallId, ClientRequest, Command, CreateError, Limits, Notice, PartRef, Refusal, StoredQuotas, Tier,
+};
 use vramd_types::{AllocationId, Bytes, Reason};
 use world::{
     Client, World, config,
@@ -58,6 +60,33 @@ fn an_idle_part_leaves_for_a_pin_and_it_is_tried_again() {
     assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (1, 1)));
 }
 
+/// A look that began before says nothing of what the driver had not: until the next one, room is made for who waits.
+#[test]
+fn what_was_looked_at_before_does_not_say_that_there_is_memory() {
+    let mut world = tiers(12, 16);
+    let [client, other] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let away = part(world.allocate(client, spec(4)).expect("room"), 0);
+    evict(&mut world, away);
+    let idle: Vec<_> = (0..2).map(|_| part(world.allocate(other, spec(4)).expect("room"), 0)).collect();
+    world.out_of_memory = 1;
+    world.pin_call(client, 1, &[away]);
+    let next = Limits::default().survey_interval.as_micros();
+    world.advance(u64::try_from(next).expect("it is short"));
+    // It could not be made, while the device was being looked at; and then that is over.
+    assert!(world.work_once() && world.work_once());
+    // Whoever was to make room for it is used now, so another is to.
+    let asked = world.work.iter().find_map(|work| match work {
+        Command::RevokeWords { part, .. } => Some(*part),
+        _ => None,
+    });
+    let first = asked.expect("one is to leave");
+    world.pin(other, first);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), tries(&world)), (Some(&None), (1, 1)));
+    let tiers: Vec<_> = idle.iter().map(|part| (*part == first, tier(&world, *part))).collect();
+    assert!(tiers.contains(&(true, Tier::Device)) && tiers.contains(&(false, Tier::Host)), "{tiers:?}");
+}
+
 #[test]
 fn it_is_not_tried_before_something_has_left() {
     let (mut world, client, away, idle) = beside_an_idle_one();
@@ -79,13 +108,24 @@ fn idle_client(world: &World, idle: PartRef) -> Client {
 }
 
 #[test]
+fn where_nothing_is_left_to_leave_it_is_tried_some_times_more() {
+    let (mut world, client, away, idle) = beside_an_idle_one();
+    // Once before something has left, once after it, and twice in vain after a look.
+    world.out_of_memory = 4;
+    world.pin_call(client, 1, &[away]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), world.read(client, away)), (Some(&None), 7));
+    assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (4, 4)));
+}
+
+#[test]
 fn where_nothing_is_left_to_leave_the_pin_is_refused() {
     let (mut world, client, away, idle) = beside_an_idle_one();
-    world.out_of_memory = 2;
+    world.out_of_memory = 5;
     world.pin_call(client, 1, &[away]);
     world.settle();
     assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
-    assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (2, 1)));
+    assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (5, 4)));
     world.pin_call(client, 2, &[away]);
     world.settle();
     assert_eq!((answer(&world, client, 2), world.read(client, away)), (Some(&None), 7), "nothing is lost");
@@ -124,7 +164,7 @@ fn a_driver_that_never_has_any_is_asked_once_for_all_that_leaves() {
     assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
     assert!(idle.iter().all(|part| tier(&world, *part) == Tier::Host), "all that could go went");
     let (failed, again) = tries(&world);
-    assert!(failed <= away.len() * (1 + idle.len()) && again < failed, "{failed} and {again}");
+    assert!(failed <= away.len() * (4 + idle.len()) && again < failed, "{failed} and {again}");
     assert_eq!(held(&world), mib(0, 28));
 }
 
@@ -136,7 +176,7 @@ fn what_is_guaranteed_is_not_tried_at_once_either() {
     world.pin_call(client, 1, &[away]);
     world.settle();
     assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
-    assert!(tries(&world).0 <= 2, "{:?}", tries(&world));
+    assert!(tries(&world).0 <= 5, "{:?}", tries(&world));
 }
 
 #[test]

@@ -268,7 +268,12 @@ fn it_makes_up_for_what_others_take() {
     let client = world.open("a");
     free(&mut world, client, spec(12));
     let (device, unbrokered) = (DeviceIndex(0), Bytes::mib(10));
-    world.event(Event::Completion(Completion::Surveyed { device, unbrokered, contexts: 0 }));
+    world.event(Event::Completion(Completion::Surveyed {
+        device,
+        unbrokered,
+        contexts: 0,
+        host_lacking: Bytes::ZERO,
+    }));
     world.settle();
     assert_eq!(world.held_by("a"), Bytes::mib(4));
     assert_eq!(world.broker.devices()[0].shortfall, Bytes::ZERO);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rustix::io::Errno;
 use thiserror::Error;
 use vramd_types::{Bytes, ExtentId};
 
@@ -75,7 +76,7 @@ impl fmt::Display for DiskLimit {
     }
 }
 
-/// Why a copy has not ended well. The source is as it was; of the destination nothing is known.
+/// Why a copy, or a digest, has not ended well. The source is as it was; of the destination nothing is known.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CopyError {
     #[error("cancelled")]
@@ -94,6 +95,27 @@ pub enum CopyError {
     Driver(#[from] DriverError),
 }
 
+impl CopyError {
+    /// Whether the disk itself says that what was written there cannot be had, and not only that it was not had this time.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Unreadable { flaw, .. } => flaw.is_of_medium(),
+            Self::Cancelled | Self::Unwritten { .. } | Self::Unwritable { .. } | Self::Driver(_) => false,
+        }
+    }
+
+    /// What was read, where it was the disk.
+    pub fn read_from(&self) -> Option<ExtentId> {
+        match self {
+            Self::Damaged { extent, .. }
+            | Self::Unreadable { extent, .. }
+            | Self::Unwritten { extent, .. } => Some(*extent),
+            Self::Cancelled | Self::Unwritable { .. } | Self::Driver(_) => None,
+        }
+    }
+}
+
 /// How the disk failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskFlaw {
@@ -103,11 +125,48 @@ pub enum DiskFlaw {
     Failed(i32),
 }
 
+impl DiskFlaw {
+    /// The kernel tells a bad medium from all else: ENODATA is a sector that cannot be read, EILSEQ and EBADMSG are one whose
+    /// checksum is wrong, EUCLEAN is a file system that is damaged. EIO is anything, a cable too, and the next reading may go well.
+    fn is_of_medium(self) -> bool {
+        let of_medium = [Errno::NODATA, Errno::ILSEQ, Errno::BADMSG, Errno::UCLEAN];
+        match self {
+            // All of it was there when it was written.
+            Self::Short(_) => true,
+            Self::Failed(number) => of_medium.iter().any(|errno| errno.raw_os_error() == number),
+        }
+    }
+}
+
 impl fmt::Display for DiskFlaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Short(bytes) => write!(f, "it ends after {} bytes", bytes.get()),
             Self::Failed(number) => write!(f, "{}", std::io::Error::from_raw_os_error(*number)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_medium_loses_what_was_there_and_a_bad_moment_does_not() {
+        let (extent, at) = (ExtentId::from_raw(7), Bytes::ZERO);
+        let unreadable = |flaw| CopyError::Unreadable { extent, at, flaw };
+        let failed = |errno: Errno| unreadable(DiskFlaw::Failed(errno.raw_os_error()));
+        assert!(CopyError::Damaged { extent, at }.is_loss() && unreadable(DiskFlaw::Short(at)).is_loss());
+        for errno in [Errno::NODATA, Errno::ILSEQ, Errno::BADMSG, Errno::UCLEAN] {
+            assert!(failed(errno).is_loss(), "{errno}");
+        }
+        for errno in [Errno::IO, Errno::TIMEDOUT, Errno::NOLINK, Errno::NODEV, Errno::AGAIN, Errno::NOMEM] {
+            assert!(!failed(errno).is_loss(), "{errno}");
+        }
+        let unwritable =
+            CopyError::Unwritable { extent, at, flaw: DiskFlaw::Failed(Errno::NODATA.raw_os_error()) };
+        for other in [CopyError::Cancelled, CopyError::Unwritten { extent, at }, unwritable] {
+            assert!(!other.is_loss(), "{other}");
         }
     }
 }

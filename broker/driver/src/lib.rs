@@ -151,14 +151,16 @@ pub enum Completion {
     /// The BLAKE3 digest.
     Digested {
         ticket: u64,
-        result: Result<[u8; 32], DriverError>,
+        result: Result<[u8; 32], CopyError>,
     },
     /// Memory of the device held by processes that no extent of this driver explains: neither live ones nor those
-    /// whose return is awaited, nor contexts of the clients named. `contexts` counts those that have one there.
+    /// whose return is awaited, nor contexts of the clients named. `contexts` counts those that have one there. `host_lacking`
+    /// is what could not be had now of the memory of the host that is to be kept for the device.
     Surveyed {
         device: DeviceIndex,
         unbrokered: Bytes,
         contexts: u32,
+        host_lacking: Bytes,
     },
     /// So much is kept now; or that nothing more can be, nor will be tried, and why.
     HostKept {

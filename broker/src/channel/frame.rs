@@ -74,6 +74,9 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
             parts: parts.iter().map(|revoked| part_ref(&revoked.part)).collect(),
             reason: revoke_reason(*reason).into(),
         }),
+        DaemonFrame::Lost(part) => {
+            Frame::Revoke(v1::Revoke { parts: vec![part_ref(part)], reason: v1::RevokeReason::Lost.into() })
+        }
         DaemonFrame::PinAnswer { call, refusal } => Frame::PinAnswer(v1::PinAnswer {
             call_id: *call,
             refused: refusal.as_ref().map(super::refused::of_core),

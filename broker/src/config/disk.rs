@@ -1,10 +1,10 @@
 //! Where extents lie on disk, if they may: one directory for the daemon, and how much of it each device has.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use broker_driver::{DirectoryError, DiskConfig, DiskEngine};
 use serde::{Deserialize, Deserializer, de};
-use toml::Spanned;
+use toml::de::DeTable;
 use vramd_types::Bytes;
 
 use super::{Place, host::of_all, quantity};
@@ -18,18 +18,16 @@ pub struct Disk {
     pub size: Bytes,
     /// `None` is what works.
     pub engine: Option<DiskEngine>,
-    /// Where the text names the directory.
-    pub(super) at: usize,
-    /// The same, for people: once the whole text is known.
-    pub(super) place: Option<Place>,
+    /// Where the text has each of them: once the whole of it is known.
+    pub(super) places: BTreeMap<&'static str, Place>,
     pub(super) file: Option<PathBuf>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct DiskText {
-    directory: Option<Spanned<PathBuf>>,
-    #[serde(deserialize_with = "quantity::bytes")]
+    directory: Option<PathBuf>,
+    #[serde(deserialize_with = "quantity::whole_extents")]
     size: Bytes,
     #[serde(deserialize_with = "engine")]
     engine: Option<DiskEngine>,
@@ -42,15 +40,13 @@ impl TryFrom<DiskText> for Disk {
         match (&text.directory, text.size.is_zero()) {
             (Some(_), true) => Err("`directory` needs `size`"),
             (None, false) => Err("`size` needs `directory`"),
-            _ if text.size.is_multiple_of(vramd_types::GRANULARITY) => Ok(Self {
-                at: text.directory.as_ref().map_or(0, |directory| directory.span().start),
-                directory: text.directory.map(Spanned::into_inner),
+            _ => Ok(Self {
+                directory: text.directory,
                 size: text.size,
                 engine: text.engine,
-                place: None,
+                places: BTreeMap::new(),
                 file: None,
             }),
-            _ => Err("`size` is no multiple of 2 MiB"),
         }
     }
 }
@@ -64,6 +60,17 @@ fn engine<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DiskEngin
     }
 }
 
+/// Where a text that is good has what it says of the disk.
+pub(super) fn places(text: &str) -> BTreeMap<&'static str, Place> {
+    let Ok(table) = DeTable::parse(text) else { return BTreeMap::new() };
+    let disk = table.get_ref().get("disk").and_then(|disk| disk.get_ref().as_table());
+    let place = |name| {
+        let before = text.get(..disk?.get(name)?.span().start)?;
+        Some((name, Place::after(before, format!("disk.{name}"), String::new())))
+    };
+    ["directory", "size", "engine"].into_iter().filter_map(place).collect()
+}
+
 impl Disk {
     /// What the driver is opened with, for so many devices.
     pub fn config(&self, devices: usize) -> Option<DiskConfig> {
@@ -73,13 +80,13 @@ impl Disk {
 
     /// What is wrong with it, and where that is to be mended.
     pub fn wrong(&self, problem: &DirectoryError) -> String {
-        let place = self.place.clone().unwrap_or_default();
-        let field = match problem {
-            DirectoryError::TooSmall { .. } => "disk.size",
-            DirectoryError::NoUring(_) => "disk.engine",
-            _ => "disk.directory",
+        let name = match problem {
+            DirectoryError::TooSmall { .. } => "size",
+            DirectoryError::NoUring(_) => "engine",
+            _ => "directory",
         };
-        let place = Place { field: field.to_owned(), problem: problem.to_string(), ..place };
+        let place = self.places.get(name).cloned().unwrap_or_default();
+        let place = Place { problem: problem.to_string(), ..place };
         match &self.file {
             Some(file) => format!("{}:{place}", file.display()),
             None => place.to_string(),
@@ -97,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_the_directory_names_its_line() {
+    fn what_is_wrong_names_its_own_line() {
         let read = disk("size = \"4MiB\"\nengine = \"threads\"\n  directory = \"/nowhere\"\n").unwrap();
         let config = read.config(3).unwrap();
         assert_eq!((config.capacity, config.engine), (Bytes::mib(12), Some(DiskEngine::Threads)));
@@ -106,10 +113,22 @@ mod tests {
         assert_eq!(wrong(missing), "6:15: disk.directory: there is no /nowhere");
         let (free, capacity) = (Bytes::mib(1), Bytes::mib(12));
         let small = DirectoryError::TooSmall { directory: "/nowhere".into(), free, capacity };
-        assert!(wrong(small).starts_with("6:15: disk.size: "));
-        assert!(
-            wrong(DirectoryError::NoUring("it is blocked".to_owned())).starts_with("6:15: disk.engine: ")
-        );
+        assert!(wrong(small).starts_with("4:8: disk.size: "));
+        let blocked = wrong(DirectoryError::NoUring("it is blocked".to_owned()));
+        assert!(blocked.starts_with("5:10: disk.engine: "), "{blocked}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_names_its_own_line() {
+        for (lines, place, field) in [
+            ("directory = \"/d\"\nsize = \"3MiB\"", (5, 8), "disk.size"),
+            ("directory = \"/d\"\nsize = \"90%\"", (5, 8), "disk.size"),
+            ("size = \"2MiB\"\nengine = \"fast\"", (5, 10), "disk.engine"),
+            ("size = \"2MiB\"\ndirectory = 7", (5, 13), "disk.directory"),
+        ] {
+            let wrong = disk(lines).unwrap_err();
+            assert_eq!(((wrong.line, wrong.column), &*wrong.field), (place, field), "{wrong}");
+        }
     }
 
     #[test]
@@ -124,7 +143,7 @@ mod tests {
         for (lines, problem) in [
             ("directory = \"/d\"", "`directory` needs `size`"),
             ("size = \"2MiB\"", "`size` needs `directory`"),
-            ("directory = \"/d\"\nsize = \"3MiB\"", "`size` is no multiple of 2 MiB"),
+            ("directory = \"/d\"\nsize = \"3MiB\"", "3 MiB is no multiple of 2 MiB"),
             ("engine = \"fast\"", "expected \"auto\", \"ring\" or \"threads\""),
         ] {
             assert_eq!(disk(lines).unwrap_err().problem, problem);

@@ -59,9 +59,9 @@ pub fn parse(text: &str) -> Result<Config, Place> {
         let before = text.get(..at).unwrap_or_default();
         return Err(Place::after(before, format!("pressure.{field}"), problem));
     }
-    let before = text.get(..config.disk.at).unwrap_or_default();
-    config.disk.place =
-        config.disk.directory.is_some().then(|| Place::after(before, String::new(), String::new()));
+    if config.disk.directory.is_some() {
+        config.disk.places = disk::places(text);
+    }
     Ok(config)
 }
 

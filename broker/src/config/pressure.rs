@@ -66,6 +66,7 @@ impl From<PressureText> for Pressure {
             fall_percent: text.fall_percent.as_ref().map_or(usual.fall_percent, |it| *it.get_ref()),
             evict_to_percent: percent(&text.evict_to_percent, usual.evict_to_percent),
             cold_after: text.cold_after_ms.map_or(usual.cold_after, Duration::from_millis),
+            look_every: usual.look_every,
         };
         Self { bounds, wrong: text.wrong(bounds) }
     }

@@ -46,6 +46,15 @@ pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes,
     }
 }
 
+/// A number of bytes in which extents fit.
+pub(super) fn whole_extents<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+    let size = bytes(deserializer)?;
+    match size.is_multiple_of(vramd_types::GRANULARITY) {
+        true => Ok(size),
+        false => Err(de::Error::custom(format!("{size} is no multiple of 2 MiB"))),
+    }
+}
+
 /// A size of a part: a multiple of 2 MiB that the core takes.
 pub(super) fn part_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     let size = bytes(deserializer)?;

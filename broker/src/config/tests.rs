@@ -142,6 +142,7 @@ fn what_is_said_is_read() {
         fall_percent: 5,
         evict_to_percent: 69,
         cold_after: Duration::from_millis(200),
+        ..broker_core::PressureBounds::default()
     };
     assert_eq!(config.pressure.bounds(), bounds);
     let default = &config.quota.default;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use broker_driver::DriverError;
+use broker_driver::CopyError;
 use vramd_types::{AllocationId, Bytes, ExtentId};
 
 type Digest = [u8; 32];
@@ -29,13 +29,13 @@ struct Shadow {
     bytes: Bytes,
     cancelled: bool,
     /// Of the end that was hashed first.
-    first: Option<Result<Digest, DriverError>>,
+    first: Option<Result<Digest, CopyError>>,
 }
 
 /// What is known once there is no more to hash.
 #[derive(Debug)]
 pub(super) enum Hashed {
-    Allocation(AllocationId, Result<Digest, DriverError>),
+    Allocation(AllocationId, Result<Digest, CopyError>),
     /// It need not be copied, or nobody wants that any more.
     Compared {
         to: ExtentId,
@@ -67,7 +67,7 @@ impl Digests {
     }
 
     /// The driver's answer. `None`: the other end is being hashed still.
-    pub(super) fn ended(&mut self, ticket: u64, result: Result<Digest, DriverError>) -> Option<Hashed> {
+    pub(super) fn ended(&mut self, ticket: u64, result: Result<Digest, CopyError>) -> Option<Hashed> {
         let to = match self.tickets.remove(&ticket)? {
             Subject::Allocation(allocation) => return Some(Hashed::Allocation(allocation, result)),
             Subject::End(to) => to,
@@ -103,9 +103,7 @@ mod tests {
     /// The end of a comparison of digests of these bytes; `None` could not be hashed.
     fn compared(digests: &mut Digests, ends: [Option<u8>; 2]) -> Hashed {
         let [(one, _), (other, _)] = digests.of_shadow(FROM, TO, Bytes::mib(2));
-        let hashed = |end: Option<u8>| {
-            end.map(|byte| [byte; 32]).ok_or_else(|| DriverError::Failed("no answer".to_owned()))
-        };
+        let hashed = |end: Option<u8>| end.map(|byte| [byte; 32]).ok_or(CopyError::Cancelled);
         // They end in any order.
         assert!(digests.ended(other, hashed(ends[1])).is_none(), "one end is not enough");
         digests.ended(one, hashed(ends[0])).expect("both are hashed")

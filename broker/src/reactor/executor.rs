@@ -4,8 +4,8 @@
 use std::{fmt, sync::Arc};
 
 use broker_core::{
-    ChannelId, Command, Completion, CopyClass, CreateError, DaemonFrame, Event, Kind, PartRef, RevokedPart,
-    Slot, StoredQuotas, Tier, WordsOutcome,
+    ChannelId, Command, Completion, CopyClass, CreateError, DaemonFrame, DigestError, Event, Kind, PartRef,
+    RevokedPart, Slot, StoredQuotas, Tier, WordsOutcome,
 };
 use broker_driver::{CopyError, Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
@@ -231,7 +231,7 @@ impl Executor {
             Driver::Digested { ticket, result } => match self.digests.ended(ticket, result) {
                 None => return Ok(None),
                 Some(Hashed::Allocation(allocation, result)) => {
-                    Completion::Digested { allocation, result: result.map_err(|error| error.to_string()) }
+                    Completion::Digested { allocation, result: result.map_err(digest_error) }
                 }
                 Some(Hashed::Compared { to, result }) => Completion::Copied { to, result },
                 Some(Hashed::Copy { from, to, bytes, differs }) => {
@@ -243,16 +243,14 @@ impl Executor {
                     Completion::ShadowDiffers { to }
                 }
             },
-            Driver::Surveyed { device, unbrokered, contexts } => {
-                Completion::Surveyed { device, unbrokered, contexts }
+            Driver::Surveyed { device, unbrokered, contexts, host_lacking } => {
+                Completion::Surveyed { device, unbrokered, contexts, host_lacking }
             }
             Driver::Copied { copy, result } => {
                 // Each is told of once.
                 let Some(to) = self.copies.ended(copy) else { return Ok(None) };
                 match result {
-                    Err(error @ CopyError::Damaged { .. }) => {
-                        Completion::Damaged { to, problem: error.to_string() }
-                    }
+                    Err(error) if error.is_loss() => Completion::Damaged { to, problem: error.to_string() },
                     result => Completion::Copied { to, result: result.map_err(|error| error.to_string()) },
                 }
             }
@@ -378,6 +376,13 @@ impl Executor {
             let result = write(&quotas);
             inbox.event(Event::QuotasStored { result });
         });
+    }
+}
+
+fn digest_error(error: CopyError) -> DigestError {
+    match error.read_from().filter(|_| error.is_loss()) {
+        Some(extent) => DigestError::Damaged { extent, problem: error.to_string() },
+        None => DigestError::Failed(error.to_string()),
     }
 }
 

@@ -56,9 +56,12 @@ impl Driver for Prompt {
             }
             Submission::Release { extent } => Completion::Released { extent, returned: true },
             Submission::Digest { ticket, .. } => Completion::Digested { ticket, result: Ok([7; 32]) },
-            Submission::Survey { device, .. } => {
-                Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 }
-            }
+            Submission::Survey { device, .. } => Completion::Surveyed {
+                device,
+                unbrokered: Bytes::ZERO,
+                contexts: 0,
+                host_lacking: Bytes::ZERO,
+            },
             Submission::CreateHost { .. }
             | Submission::CreateDisk { .. }
             | Submission::KeepHost { .. }
@@ -226,7 +229,12 @@ async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
     let _reactor = tokio::spawn(Reactor::new(broker, queue, executor, clock).run());
     assert!(matches!(surveys.recv().await, Some(Submission::Survey { .. })));
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(false));
-    inbox.completion(Completion::Surveyed { device: DeviceIndex(0), unbrokered: Bytes::mib(6), contexts: 0 });
+    inbox.completion(Completion::Surveyed {
+        device: DeviceIndex(0),
+        unbrokered: Bytes::mib(6),
+        contexts: 0,
+        host_lacking: Bytes::ZERO,
+    });
     inbox.handled().await.unwrap();
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(true));
 }

@@ -43,13 +43,15 @@ impl Kind {
     }
 }
 
-const CAUSES: [Cause; 4] = [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Operator];
+const CAUSES: [Cause; 5] =
+    [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Pressure, Cause::Operator];
 
 const fn name(cause: Cause) -> &'static str {
     match cause {
         Cause::Demand => "demand",
         Cause::WriteBack => "write_back",
         Cause::Rebalance => "rebalance",
+        Cause::Pressure => "pressure",
         Cause::Operator => "operator",
     }
 }

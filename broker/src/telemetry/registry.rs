@@ -83,8 +83,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         MIGRATION_CAUSE,
         "`demand` (somebody wants it on its device, or the room that it takes there), `rebalance` (its tenant is above its \
-         limit, others took memory of the device, or nobody has used it for long and the pressure is high), `write_back` (its \
-         content is copied below and it stays where it is, by an operator's word or for pressure) or `operator`",
+         limit, or others took memory of the device), `write_back` (its content is copied below, and it stays where it is), \
+         `pressure` (the tier that it lay in is full, and nobody has used it for long) or `operator`",
     ),
     (
         MIGRATION_OUTCOME,

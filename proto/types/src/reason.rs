@@ -185,8 +185,8 @@ reasons! {
         "This node has no such tier.";
     StreamsUnsupported, "STREAMS_UNSUPPORTED", Unimplemented, ["allocation"],
         "The allocation lies in memory that has no streams. Never sent by the daemon.";
-    ContentLost, "CONTENT_LOST", DataLoss, ["allocation"],
-        "The bytes of the allocation are lost.";
+    ContentLost, "CONTENT_LOST", DataLoss, ["allocation", "part_index"],
+        "The bytes of that part of the allocation are lost, and of no other.";
     DigestMismatch, "DIGEST_MISMATCH", DataLoss, ["expected", "found"],
         "The bytes do not have the digest that they were sealed with.";
     Deadline, "DEADLINE", DeadlineExceeded, [],

@@ -216,9 +216,10 @@ class DataLoss(Error):
 
 
 class ContentLost(DataLoss):
-    """The bytes of the allocation are lost."""
+    """The bytes of one part of the allocation are lost, and of no other."""
 
     allocation: str | None
+    part_index: int | None
 
 
 class DigestMismatch(DataLoss):

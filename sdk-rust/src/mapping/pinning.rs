@@ -198,7 +198,7 @@ impl Table {
     pub(crate) fn set_holding(&self, id: AllocationId) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
             region.holds = true;
-            region.failure = None;
+            (region.failure, region.lost) = (None, None);
         }
     }
 

@@ -65,6 +65,8 @@ pub(super) struct Region {
     pub(super) writes: bool,
     /// Why a part could not be mapped.
     pub(super) failure: Option<String>,
+    /// A part that was to come and does not, since what it held is lost.
+    pub(super) lost: Option<u32>,
     /// Why the daemon last took parts back. Forgotten when parts come again.
     pub(super) revoked: Option<RevokeReason>,
     /// Some handle answers for it.

@@ -186,6 +186,11 @@ impl Table {
     /// should not be: the channel cannot go on.
     pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
         let mut state = self.lock();
+        if revoke.reason() == RevokeReason::Lost {
+            revoke.parts.iter().for_each(|part| state.is_lost(part));
+            self.changed.notify_all();
+            return Ok(Answer::default());
+        }
         self.revokes.fetch_add(1, Ordering::Release);
         let mut answer = Answer::default();
         for of_one in revoke.parts.chunk_by(|one, next| one.allocation_id == next.allocation_id) {
@@ -347,6 +352,14 @@ impl State {
         (region, &mut self.words)
     }
 
+    /// Who waits for the part waits no more. It may be told so before it has its handle.
+    fn is_lost(&mut self, part: &PartRef) {
+        let id = AllocationId::from_raw(part.allocation_id);
+        if self.expecting > 0 || self.regions.contains_key(&id) {
+            self.region(*part).0.lost = Some(part.part_index);
+        }
+    }
+
     pub(super) fn is_held(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
         let gone = || Error::AllocationNotFound { allocation: id.to_string() };
         let region = self.regions.get_mut(&id).ok_or_else(gone)?;
@@ -355,6 +368,9 @@ impl State {
         }
         if let Some(problem) = region.failure.take() {
             return Err(Error::MapFailed { allocation: id.to_string(), problem });
+        }
+        if let Some(part) = region.lost.take() {
+            return Err(Error::ContentLost { allocation: id.to_string(), part_index: part.into() });
         }
         if region.revoked.is_some_and(|reason| reason != RevokeReason::Sealing) {
             return Err(Error::refused(Reason::Raced, &[("allocation", &id)]));

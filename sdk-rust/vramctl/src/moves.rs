@@ -136,6 +136,7 @@ fn cause_name(cause: v1::MoveCause) -> &'static str {
         v1::MoveCause::Demand => "demand",
         v1::MoveCause::WriteBack => "write_back",
         v1::MoveCause::Rebalance => "rebalance",
+        v1::MoveCause::Pressure => "pressure",
         v1::MoveCause::Operator => "operator",
     }
 }

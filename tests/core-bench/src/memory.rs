@@ -41,6 +41,7 @@ pub fn measure(allocations: u64) -> Result<Growth> {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: false,
+            pressure: false,
         };
         shell.send(Event::Hello { channel: ChannelId(u64::from(channel)), hello });
         shell.drain();

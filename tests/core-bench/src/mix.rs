@@ -281,6 +281,7 @@ impl Mix {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: false,
+            pressure: false,
         };
         self.shell.send(Event::Hello { channel: client.channel, hello });
     }

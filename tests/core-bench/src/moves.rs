@@ -186,6 +186,7 @@ impl Client {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: true,
+            pressure: false,
         };
         shell.send(Event::Hello { channel, hello });
         shell.send(Event::Frame { channel, frame: ClientFrame::WordsMapped });

@@ -112,7 +112,12 @@ impl Shell {
                 self.complete(Completion::Digested { allocation, result: Ok([7; 32]) });
             }
             Command::Survey { device, .. } => {
-                self.complete(Completion::Surveyed { device, unbrokered: Bytes::ZERO, contexts: 0 });
+                self.complete(Completion::Surveyed {
+                    device,
+                    unbrokered: Bytes::ZERO,
+                    contexts: 0,
+                    host_lacking: Bytes::ZERO,
+                });
                 self.ready.extend(self.late.drain(..));
             }
             Command::StoreQuotas(_) => self.send(Event::QuotasStored { result: Ok(()) }),
@@ -149,7 +154,11 @@ impl Shell {
                     .collect(),
             ),
             DaemonFrame::PinAnswer { call, refusal: None } => return self.pinned.push((channel, call)),
-            DaemonFrame::PinAnswer { .. } | DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => return,
+            DaemonFrame::PinAnswer { .. }
+            | DaemonFrame::Lost(_)
+            | DaemonFrame::Refused(_)
+            | DaemonFrame::Drain { .. }
+            | DaemonFrame::Pressure(_) => return,
         };
         self.send(Event::Frame { channel, frame });
     }

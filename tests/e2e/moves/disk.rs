@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::Output,
+    time::{Duration, Instant},
 };
 
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error};
@@ -196,24 +197,37 @@ fn a_disk_that_is_full_is_told_and_the_part_stays() {
     nothing_is_left(&daemon);
 }
 
-/// The files are the daemon's own: whoever changes them does what a disk does that has gone bad.
+/// The file of a part: they are the daemon's own, and whoever changes them does what a disk does that has gone bad.
+fn file_of(daemon: &Daemon, allocation: u64, part: usize) -> fs::File {
+    let content = content((part as u64 + 1) * MIB_2, allocation)[part * PART..].to_vec();
+    let file = files(daemon.home().path()).into_iter().find(|path| fs::read(path).expect("ours") == content);
+    fs::File::options().read(true).write(true).open(file.expect("the part's")).expect("ours")
+}
+
+/// One byte of the part is another.
+fn spoil(daemon: &Daemon, allocation: u64, part: usize) {
+    let file = file_of(daemon, allocation, part);
+    let mut was = [0];
+    file.read_exact_at(&mut was, 4097).expect("it can be read");
+    file.write_all_at(&[!was[0]], 4097).expect("it is written");
+    file.sync_all().expect("it is on disk");
+}
+
+fn is_lost(error: &Error, allocation: u64, part: u64) -> bool {
+    let id = vramd_types::AllocationId::from_raw(allocation).to_string();
+    matches!(error, Error::ContentLost { allocation, part_index } if *allocation == id && *part_index == part)
+}
+
 #[test]
 fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
-    let spoilt = content(2 * MIB_2, memory.id().get())[..PART].to_vec();
-    let file = files(daemon.home().path()).into_iter().find(|path| fs::read(path).expect("ours") == spoilt);
-    let file = fs::File::options().write(true).open(file.expect("the first part's")).expect("ours");
-    file.write_all_at(&[!spoilt[4097]], 4097).expect("it is written");
-    file.sync_all().expect("it is on disk");
+    spoil(&daemon, memory.id().get(), 0);
     for _ in 0..2 {
         let lost = memory.pin_parts(0..1, Access::Read).map(drop).expect_err("it is lost");
-        assert!(
-            matches!(&lost, Error::ContentLost { allocation } if *allocation == memory.id().to_string()),
-            "{lost:?}"
-        );
+        assert!(is_lost(&lost, memory.id().get(), 0), "{lost:?}");
     }
     let whole = memory.pin_parts(1..2, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, memory.id().get())[PART..]);
@@ -223,6 +237,79 @@ fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
     let ended = listed(&daemon).ended;
     assert!(ended.iter().any(|it| it.detail.contains("is damaged on disk")), "{ended:?}");
     drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// A part that is cut off is not there at all, and the disk says so.
+#[test]
+fn a_file_that_is_cut_off_is_lost_for_its_part() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    let id = memory.id().get();
+    let file = file_of(&daemon, id, 1);
+    file.set_len(8192).expect("it can be cut off");
+    let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
+    assert!(is_lost(&lost, id, 1), "{lost:?}");
+    let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");
+    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
+    drop((whole, memory));
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// Nothing says that the bytes are gone: who pins is told that it failed, and the next pin has them.
+#[test]
+fn what_cannot_be_read_once_is_there_the_next_time() {
+    let config =
+        tiers("8MiB", "0").disk("8MiB").fault("copy", 2, Effect::Fail("Input/output error".to_owned()));
+    let daemon = Daemon::start(&config);
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 1);
+    send(&daemon, &memory, "disk");
+    let failed = memory.pin_parts(0..1, Access::Read).map(drop).expect_err("it failed");
+    assert_eq!(failed.reason(), Some(Reason::DriverFailed), "{failed:?}");
+    is_intact(&memory, 1);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// Long before its call's time is over, and whatever else of it comes.
+#[test]
+fn who_attaches_what_is_damaged_is_told_at_once() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let [writer, reader] = [connect(&daemon), connect(&daemon)];
+    let memory = letting_go(&daemon, &writer, 2).seal().expect("it is whole");
+    let id = memory.id();
+    said(&daemon, &["alloc", "evict", &id.to_string(), "--to", "disk"]);
+    until_held(&daemon, [0, 0, 4]);
+    spoil(&daemon, id.get(), 1);
+    let begun = Instant::now();
+    let lost = reader.attach(id).map(drop).expect_err("it is lost");
+    assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
+    let unheld = reader.attach_unheld(id).expect("the rest is there");
+    let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
+    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id.get())[..PART]);
+    drop((whole, unheld, memory));
+    writer.flush().unwrap();
+    reader.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_seal_is_told_which_part_is_lost() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    let id = memory.id().get();
+    spoil(&daemon, id, 1);
+    let failed = memory.seal().map(drop).expect_err("it cannot be hashed");
+    assert!(is_lost(&failed.error, id, 1), "{:?}", failed.error);
+    drop(failed);
     client.flush().unwrap();
     nothing_is_left(&daemon);
 }
@@ -237,15 +324,16 @@ fn heard(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// A start and a check end with that, each naming the line of the directory.
+/// A start and a check end with that, each naming the line of the field.
 #[track_caller]
 fn refused(home: &Home, status: i32, field: &str, why: &str) {
+    let line = if field == "disk.size" { "vramd.toml:8:8: " } else { "vramd.toml:7:13: " };
     for check in [true, false] {
         let mut command = home.command();
         let output = if check { command.arg("--check").output() } else { command.output() }.unwrap();
         let heard = heard(&output);
         assert_eq!(output.status.code(), Some(status), "{heard}");
-        assert!(heard.contains("vramd.toml:7:") && heard.contains(field) && heard.contains(why), "{heard}");
+        assert!(heard.contains(line) && heard.contains(field) && heard.contains(why), "{heard}");
     }
 }
 

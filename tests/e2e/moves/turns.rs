@@ -1,77 +1,109 @@
-//! Three tenants that together have four times what the device has: what nobody uses makes room for who does, and every
+//! Three tenants that together have several times what the device has: what nobody uses makes room for who does, and every
 //! byte is where it was written, whoever dies meanwhile.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
-use vramd_tests::{Daemon, MIB_2, Probe, wait::until};
+use vramd_tests::{Config, Daemon, MIB, MIB_2, Probe, wait::until};
 
 use super::{held, nothing_is_left, said, tiers};
 use crate::has_other_users;
 
-/// Of 16 MiB that the device has.
-const PARTS_EACH: u64 = 11;
-/// So many parts are to be copied at least, each in one of both directions.
-const MOVES: u64 = 2_000;
-/// How long they may go on for that, beside the time in which others die.
+/// What the device has.
+const DEVICE: &str = "16MiB";
+/// How long they may go on for their moves, beside the time in which others die.
 const LONGER: Duration = Duration::from_secs(24);
 
-fn tenant(daemon: &Daemon, number: u32) -> Probe {
-    let mut probe = match has_other_users("three_tenants_four_times_the_device") {
-        true => daemon.probe_as(20_001 + number),
-        false => daemon.probe(),
-    };
-    probe.ask("sdk open");
-    probe
+/// How much the tenants do.
+struct Turns {
+    name: &'static str,
+    parts_each: u64,
+    /// So many parts are to be copied at least, each in one of both directions.
+    moves: u64,
+    /// How many others come, and are killed wherever they are.
+    killed: u32,
 }
 
-fn begin(probe: &mut Probe, millis: u64, seed: u64) {
-    probe.tell(&format!("sdk turn-over {PARTS_EACH} {MIB_2} {millis} {seed}"));
+impl Turns {
+    fn tenant(&self, daemon: &Daemon, number: u32) -> Probe {
+        let mut probe = match has_other_users(self.name) {
+            true => daemon.probe_as(20_001 + number),
+            false => daemon.probe(),
+        };
+        probe.ask("sdk open");
+        probe
+    }
+
+    fn begin(&self, probe: &mut Probe, millis: u64, seed: u64) {
+        probe.tell(&format!("sdk turn-over {} {MIB_2} {millis} {seed}", self.parts_each));
+    }
+
+    /// It has ended with an error, or by a signal, where a byte was not what it wrote, or was not there. How often it pinned.
+    fn turned_over(&self, probe: &mut Probe) -> u64 {
+        let told = probe.listen("sdk turn-over");
+        assert_eq!(told["compared"], self.parts_each, "in the end it looked at all that it has");
+        let pins = told["pins"].as_u64().unwrap();
+        assert!(pins > 20, "{pins}");
+        pins
+    }
+
+    /// The tiers in which something lay.
+    fn run(&self, config: &Config) -> BTreeSet<&'static str> {
+        let daemon = Daemon::start(&config.clone().telemetry("prometheus_listen = \"127.0.0.1:0\""));
+        let mut probes: Vec<_> = (0..3).map(|number| self.tenant(&daemon, number)).collect();
+        for (seed, probe) in (7..).zip(&mut probes) {
+            self.begin(probe, 12_000, seed);
+        }
+        let mut seen = BTreeSet::new();
+        for round in 0..self.killed {
+            let mut short = self.tenant(&daemon, round % 3);
+            self.begin(&mut short, 60_000, 100 + u64::from(round));
+            until("it is in the middle of it", || {
+                // The youngest is the last.
+                daemon.books().sessions.get(3).is_some_and(|session| session.mapped_bytes > 0)
+            });
+            assert!(held(&daemon).0 <= 16, "never more than there is");
+            seen.extend(used(&daemon));
+            short.kill();
+            until("it is gone", || daemon.books().sessions.len() == 3);
+        }
+        let mut pins: u64 = probes.iter_mut().map(|probe| self.turned_over(probe)).sum();
+        // A machine under load takes longer for as many.
+        let end = Instant::now() + LONGER;
+        while moves(&daemon) < self.moves && Instant::now() < end {
+            for (seed, probe) in (200..).zip(&mut probes) {
+                self.begin(probe, 6_000, seed);
+            }
+            pins += probes.iter_mut().map(|probe| self.turned_over(probe)).sum::<u64>();
+        }
+        probes.into_iter().for_each(Probe::leave);
+        nothing_is_left(&daemon);
+        let node = said(&daemon, &["node", "show"]);
+        assert_eq!(node["node"]["invariant_violations"], 0, "{node}");
+        let moves = moves(&daemon);
+        assert!(moves >= self.moves, "{moves} moves for {pins} pins");
+        seen
+    }
 }
 
 #[test]
 fn three_tenants_four_times_the_device() {
-    let config = tiers("16MiB", "128MiB").memory("part_size = \"2MiB\"\nharvest_ms = 10");
-    let daemon = Daemon::start(&config.telemetry("prometheus_listen = \"127.0.0.1:0\""));
-    let mut probes: Vec<_> = (0..3).map(|number| tenant(&daemon, number)).collect();
-    for (seed, probe) in (7..).zip(&mut probes) {
-        begin(probe, 12_000, seed);
-    }
-    // Others come, use as much, and are killed wherever they are.
-    for round in 0..6 {
-        let mut short = tenant(&daemon, round % 3);
-        begin(&mut short, 60_000, 100 + u64::from(round));
-        until("it is in the middle of it", || {
-            // The youngest is the last.
-            daemon.books().sessions.get(3).is_some_and(|session| session.mapped_bytes > 0)
-        });
-        assert!(held(&daemon).0 <= 16, "never more than there is");
-        short.kill();
-        until("it is gone", || daemon.books().sessions.len() == 3);
-    }
-    let mut pins: u64 = probes.iter_mut().map(turned_over).sum();
-    // A machine under load takes longer for as many.
-    let end = Instant::now() + LONGER;
-    while moves(&daemon) < MOVES && Instant::now() < end {
-        for (seed, probe) in (200..).zip(&mut probes) {
-            begin(probe, 6_000, seed);
-        }
-        pins += probes.iter_mut().map(turned_over).sum::<u64>();
-    }
-    probes.into_iter().for_each(Probe::leave);
-    nothing_is_left(&daemon);
-    let node = said(&daemon, &["node", "show"]);
-    assert_eq!(node["node"]["invariant_violations"], 0, "{node}");
-    let moves = moves(&daemon);
-    assert!(moves >= MOVES, "{moves} moves for {pins} pins");
+    let config = tiers(DEVICE, "128MiB").memory("part_size = \"2MiB\"\nharvest_ms = 10");
+    let turns =
+        Turns { name: "three_tenants_four_times_the_device", parts_each: 11, moves: 2_000, killed: 6 };
+    turns.run(&config);
 }
 
-/// It has ended with an error, or by a signal, where a byte was not what it wrote, or was not there. How often it pinned.
-fn turned_over(probe: &mut Probe) -> u64 {
-    let told = probe.listen("sdk turn-over");
-    assert_eq!(told["compared"], PARTS_EACH, "in the end it looked at all that it has");
-    let pins = told["pins"].as_u64().unwrap();
-    assert!(pins > 20, "{pins}");
-    pins
+/// The host's memory has not half of what does not fit on the device: the rest is on disk, and what is cold goes there.
+#[test]
+fn three_tenants_ten_times_the_device() {
+    let config = tiers(DEVICE, "64MiB").memory("part_size = \"2MiB\"\nharvest_ms = 10").disk("512MiB");
+    let turns = Turns { name: "three_tenants_ten_times_the_device", parts_each: 27, moves: 1_000, killed: 6 };
+    assert!(3 * turns.parts_each * MIB_2 >= 10 * 16 * MIB);
+    let used = turns.run(&config);
+    assert_eq!(used, ["device", "disk", "host"].into());
 }
 
 /// Parts that have been copied, in either direction.
@@ -80,4 +112,13 @@ fn moves(daemon: &Daemon) -> u64 {
     let moved = |line: &&str| line.starts_with("vramd_migrations_total{") && line.contains("\"moved\"");
     let counts = scrape.lines().filter(moved).filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
     counts.sum()
+}
+
+/// The tiers in which something lies.
+fn used(daemon: &Daemon) -> BTreeSet<&'static str> {
+    let listed = said(daemon, &["alloc", "list"]);
+    let all = listed["allocations"].as_array().expect("a list").clone();
+    let lies =
+        |tier: &&str| all.iter().any(|it| it["tier_bytes"][*tier].as_u64().is_some_and(|bytes| bytes > 0));
+    ["device", "host", "disk"].into_iter().filter(lies).collect()
 }

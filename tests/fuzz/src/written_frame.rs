@@ -71,6 +71,12 @@ fn same(meant: &DaemonFrame, read: &Frame, handles: &[Handle], features: u64) {
             );
             assert!(REASONS.contains(&(*reason, revoke.reason())));
         }
+        (DaemonFrame::Lost(part), Frame::Revoke(revoke)) => {
+            assert_eq!(
+                (&revoke.parts[..], revoke.reason()),
+                (&[reference(part)][..], v1::RevokeReason::Lost)
+            );
+        }
         (DaemonFrame::PinAnswer { call, refusal }, Frame::PinAnswer(answer)) => {
             let reason = refusal.as_ref().map(|refusal| refusal.reason().name());
             let read = answer.refused.as_ref().map(|refused| refused.reason.as_str());
@@ -96,7 +102,7 @@ fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Handle) {
 
 fn draw(input: &mut Unstructured<'_>) -> Result<(DaemonFrame, u64)> {
     let features = u64::arbitrary(input)?;
-    let frame = match input.int_in_range(0..=4)? {
+    let frame = match input.int_in_range(0..=5)? {
         0 => DaemonFrame::Map(list(input, MAP_PARTS_MAX, map_part)?),
         1 => {
             let reason = input.choose(&REASONS)?.0;
@@ -115,6 +121,7 @@ fn draw(input: &mut Unstructured<'_>) -> Result<(DaemonFrame, u64)> {
             call: u64::arbitrary(input)?,
             refusal: bool::arbitrary(input)?.then_some(Refusal::SessionMissing),
         },
+        4 => DaemonFrame::Lost(part(input)?),
         _ => DaemonFrame::Drain { draining: bool::arbitrary(input)? },
     };
     Ok((frame, features))

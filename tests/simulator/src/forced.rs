@@ -52,6 +52,7 @@ fn broker_with_one_of_each() -> Broker {
         devices: None,
         unmapped_sessions: Vec::new(),
         pins: false,
+        pressure: false,
     };
     broker.handle(Time::START, Event::Hello { channel, hello });
     let (sessions, _) = broker.list_sessions(None, None, 1);

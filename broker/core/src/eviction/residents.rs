@@ -109,6 +109,10 @@ impl Residents {
         self.stuck.clear();
     }
 
+    pub(crate) fn contains(&self, part: PartRef) -> bool {
+        self.devices.contains_key(&part)
+    }
+
     /// Whether it has not been used since.
     pub(crate) fn is_unused_since(&self, part: PartRef, since: Time) -> bool {
         self.devices.get(&part).is_some_and(|(_, last)| *last < since)

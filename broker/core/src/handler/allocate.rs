@@ -295,9 +295,9 @@ impl Broker {
         }
     }
 
-    /// Whether the batch as a whole is admitted now, device by device.
+    /// Whether the batch as a whole is admitted now. Where it is not in several places, what can never be is told, or the first.
     pub(crate) fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Lack> {
-        let mut all_kept = BTreeSet::new();
+        let (mut all_kept, mut lacks) = (BTreeSet::new(), Vec::new());
         for (place, asked, kept) in self.asked_by_place(tenant, plans) {
             let recycled = self.sizes_of(&kept);
             all_kept.extend(kept);
@@ -305,8 +305,13 @@ impl Broker {
             if !fresh.is_zero()
                 && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
             {
-                return Err(Lack::Bytes { place, shortage, asked, fresh });
+                lacks.push(Lack::Bytes { place, shortage, asked });
             }
+        }
+        let never = lacks.iter().position(|lack| !self.could_ever(tenant, lack));
+        let never = never.filter(|_| !planted!(self, FirstLackAlone));
+        if let Some(lack) = lacks.into_iter().nth(never.unwrap_or_default()) {
+            return Err(lack);
         }
         let fresh = parts_of(plans).saturating_sub(all_kept.len());
         self.check_count(&all_kept, fresh).map_err(Lack::Extents)

@@ -47,9 +47,8 @@ pub(crate) enum Lack {
     Bytes {
         place: Place,
         shortage: Shortage,
+        /// With what is cached for it, which is its own.
         asked: Bytes,
-        /// Without what is cached for it.
-        fresh: Bytes,
     },
     /// There are too many; these are to be given up.
     Extents(Vec<Age>),
@@ -78,10 +77,10 @@ impl Broker {
 
     /// Whether there can ever be as much as the batch asks.
     pub(crate) fn could_ever(&self, tenant: TenantId, lack: &Lack) -> bool {
-        let Lack::Bytes { place, fresh, .. } = lack else { return true };
-        let limit = self.ledger.account(tenant, *place).is_some_and(|account| *fresh <= account.limit);
-        let asked = BTreeMap::from([(tenant, *fresh)]);
-        let fits = |books: &Books| *fresh <= books.most(&asked) || planted!(self, GuaranteeAwaited);
+        let Lack::Bytes { place, asked, .. } = lack else { return true };
+        let limit = self.ledger.account(tenant, *place).is_some_and(|account| *asked <= account.limit);
+        let of_tenant = BTreeMap::from([(tenant, *asked)]);
+        let fits = |books: &Books| *asked <= books.most(&of_tenant) || planted!(self, GuaranteeAwaited);
         // Below devices nothing makes room.
         limit && self.ledger.books(*place).is_some_and(fits) && place.tier == Tier::Device
     }

@@ -20,8 +20,8 @@ impl Broker {
             }
             Completion::WordsRevoked { part, outcome } => self.on_words_revoked(part, outcome),
             Completion::WrittenCleared { part, cleared } => self.on_written_cleared(part, cleared),
-            Completion::Surveyed { device, unbrokered, contexts } => {
-                self.on_surveyed(device, unbrokered, contexts);
+            Completion::Surveyed { device, unbrokered, contexts, host_lacking } => {
+                self.on_surveyed(device, unbrokered, contexts, host_lacking);
             }
         }
     }

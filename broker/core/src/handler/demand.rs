@@ -10,7 +10,7 @@ use vramd_types::{AllocationId, PartIndex, SessionId};
 use super::room::Piece;
 use crate::{
     broker::Broker,
-    command::{PartMove, WaitEnd},
+    command::{Command, DaemonFrame, PartMove, WaitEnd},
     error::Refusal,
     event::{PartRef, Tier},
     migration::{Cause, Demand, InLine, Waiter},
@@ -55,7 +55,7 @@ impl Broker {
     pub(crate) fn want(&mut self, part: PartRef) {
         match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
-            Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
+            Some((_, Cause::Operator | Cause::Pressure)) => self.stop_migration(part, PartMove::Wanted),
             // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
             Some(_) => self.hasten_migration(part),
             None if self.is_elsewhere(part) => {
@@ -121,6 +121,21 @@ impl Broker {
             }
         }
         self.unsettled.calls.extend(self.pins.lacking(part).collect::<Vec<_>>());
+    }
+
+    /// What the part holds cannot be had: those that are to be sent it without a pin are told so, and wait no more.
+    pub(super) fn comes_not(&mut self, part: PartRef) {
+        if planted!(self, LossAwaited) {
+            return;
+        }
+        for comer in self.comers.remove(&part).unwrap_or_default() {
+            let waits = self.map_state(comer, part) == Some(MapState::Away);
+            let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);
+            if let Some(channel) = session.map(|session| session.channel) {
+                self.command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
+            }
+        }
+        self.unsettle_demand(part);
     }
 
     /// The part can't be brought to its device: who waits for that is told why.

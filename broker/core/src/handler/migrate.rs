@@ -203,6 +203,7 @@ impl Broker {
             vacated: here != Tier::Device,
             awaited: cause == Cause::Demand,
             room_for: None,
+            in_vain: self.demands.tried_in_vain(Waiter::Part(part)),
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
@@ -391,8 +392,9 @@ impl Broker {
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
         let Some(migration) = self.migrations.remove(&part) else { return };
-        let Migration { to, here, towards, cause, since, state, clean, room_for, stopped, ops, .. } =
-            migration;
+        let Migration {
+            to, here, towards, cause, since, state, clean, room_for, in_vain, stopped, ops, ..
+        } = migration;
         let left = match arrived {
             true => self.arrive(part, to),
             false => to,
@@ -432,12 +434,16 @@ impl Broker {
             PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
             _ => {}
         }
-        if towards == Tier::Device && failed && !ran_out {
+        let is_lost = has_lost(&outcome);
+        if is_lost || (towards == Tier::Device && failed && !ran_out) {
             self.refuse_pins_of(part, &outcome);
+        }
+        if is_lost {
+            self.comes_not(part);
         }
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && here == Tier::Device);
-        self.after_migration(part, failed, ran_out);
+        self.after_migration(part, failed, ran_out.then_some(in_vain));
         // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
         let leaves = |id: &ExtentId| {
             self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
@@ -540,7 +546,7 @@ impl Broker {
 
     /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
     /// devices are looked at; where there was no memory for it, once something has left.
-    fn after_migration(&mut self, part: PartRef, failed: bool, ran_out: bool) {
+    fn after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let device = allocation.device;
         match allocation.state {
@@ -551,17 +557,17 @@ impl Broker {
         if self.tier_of(part) == Some(Tier::Device) {
             return self.at_hand(part);
         }
-        match self.is_wanted(part) {
-            true if ran_out => {
+        match (self.is_wanted(part), ran_out) {
+            (true, Some(in_vain)) => {
                 self.stand_in_line(part);
-                self.bar(Waiter::Part(part), device);
+                self.bar(Waiter::Part(part), device, in_vain);
             }
-            true if failed => {
+            (true, None) if failed => {
                 self.stand_in_line(part);
                 self.demands.stand_aside(part);
             }
-            true => self.want(part),
-            false => {}
+            (true, None) => self.want(part),
+            (false, _) => {}
         }
     }
 
@@ -662,6 +668,11 @@ impl Broker {
 /// Whether it was the driver that had no memory: whoever asks the books finds out before it begins.
 fn has_run_out(outcome: &PartMove) -> bool {
     matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::DeviceFull { .. }))
+}
+
+/// Whether what the part holds cannot be had.
+fn has_lost(outcome: &PartMove) -> bool {
+    matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::ContentLost { .. }))
 }
 
 impl From<PartRevocation> for PartMove {

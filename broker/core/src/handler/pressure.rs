@@ -3,6 +3,8 @@
 //!
 //! Nobody who waits depends on any of this: for them room is made whatever the pressure is.
 
+use std::time::Duration;
+
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use super::Timer;
@@ -11,7 +13,7 @@ use crate::{
     command::{Command, DaemonFrame, Notice},
     event::{PartRef, Tier},
     ledger::Place,
-    limits::{COLD_LOOKED_AT, PRESSURE_TICK, WRITTEN_AHEAD_MAX},
+    limits::{COLD_LOOKED_AT, WRITTEN_AHEAD_MAX},
     migration::{Backing, Cause},
     pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
     tenancy::{Session, TenantId},
@@ -26,18 +28,28 @@ impl Broker {
     pub(crate) fn heed_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
         let gauge = self.pressing.gauges.entry(place).or_insert_with(|| Gauge::new(self.now));
-        let changed = gauge.heed(fill, &self.config.pressure);
+        let mut bounds = self.config.pressure;
+        if planted!(self, LevelWithoutHysteresis) {
+            bounds.fall_percent = 0;
+        }
+        let changed = gauge.heed(fill, &bounds);
         if let Some(from) = changed {
             let (Place { device, tier }, Fill { held, capacity }) = (place, fill);
             let to = self.pressure_of(place);
             self.notice(Notice::PressureChanged { device, tier, from, to, held, capacity });
-            self.tell_of_pressure(place, fill);
+            if to > from || !planted!(self, ReliefUntold) {
+                self.tell_of_pressure(place, fill);
+            }
             if to == Pressure::Critical {
                 self.relieve(place);
             }
         }
+        self.arm_pressure();
+    }
+
+    fn arm_pressure(&mut self) {
         if !std::mem::replace(&mut self.pressing.is_armed, true) {
-            self.arm(self.now.after(PRESSURE_TICK), Timer::Pressure);
+            self.arm(self.now.after(self.config.pressure.look_every), Timer::Pressure);
         }
     }
 
@@ -55,8 +67,8 @@ impl Broker {
             self.relieve(place);
             goes_on |= moves || self.is_relieved(place);
         }
-        if goes_on && !std::mem::replace(&mut self.pressing.is_armed, true) {
-            self.arm(self.now.after(PRESSURE_TICK), Timer::Pressure);
+        if goes_on {
+            self.arm_pressure();
         }
     }
 
@@ -98,7 +110,9 @@ impl Broker {
     /// Parts that nobody has used for long, those first that should leave first. What may be lost is not among them: it
     /// leaves without being copied, so there is nothing to be won by doing that before its room is needed.
     fn cold_in(&self, place: Place) -> Vec<PartRef> {
-        let since = self.now.before(self.config.pressure.cold_after);
+        let cold_after =
+            if planted!(self, HotEvicted) { Duration::ZERO } else { self.config.pressure.cold_after };
+        let since = self.now.before(cold_after);
         let among = if place.tier == Tier::Device { &self.residents } else { &self.lodgers };
         let passed = self.pressing.passed.get(&place).copied().unwrap_or_default();
         let looked_at = among.order(place.device).skip(passed).take(COLD_LOOKED_AT);
@@ -116,8 +130,11 @@ impl Broker {
     fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some(target) = self.target(place) else { return false };
         let choice = self.choose_for_pressure(place.device, cold, target);
+        if planted!(self, ColdStays) {
+            return false;
+        }
         let leaves = !choice.victims.is_empty();
-        self.clear(choice, Cause::Rebalance);
+        self.clear(choice, Cause::Pressure);
         leaves
     }
 
@@ -159,7 +176,7 @@ impl Broker {
             {
                 continue;
             }
-            if self.begin_migration(*part, Tier::Disk, Cause::Rebalance, None).is_ok() {
+            if self.begin_migration(*part, Tier::Disk, Cause::Pressure, None).is_ok() {
                 left = left.saturating_sub(piece.size);
                 demoted = true;
             }

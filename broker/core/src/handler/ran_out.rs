@@ -1,7 +1,8 @@
 //! A device whose driver has no memory though by the books there is room: something outside took it, and the books learn of it.
 //!
 //! Who asked stands in the line again, room is made for it as for any other, and it is tried again: but only after something has
-//! left the device, or the books are short themselves. So nobody tries as fast as the driver can fail.
+//! left the device, or the books are short themselves. So nobody tries as fast as the driver can fail. Where nothing is left that
+//! could leave, and the books say that there is room, a part is tried some times more, each after a look.
 
 use vramd_types::{Bytes, DeviceIndex};
 
@@ -19,7 +20,8 @@ use crate::{
     tenancy::{OpId, Requester},
 };
 
-/// So often a batch is tried: what is undone of it leaves the device too, so that could go on for as long as it waits.
+/// So often a batch is tried: what is undone of it leaves the device too, so that could go on for as long as it waits. And so often
+/// a part is for which nothing leaves.
 const TRIES_MAX: u32 = 4;
 
 impl Broker {
@@ -27,8 +29,9 @@ impl Broker {
     pub(super) fn device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
         // What is cached goes, so that the next try finds room.
         self.give_up_cached(Some(device));
-        self.withhold(device, |ledger| ledger.lacked(Place::device(device), asked));
+        self.withhold(Place::device(device), |ledger| ledger.lacked(Place::device(device), asked));
         self.survey(device);
+        self.surveys.is_lacking(device);
         // Once it is known what is undone for that.
         self.unsettled.short.insert(device);
         self.unsettled.demands = true;
@@ -53,7 +56,7 @@ impl Broker {
             op.kind = kind;
         }
         if let Some(device) = device {
-            self.bar(Waiter::Batch(op), device);
+            self.bar(Waiter::Batch(op), device, 0);
         }
     }
 
@@ -86,7 +89,7 @@ impl Broker {
     }
 
     fn judge_part(&mut self, part: PartRef, device: DeviceIndex) {
-        if self.has_room_for(part).is_err() {
+        if self.has_room_for(part).is_err() || self.demands.may_be_tried_in_vain(part, TRIES_MAX) {
             return self.may_be_tried(Waiter::Part(part));
         }
         let asked = self.piece_of(part).map_or(Bytes::ZERO, |piece| piece.size);

@@ -1,13 +1,13 @@
 //! `Seal`: the writer unmaps, the broker hashes on its own mapping, read-only mappings follow.
 
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, DeviceIndex, PartIndex, SessionId};
 
 use super::{Start, Started, mapping::Unasked};
 use crate::{
     broker::Broker,
     command::{Command, DigestSpan, Notice, RevokeReason},
     error::Refusal,
-    event::{Kind, Target},
+    event::{DigestError, Kind, Target},
     residency::{AllocationEvent, AllocationState},
     tenancy::{OpId, OpKind, Outcome, TenantId},
 };
@@ -84,7 +84,7 @@ impl Broker {
         self.command(Command::Digest { allocation: id, spans });
     }
 
-    pub(crate) fn on_digested(&mut self, id: AllocationId, result: Result<[u8; 32], String>) {
+    pub(crate) fn on_digested(&mut self, id: AllocationId, result: Result<[u8; 32], DigestError>) {
         let Some(allocation) = self.allocations.get_mut(id) else { return };
         allocation.digesting = false;
         let (op, owner, device) = (allocation.op, allocation.owner, allocation.device);
@@ -95,7 +95,7 @@ impl Broker {
         allocation.op = None;
         let sealed = match result {
             Ok(digest) => self.check_own_name(id).map(|()| digest),
-            Err(problem) => Err(Refusal::DriverFailed { device: self.uuid(device).to_owned(), problem }),
+            Err(error) => Err(self.why_not_digested(id, device, error)),
         };
         let outcome = match sealed {
             Ok(digest) => {
@@ -122,6 +122,20 @@ impl Broker {
             // What its owner did not hold was elsewhere, and stays there until it is pinned.
             let unasked = if planted!(self, SealBringsIn) { Unasked::All } else { Unasked::AtHand };
             self.queue_maps(owner, id, unasked);
+        }
+    }
+
+    /// What cannot be read is one part's loss.
+    fn why_not_digested(&self, id: AllocationId, device: DeviceIndex, error: DigestError) -> Refusal {
+        match error {
+            DigestError::Damaged { extent, problem } => {
+                let part = self.pool.get(extent).and_then(|extent| extent.part);
+                let part = part.map_or(PartIndex(0), |part| part.part);
+                Refusal::ContentLost { allocation: id, part, problem }
+            }
+            DigestError::Failed(problem) => {
+                Refusal::DriverFailed { device: self.uuid(device).to_owned(), problem }
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use super::Timer;
 use crate::{
     broker::Broker,
     command::{Command, Notice},
+    event::Tier,
     ledger::{Books, Ledger, Place},
     migration::Waiter,
     tenancy::Session,
@@ -20,6 +21,8 @@ pub(crate) struct Surveys {
     under_way: BTreeMap<DeviceIndex, bool>,
     /// How many were done.
     done: BTreeMap<DeviceIndex, u64>,
+    /// Which one says who holds what a driver had not: those that began before do not.
+    awaited: BTreeMap<DeviceIndex, u64>,
 }
 
 impl Surveys {
@@ -31,6 +34,21 @@ impl Surveys {
             None => 0,
         };
         self.done(device).saturating_add(more)
+    }
+
+    /// The driver had not what was asked of it: the next that begins says who has it.
+    pub(super) fn is_lacking(&mut self, device: DeviceIndex) {
+        let asked = self.asked(device);
+        self.awaited.insert(device, asked);
+    }
+
+    /// Whether it is known who holds what the driver had not, if it had not something.
+    fn finds(&mut self, device: DeviceIndex) -> bool {
+        let found = self.awaited.get(&device).is_none_or(|awaited| self.done(device) >= *awaited);
+        if found {
+            self.awaited.remove(&device);
+        }
+        found
     }
 
     fn done(&self, device: DeviceIndex) -> u64 {
@@ -88,7 +106,13 @@ impl Broker {
         Bytes::new(each.saturating_mul(count))
     }
 
-    pub(crate) fn on_surveyed(&mut self, device: DeviceIndex, unbrokered: Bytes, contexts: u32) {
+    pub(crate) fn on_surveyed(
+        &mut self,
+        device: DeviceIndex,
+        unbrokered: Bytes,
+        contexts: u32,
+        host_lacking: Bytes,
+    ) {
         let done = self.surveys.done.entry(device).or_default();
         *done = done.saturating_add(1);
         let place = Place::device(device);
@@ -96,7 +120,15 @@ impl Broker {
             self.notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
-        self.withhold(device, |ledger| ledger.set_withheld(place, unbrokered, reserved));
+        let found = self.surveys.finds(device) || planted!(self, EarlyLookBelieved);
+        self.withhold(place, |ledger| {
+            ledger.set_withheld(place, unbrokered, reserved);
+            if found {
+                ledger.found(place);
+            }
+        });
+        let host = Place { device, tier: Tier::Host };
+        self.withhold(host, |ledger| ledger.set_withheld(host, host_lacking, Bytes::ZERO));
         self.cover_shortfall(device);
         self.demands.all_step_up();
         self.demands.has_been_looked_at(device);
@@ -108,23 +140,22 @@ impl Broker {
     }
 
     /// Somebody for whom the driver had no memory waits until the device has been looked at since.
-    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex) {
-        self.demands.ran_out(waiter, device, self.surveys.asked(device));
+    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex, in_vain: u32) {
+        self.demands.ran_out(waiter, device, self.surveys.asked(device), in_vain);
     }
 
     pub(crate) fn is_looked_at(&self, device: DeviceIndex, survey: u64) -> bool {
         self.surveys.done(device) >= survey
     }
 
-    /// Changes what may not be handed out of a device, and tells what that leaves uncovered.
-    pub(crate) fn withhold(&mut self, device: DeviceIndex, change: impl FnOnce(&mut Ledger)) {
-        let place = Place::device(device);
+    /// Changes what may not be handed out of a place, and tells what that leaves uncovered.
+    pub(crate) fn withhold(&mut self, place: Place, change: impl FnOnce(&mut Ledger)) {
         let shortfall = |broker: &Self| broker.ledger.books(place).map_or(Bytes::ZERO, Books::shortfall);
         let before = shortfall(self);
         change(&mut self.ledger);
         let bytes = shortfall(self);
         if before != bytes {
-            self.notice(Notice::Shortfall { device, tier: place.tier, bytes });
+            self.notice(Notice::Shortfall { device: place.device, tier: place.tier, bytes });
         }
     }
 }

@@ -121,8 +121,10 @@ impl Broker {
         let extent = self.order_beside(tenant, reserved, order)?;
         let kept = Backing::Kept { extent, tier: place.tier, clean: false };
         self.backings.insert(part, (tenant, device), size, kept);
-        self.resides(part);
-        // It could not leave before, if there was nothing set aside for it.
+        // It could not leave before, if there was nothing set aside for it. To be copied is no use of it.
+        if !self.residents.contains(part) {
+            self.resides(part);
+        }
         self.unsettled.demands |= self.is_room_wanted();
         Ok(extent)
     }

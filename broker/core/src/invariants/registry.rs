@@ -129,6 +129,12 @@ registry! {
         "what is written back lies on its device, and is copied to what it has below";
     LINE = "INV-MOVE-9", Recomputed "line.rs",
         "for those of the line who were looked at all leaves that is to leave, or it would not be enough";
+    PRESSURE = "INV-PRESSURE-1", Oracle "pressure.rs",
+        "the pressure of every place is what is held of its capacity and the steps say, and who wants to hear of it is told";
+    PRESSED = "INV-PRESSURE-2", Oracle "pressure.rs",
+        "what leaves because of pressure left a place where it was high, and nobody had used it for long";
+    RELIEVED = "INV-PRESSURE-3", Oracle "relief.rs",
+        "where pressure is high and stays so, what nobody has used for long leaves";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs, write_back.rs",

@@ -62,8 +62,8 @@ pub(crate) struct Books {
     unbrokered: Bytes,
     /// Room kept for the contexts of clients.
     contexts: Bytes,
-    /// What the driver did not have though by these books it should, until somebody has looked who holds it.
-    missing: Bytes,
+    /// What there is at most, since the driver had not so much more: until somebody has looked who holds it.
+    at_most: Option<Bytes>,
     /// Sum of what the accounts hold.
     held: Bytes,
     /// Sum of the larger of guarantee and held, by account.
@@ -75,7 +75,8 @@ pub(crate) struct Books {
 
 impl Books {
     pub(crate) fn capacity(&self) -> Bytes {
-        self.usual_capacity().saturating_sub(self.missing)
+        let usual = self.usual_capacity();
+        self.at_most.map_or(usual, |most| usual.min(most))
     }
 
     /// As it was when somebody looked last who holds what.
@@ -158,7 +159,7 @@ impl Ledger {
             share,
             unbrokered: Bytes::ZERO,
             contexts: Bytes::ZERO,
-            missing: Bytes::ZERO,
+            at_most: None,
             held: Bytes::ZERO,
             committed: Bytes::ZERO,
             guaranteed: Bytes::ZERO,
@@ -308,7 +309,18 @@ impl Ledger {
     /// What may not be handed out now: what others hold, and room for contexts.
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(books) = self.books.get_mut(&place) {
-            (books.unbrokered, books.contexts, books.missing) = (unbrokered, contexts, Bytes::ZERO);
+            (books.unbrokered, books.contexts) = (unbrokered, contexts);
+            self.changed.insert(place);
+            if place.tier != Tier::Device {
+                self.eased.insert(place.device);
+            }
+        }
+    }
+
+    /// It is known now who holds what the driver had not.
+    pub(crate) fn found(&mut self, place: Place) {
+        if let Some(books) = self.books.get_mut(&place) {
+            books.at_most = None;
             self.changed.insert(place);
         }
     }
@@ -320,7 +332,7 @@ impl Ledger {
         }
         if let Some(books) = self.books.get_mut(&place) {
             let most = books.held.saturating_add(asked).saturating_sub(GRANULARITY);
-            books.missing = books.missing.saturating_add(books.capacity().saturating_sub(most));
+            books.at_most = Some(books.at_most.map_or(most, |before| before.min(most)));
             self.changed.insert(place);
         }
     }

@@ -55,6 +55,8 @@ struct RanOut {
     device: DeviceIndex,
     /// Which look at the device says who holds what the driver had not.
     survey: u64,
+    /// How often it was tried though nothing had left.
+    in_vain: u32,
     next: Next,
 }
 
@@ -129,8 +131,20 @@ impl Demands {
     }
 
     /// The driver had no memory for it there: before it is tried again something has to change.
-    pub(crate) fn ran_out(&mut self, waiter: Waiter, device: DeviceIndex, survey: u64) {
-        self.ran_out.insert(waiter, RanOut { device, survey, next: Next::Leaves });
+    pub(crate) fn ran_out(&mut self, waiter: Waiter, device: DeviceIndex, survey: u64, in_vain: u32) {
+        self.ran_out.insert(waiter, RanOut { device, survey, in_vain, next: Next::Leaves });
+    }
+
+    /// Nothing leaves for the part: whether it is to be tried all the same, which it is not for ever.
+    pub(crate) fn may_be_tried_in_vain(&mut self, part: PartRef, tries_max: u32) -> bool {
+        let Some(it) = self.ran_out.get_mut(&Waiter::Part(part)) else { return false };
+        it.in_vain = it.in_vain.saturating_add(1);
+        it.in_vain < tries_max
+    }
+
+    /// How often the part was tried though nothing had left.
+    pub(crate) fn tried_in_vain(&self, waiter: Waiter) -> u32 {
+        self.ran_out.get(&waiter).map_or(0, |it| it.in_vain)
     }
 
     /// Whether it is not to be tried, since nothing has changed for it.

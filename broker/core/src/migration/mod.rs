@@ -35,6 +35,8 @@ pub enum Cause {
     WriteBack,
     /// Its tenant holds more on the device than its limit is now.
     Rebalance,
+    /// The tier that it lies in is full, and nobody has used it for long.
+    Pressure,
     /// An operator said so.
     Operator,
 }
@@ -59,6 +61,8 @@ pub(crate) struct Migration {
     pub(crate) awaited: bool,
     /// When who needs its room came.
     pub(crate) room_for: Option<Arrival>,
+    /// How often it was tried, since the driver had no memory, though nothing had left.
+    pub(crate) in_vain: u32,
     /// Why it was given up, once it was.
     pub(crate) stopped: Option<PartMove>,
     /// Operations that wait for it to be over.

@@ -29,6 +29,8 @@ pub struct PressureBounds {
     pub evict_to_percent: u32,
     /// Only what nobody has used for so long leaves, or is copied ahead; zero is nothing.
     pub cold_after: Duration,
+    /// While something is full, or is filling, it is looked at so often.
+    pub look_every: Duration,
 }
 
 impl Default for PressureBounds {
@@ -40,6 +42,7 @@ impl Default for PressureBounds {
             fall_percent: 3,
             evict_to_percent: 85,
             cold_after: Duration::from_secs(30),
+            look_every: Duration::from_secs(1),
         }
     }
 }

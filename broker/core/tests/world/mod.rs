@@ -17,9 +17,9 @@ use std::{
 
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
-    CreateError, DaemonFrame, DeviceConfig, Event, Hello, Kind, Lifetime, Limits, Notice, OperatorRequest,
-    PartRef, Peer, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time, TouchedPart, UnmappedPart,
-    WordsOutcome,
+    CreateError, DaemonFrame, DeviceConfig, DigestError, Event, Hello, Kind, Lifetime, Limits, Notice,
+    OperatorRequest, PartRef, Peer, PressureNote, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time,
+    TouchedPart, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -81,6 +81,8 @@ pub struct World {
     pub fail_copies: VecDeque<Option<String>>,
     /// Extents on disk that are not as they were written.
     pub damaged: BTreeSet<ExtentId>,
+    /// Who was told that a part is lost that was to come.
+    pub lost: Vec<(ChannelId, PartRef)>,
     /// What lies in each extent that was written or copied to: else zeros.
     pub contents: BTreeMap<ExtentId, u64>,
     /// Extents on disk to which nothing was written.
@@ -93,6 +95,9 @@ pub struct World {
     pub losses: BTreeMap<PartRef, u64>,
     /// What operators were told.
     pub notices: Vec<Notice>,
+    /// Who says hello wants to hear of pressure.
+    pub hears_pressure: bool,
+    pub pressure_told: Vec<(ChannelId, PressureNote)>,
     calls: u64,
     channels: u64,
 }
@@ -157,12 +162,15 @@ impl World {
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
             damaged: BTreeSet::new(),
+            lost: Vec::new(),
             contents: BTreeMap::new(),
             unwritten: BTreeSet::new(),
             written: BTreeSet::new(),
             extents: BTreeMap::new(),
             losses: BTreeMap::new(),
             notices: Vec::new(),
+            hears_pressure: false,
+            pressure_told: Vec::new(),
             calls: 0,
             channels: 0,
         };
@@ -196,6 +204,9 @@ impl World {
                     if let Some(part) = self.slots.remove(&(channel, slot)) {
                         self.written.remove(&(channel, part));
                     }
+                }
+                Command::Send { channel, frame: DaemonFrame::Pressure(note) } => {
+                    self.pressure_told.push((channel, note));
                 }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
@@ -284,12 +295,19 @@ impl World {
                 }
                 Event::Completion(Completion::Released { extent, returned })
             }
-            Command::Digest { allocation, .. } => {
-                Event::Completion(Completion::Digested { allocation, result: Ok([7; 32]) })
+            Command::Digest { allocation, spans } => {
+                let damaged = spans.iter().map(|span| span.extent).find(|it| self.damaged.contains(it));
+                let result = damaged.map_or(Ok([7; 32]), |extent| {
+                    Err(DigestError::Damaged { extent, problem: format!("{extent} is damaged") })
+                });
+                Event::Completion(Completion::Digested { allocation, result })
             }
-            Command::Survey { device, .. } => {
-                Event::Completion(Completion::Surveyed { device, unbrokered: self.outside, contexts: 0 })
-            }
+            Command::Survey { device, .. } => Event::Completion(Completion::Surveyed {
+                device,
+                unbrokered: self.outside,
+                contexts: 0,
+                host_lacking: Bytes::ZERO,
+            }),
             Command::RevokeWords { part, words } => {
                 let pinned = |channel| self.pinned.contains_key(&(channel, part));
                 let by: Vec<_> =
@@ -349,6 +367,10 @@ impl World {
                     return true;
                 }
                 ClientFrame::Unmapped(parts)
+            }
+            DaemonFrame::Lost(part) => {
+                self.lost.push((channel, part));
+                return true;
             }
             _ => return true,
         };
@@ -422,6 +444,7 @@ impl World {
             devices,
             unmapped_sessions,
             pins,
+            pressure: self.hears_pressure,
         };
         self.event(Event::Hello { channel, hello });
         let answer = self.inboxes.get_mut(&channel).and_then(VecDeque::pop_front).expect("hello is answered");

@@ -275,7 +275,7 @@ impl<'a> Bench<'a> {
     pub(super) fn survey_beside(&mut self, of: DeviceIndex, clients: &[u32]) -> (Bytes, u32) {
         self.submit(Submission::Survey { device: of, clients: clients.to_vec() });
         self.wait(|completion| match completion {
-            Completion::Surveyed { device, unbrokered, contexts } if *device == of => {
+            Completion::Surveyed { device, unbrokered, contexts, .. } if *device == of => {
                 Some((*unbrokered, *contexts))
             }
             _ => None,
@@ -294,7 +294,7 @@ impl<'a> Bench<'a> {
         if self.harness.facts().exact_capacity { grown == more } else { grown >= more }
     }
 
-    pub(super) fn digest(&mut self, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], DriverError> {
+    pub(super) fn digest(&mut self, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyError> {
         let of = new_id().get();
         self.submit(Submission::Digest { ticket: of, spans: spans.to_vec() });
         self.wait(|completion| match completion {

@@ -6,7 +6,7 @@ use super::{
     Access, Bench, Harness, Verdict,
     bench::{Extent, FIRST, new_id, pattern},
 };
-use crate::DriverError;
+use crate::{CopyError, DriverError};
 
 /// Several times what one importer's write or one thread's share is.
 const SIZE: Bytes = Bytes::mib(6);
@@ -19,7 +19,7 @@ fn filled(bench: &mut Bench<'_>, seed: u8) -> (Extent, Vec<u8>) {
     (extent, bytes)
 }
 
-fn expected(bytes: &[u8]) -> Result<[u8; 32], DriverError> {
+fn expected(bytes: &[u8]) -> Result<[u8; 32], CopyError> {
     Ok(blake3::hash(bytes).into())
 }
 
@@ -69,7 +69,7 @@ pub fn a_digest_joins_extents(harness: &dyn Harness) -> Verdict {
 pub fn a_digest_of_what_is_not_there_fails(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let (extent, bytes) = filled(&mut bench, 5);
-    let failed = |result| matches!(result, Err(DriverError::Failed(_)));
+    let failed = |result| matches!(result, Err(CopyError::Driver(DriverError::Failed(_))));
     assert!(failed(bench.digest(&[(extent.id, Bytes::new(SIZE.get() + 1))])), "longer than the extent");
     assert!(failed(bench.digest(&[(extent.id, SIZE), (new_id(), SIZE)])), "no such extent");
     assert_eq!(bench.digest(&[(extent.id, SIZE)]), expected(&bytes));

@@ -38,7 +38,7 @@ pub fn a_driver_fails_on_schedule(harness: &dyn Harness) -> Verdict {
     let failure = DriverError::Failed("the card fell off the bus".to_owned());
     assert_eq!(bench.create(FIRST, SMALL).map(drop), Err(failure.clone()));
     let extent = bench.make();
-    assert_eq!(bench.digest(&[(extent.id, SMALL)]), Err(failure));
+    assert_eq!(bench.digest(&[(extent.id, SMALL)]), Err(failure.into()));
     assert!(bench.digest(&[(extent.id, SMALL)]).is_ok());
     bench.free(extent);
     bench.finish();

@@ -6,7 +6,7 @@ use super::{
     Access, Bench, Harness, Verdict,
     bench::{Extent, SMALL, new_id, pattern},
 };
-use crate::{Completion, DriverError, HostLimit, Submission};
+use crate::{Completion, CopyError, DriverError, HostLimit, Submission};
 
 /// More than any case needs.
 const MANY: usize = 100;
@@ -15,7 +15,7 @@ fn content(seed: u8) -> Vec<u8> {
     pattern(seed, usize::try_from(SMALL.get()).expect("2 MiB fit in memory"))
 }
 
-fn hash(bytes: &[u8]) -> Result<[u8; 32], DriverError> {
+fn hash(bytes: &[u8]) -> Result<[u8; 32], CopyError> {
     Ok(blake3::hash(bytes).into())
 }
 

@@ -16,7 +16,7 @@ use super::{
     state::{Live, State},
 };
 use crate::{
-    Completion, DriverError,
+    Completion, CopyError, DriverError,
     disk::{DiskExtent, DiskReader},
 };
 
@@ -40,7 +40,7 @@ pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans }) = next else { return };
         // It has let go of the memory before it is told: who then releases the extents finds them free.
-        let result = held(state, &spans).and_then(|spans| worker.digest(&spans));
+        let result = held(state, &spans).map_err(CopyError::Driver).and_then(|spans| worker.digest(&spans));
         state.tell(Completion::Digested { ticket, result });
     }
 }
@@ -93,8 +93,8 @@ enum Coming<'a> {
 }
 
 impl Worker {
-    fn digest(&mut self, spans: &[(Live, Bytes)]) -> Result<[u8; 32], DriverError> {
-        let mut pieces = pieces(spans)?.into_iter();
+    fn digest(&mut self, spans: &[(Live, Bytes)]) -> Result<[u8; 32], CopyError> {
+        let mut pieces = pieces(spans).map_err(DriverError::from)?.into_iter();
         let mut under_way = VecDeque::new();
         let mut hasher = blake3::Hasher::new();
         loop {
@@ -109,7 +109,7 @@ impl Worker {
                     self.reader.each(extent, length, |bytes| _ = hasher.update_rayon(bytes))?;
                 }
                 Some(Coming::Device { transfer, length }) => {
-                    let (pinned, _memory) = transfer.end()?;
+                    let (pinned, _memory) = transfer.end().map_err(DriverError::from)?;
                     hasher.update_rayon(&pinned.bytes()[..length]);
                     self.idle.push(pinned);
                 }
@@ -118,7 +118,7 @@ impl Worker {
         Ok(hasher.finalize().into())
     }
 
-    fn begin<'a>(&mut self, piece: Piece<'a>) -> Result<Coming<'a>, CudaError> {
+    fn begin<'a>(&mut self, piece: Piece<'a>) -> Result<Coming<'a>, DriverError> {
         match piece {
             Piece::Host { memory, at, length } => Ok(Coming::Host(memory.view().bytes(at, length))),
             Piece::Disk { extent, length } => Ok(Coming::Disk(extent, length)),
@@ -132,10 +132,10 @@ impl Worker {
     }
 
     /// One that is idle. Those of a digest that failed are gone, and made again.
-    fn buffer(&mut self, device: &Device) -> Result<Pinned, CudaError> {
+    fn buffer(&mut self, device: &Device) -> Result<Pinned, DriverError> {
         match self.idle.pop() {
             Some(pinned) => Ok(pinned),
-            None => Pinned::new(device.context(), CHUNK),
+            None => Pinned::new(device.context(), CHUNK).map_err(CudaError::of_pinned),
         }
     }
 

@@ -66,7 +66,7 @@ impl Side for CudaSide {
     fn buffer(&mut self, length: usize) -> Result<CudaRoom, DriverError> {
         let (device, _) =
             self.streams.first().ok_or_else(|| DriverError::Failed("there is no device".to_owned()))?;
-        Ok(CudaRoom::Ring(Pinned::new(device.context(), length)?))
+        Pinned::new(device.context(), length).map(CudaRoom::Ring).map_err(CudaError::of_pinned)
     }
 
     fn fetch(&mut self, held: &Held, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {

@@ -57,7 +57,7 @@ impl HostMaker {
 
     /// Until nobody can send any more.
     pub(super) fn run(mut self, state: &State, orders: &Receiver<HostOrder>) {
-        while let Some(order) = batch::next(orders, || self.fill(state)) {
+        while let Some(order) = batch::next(orders, || self.fill_and_say(state)) {
             match order {
                 HostOrder::Make { extent, node, size, zeroed } => {
                     let result = self.make(state, extent, node, size, zeroed);
@@ -83,6 +83,7 @@ impl HostMaker {
                     state.tell(Completion::Released { extent, returned });
                 }
             }
+            self.say_what_is_missing(state);
         }
         for (node, it) in &mut self.nodes {
             if let Some(kept) = it.give_up_filling() {
@@ -90,6 +91,17 @@ impl HostMaker {
                 tell_kept(state, *node, kept, Some(problem));
             }
         }
+    }
+
+    fn fill_and_say(&mut self, state: &State) -> bool {
+        let filled = self.fill(state);
+        self.say_what_is_missing(state);
+        filled
+    }
+
+    /// Whoever looks at what others hold looks whether that could be had.
+    fn say_what_is_missing(&self, state: &State) {
+        state.will_pin(self.nodes.iter().map(|(node, it)| (*node, it.to_pin())).collect());
     }
 
     /// Whether a piece was pinned ahead of need.

@@ -224,10 +224,10 @@ fn failed(what: &str, error: &dyn std::error::Error) -> DriverError {
 
 /// Which limit it was, where memory ran out: that on locked memory, if it may have been.
 fn why(error: CudaError, locked: Option<Bytes>) -> DriverError {
-    match DriverError::from(error) {
-        DriverError::OutOfMemory => {
-            DriverError::OutOfHostMemory(locked.map_or(HostLimit::Pinned, HostLimit::Locked))
+    match (error.of_pinned(), locked) {
+        (DriverError::OutOfHostMemory(_), Some(locked)) => {
+            DriverError::OutOfHostMemory(HostLimit::Locked(locked))
         }
-        other => other,
+        (other, _) => other,
     }
 }

@@ -32,6 +32,11 @@ impl Node {
         Ok(())
     }
 
+    /// What is to be pinned yet of what is to be kept.
+    pub(super) fn to_pin(&self) -> Bytes {
+        if self.is_keeping { self.size.saturating_sub(self.pinned()) } else { Bytes::ZERO }
+    }
+
     pub(super) fn pinned(&self) -> Bytes {
         self.used.saturating_add(self.pool.bytes())
     }

@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use vramd_types::Bytes;
+use vramd_types::{Bytes, GRANULARITY};
 
 use crate::{HostLimit, left_to_others};
 
@@ -16,6 +16,23 @@ pub(super) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
         return Some(HostLimit::Free(left));
     }
     left_by_cgroup().filter(|left| in_cgroup && size > *left).map(HostLimit::Cgroup)
+}
+
+/// What could be had now, as far as anybody says.
+pub(super) fn left(in_cgroup: bool) -> Option<Bytes> {
+    let cgroup = if in_cgroup { left_by_cgroup() } else { None };
+    [available(), cgroup].into_iter().flatten().min()
+}
+
+/// Of what is to be had on one node, of so much on all of them, the share of one device that could not be had: several are near.
+pub(super) fn lacking(its: Bytes, all: Bytes, near: usize, left: Option<Bytes>) -> Bytes {
+    let Some(short) = left.map(|left| all.saturating_sub(left)).filter(|short| !short.is_zero()) else {
+        return Bytes::ZERO;
+    };
+    let parts = u128::from(all.get()).max(1) * u128::try_from(near).unwrap_or(1).max(1);
+    let share = (u128::from(short.get()) * u128::from(its.get())).div_ceil(parts);
+    let share = Bytes::new(u64::try_from(share).unwrap_or(u64::MAX));
+    share.checked_round_up(GRANULARITY).unwrap_or(share)
 }
 
 /// What the kernel could give without swapping, and without what is others'. Asking the driver for more may end other processes instead.
@@ -72,6 +89,17 @@ mod tests {
         assert_eq!(available_in("MemTotal: 8388608 kB\nMemAvailable: 2097151 kB\n"), Some(Bytes::ZERO));
         assert_eq!(available_in("MemAvailable: 2048 kB\n"), Some(Bytes::mib(2)));
         assert_eq!(available_in("MemTotal: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_shared_by_who_is_to_have_it() {
+        let mib = Bytes::mib;
+        let lacking = |its, all, near, left| lacking(mib(its), mib(all), near, Some(mib(left)));
+        assert_eq!(lacking(40, 40, 1, 40), Bytes::ZERO);
+        assert_eq!(lacking(40, 40, 1, 30), mib(10));
+        assert_eq!(lacking(40, 40, 2, 30), mib(6), "in whole granules");
+        assert_eq!(lacking(40, 80, 1, 60), mib(10), "the other node lacks as much");
+        assert_eq!(super::lacking(mib(40), mib(40), 1, None), Bytes::ZERO, "nobody says");
     }
 
     #[test]

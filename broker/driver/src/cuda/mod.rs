@@ -133,7 +133,8 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let is_zero = host == HostKind::Registered || scrub::zeroes_host(params);
     let host_maker = HostMaker::new(Pinner { kind: host, devices: devices.clone(), is_zero });
     let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, devices: facts };
-    start(Arc::new(State::new(api, devices, sink)), makers, host_maker, disk, facts)
+    let state = State::new(api, devices, host == HostKind::Registered, sink);
+    start(Arc::new(state), makers, host_maker, disk, facts)
 }
 
 /// What is found out about a device once it is open.

@@ -1,7 +1,7 @@
 //! What the driver's threads share.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -10,9 +10,9 @@ use std::{
     },
 };
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 
-use super::{api::Api, device::Device, memory::Held};
+use super::{api::Api, device::Device, host_room, memory::Held};
 use crate::{
     Completion, DriverError, Sink,
     disk::{DiskExtent, Registry},
@@ -22,6 +22,10 @@ pub(super) struct State {
     pub(super) devices: Vec<Arc<Device>>,
     api: Arc<Api>,
     extents: Mutex<HashMap<ExtentId, Extent>>,
+    /// What is to be pinned yet of the memory of each node that is to be kept.
+    to_pin: Mutex<BTreeMap<HostNode, Bytes>>,
+    /// Whether that is charged to the process's cgroup.
+    in_cgroup: bool,
     lost: AtomicBool,
     sink: Sink,
 }
@@ -55,8 +59,25 @@ impl Live {
 }
 
 impl State {
-    pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, sink: Sink) -> Self {
-        Self { devices, api, extents: Mutex::default(), lost: AtomicBool::new(false), sink }
+    pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, in_cgroup: bool, sink: Sink) -> Self {
+        let (extents, to_pin, lost) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Self { devices, api, extents, to_pin, in_cgroup, lost, sink }
+    }
+
+    /// What is to be pinned yet, by node.
+    pub(super) fn will_pin(&self, to_pin: BTreeMap<HostNode, Bytes>) {
+        *self.to_pin.lock().unwrap_or_else(PoisonError::into_inner) = to_pin;
+    }
+
+    /// What could not be pinned now of what is to be kept near one device of a node.
+    pub(super) fn host_lacking(&self, node: HostNode) -> Bytes {
+        let to_pin = self.to_pin.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(its) = to_pin.get(&node).copied().filter(|bytes| !bytes.is_zero()) else {
+            return Bytes::ZERO;
+        };
+        let near = self.devices.iter().filter(|device| device.node() == node).count();
+        let all = to_pin.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        host_room::lacking(its, all, near, host_room::left(self.in_cgroup))
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.

@@ -48,7 +48,8 @@ impl Surveys {
     pub(super) fn answer(&mut self, state: &State, index: DeviceIndex, clients: Vec<u32>) {
         let at = usize::from(index.0);
         let (Some(latest), Some(device)) = (self.0.get_mut(at), state.devices.get(at)) else {
-            state.tell(Completion::Surveyed { device: index, unbrokered: Bytes::ZERO, contexts: 0 });
+            let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::ZERO);
+            state.tell(Completion::Surveyed { device: index, unbrokered, contexts: 0, host_lacking });
             return;
         };
         latest.clients = clients;
@@ -60,7 +61,8 @@ impl Surveys {
             }
             Err(_) => (device.accounts().outsiders(), device.contexts()),
         };
-        state.tell(Completion::Surveyed { device: index, unbrokered, contexts });
+        let host_lacking = state.host_lacking(device.node());
+        state.tell(Completion::Surveyed { device: index, unbrokered, contexts, host_lacking });
     }
 
     /// Looks at those devices again where it is time to.

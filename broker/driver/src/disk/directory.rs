@@ -1,11 +1,11 @@
 //! The directory in which extents lie: found fit for it when it is opened, and one daemon's alone.
 //!
-//! The lock goes with the process, however it ends. What an earlier one has left, which holds the lock no more, is then
-//! deleted: nobody knows what is in it.
+//! The directory itself is locked, and that goes with the process, however it ends. What an earlier one has left, which holds the
+//! lock no more, is then deleted: nobody knows what is in it. A file says whose it is, for people.
 
 use std::{
     fs::{self, File},
-    io::{Read, Seek, Write},
+    io::{Read, Write},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -13,8 +13,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstatvfs, open, openat,
-        unlinkat,
+        AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstatvfs, ftruncate, open,
+        openat, unlinkat,
     },
     io::{Errno, pread, pwrite},
 };
@@ -35,11 +35,10 @@ const PROBE: &str = "vramd-probe";
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
+    /// Locked for as long as it is open.
     fd: OwnedFd,
     capacity: Bytes,
     used: Mutex<Bytes>,
-    /// Last: the directory is ours until all else is given up.
-    _lock: File,
 }
 
 impl Directory {
@@ -51,14 +50,17 @@ impl Directory {
             Errno::NOTDIR => DirectoryError::NoDirectory(path.to_owned()),
             error => doing.failed("open it", error),
         })?;
-        let lock = lock(&doing, &fd)?;
+        let mut owner = lock(&doing, &fd)?;
         delete_left_over(&doing, &fd)?;
+        // Not before: what was left may have filled the disk.
+        writeln!(owner, "{}", std::process::id())
+            .map_err(|error| doing.failed("write its lock file", error))?;
         probe(&doing, &fd)?;
         let free = free(&fd).map_err(|error| doing.failed("ask how much is free", error))?;
         if free < capacity {
             return Err(DirectoryError::TooSmall { directory: path.to_owned(), free, capacity });
         }
-        Ok(Self { path: path.to_owned(), fd, capacity, used: Mutex::default(), _lock: lock })
+        Ok(Self { path: path.to_owned(), fd, capacity, used: Mutex::default() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -105,8 +107,11 @@ pub(super) struct ExtentFile {
 
 impl Drop for ExtentFile {
     fn drop(&mut self) {
-        // Where it can't be, the next daemon will.
-        let _ = unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty());
+        let deleted = unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty());
+        // Where it can't be, the next daemon will: it is to have no bytes until then, and else they stay charged.
+        if deleted.is_err_and(|error| error != Errno::NOENT) && ftruncate(&self.fd, 0).is_err() {
+            self.charge.size = Bytes::ZERO;
+        }
     }
 }
 
@@ -146,7 +151,7 @@ fn is_ours(name: &str) -> bool {
     id.is_some_and(|id| name_of(ExtentId::from_raw(id)) == name) || name == PROBE
 }
 
-/// Whoever has it writes its process id there, for people.
+/// The file in which whoever has the directory writes its process id: nobody's, at first.
 fn lock(doing: &Doing<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = openat(directory, LOCK, flags, PRIVATE).map_err(|error| match error {
@@ -154,7 +159,8 @@ fn lock(doing: &Doing<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> 
         error => doing.failed("open its lock file", error),
     })?;
     let mut file = File::from(fd);
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    // The file could be deleted, and another made.
+    match flock(directory, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => {
             let mut text = String::new();
             let by = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
@@ -162,9 +168,7 @@ fn lock(doing: &Doing<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> 
         }
         locked => locked.map_err(|error| doing.failed("lock it", error))?,
     }
-    let written =
-        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
-    written.map_err(|error| doing.failed("write its lock file", error))?;
+    file.set_len(0).map_err(|error| doing.failed("empty its lock file", error))?;
     Ok(file)
 }
 
@@ -183,7 +187,15 @@ fn delete_left_over(doing: &Doing<'_>, directory: &OwnedFd) -> Result<(), Direct
 
 /// Whether a file there can be preallocated, and written and read past the page cache.
 fn probe(doing: &Doing<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
-    let probed = try_out(doing, || openat(directory, PROBE, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE));
+    let mut is_ours = true;
+    let probed = try_out(doing, || {
+        let opened = openat(directory, PROBE, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE);
+        is_ours = !matches!(opened, Err(Errno::EXIST));
+        opened
+    });
+    if !is_ours {
+        return probed;
+    }
     // Some file systems make the file before they see that it can't be opened so.
     match unlinkat(directory, PROBE, AtFlags::empty()) {
         Err(error) if error != Errno::NOENT => Err(doing.failed("delete a file", error)),

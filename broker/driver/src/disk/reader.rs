@@ -19,16 +19,16 @@ impl DiskReader {
         extent: &DiskExtent,
         length: Bytes,
         mut take: impl FnMut(&[u8]),
-    ) -> Result<(), DriverError> {
+    ) -> Result<(), CopyError> {
         if length > extent.size() {
             let (id, size) = (extent.id(), extent.size().get());
-            return Err(DriverError::Failed(format!("{id} has only {size} bytes")));
+            return Err(DriverError::Failed(format!("{id} has only {size} bytes")).into());
         }
         let mut at = 0;
         while at < length.get() {
             let piece = PIECE.min(length.get() - at);
             let bytes = self.piece(extent, at, usize::try_from(piece).unwrap_or(usize::MAX));
-            take(bytes.map_err(|error| DriverError::Failed(error.to_string()))?);
+            take(bytes?);
             at += piece;
         }
         Ok(())

@@ -266,9 +266,12 @@ impl Books {
         returned.into_keys().collect()
     }
 
-    /// As of the last look.
-    pub(super) fn unbrokered(&self, device: DeviceIndex) -> Bytes {
-        self.devices.get(usize::from(device.0)).map_or(Bytes::ZERO, |account| account.unbrokered)
+    /// As of the last look: of a device, and its share of what others took of the host's memory.
+    pub(super) fn unbrokered(&self, device: DeviceIndex) -> (Bytes, Bytes) {
+        let of_device = self.devices.get(usize::from(device.0)).map_or(Bytes::ZERO, |it| it.unbrokered);
+        let devices = u64::try_from(self.devices.len()).unwrap_or(1).max(1);
+        let share = Bytes::new(self.host.unbrokered.get().div_ceil(devices));
+        (of_device, share.checked_round_up(GRANULARITY).unwrap_or(share))
     }
 
     /// Of a place that an identity names, which is always one of ours.
@@ -381,7 +384,7 @@ mod tests {
         assert!(books.live(id(1)).is_none());
         assert_eq!(books.settle(&Sightings::from([(identity, Bytes::mib(4))])), []);
         assert!(books.is_awaited(id(1)));
-        assert_eq!(books.unbrokered(DEVICE), Bytes::ZERO, "awaited memory is explained");
+        assert_eq!(books.unbrokered(DEVICE), (Bytes::ZERO, Bytes::ZERO), "awaited memory is explained");
         assert_eq!(books.admit(id(2), FIRST, Bytes::mib(2)), Err(Refusal::Tight));
         assert_eq!(books.settle(&Sightings::new()), [id(1)]);
         assert_eq!(books.admit(id(2), FIRST, Bytes::mib(4)), Ok(()));
@@ -395,10 +398,10 @@ mod tests {
         let reused_id = Identity { inode: live.inode + 1, ..live };
         let seen = [(live, Bytes::mib(2)), (reused_id, Bytes::mib(4))];
         books.settle(&seen.into_iter().collect());
-        assert_eq!(books.unbrokered(DEVICE), Bytes::mib(4));
+        assert_eq!(books.unbrokered(DEVICE), (Bytes::mib(4), Bytes::ZERO));
         assert_eq!(books.admit(id(2), FIRST, Bytes::mib(2)), Ok(()));
         assert_eq!(books.admit(id(2), FIRST, Bytes::mib(4)), Err(Refusal::Tight));
         books.settle(&Sightings::new());
-        assert_eq!(books.unbrokered(DEVICE), Bytes::ZERO);
+        assert_eq!(books.unbrokered(DEVICE), (Bytes::ZERO, Bytes::ZERO));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError, mpsc::Receiver};
 use vramd_types::{Bytes, ExtentId};
 
 use super::state::{Live, State};
-use crate::{Completion, DriverError, digest::Hasher, disk::DiskReader};
+use crate::{Completion, CopyError, DriverError, digest::Hasher, disk::DiskReader};
 
 pub(super) const THREADS: usize = 2;
 
@@ -23,17 +23,13 @@ pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans, failure }) = next else { return };
         // It has let go of the memory before it is told: who then releases the extents finds them free.
-        let result = failure.map_or_else(|| hash(state, &mut reader, &spans), Err);
+        let result = failure.map_or_else(|| hash(state, &mut reader, &spans), |error| Err(error.into()));
         state.tell(Completion::Digested { ticket, result });
     }
 }
 
 /// The extents are kept for as long as it takes, even if they are released meanwhile.
-fn hash(
-    state: &State,
-    reader: &mut DiskReader,
-    spans: &[(ExtentId, Bytes)],
-) -> Result<[u8; 32], DriverError> {
+fn hash(state: &State, reader: &mut DiskReader, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyError> {
     let found = spans.iter().map(|(extent, length)| state.find(*extent).map(|found| (found, *length)));
     let found: Vec<(Live, Bytes)> = found.collect::<Result<_, _>>()?;
     let mut hasher = Hasher::default();

@@ -45,8 +45,8 @@ pub(super) fn run(state: &State, looks: &Receiver<Look>, disk: &Sender<DiskOrder
             match look {
                 Look::Release { .. } => {}
                 Look::Survey { device } => {
-                    let unbrokered = state.books().unbrokered(device);
-                    state.tell(Completion::Surveyed { device, unbrokered, contexts: 0 });
+                    let (unbrokered, host_lacking) = state.books().unbrokered(device);
+                    state.tell(Completion::Surveyed { device, unbrokered, contexts: 0, host_lacking });
                 }
                 Look::Make(make) => retry(state, &make),
             }

@@ -72,6 +72,7 @@ fn cause(cause: Cause) -> v1::MoveCause {
         Cause::Demand => v1::MoveCause::Demand,
         Cause::WriteBack => v1::MoveCause::WriteBack,
         Cause::Rebalance => v1::MoveCause::Rebalance,
+        Cause::Pressure => v1::MoveCause::Pressure,
         Cause::Operator => v1::MoveCause::Operator,
     }
 }

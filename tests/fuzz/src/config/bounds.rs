@@ -3,6 +3,7 @@
 
 use std::{path::Path, time::Duration};
 
+use broker_core::PressureBounds;
 use broker_driver::sim::{Effect, Operation};
 use vramd::{
     config::{self, Config, DeviceChoice, Limits, SimDevices, Telemetry},
@@ -15,7 +16,8 @@ const PART_SIZE_MAX: u64 = 16 << 30;
 const FEW: Descriptors = Descriptors { limit: 64, open: 60 };
 
 pub(super) fn check(config: &Config) {
-    let Config { memory, disk, quota, tenants, limits, driver, telemetry, daemon: _ } = config;
+    let Config { memory, disk, quota, tenants, limits, driver, telemetry, pressure, daemon: _ } = config;
+    of_pressure(&pressure.bounds());
     let defaults = [quota.default.limit, quota.default.host_limit, quota.default.disk_limit];
     for share in defaults.into_iter().chain([memory.device_share, memory.margin]) {
         assert!(!matches!(share, Quantity::Percent(101..)), "{share}");
@@ -43,6 +45,16 @@ pub(super) fn check(config: &Config) {
     of_core(limits);
     devices(config, driver);
     of_telemetry(telemetry);
+}
+
+/// Its steps ascend, each is left before the one below it is entered, and what leaves ends the step that it leaves for.
+fn of_pressure(bounds: &PressureBounds) {
+    let steps = [0, bounds.elevated_percent, bounds.high_percent, bounds.critical_percent, 101];
+    assert!(steps.windows(2).all(|pair| pair[0] < pair[1]), "{bounds:?}");
+    assert!(steps[1..4].windows(2).all(|pair| bounds.fall_percent < pair[1] - pair[0]), "{bounds:?}");
+    assert!(bounds.fall_percent < bounds.elevated_percent, "{bounds:?}");
+    let most = bounds.high_percent - bounds.fall_percent;
+    assert!((1..most).contains(&bounds.evict_to_percent), "{bounds:?}");
 }
 
 fn of_telemetry(telemetry: &Telemetry) {

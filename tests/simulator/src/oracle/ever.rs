@@ -45,7 +45,7 @@ impl Oracle {
     }
 
     fn fit_on(&mut self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
-        let capacity = self.capacity(device) + self.facts.places[device].missing;
+        let capacity = self.usual_capacity(device);
         let (mut with, mut is_own) = (0, true);
         for tenant in 0..self.facts.tenants.len() {
             // What is about to be written since this event began is judged when it is.

@@ -7,8 +7,8 @@ use std::{
 };
 
 use broker_core::{
-    CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
-    Slot, StoredQuotas, Tier, Time, WaitView,
+    CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, Pressure,
+    RequestKey, Slot, StoredQuotas, Tier, Time, WaitView,
 };
 use vramd_types::{AllocationId, ExtentId, Quantity, SessionId};
 
@@ -38,8 +38,11 @@ pub(super) struct PlaceFacts {
     pub(super) context: u64,
     pub(super) unbrokered: u64,
     pub(super) contexts: u64,
-    /// What the driver did not have though there was room, until it is looked who holds it.
-    pub(super) missing: u64,
+    /// What there is at most, since the driver had not so much more, until it is looked who holds it.
+    pub(super) at_most: Option<u64>,
+    /// It is being looked at; and that look began before the driver had not what was asked.
+    pub(super) looking: bool,
+    pub(super) looks_too_early: bool,
     /// After so many looks nobody waits any more only since the driver had none.
     pub(super) looks_left: u8,
 }
@@ -78,6 +81,7 @@ pub(super) struct SessionFacts {
     pub(super) in_flight: usize,
     /// It has a word table.
     pub(super) pins: bool,
+    pub(super) hears_pressure: bool,
     /// It does not answer, as the broker says.
     pub(super) silent: bool,
     pub(super) silent_since: Option<Time>,
@@ -305,6 +309,16 @@ pub(super) struct Facts {
     pub(super) some_stuck: bool,
     /// How many events there were.
     pub(super) clock: u64,
+    /// What was said last of each place.
+    pub(super) pressure: BTreeMap<usize, Pressure>,
+    /// Until when places were full last.
+    pub(super) high_until: BTreeMap<usize, Time>,
+    /// By full place: parts of it that could leave, and since when that has been seen.
+    pub(super) idle_since: BTreeMap<usize, BTreeMap<PartRef, Time>>,
+    /// What who wants to hear of it was told last.
+    pub(super) told: BTreeMap<(ChannelId, usize), Pressure>,
+    /// When each part was seen to be used last, or came to where it is.
+    pub(super) used: BTreeMap<PartRef, Time>,
     pub(super) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
     /// What was read of each allocation that was ever hashed.
     pub(super) digests: BTreeMap<AllocationId, [u8; 32]>,

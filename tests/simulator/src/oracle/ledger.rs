@@ -56,17 +56,25 @@ impl Oracle {
     }
 
     pub(super) fn capacity(&self, place: usize) -> u64 {
+        let usual = self.usual_capacity(place);
+        self.facts.places[place].at_most.map_or(usual, |most| usual.min(most))
+    }
+
+    /// Whatever the driver had not.
+    pub(super) fn usual_capacity(&self, place: usize) -> u64 {
         let facts = &self.facts.places[place];
         let contexts = facts.context * (facts.contexts.max(self.sessions_reserved) + 1);
-        facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts).saturating_sub(facts.missing)
+        facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts)
     }
 
     /// A device had not so much more, whatever its books say: so there is less of it than what is held and that.
     pub(super) fn ran_out(&mut self, place: usize, size: u64) {
         if self.facts.places[place].tier == Tier::Device {
             let most = self.held_by_all(place).0 + size - GRANULARITY.get();
-            self.facts.places[place].missing += self.capacity(place).saturating_sub(most);
-            self.facts.places[place].looks_left = LOOKS;
+            let facts = &mut self.facts.places[place];
+            facts.at_most = Some(facts.at_most.map_or(most, |before| before.min(most)));
+            facts.looks_too_early = facts.looking;
+            facts.looks_left = LOOKS;
         }
     }
 

@@ -35,8 +35,10 @@ mod packets;
 mod pinned;
 mod pins;
 mod places;
+mod pressure;
 mod reasons;
 mod recycling;
+mod relief;
 mod repeats;
 mod sealing;
 mod sent;
@@ -48,8 +50,9 @@ mod waits;
 mod write_backs;
 
 use broker_core::{
-    Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier,
-    Time, invariants::Violation,
+    Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, PressureBounds, Refusal, Reply,
+    StoredQuotas, Tier, Time,
+    invariants::{PRESSED, Violation},
 };
 use vramd_types::Quantity;
 
@@ -67,6 +70,7 @@ pub struct Oracle {
     default_limit: Quantity,
     default_host_limit: Quantity,
     default_disk_limit: Quantity,
+    bounds: PressureBounds,
     sessions_reserved: u64,
     step: Step,
     broken: Vec<Violation>,
@@ -147,6 +151,7 @@ impl Oracle {
             default_limit: config.default_limit,
             default_host_limit: config.default_host_limit,
             default_disk_limit: config.default_disk_limit,
+            bounds: config.pressure,
             sessions_reserved: u64::from(config.sessions_reserved),
             step: Step::default(),
             broken: Vec::new(),
@@ -194,9 +199,11 @@ impl Oracle {
                     self.parts_sent(*channel, parts);
                 }
                 DaemonFrame::Revoke { parts, reason } => self.revoked(*channel, parts, *reason),
+                DaemonFrame::Lost(part) => self.is_told_of_loss(*channel, *part),
                 DaemonFrame::PinAnswer { call, refusal } => {
                     self.pin_answered(*channel, *call, refusal.as_ref());
                 }
+                DaemonFrame::Pressure(note) => self.pressure_told(*channel, note),
                 DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
             },
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
@@ -228,7 +235,16 @@ impl Oracle {
                 self.extent_reused(*extent, *part, broker);
             }
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
-            Command::Notice(Notice::Moved { part, tier, .. }) => {
+            Command::Notice(Notice::PressureChanged { device, tier, from, to, held, capacity }) => {
+                self.pressure_changed(
+                    (usize::from(device.0), *tier),
+                    *from,
+                    *to,
+                    (held.get(), capacity.get()),
+                );
+            }
+            Command::Notice(Notice::Moved { part, tier, cause, began, .. }) => {
+                self.leaves_by_pressure(*part, *tier, *cause, *began);
                 if *tier != Tier::Device && !self.moves_below(*part, *tier) {
                     self.nobody_held(*part);
                     self.leaves_its_device(*part, false, broker);
@@ -245,7 +261,10 @@ impl Oracle {
                 Notice::MoveStopped { cause: Cause::WriteBack, .. }
                 | Notice::MoveFailed { cause: Cause::WriteBack, .. },
             ) => {}
-            Command::Notice(Notice::Dropped { part, bytes, tier, .. }) => {
+            Command::Notice(Notice::Dropped { part, bytes, tier, cause, .. }) => {
+                self.expect(PRESSED, *cause != Cause::Pressure, || {
+                    format!("{part:?} is given up for pressure alone")
+                });
                 self.nobody_held(*part);
                 self.leaves_its_device(*part, false, broker);
                 self.was_dropped(*part, bytes.get(), *tier);
@@ -266,10 +285,8 @@ impl Oracle {
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.broken.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::ReleaseNow { .. }
-            | Command::ClearWritten { .. }
-            | Command::Survey { .. }
-            | Command::Notice(_) => {}
+            Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].looking = true,
+            Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
         }
     }
 
@@ -280,6 +297,7 @@ impl Oracle {
         self.forget_unmade(broker);
         self.words_are_collected();
         self.unmappable_is_told();
+        self.loss_is_told(broker);
         self.leaves_once_written_back(broker);
         self.guarantees_are_kept();
         self.liar_is_quarantined();
@@ -297,6 +315,8 @@ impl Oracle {
         self.learn_failed_batches(broker);
         self.nobody_is_kept_waiting(broker);
         self.nobody_waits_for_ever();
+        self.pressure_is_as_shown(broker);
+        self.pressure_is_relieved(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, place, broker);

@@ -2,7 +2,7 @@
 
 use broker_core::{
     CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest,
-    RequestKey, StoredQuotas, Target, TouchedPart, WordsOutcome,
+    RequestKey, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, SessionId};
 
@@ -67,6 +67,9 @@ impl Oracle {
 
     fn observe_touch(&mut self, &TouchedPart { session, part, pinned }: &TouchedPart) {
         let maps = self.facts.sessions.get(&session).is_some_and(|it| it.holds.contains_key(&part));
+        if maps {
+            self.facts.used.insert(part, self.facts.now);
+        }
         match pinned {
             true if maps => _ = self.facts.pinned.insert((part, session)),
             true => {}
@@ -229,11 +232,17 @@ impl Oracle {
             Completion::WrittenCleared { part, cleared } => {
                 self.step.cleared = Some(*part).filter(|_| *cleared);
             }
-            Completion::Surveyed { device, unbrokered, contexts } => {
+            Completion::Surveyed { device, unbrokered, contexts, host_lacking } => {
+                if let Some(host) = self.facts.place(usize::from(device.0), Tier::Host) {
+                    self.facts.places[host].unbrokered = host_lacking.get();
+                }
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();
                 place.contexts = u64::from(*contexts);
-                place.missing = 0;
+                place.looking = false;
+                if !std::mem::take(&mut place.looks_too_early) {
+                    place.at_most = None;
+                }
                 place.looks_left = place.looks_left.saturating_sub(1);
                 self.facts.unlucky.clear();
                 self.facts.extents_ran_out = false;

@@ -29,6 +29,7 @@ impl Oracle {
             owes_words: hello.pins.then_some(self.facts.now),
             in_flight: 0,
             pins: hello.pins,
+            hears_pressure: hello.pressure,
             silent: false,
             silent_since: None,
             away: Default::default(),

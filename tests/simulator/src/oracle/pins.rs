@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use broker_core::{
-    ChannelId, PartRef, Refusal,
+    Broker, ChannelId, PartRef, Refusal,
     invariants::{BOUNDS, FENCES, PIN_ANSWERS},
 };
 use vramd_types::{AllocationId, SessionId};
@@ -45,6 +45,27 @@ impl Oracle {
                 false => session.coming.remove(&part),
             };
         }
+    }
+
+    /// What the part holds is lost: who was to be sent it is told so, keeps it, and is not to be sent it any more.
+    pub(super) fn is_told_of_loss(&mut self, channel: ChannelId, part: PartRef) {
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
+        let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+        let is_so = session.owed.remove(&part) && self.step.damaged == Some(part);
+        session.away.insert(part);
+        self.expect(PIN_ANSWERS, is_so, || format!("{id} is told that {part:?} is lost"));
+    }
+
+    /// After the event: nobody waits for what is lost.
+    pub(super) fn loss_is_told(&mut self, broker: &Broker) {
+        let Some(part) = self.step.damaged.filter(|part| Self::is_to_be_mapped(*part, broker)) else {
+            return;
+        };
+        let mut sessions = self.facts.sessions.iter();
+        let left = sessions.find(|(_, it)| self.is_served(it) && it.owed.contains(&part)).map(|(id, _)| *id);
+        self.expect(PIN_ANSWERS, left.is_none(), || {
+            format!("{left:?} is to be sent {part:?}, which is lost")
+        });
     }
 
     /// What a session with pins could not map it may ask for again. Its calls on that are over.

@@ -12,7 +12,9 @@ pub(super) fn of(config: &Config) -> Vec<PlaceFacts> {
         context: device.context_bytes.get(),
         unbrokered: 0,
         contexts: 0,
-        missing: 0,
+        at_most: None,
+        looking: false,
+        looks_too_early: false,
         looks_left: 0,
     });
     let each = config.devices.iter();
@@ -24,7 +26,9 @@ pub(super) fn of(config: &Config) -> Vec<PlaceFacts> {
         context: 0,
         unbrokered: 0,
         contexts: 0,
-        missing: 0,
+        at_most: None,
+        looking: false,
+        looks_too_early: false,
         looks_left: 0,
     });
     devices.chain(below).collect()

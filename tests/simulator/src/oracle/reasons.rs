@@ -81,6 +81,7 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::StillMapped,
                 R::SlotsExhausted,
                 R::DriverFailed,
+                R::ContentLost,
             ],
         },
         Asked::Operator { request, .. } => match request {

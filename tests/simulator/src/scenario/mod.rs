@@ -51,6 +51,8 @@ pub struct Seat {
     pub devices: Option<Vec<String>>,
     /// Its processes speak pins.
     pub pins: bool,
+    /// They want to be told how full devices are.
+    pub hears_pressure: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -77,13 +79,14 @@ impl Scenario {
         let tenants = TENANTS[..usize::try_from(dice.between(2, 5)).unwrap_or(2)].to_vec();
         let uuids: Vec<_> = config.devices.iter().map(|device| device.uuid.clone()).collect();
         let seats = (0..dice.between(3, 9))
-            .map(|_| {
+            .map(|seat| {
                 let some = dice.chance(150).then(|| vec![uuids[dice.index(uuids.len())].clone()]);
                 Seat {
                     tenant: dice.one(&tenants),
                     script: dice.one(&Script::ALL),
                     devices: some,
                     pins: dice.chance(800),
+                    hears_pressure: seat % 2 == 0,
                 }
             })
             .collect();
@@ -91,6 +94,7 @@ impl Scenario {
         let think_micros = dice.one(&[300, 1_000, 4_000]);
         let harvest_micros = dice.one(&[1_000, 10_000, 100_000]);
         config.check_shadows = dice.chance(150);
+        config.pressure = node::pressure(&mut dice);
         Self { config, stored, seats, tenants, faults, think_micros, harvest_micros }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use broker_core::{Config, DeviceConfig, EvictionPolicy, Limits, PartRef, StoredQuota, StoredQuotas, Tier};
+use broker_core::{
+    Config, DeviceConfig, EvictionPolicy, Limits, PartRef, PressureBounds, StoredQuota, StoredQuotas, Tier,
+};
 use vramd_types::{AllocationId, Bytes, IdSource, PartIndex, Quantity};
 
 use super::TENANTS;
@@ -62,8 +64,23 @@ pub(super) fn config(dice: &mut Dice) -> Config {
         sessions_reserved: dice.small(3),
         eviction: eviction(dice),
         check_shadows: false,
-        pressure: broker_core::PressureBounds::default(),
+        pressure: PressureBounds::default(),
         limits: limits(dice),
+    }
+}
+
+/// Where steps of pressure begin, and how soon something is cold; in some worlds nothing ever is.
+pub(super) fn pressure(dice: &mut Dice) -> PressureBounds {
+    let (elevated_percent, high_percent, critical_percent, fall_percent, evict_to_percent) =
+        dice.one(&[(80, 90, 95, 3, 85), (40, 60, 80, 5, 50), (10, 20, 30, 2, 15), (60, 80, 100, 10, 65)]);
+    PressureBounds {
+        elevated_percent,
+        high_percent,
+        critical_percent,
+        fall_percent,
+        evict_to_percent,
+        cold_after: Duration::from_millis(dice.one(&[0, 1, 10, 100, 1000])),
+        look_every: Duration::from_millis(dice.one(&[2, 10, 50])),
     }
 }
 

@@ -39,6 +39,7 @@ impl World {
             devices: seat.devices.clone(),
             unmapped_sessions: unmapped,
             pins: seat.pins,
+            pressure: seat.hears_pressure,
         };
         self.channels.insert(channel, Channel::new(pid));
         self.send_up(channel, Event::Hello { channel, hello });

@@ -18,6 +18,7 @@ impl World {
         self.calm = true;
         self.scenario.faults.stop();
         self.driver.outside.fill(Bytes::ZERO);
+        self.driver.outside_in_host.fill(Bytes::ZERO);
         let stopped: Vec<_> = self.processes.values().map(|process| process.pid).collect();
         for pid in stopped {
             self.resume(pid);

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Completion, CreateError, DigestSpan, Event, StoredQuotas, Tier, Time};
+use broker_core::{Completion, CreateError, DigestError, DigestSpan, Event, StoredQuotas, Tier, Time};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
 use super::{World, copy::Copying, queue::Happening};
@@ -69,6 +69,8 @@ pub(super) struct SimDriver {
     pub(super) put_off: BTreeSet<ExtentId>,
     /// What processes hold that the broker does not know, by device.
     pub(super) outside: Vec<Bytes>,
+    /// The same of the host's memory near each.
+    pub(super) outside_in_host: Vec<Bytes>,
 }
 
 impl World {
@@ -139,14 +141,26 @@ impl World {
             }
             Job::Digest { allocation, spans } => {
                 let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::DigestFails));
-                let result = match fails {
-                    true => Err("the device does not answer".to_owned()),
-                    false => Ok(digest_of(&spans)),
+                let result = match (self.damaged_of(&spans), fails) {
+                    (Some(extent), _) => {
+                        Err(DigestError::Damaged { extent, problem: format!("{extent} is damaged") })
+                    }
+                    (None, true) => Err(DigestError::Failed("the device does not answer".to_owned())),
+                    (None, false) => Ok(digest_of(&spans)),
                 };
                 self.tell(Event::Completion(Completion::Digested { allocation, result }));
             }
             Job::Survey { device, clients } => self.surveyed(device, clients),
         }
+    }
+
+    /// What of these the disk does not give as it was written, this time.
+    fn damaged_of(&mut self, spans: &[DigestSpan]) -> Option<ExtentId> {
+        let on_disk = |span: &&DigestSpan| {
+            self.driver.pieces.get(&span.extent).is_some_and(|piece| piece.tier == Tier::Disk)
+        };
+        let extent = spans.iter().find(on_disk)?.extent;
+        self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged)).then_some(extent)
     }
 
     fn created(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
@@ -158,7 +172,7 @@ impl World {
         let config = &self.scenario.config.devices[at];
         let (total, outside) = match tier {
             Tier::Device => (config.total, self.driver.outside[at]),
-            Tier::Host => (config.host, Bytes::ZERO),
+            Tier::Host => (config.host, self.driver.outside_in_host[at]),
             Tier::Disk => (config.disk, Bytes::ZERO),
         };
         let fits = used + u128::from(outside.get()) + u128::from(size.get()) <= u128::from(total.get());
@@ -194,7 +208,17 @@ impl World {
         let unbrokered = held.saturating_add(self.driver.outside[usize::from(device.0)]);
         let contexts = self.driver.dice.index(clients + 1);
         let contexts = u32::try_from(contexts).unwrap_or(u32::MAX);
-        self.tell(Event::Completion(Completion::Surveyed { device, unbrokered, contexts }));
+        let host_lacking = self.lacking_in_host(device);
+        self.tell(Event::Completion(Completion::Surveyed { device, unbrokered, contexts, host_lacking }));
+    }
+
+    /// What others have of the host's memory, but for what is used there.
+    fn lacking_in_host(&self, device: DeviceIndex) -> Bytes {
+        let at = usize::from(device.0);
+        let there = self.driver.pieces.values().filter(|it| (it.device, it.tier) == (device, Tier::Host));
+        let used = there.map(|piece| piece.size).fold(Bytes::ZERO, Bytes::saturating_add);
+        let free = self.scenario.config.devices[at].host.saturating_sub(used);
+        self.driver.outside_in_host[at].min(free)
     }
 
     fn is_held(&self, extent: ExtentId) -> bool {
@@ -204,11 +228,14 @@ impl World {
     pub(super) fn outsiders(&mut self) {
         let rate = self.scenario.faults.rate(Fault::Outsiders);
         for (at, device) in self.scenario.config.devices.iter().enumerate() {
-            let most = device.total.get() >> 20;
-            self.driver.outside[at] = match self.driver.dice.chance(rate) {
-                true => Bytes::mib(u32::try_from(self.driver.dice.roll(most / 2)).unwrap_or(0)),
+            let mut taken = |total: Bytes| match self.driver.dice.chance(rate) {
+                true => {
+                    Bytes::mib(u32::try_from(self.driver.dice.roll((total.get() >> 21).max(1))).unwrap_or(0))
+                }
                 false => Bytes::ZERO,
             };
+            let (outside, in_host) = (taken(device.total), taken(device.host));
+            (self.driver.outside[at], self.driver.outside_in_host[at]) = (outside, in_host);
         }
         if !self.calm {
             let again = Duration::from_micros(self.driver.dice.between(5_000, 100_000));

@@ -103,6 +103,7 @@ impl World {
             awaited: Default::default(),
             put_off: Default::default(),
             outside: vec![Bytes::ZERO; scenario.config.devices.len()],
+            outside_in_host: vec![Bytes::ZERO; scenario.config.devices.len()],
         };
         let mut world = Self {
             oracle: Oracle::new(&scenario.config, &disk),

@@ -42,7 +42,7 @@ impl World {
             DaemonFrame::Map(parts) => self.map(id, pid, parts),
             DaemonFrame::Revoke { parts, reason } => self.revoked(id, pid, script, &parts, reason),
             DaemonFrame::PinAnswer { call, refusal } => self.pin_answered(id, pid, call, refusal),
-            DaemonFrame::Drain { .. } => {}
+            DaemonFrame::Lost(_) | DaemonFrame::Drain { .. } | DaemonFrame::Pressure(_) => {}
         }
         self.wake_worker(id);
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use cudarc::driver::sys::CUresult;
 use thiserror::Error;
 
-use crate::DriverError;
+use crate::{DriverError, HostLimit};
 
 /// A result of the driver, known to cudarc or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +77,16 @@ impl CudaError {
         ];
         let question = self.call == "cuStreamQuery" && self.code.is(CUresult::CUDA_ERROR_UNKNOWN);
         question || STICKY.into_iter().any(|sticky| self.code.is(sticky))
+    }
+}
+
+impl CudaError {
+    /// The same where memory of the host was to be pinned: it is that of which there is no more, and not the device's.
+    pub(crate) fn of_pinned(self) -> DriverError {
+        match DriverError::from(self) {
+            DriverError::OutOfMemory => DriverError::OutOfHostMemory(HostLimit::Pinned),
+            error => error,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use vramd_types::{CopyId, HostNode};
 
 use super::*;
-use crate::{CopyClass, CopyError};
+use crate::{CopyClass, CopyError, HostLimit};
 
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
@@ -75,6 +75,23 @@ fn a_hop_that_fails_says_why_and_what_follows_is_done() {
         assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
         assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
     }
+}
+
+/// What is missing is memory of the host, whatever the card has.
+#[test]
+fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
+    let fake = Fake::new().says("fail.cuMemHostAlloc = 2@told");
+    let (driver, completions, _folder) = ready(&fake);
+    fake.tell(true);
+    let short = DriverError::OutOfHostMemory(HostLimit::Pinned);
+    assert_eq!(done(&driver, &completions, DISK, DEVICE), Err(CopyError::Driver(short.clone())));
+    let spans = vec![(ExtentId::from_raw(DEVICE), SIZE)];
+    driver.submit(Submission::Digest { ticket: 1, spans });
+    let told = next(&completions);
+    let Completion::Digested { result: Err(error), .. } = told else { panic!("{told:?}") };
+    assert_eq!(error, CopyError::Driver(short));
+    fake.tell(false);
+    assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
 }
 
 /// The device does nothing for a while, and the disk goes on until all buffers are full.

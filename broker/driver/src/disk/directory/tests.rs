@@ -1,5 +1,7 @@
 //! What a file system refuses.
 
+use std::os::unix::fs::symlink;
+
 use rustix::fs::open;
 
 use super::*;
@@ -43,4 +45,64 @@ fn what_could_not_be_made_costs_nothing() {
     drop(directory.make(ExtentId::from_raw(2), Bytes::mib(4)).unwrap());
     assert_eq!(*directory.used.lock().unwrap(), Bytes::ZERO);
     assert!(folder.path().join(name_of(id)).exists(), "what is not ours is left alone");
+}
+
+fn in_use(folder: &Path) -> Option<u32> {
+    match Directory::open(folder, Bytes::mib(4)) {
+        Err(DirectoryError::InUse { by, .. }) => by,
+        other => panic!("it is another's: {other:?}"),
+    }
+}
+
+#[test]
+fn it_stays_locked_though_its_lock_file_is_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = Directory::open(folder.path(), Bytes::mib(4)).unwrap();
+    assert_eq!(in_use(folder.path()), Some(std::process::id()));
+    fs::remove_file(folder.path().join(LOCK)).unwrap();
+    assert_eq!(in_use(folder.path()), None, "nobody knows whose it is");
+    drop(directory);
+    Directory::open(folder.path(), Bytes::mib(4)).unwrap();
+}
+
+#[test]
+fn what_is_called_as_the_probe_and_is_not_ours_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let probe = folder.path().join(PROBE);
+    symlink("/nowhere", &probe).unwrap();
+    let refused = Directory::open(folder.path(), Bytes::mib(4)).unwrap_err();
+    assert!(refused.to_string().contains("File exists"), "{refused}");
+    assert!(probe.is_symlink());
+}
+
+/// A file of which another name is there, so that it can be looked at, and whose own name has become a directory's.
+fn undeletable(folder: &Path, directory: &Arc<Directory>, id: ExtentId) -> ExtentFile {
+    let file = directory.make(id, Bytes::mib(2)).unwrap();
+    let name = folder.join(name_of(id));
+    fs::hard_link(&name, folder.join("kept")).unwrap();
+    fs::remove_file(&name).unwrap();
+    fs::create_dir(&name).unwrap();
+    file
+}
+
+#[test]
+fn a_file_that_cannot_be_deleted_has_no_bytes_any_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
+    drop(undeletable(folder.path(), &directory, ExtentId::from_raw(1)));
+    assert_eq!(fs::metadata(folder.path().join("kept")).unwrap().len(), 0);
+    assert_eq!(*directory.used.lock().unwrap(), Bytes::ZERO);
+}
+
+#[test]
+fn bytes_that_cannot_be_given_back_stay_charged() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
+    let mut file = undeletable(folder.path(), &directory, ExtentId::from_raw(1));
+    file.fd = Arc::new(open(folder.path().join("kept"), OFlags::RDONLY, Mode::empty()).unwrap());
+    drop(file);
+    assert_eq!(*directory.used.lock().unwrap(), Bytes::mib(2));
+    let full = Err(DriverError::OutOfDisk(DiskLimit::Capacity(Bytes::mib(4))));
+    assert_eq!(directory.make(ExtentId::from_raw(2), Bytes::mib(4)).map(drop), full);
+    drop(directory.make(ExtentId::from_raw(3), Bytes::mib(2)).unwrap());
 }

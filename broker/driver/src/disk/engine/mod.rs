@@ -106,11 +106,21 @@ impl<R: Room> Engine<R> {
 
 /// Which one: that is asked for, else io_uring where the kernel has it for us. With it why it is not, where it is not.
 pub(crate) fn choose(asked: Option<DiskEngine>) -> Result<(DiskEngine, Option<String>), String> {
+    choose_by(asked, uring_works)
+}
+
+/// Who wants threads has the kernel asked for no io_uring: where that is forbidden, to ask may be the end of the process.
+fn choose_by(
+    asked: Option<DiskEngine>,
+    uring_works: impl FnOnce() -> Result<(), String>,
+) -> Result<(DiskEngine, Option<String>), String> {
+    if asked == Some(DiskEngine::Threads) {
+        return Ok((DiskEngine::Threads, None));
+    }
     match (asked, uring_works()) {
-        (Some(DiskEngine::Threads), _) => Ok((DiskEngine::Threads, None)),
         (_, Ok(())) => Ok((DiskEngine::Uring, None)),
+        (Some(_), Err(why)) => Err(why),
         (None, Err(why)) => Ok((DiskEngine::Threads, Some(why))),
-        (Some(DiskEngine::Uring), Err(why)) => Err(why),
     }
 }
 

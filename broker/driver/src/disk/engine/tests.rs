@@ -168,10 +168,38 @@ fn a_kernel_that_never_does_it_is_not_asked_for_ever() {
 }
 
 #[test]
+fn who_wants_threads_asks_for_no_io_uring() {
+    let threads = Ok((DiskEngine::Threads, None));
+    assert_eq!(choose_by(Some(DiskEngine::Threads), || panic!("nobody wants it")), threads);
+}
+
+/// What it will never take has failed, and what it had taken is done.
+#[test]
+fn where_the_kernel_takes_no_more_what_is_asked_for_fails() {
+    if !engines().contains(&DiskEngine::Uring) {
+        return;
+    }
+    let refused = std::thread::spawn(|| {
+        let mut bench = bench(DiskEngine::Uring, BLOCKS, OFlags::RDWR);
+        bench.begin(1, Way::FromDisk, 0, 1, Buffer::new(ALIGNMENT).unwrap());
+        refusal::refuse(libc::SYS_io_uring_enter);
+        for tag in 2..4 {
+            bench.begin(tag, Way::FromDisk, 1, 1, Buffer::new(ALIGNMENT).unwrap());
+        }
+        let mut told: Vec<_> = (0..3).map(|_| bench.next()).map(|done| (done.tag, done.result)).collect();
+        told.sort_by_key(|(tag, _)| *tag);
+        let failed = Err(Flaw::Failed(Errno::PERM));
+        assert_eq!(told, [(1, Ok(())), (2, failed), (3, failed)]);
+        assert_eq!(bench.one(Way::FromDisk, 0, 1), failed, "and so does what comes after it");
+    });
+    refused.join().unwrap();
+}
+
+#[test]
 fn where_the_kernel_refuses_io_uring_threads_do_it_and_why_is_told() {
     let why = "io_uring_setup: Operation not permitted (os error 1)".to_owned();
     let refused = std::thread::spawn(move || {
-        refusal::refuse_uring();
+        refusal::refuse(libc::SYS_io_uring_setup);
         assert_eq!(choose(None), Ok((DiskEngine::Threads, Some(why.clone()))));
         assert_eq!(choose(Some(DiskEngine::Threads)), Ok((DiskEngine::Threads, None)));
         assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));

@@ -1,18 +1,27 @@
 //! Reads and writes by an io_uring, which whoever asks for them also polls: no thread of ours stands in between.
 #![allow(unsafe_code, reason = "the kernel is told of memory by address")]
 
-use std::{io, mem, os::fd::AsRawFd};
+use std::{collections::VecDeque, io, mem, os::fd::AsRawFd, thread, time::Duration};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::io::Errno;
 
-use super::{Begun, Done, Op, Way};
+use super::{AGAIN_MAX, Begun, Done, Flaw, Op, Way};
 use crate::disk::room::Room;
+
+/// Between two looks at what a ring that is broken still does.
+const NAP: Duration = Duration::from_millis(1);
 
 pub(crate) struct Uring<R: Room> {
     ring: IoUring,
     /// What is under way, by the number that the kernel was told.
     slots: Vec<Option<Begun<R>>>,
+    /// Those that the kernel has not taken yet, in the order in which it will.
+    offered: VecDeque<usize>,
+    /// How often in a row it would take none.
+    refusals: u32,
+    /// Why it never will again: then it is asked no more, since what it was offered is still in the ring.
+    broken: Option<Errno>,
 }
 
 /// Whether the kernel lets this process use one, all the way: containers refuse it at the first or the second call.
@@ -38,7 +47,8 @@ impl<R: Room> Uring<R> {
     pub(crate) fn new(depth: usize) -> io::Result<Self> {
         let entries = u32::try_from(depth).map_err(io::Error::other)?;
         let ring = IoUring::new(entries)?;
-        Ok(Self { ring, slots: (0..depth).map(|_| None).collect() })
+        let slots = (0..depth).map(|_| None).collect();
+        Ok(Self { ring, slots, offered: VecDeque::new(), refusals: 0, broken: None })
     }
 
     pub(crate) fn begin(&mut self, op: Op<R>) {
@@ -46,14 +56,17 @@ impl<R: Room> Uring<R> {
         let slot = free.expect("no more is under way than was said at most");
         let begun = self.slots[slot].insert(Begun::of(op));
         let entry = entry(slot, begun);
-        self.push(&entry);
+        self.push(slot, &entry);
     }
 
     pub(crate) fn poll(&mut self) -> Option<Done<R>> {
-        if !self.ring.submission().is_empty() {
+        if !self.offered.is_empty() {
             self.submit();
         }
         loop {
+            if let Some(done) = self.never_taken() {
+                return Some(done);
+            }
             let told = self.ring.completion().next()?;
             let slot = usize::try_from(told.user_data()).ok();
             let place = slot.and_then(|slot| self.slots.get_mut(slot).map(|place| (slot, place)));
@@ -65,13 +78,17 @@ impl<R: Room> Uring<R> {
                 Some(result) => return place.take().map(|begun| begun.end(result)),
                 None => {
                     let entry = entry(slot, begun);
-                    self.push(&entry);
+                    self.push(slot, &entry);
                 }
             }
         }
     }
 
-    fn push(&mut self, entry: &squeue::Entry) {
+    fn push(&mut self, slot: usize, entry: &squeue::Entry) {
+        self.offered.push_back(slot);
+        if self.broken.is_some() {
+            return;
+        }
         // SAFETY: File and memory of the entry are those of an operation in its slot, and stay there until the kernel has
         // answered: also when this value is dropped.
         let pushed = unsafe { self.ring.submission().push(entry) };
@@ -79,9 +96,30 @@ impl<R: Room> Uring<R> {
         self.submit();
     }
 
-    /// What the kernel does not take now it is offered again with the next, or when it is polled.
-    fn submit(&self) {
-        let _ = self.ring.submit();
+    /// What the kernel does not take now it is offered again with the next, or when it is polled; but not for ever.
+    fn submit(&mut self) {
+        if self.broken.is_some() {
+            return;
+        }
+        let submitted = self.ring.submit();
+        let left = self.ring.submission().len();
+        while self.offered.len() > left {
+            self.offered.pop_front();
+            self.refusals = 0;
+        }
+        let Some(error) = submitted.err().and_then(|error| Errno::from_io_error(&error)) else { return };
+        self.refusals = self.refusals.saturating_add(1);
+        let may_pass = matches!(error, Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOMEM);
+        if !may_pass || self.refusals >= AGAIN_MAX {
+            self.broken = Some(error);
+        }
+    }
+
+    /// One that the kernel has not taken, and never will.
+    fn never_taken(&mut self) -> Option<Done<R>> {
+        let error = self.broken?;
+        let slot = self.offered.pop_front()?;
+        self.slots.get_mut(slot)?.take().map(|begun| begun.end(Err(Flaw::Failed(error))))
     }
 }
 
@@ -104,6 +142,11 @@ impl<R: Room> Drop for Uring<R> {
             while self.poll().is_some() {}
             if self.slots.iter().all(Option::is_none) {
                 return;
+            }
+            // A ring that is broken still has what was given back long ago: it must not be entered.
+            if self.broken.is_some() {
+                thread::sleep(NAP);
+                continue;
             }
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}

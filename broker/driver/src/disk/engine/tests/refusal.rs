@@ -1,19 +1,19 @@
-//! A thread that is refused io_uring, as in a container.
+//! A thread that is refused a system call, as in a container.
 #![allow(unsafe_code, reason = "a filter of system calls is installed by foreign calls alone")]
 
 use std::{io, mem::offset_of};
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JUMP, BPF_K, BPF_LD, BPF_RET, BPF_STMT, BPF_W, EPERM, PR_SET_NO_NEW_PRIVS,
-    PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SYS_io_uring_setup, prctl,
-    seccomp_data, sock_filter, sock_fprog,
+    PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, c_long, prctl, seccomp_data,
+    sock_filter, sock_fprog,
 };
 
 /// From now on the calling thread is, and those that it starts are, for good.
-pub(super) fn refuse_uring() {
+pub(super) fn refuse(number: c_long) {
     let code = |parts: &[u32]| u16::try_from(parts.iter().sum::<u32>()).unwrap();
     let call = u32::try_from(offset_of!(seccomp_data, nr)).unwrap();
-    let refused = u32::try_from(SYS_io_uring_setup).unwrap();
+    let refused = u32::try_from(number).unwrap();
     let error = SECCOMP_RET_ERRNO | EPERM.unsigned_abs();
     // SAFETY: These only fill in a structure.
     let mut filter: [sock_filter; 4] = unsafe {

@@ -1,0 +1,354 @@
+//! Pressure: its steps, who is told of them, and what is done at each before anybody is refused.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::{collections::VecDeque, time::Duration};
+
+use broker_core::{
+    AllocationSpec, Cause, ClientFrame, ClientRequest, Completion, DeviceSelector, Event, Notice,
+    OperatorRequest, PartMove, PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
+};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, Quantity};
+use world::{
+    Client, World, config,
+    moving::{moved, to},
+    revoking::{answer, part},
+    spec,
+    writing_back::clean,
+};
+
+/// After so long nobody has used it for long.
+const COLD: Duration = Duration::from_secs(30);
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A device of 40 MiB, of which 2 MiB are 5 percent, with so much host memory and disk.
+fn node(host: u32, disk: u32) -> World {
+    let mut config = config(&[Bytes::mib(40)]);
+    (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));
+    config.part_size = Bytes::mib(2);
+    World::with(config, StoredQuotas::default())
+}
+
+/// So many allocations of one part, each written with another number.
+fn fill(world: &mut World, client: Client, count: u64) -> Vec<PartRef> {
+    let one = |at| {
+        let part = part(world.allocate(client, spec(2)).expect("room"), 0);
+        world.write(client, part, at);
+        part
+    };
+    (1..=count).map(one).collect()
+}
+
+fn free(world: &mut World, client: Client, parts: &[PartRef]) {
+    let ids: Vec<AllocationId> = parts.iter().map(|part| part.allocation).collect();
+    world.call(client, ClientRequest::FreeBatch(ids)).expect("freed");
+    world.settle();
+}
+
+fn pass(world: &mut World, time: Duration) {
+    let micros = u64::try_from(time.as_micros()).expect("a short time");
+    world.advance(micros);
+    world.settle();
+}
+
+/// What was said of the device since the last time.
+fn steps(world: &mut World, of: Tier) -> Vec<Pressure> {
+    let step = |notice: Notice| match notice {
+        Notice::PressureChanged { tier, to, .. } if tier == of => Some(to),
+        _ => None,
+    };
+    world.notices.drain(..).filter_map(step).collect()
+}
+
+fn on_device(world: &World, parts: &[PartRef]) -> usize {
+    parts.iter().filter(|part| tier(world, **part) == Tier::Device).count()
+}
+
+fn tier(world: &World, part: PartRef) -> Tier {
+    world.broker.show(&Target::Id(part.allocation)).expect("it is there").parts[0].tier
+}
+
+#[test]
+fn steps_are_entered_where_they_begin_and_left_below() {
+    let mut world = node(0, 0);
+    let client = world.open_pinning("a");
+    let mut parts = fill(&mut world, client, 15);
+    assert_eq!(steps(&mut world, Tier::Device), []);
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        parts.extend(fill(&mut world, client, 1));
+        seen.extend(steps(&mut world, Tier::Device));
+    }
+    assert_eq!(seen, [Pressure::Elevated, Pressure::High, Pressure::Critical]);
+    // At 95 and 90 percent it is still what it was, at 85 it is not; at 80 nothing changes, at 75 it does.
+    for (left, expected) in [
+        (19, vec![]),
+        (18, vec![Pressure::High]),
+        (17, vec![Pressure::Elevated]),
+        (16, vec![]),
+        (15, vec![Pressure::Normal]),
+    ] {
+        free(&mut world, client, &parts.split_off(left));
+        assert_eq!(steps(&mut world, Tier::Device), expected, "{left}");
+    }
+}
+
+#[test]
+fn what_others_take_of_the_device_is_pressure_too() {
+    let mut world = node(0, 0);
+    let client = world.open_pinning("a");
+    fill(&mut world, client, 10);
+    let taken = |mib| {
+        let unbrokered = Bytes::mib(mib);
+        Event::Completion(Completion::Surveyed {
+            device: DeviceIndex(0),
+            unbrokered,
+            contexts: 0,
+            host_lacking: Bytes::ZERO,
+        })
+    };
+    world.event(taken(16));
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
+    world.event(taken(0));
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Normal]);
+}
+
+#[test]
+fn at_elevated_what_nobody_uses_is_copied_ahead_and_stays() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 16);
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
+    pass(&mut world, COLD - SECOND);
+    assert_eq!(clean(&world, "a"), Bytes::ZERO, "it was used less long ago");
+    world.harvest(client, parts[3]);
+    pass(&mut world, SECOND * 2);
+    assert_eq!((clean(&world, "a"), on_device(&world, &parts)), (Bytes::mib(30), 16));
+    assert!(parts.iter().all(|part| world.maps(client, *part)), "they stay mapped");
+    // What is written again is copied again, once it is cold again; nothing else is.
+    world.notices.clear();
+    pass(&mut world, COLD * 2);
+    let copied: Vec<_> = world
+        .notices
+        .iter()
+        .filter_map(|notice| match notice {
+            Notice::WrittenBack { part, .. } => Some(*part),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(copied, [parts[3]]);
+}
+
+#[test]
+fn more_parts_than_are_copied_at_a_time_are_all_copied_in_the_end() {
+    let mut config = config(&[Bytes::mib(80)]);
+    config.devices[0].host = Bytes::mib(80);
+    config.part_size = Bytes::mib(2);
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    fill(&mut world, client, 33);
+    pass(&mut world, COLD * 2);
+    assert_eq!(clean(&world, "a"), Bytes::mib(66), "one look is enough: each that ends begins another");
+}
+
+#[test]
+fn at_high_what_was_used_least_leaves_until_there_is_some_room() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 18);
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated, Pressure::High]);
+    world.harvest(client, parts[0]);
+    pass(&mut world, COLD - SECOND);
+    assert_eq!(on_device(&world, &parts), 18);
+    world.harvest(client, parts[1]);
+    pass(&mut world, SECOND * 2);
+    // 85 percent are 34 MiB. The first two were used since.
+    assert_eq!(on_device(&world, &parts), 17);
+    assert_eq!((tier(&world, parts[2]), tier(&world, parts[0])), (Tier::Host, Tier::Device));
+    let by_pressure = |notice: &Notice| matches!(notice, Notice::Moved { cause: Cause::Pressure, .. });
+    assert_eq!(world.notices.iter().filter(|notice| by_pressure(notice)).count(), 1);
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
+    world.pin_call(client, 1, &[parts[2]]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), world.read(client, parts[2])), (Some(&None), 3));
+}
+
+#[test]
+fn at_critical_it_leaves_at_once() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 17);
+    pass(&mut world, COLD + Duration::from_secs(10));
+    assert_eq!(on_device(&world, &parts), 17);
+    let more = part(world.allocate(client, spec(6)).expect("room"), 0);
+    world.settle();
+    assert_eq!(on_device(&world, &parts), 14, "nobody looked at anything but the new memory");
+    assert_eq!(tier(&world, more), Tier::Device);
+}
+
+#[test]
+fn what_is_used_guaranteed_held_or_may_be_lost_stays() {
+    let mut world = node(80, 0);
+    let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let quota = OperatorRequest::SetQuota {
+        tenant: "a".to_owned(),
+        device: DeviceSelector::All,
+        tier: Tier::Device,
+        guarantee: Some(Quantity::Bytes(Bytes::mib(10))),
+        limit: None,
+    };
+    world.operate(quota).expect("there is so much");
+    let guaranteed = fill(&mut world, a, 5);
+    let used = fill(&mut world, b, 5);
+    used.iter().for_each(|part| world.pin(b, *part));
+    let held = fill(&mut world, b, 3);
+    for part in &held {
+        let target = Target::Id(part.allocation);
+        world.operate(OperatorRequest::HoldParts { target, parts: Vec::new(), held: true }).expect("held");
+    }
+    let lossy = AllocationSpec { discardable: true, ..spec(10) };
+    let lossy = world.allocate(c, lossy).expect("room");
+    world.settle();
+    let idle = fill(&mut world, c, 2);
+    assert_eq!(steps(&mut world, Tier::Device).last(), Some(&Pressure::Critical));
+    pass(&mut world, COLD * 2);
+    let stay = [guaranteed, used, held].concat();
+    assert_eq!(on_device(&world, &stay), stay.len());
+    assert_eq!(on_device(&world, &idle), 0, "all else is not enough");
+    let shown = world.broker.show(&Target::Id(lossy)).expect("it is there");
+    assert!(shown.parts.iter().all(|part| !part.dropped));
+}
+
+#[test]
+fn nothing_leaves_where_nothing_is_ever_cold() {
+    let mut config = config(&[Bytes::mib(40)]);
+    config.devices[0].host = Bytes::mib(80);
+    config.part_size = Bytes::mib(2);
+    config.pressure.cold_after = Duration::ZERO;
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 20);
+    pass(&mut world, COLD * 10);
+    assert_eq!((on_device(&world, &parts), clean(&world, "a")), (20, Bytes::ZERO));
+}
+
+#[test]
+fn what_is_wanted_while_it_leaves_because_of_pressure_stays() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 18);
+    world.advance(u64::try_from((COLD * 2).as_micros()).expect("short"));
+    assert!(world.broker.moves().iter().any(|it| it.cause == Cause::Pressure && it.part == parts[0]));
+    // Its client unmaps it, and wants it again at once.
+    while world.maps(client, parts[0]) {
+        assert!(world.work_once() || world.answer_once(client.channel), "it is to unmap it");
+    }
+    world.pin_call(client, 1, &[parts[0]]);
+    world.settle();
+    assert_eq!((answer(&world, client, 1), tier(&world, parts[0])), (Some(&None), Tier::Device));
+    assert_eq!(world.read(client, parts[0]), 1);
+    let stopped = |notice: &Notice| matches!(notice, Notice::MoveStopped { part, cause: Cause::Pressure, .. } if *part == parts[0]);
+    assert!(world.notices.iter().any(stopped));
+}
+
+#[test]
+fn what_lies_cold_in_a_full_host_goes_to_the_disk() {
+    let mut world = node(20, 40);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 10);
+    for part in &parts[..6] {
+        let gone = moved(world.operate(to(part.allocation, Tier::Host)));
+        assert!(matches!(gone, PartMove::Moved), "{gone:?}");
+    }
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::mib(20), Bytes::ZERO));
+    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Critical));
+    pass(&mut world, COLD - SECOND);
+    assert_eq!(world.held_on_disk(), Bytes::ZERO);
+    // One comes back, and goes again: it has not been there for long.
+    world.pin_call(client, 1, &[parts[0]]);
+    world.settle();
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    moved(world.operate(to(parts[0].allocation, Tier::Host)));
+    pass(&mut world, SECOND * 2);
+    // 85 percent of 20 MiB are 17: two parts go.
+    let tiers: VecDeque<_> = parts.iter().map(|part| tier(&world, *part)).collect();
+    let went: Vec<_> = (0..10).filter(|at| tiers[*at] == Tier::Disk).collect();
+    assert_eq!((went, world.held_in_host()), (vec![1, 2], Bytes::mib(16)));
+    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Elevated));
+    for (call, at) in [(2, 1), (3, 2)] {
+        world.pin_call(client, call, &[parts[at]]);
+        world.settle();
+        assert_eq!(world.read(client, parts[at]), at as u64 + 1);
+    }
+}
+
+/// What a client was told of pressure since the last time: the tier, the step, the factor, and how soon it is full.
+fn told(world: &mut World, client: Client) -> Vec<(Tier, Pressure, u32, Option<u64>)> {
+    let (its, others) = world.pressure_told.drain(..).partition(|(channel, _)| *channel == client.channel);
+    world.pressure_told = others;
+    let its: Vec<(_, PressureNote)> = its;
+    let full_in = |note: &PressureNote| note.full_in.map(|it| it.as_secs());
+    its.iter().map(|(_, note)| (note.tier, note.pressure, note.batch_factor, full_in(note))).collect()
+}
+
+#[test]
+fn who_wants_to_hear_of_pressure_is_told_each_change_and_how_things_stand_at_first() {
+    let mut world = node(0, 0);
+    let deaf = world.open_pinning("a");
+    world.hears_pressure = true;
+    let client = world.open_pinning("a");
+    assert_eq!(told(&mut world, client), [(Tier::Device, Pressure::Normal, 1000, None)]);
+    let parts = fill(&mut world, deaf, 16);
+    assert_eq!(told(&mut world, client), [(Tier::Device, Pressure::Elevated, 1000, None)]);
+    // It has grown by 32 MiB in a second, as it seems: a third of that counts, and 8 are left.
+    pass(&mut world, SECOND);
+    assert_eq!(told(&mut world, client), [(Tier::Device, Pressure::Elevated, 940, Some(0))]);
+    for _ in 0..60 {
+        pass(&mut world, SECOND);
+    }
+    let later = told(&mut world, client);
+    assert_eq!(later.last().map(|it| (it.2, it.3)), Some((800, None)), "{later:?}");
+    let late = world.open_pinning("b");
+    assert_eq!(told(&mut world, late), [(Tier::Device, Pressure::Elevated, 800, None)]);
+    free(&mut world, deaf, &parts[..1]);
+    assert_eq!(told(&mut world, late)[0].1, Pressure::Normal);
+    assert_eq!(told(&mut world, deaf), []);
+}
+
+#[test]
+fn what_others_take_of_the_hosts_memory_is_pressure_there_and_less_is_handed_out() {
+    let mut world = node(40, 80);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 12);
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::mib(24), Bytes::ZERO));
+    for part in &parts[..6] {
+        moved(world.operate(to(part.allocation, Tier::Host)));
+    }
+    assert_eq!(steps(&mut world, Tier::Host), []);
+    pass(&mut world, COLD * 2);
+    let lacking = |mib| {
+        let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::mib(mib));
+        Event::Completion(Completion::Surveyed {
+            device: DeviceIndex(0),
+            unbrokered,
+            contexts: 0,
+            host_lacking,
+        })
+    };
+    world.event(lacking(16));
+    world.settle();
+    // 24 MiB of 24: at once two parts go, and that is enough for 85 percent.
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::mib(20), Bytes::mib(4)));
+    let more = fill(&mut world, client, 4);
+    assert_eq!(
+        (world.held_in_host(), world.held_on_disk()),
+        (Bytes::mib(20), Bytes::mib(12)),
+        "it is full once more, and two more go"
+    );
+    world.event(lacking(0));
+    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Normal));
+    assert_eq!(on_device(&world, &more), 4);
+}
