@@ -166,6 +166,9 @@ mod bugs {
         BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED, EXTENTS];
         OtherBackingKept: "what a part had in another tier than the one that it has left for stays its own", [BACKED, LEDGER_ORACLE];
         UnwrittenCopied: "what lies on disk and was never written is copied", [COPIES];
+        LossAwaited: "who is to be sent what is lost on disk goes on waiting for it", [PIN_ANSWERS];
+        EarlyLookBelieved: "a look that began before a driver had no memory says that there is some", [LEDGER_ORACLE, ADMISSION];
+        FirstLackAlone: "a batch that is short in several places is judged by the first", [DEMANDS];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
     }
 

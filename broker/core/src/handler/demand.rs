@@ -125,6 +125,9 @@ impl Broker {
 
     /// What the part holds cannot be had: those that are to be sent it without a pin are told so, and wait no more.
     pub(super) fn comes_not(&mut self, part: PartRef) {
+        if planted!(self, LossAwaited) {
+            return;
+        }
         for comer in self.comers.remove(&part).unwrap_or_default() {
             let waits = self.map_state(comer, part) == Some(MapState::Away);
             let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);

@@ -297,6 +297,7 @@ impl Oracle {
         self.learn_failed_batches(broker);
         self.nobody_is_kept_waiting(broker);
         self.nobody_waits_for_ever();
+        self.no_batch_waits_for_ever(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, place, broker);
