@@ -362,3 +362,25 @@ fn an_end_that_a_caller_reads_ends_the_session() {
     });
     drop(seat);
 }
+
+/// Who waits for it need not wait to its deadline. It may come before the answer that says what is attached.
+#[test]
+fn what_is_lost_is_told_to_who_waits_for_it() {
+    for claimed_first in [true, false] {
+        let fake = Fake::start(Mode::Map);
+        let _expecting = fake.table.expect();
+        if claimed_first {
+            fake.table.claim(ID).unwrap();
+        }
+        fake.map(vec![part(7, 0, 2, Access::ReadOnly)], &[memory("whole", 1)]);
+        fake.next().unwrap();
+        fake.revoke(part_ref(7, 1), RevokeReason::Lost);
+        fake.map(vec![part(8, 0, 1, Access::ReadOnly)], &[memory("another", 1)]);
+        assert_eq!(fake.next(), Some(mapped_of(8)), "there is nothing to say of what did not come");
+        if !claimed_first {
+            fake.table.claim(ID).unwrap();
+        }
+        let lost = fake.table.wait(held(ID, 2, Access::ReadOnly), soon()).unwrap_err();
+        assert_eq!(lost, Error::ContentLost { allocation: ID.to_string(), part_index: 1 });
+    }
+}

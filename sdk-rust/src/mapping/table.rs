@@ -353,7 +353,7 @@ impl State {
     fn is_lost(&mut self, part: &PartRef) {
         let id = AllocationId::from_raw(part.allocation_id);
         if self.expecting > 0 || self.regions.contains_key(&id) {
-            self.region(part.clone()).0.lost = Some(part.part_index);
+            self.region(*part).0.lost = Some(part.part_index);
         }
     }
 
