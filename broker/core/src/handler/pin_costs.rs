@@ -51,6 +51,7 @@ impl Fenced {
             sessions_reserved: 1,
             eviction: crate::eviction::EvictionPolicy::default(),
             check_shadows: false,
+            pressure: crate::pressure::PressureBounds::default(),
             limits: Limits::default(),
         };
         let broker = Broker::new(config, StoredQuotas::default(), Time::START);
@@ -64,6 +65,7 @@ impl Fenced {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: true,
+            pressure: false,
         };
         world.event(Event::Hello { channel: CHANNEL, hello });
         world.frame(ClientFrame::WordsMapped);
