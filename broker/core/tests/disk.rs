@@ -5,8 +5,8 @@
 mod world;
 
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, DeviceSelector, Limits, Notice, OperatorRequest, PartMove,
-    PartRef, Refusal, Target, Tier,
+    AllocationSpec, ClientFrame, ClientRequest, Command, DeviceSelector, Limits, Notice, OperatorRequest,
+    PartMove, PartRef, Refusal, Target, Tier, UnmappedPart,
 };
 use vramd_types::{AllocationId, Bytes, Quantity};
 use world::{
@@ -14,7 +14,7 @@ use world::{
     moving::{evict, moved, parts, three_tiers, to},
     named,
     revoking::{answer, part},
-    spec,
+    spec, unmapped,
     writing_back::{clean, write_back},
 };
 
@@ -54,6 +54,35 @@ fn one_written() -> (World, Client, PartRef) {
     world.write(client, part, 7);
     assert_eq!(held(&world), mib(4, 4, 0));
     (world, client, part)
+}
+
+/// Found by the simulator: the part was copied from a file in which nothing was.
+#[test]
+fn who_lies_about_writing_what_it_does_not_map_has_written_nothing() {
+    let mut world = three_tiers(8, 0, 16);
+    let client = world.open_pinning("a");
+    let large = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(12) };
+    let id = world.allocate(client, large).expect("room on disk");
+    let last = PartRef { allocation: id, part: vramd_types::PartIndex(2) };
+    assert_eq!(tier(&world, last), Tier::Disk);
+    let first = OperatorRequest::MoveParts {
+        target: Target::Id(id),
+        parts: vec![vramd_types::PartIndex(0)],
+        tier: Tier::Disk,
+    };
+    world.operate(first).expect("it leaves");
+    // What it maps it keeps until its process ends, and so all of it stays.
+    use_it(&mut world, client, 1, PartRef { allocation: id, part: vramd_types::PartIndex(1) });
+    world.pin_call(client, 2, &[last]);
+    let lie = UnmappedPart { written: true, ..unmapped(last) };
+    world.frame(client, ClientFrame::Unmapped(vec![lie]));
+    assert!(world.closed.contains(&client.channel), "it is quarantined");
+    let copied = |world: &World| world.work.iter().any(|work| matches!(work, Command::Copy { .. }));
+    let mut seen = copied(&world);
+    while world.work_once() {
+        seen |= copied(&world);
+    }
+    assert!(!seen, "there is nothing to be copied");
 }
 
 #[test]

@@ -308,9 +308,6 @@ impl Broker {
         let Some(tenant) = self.sessions.get(id).map(|session| session.tenant) else { return Ok(()) };
         let mut answered = Answered::default();
         for UnmappedPart { part, failure, written } in parts {
-            if written {
-                self.was_written(part);
-            }
             let was_told = self.is_revoking(id, part);
             let lost = planted!(self, UnmappableLost) && self.map_state(id, part) == Some(MapState::Offered);
             let event = match failure {
@@ -318,6 +315,10 @@ impl Broker {
                 _ => MapEvent::Unmapped,
             };
             let step = self.step(id, part, event)?;
+            // Who does not map it has not written it, whatever it says.
+            if written {
+                self.was_written(part);
+            }
             if was_told && let Some(before) = answered.add(part.allocation) {
                 self.note_answered(id, tenant, before);
             }
