@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use broker_core::{PartRef, invariants::DEMANDS};
-use vramd_types::{AllocationId, PartIndex};
+use broker_core::{Broker, ClientRequest, PartRef, WaitView, Waiting, invariants::DEMANDS};
+use vramd_types::{AllocationId, GRANULARITY, PartIndex};
 
-use super::{Oracle, facts::Tenant};
+use super::{
+    Oracle,
+    facts::{Asked, Tenant},
+};
 
 impl Oracle {
     /// Who has just asked is judged; and everybody who waits when a quota has changed.
@@ -20,6 +23,37 @@ impl Oracle {
         for (call, parts) in judged {
             let can = self.could_be_together(&parts);
             self.expect(DEMANDS, can, || format!("{call:?} waits for what can never be: {parts:?}"));
+        }
+    }
+
+    /// Nor does a batch that has just come, whichever of its devices it is short on. What is unheld may begin below.
+    pub(super) fn no_batch_waits_for_ever(&mut self, broker: &Broker) {
+        let now = self.facts.clock;
+        let came = self.facts.calls.values().filter(|call| call.came == now && !call.joined);
+        let batches = came.filter_map(|call| match &call.asked {
+            Asked::Client { session, request: ClientRequest::AllocateBatch { items, .. }, .. } => {
+                Some((*session, items.clone()))
+            }
+            _ => None,
+        });
+        let line = broker.waits();
+        for (by, items) in batches.collect::<Vec<_>>() {
+            let waits = |it: &WaitView| matches!(it.what, Waiting::Batch { session, items: count } if session == by && count == items.len());
+            let Some(session) = self.facts.sessions.get(&by).filter(|_| line.iter().any(waits)) else {
+                continue;
+            };
+            let (tenant, first) = (session.tenant, session.devices.first().copied());
+            let mut asked: BTreeMap<usize, u64> = BTreeMap::new();
+            for item in items.iter().filter(|item| !item.unheld || item.discardable) {
+                let named = |text: &String| self.facts.device_named(text);
+                let Some(device) = item.device.as_ref().map_or(first, named) else { continue };
+                let size = item.size.get().next_multiple_of(GRANULARITY.get());
+                *asked.entry(device).or_default() += size;
+            }
+            let fits =
+                |(device, bytes): (usize, u64)| self.fit_on(device, &BTreeMap::from([(tenant, bytes)]));
+            let can = asked.into_iter().all(fits);
+            self.expect(DEMANDS, can, || format!("a batch of {by} waits for what can never be: {items:?}"));
         }
     }
 

@@ -345,6 +345,13 @@ impl Facts {
         [Tier::Host, Tier::Disk].into_iter().filter_map(|tier| self.place(device, tier)).collect()
     }
 
+    /// By its UUID or index.
+    pub(super) fn device_named(&self, text: &str) -> Option<usize> {
+        let devices = self.places.iter().enumerate().filter(|(_, place)| place.tier == Tier::Device);
+        let mut named = devices.filter(|(at, place)| place.uuid == text || at.to_string() == text);
+        named.next().map(|(at, _)| at)
+    }
+
     pub(super) fn place_of(&self, uuid: &str, tier: Tier) -> Option<usize> {
         self.places.iter().position(|place| (place.uuid.as_str(), place.tier) == (uuid, tier))
     }

@@ -315,6 +315,7 @@ impl Oracle {
         self.learn_failed_batches(broker);
         self.nobody_is_kept_waiting(broker);
         self.nobody_waits_for_ever();
+        self.no_batch_waits_for_ever(broker);
         self.pressure_is_as_shown(broker);
         self.pressure_is_relieved(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();

@@ -38,7 +38,7 @@ faults! {
     Delayed = "delayed", 50;
     LostCompletion = "lost-completion", 4;
     CopyFails = "copy-fails", 60;
-    DiskDamaged = "disk-damaged", 10;
+    DiskDamaged = "disk-damaged", 250;
     Clung = "clung", 60;
     Outsiders = "outsiders", 500;
     MapFails = "map-fails", 30;
