@@ -3,7 +3,7 @@
 use vramd_tests::{Daemon, MIB_2, RawSession, content, digest};
 use vramd_types::Reason;
 
-use super::{bring_in_by_pin, evict, nothing_is_left, part, tiers};
+use super::{bring_in_by_pin, evict, nothing_is_left, part, tiers, until_held};
 use crate::has_other_users;
 
 const SIZE: u64 = 4 * MIB_2;
@@ -25,6 +25,8 @@ fn a_set_of_another_tenants_memory_that_is_more_than_it_may_hold() {
     owner.ask("sdk keep");
     reader.attach("team-a/weights");
     evict(&daemon, &mut reader, id);
+    // What has left is charged until the driver has it back.
+    until_held(&daemon, 0, 8);
     daemon.set_quota("team-a", "", "4MiB");
     let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
     let books = daemon.settled_books();
