@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use broker_core::{Broker, Kind, PartRef, Pressure, Tier, invariants::RELIEVED};
+use broker_core::{AllocationState, Broker, Kind, PartRef, Pressure, Target, Tier, invariants::RELIEVED};
 use vramd_types::{AllocationId, PartIndex};
 
 use super::{
@@ -31,7 +31,7 @@ impl Oracle {
             }
             let now = self.facts.now;
             let since = |part: PartRef| (part, before.get(&part).copied().unwrap_or(now));
-            let idle: BTreeMap<_, _> = self.certainly_cold(place).into_iter().map(since).collect();
+            let idle: BTreeMap<_, _> = self.certainly_cold(place, broker).into_iter().map(since).collect();
             let stays = idle.iter().find(|(_, since)| since.after(patience) < now).map(|(part, _)| *part);
             let pressure = self.pressure_in(place);
             self.expect(RELIEVED, stays.is_none(), || {
@@ -63,14 +63,14 @@ impl Oracle {
         })
     }
 
-    fn certainly_cold(&mut self, place: usize) -> Vec<PartRef> {
+    fn certainly_cold(&mut self, place: usize, broker: &Broker) -> Vec<PartRef> {
         let allocations = self.facts.allocations.iter();
         let parts = allocations.filter(|(_, it)| may_leave(it)).flat_map(|(id, it)| {
             let part = |index: &u32| PartRef { allocation: *id, part: PartIndex(*index) };
             it.parts.keys().map(part)
         });
         let mut idle = parts.filter(|part| self.is_idle(*part)).collect::<Vec<_>>();
-        idle.retain(|part| self.could_leave(*part, place));
+        idle.retain(|part| self.could_leave(*part, place) && is_settled(*part, broker));
         idle
     }
 
@@ -116,6 +116,12 @@ impl Oracle {
             Tier::Disk => false,
         }
     }
+}
+
+/// Whether nothing is under way with its allocation as a whole: a seal may never end.
+fn is_settled(part: PartRef, broker: &Broker) -> bool {
+    let view = broker.show(&Target::Id(part.allocation));
+    view.is_ok_and(|view| matches!(view.state, AllocationState::Open | AllocationState::Sealed))
 }
 
 fn may_leave(allocation: &AllocationFacts) -> bool {
