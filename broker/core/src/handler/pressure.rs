@@ -64,7 +64,8 @@ impl Broker {
             let now = self.now;
             let moves = self.pressing.gauges.get_mut(&place).is_some_and(|gauge| gauge.look(now, fill));
             self.tell_of_pressure(place, fill);
-            self.relieve(place);
+            // Once it is known what else happened at this time.
+            self.unsettled.pressed.insert(place);
             goes_on |= moves || self.is_relieved(place);
         }
         if goes_on {

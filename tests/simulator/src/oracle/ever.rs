@@ -38,7 +38,11 @@ impl Oracle {
         });
         let line = broker.waits();
         for (by, items) in batches.collect::<Vec<_>>() {
-            let waits = |it: &WaitView| matches!(it.what, Waiting::Batch { session, items: count } if session == by && count == items.len());
+            // Those that stood there before are others of the session.
+            let waits = |it: &WaitView| {
+                let its = matches!(it.what, Waiting::Batch { session, items: count } if session == by && count == items.len());
+                its && !self.facts.waits.contains_key(&it.id)
+            };
             let Some(session) = self.facts.sessions.get(&by).filter(|_| line.iter().any(waits)) else {
                 continue;
             };

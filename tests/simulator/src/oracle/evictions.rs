@@ -23,18 +23,7 @@ impl Oracle {
         }
         if let Some((tenant, device, size)) = lies {
             let wants = self.wanted_by(tenant, device, broker);
-            self.step.departed.entry((tenant, device)).or_default().push((part, size, wants));
-        }
-    }
-
-    /// What was made below for it was to be written back to, and in the same event that was given up.
-    pub(super) fn was_not_leaving(&mut self, part: PartRef) {
-        for departed in self.step.departed.values_mut() {
-            let before = departed.len();
-            departed.retain(|(of, ..)| *of != part);
-            if departed.len() < before {
-                self.facts.departing.remove(&part);
-            }
+            self.step.departed.entry((tenant, device)).or_default().push((size, wants));
         }
     }
 
@@ -43,7 +32,7 @@ impl Oracle {
     pub(super) fn guarantees_are_kept(&mut self) {
         let before = std::mem::take(&mut self.step.chosen_before);
         for ((tenant, device), departed) in std::mem::take(&mut self.step.departed) {
-            let [(_, last, wants)] = departed[..] else { continue };
+            let [(last, wants)] = departed[..] else { continue };
             if before.contains(&(tenant, device)) {
                 continue;
             }

@@ -103,7 +103,7 @@ struct Step {
     /// An allocation that the driver has read.
     digested: Option<vramd_types::AllocationId>,
     /// Of whose parts on which device some began to leave: how large each is, and what its tenant wanted there.
-    departed: std::collections::BTreeMap<(facts::Tenant, usize), Vec<(broker_core::PartRef, u64, u64)>>,
+    departed: std::collections::BTreeMap<(facts::Tenant, usize), Vec<(u64, u64)>>,
     /// Of whose parts some go on leaving that were chosen before, or have left at once.
     chosen_before: std::collections::BTreeSet<(facts::Tenant, usize)>,
     /// What an operator's request changed, should it be refused.
@@ -258,9 +258,9 @@ impl Oracle {
             Command::Notice(Notice::WrittenBack { part, .. }) => self.was_written_back(*part),
             // It stays where it is either way.
             Command::Notice(
-                Notice::MoveStopped { cause: Cause::WriteBack, part, .. }
-                | Notice::MoveFailed { cause: Cause::WriteBack, part, .. },
-            ) => self.was_not_leaving(*part),
+                Notice::MoveStopped { cause: Cause::WriteBack, .. }
+                | Notice::MoveFailed { cause: Cause::WriteBack, .. },
+            ) => {}
             Command::Notice(Notice::Dropped { part, bytes, tier, cause, .. }) => {
                 self.expect(PRESSED, *cause != Cause::Pressure, || {
                     format!("{part:?} is given up for pressure alone")

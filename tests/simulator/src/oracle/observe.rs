@@ -217,7 +217,9 @@ impl Oracle {
             }
             Completion::Damaged { to, .. } => {
                 self.step.failure_told = true;
-                self.step.damaged = self.facts.moves.get(to).map(|moves| moves.part);
+                // Of a copy that was given up nobody is told: who wants the part has it read again.
+                let moves = self.facts.moves.get(to).filter(|moves| !moves.cancelled);
+                self.step.damaged = moves.map(|moves| moves.part);
                 self.copy_ended(*to, false);
             }
             // Nobody here writes behind pins, and who compares says nothing: the copy is what counts.
