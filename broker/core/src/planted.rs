@@ -72,7 +72,7 @@ mod bugs {
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED];
         SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE, BACKED];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION, DEMANDS];
-        UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES];
+        UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, DEMANDS];
         DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS, DEVICES];
         ShortfallIgnored: "memory that others took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
         AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
@@ -134,7 +134,7 @@ mod bugs {
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
-        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, RECYCLED];
+        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, RECYCLED, PRESSED];
         SourceKept: "what a part has left is not released", [DRAINS, DEMANDS, BACKED];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
         CopiedInPart: "the end of a part is not copied with it", [CONTENT];
