@@ -181,6 +181,6 @@ mod tests {
             gauge.look(second(1_000_000 + now), fill(860));
             told.extend(gauge.news(fill(860)).map(|it| it.batch_factor));
         }
-        assert_eq!(told, [940, 868, 818]);
+        assert_eq!(told, [940, 868, 815]);
     }
 }
