@@ -128,7 +128,7 @@ fn at_elevated_what_nobody_uses_is_copied_ahead_and_stays() {
     pass(&mut world, SECOND * 2);
     assert_eq!((clean(&world, "a"), on_device(&world, &parts)), (Bytes::mib(30), 16));
     assert!(parts.iter().all(|part| world.maps(client, *part)), "they stay mapped");
-    // What is written again is copied again, once it is cold again; nothing else is.
+    // What was warm is copied once it is cold; what was copied is not copied again.
     world.notices.clear();
     pass(&mut world, COLD * 2);
     let copied: Vec<_> = world
@@ -351,4 +351,33 @@ fn what_others_take_of_the_hosts_memory_is_pressure_there_and_less_is_handed_out
     world.event(lacking(0));
     assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Normal));
     assert_eq!(on_device(&world, &more), 4);
+}
+
+#[test]
+fn what_is_guaranteed_or_held_in_the_host_stays_there() {
+    let mut world = node(20, 40);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let quota = OperatorRequest::SetQuota {
+        tenant: "a".to_owned(),
+        device: DeviceSelector::All,
+        tier: Tier::Host,
+        guarantee: Some(Quantity::Bytes(Bytes::mib(8))),
+        limit: None,
+    };
+    world.operate(quota).expect("there is so much");
+    let (guaranteed, other) = (fill(&mut world, a, 5), fill(&mut world, b, 5));
+    let target = Target::Id(other[0].allocation);
+    world.operate(OperatorRequest::HoldParts { target, parts: Vec::new(), held: true }).expect("held");
+    for part in guaranteed.iter().chain(&other[1..]) {
+        moved(world.operate(to(part.allocation, Tier::Host)));
+    }
+    assert_eq!(world.held_in_host(), Bytes::mib(20));
+    pass(&mut world, COLD * 2);
+    let on_disk = |parts: &[PartRef]| parts.iter().filter(|part| tier(&world, **part) == Tier::Disk).count();
+    assert_eq!(
+        (on_disk(&guaranteed), on_disk(&other)),
+        (1, 1),
+        "17 MiB may stay, and of these 8 are its own"
+    );
+    assert_eq!(tier(&world, other[0]), Tier::Device);
 }

@@ -3,7 +3,7 @@
 //!
 //! Nobody who waits depends on any of this: for them room is made whatever the pressure is.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
@@ -162,23 +162,28 @@ impl Broker {
     /// Whether any of them begins to go from the host's memory to the disk.
     fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some((fill, target)) = self.fill(place).zip(self.target(place)) else { return false };
-        let going = self.moving_from(place);
-        let mut left = fill.held.saturating_sub(going);
+        let mut going = self.going_from(place);
+        let all_going = going.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        let mut left = fill.held.saturating_sub(all_going);
         let mut demoted = false;
         for part in cold {
             if left <= target {
                 break;
             }
             let Some(piece) = self.piece_of(*part) else { continue };
+            let of_tenant = going.entry(piece.tenant).or_default();
+            let without = of_tenant.saturating_add(piece.size);
             if self.is_under_way(*part)
                 || self.is_wanted(*part)
-                || !self.is_above_guarantee_in(piece.tenant, place, piece.size)
+                || self.held_by_hand.contains(part)
+                || !self.is_above_guarantee_in(piece.tenant, place, without)
                 || !self.pressing.tried.insert(*part)
             {
                 continue;
             }
             if self.begin_migration(*part, Tier::Disk, Cause::Pressure, None).is_ok() {
                 left = left.saturating_sub(piece.size);
+                *of_tenant = without;
                 demoted = true;
             }
         }
@@ -191,13 +196,18 @@ impl Broker {
         account.is_some_and(|account| account.held().saturating_sub(less) >= account.guarantee)
     }
 
-    /// Bytes that are on their way out of a tier.
-    fn moving_from(&self, place: Place) -> Bytes {
+    /// Bytes that are on their way from the host's memory to the disk, by tenant.
+    fn going_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
         let leaving =
             self.migrations.iter().filter(|(_, it)| it.here == place.tier && it.towards == Tier::Disk);
-        let pieces = leaving.filter_map(|(part, _)| self.piece_of(*part));
-        let sizes = pieces.filter(|piece| piece.device == place.device).map(|piece| piece.size);
-        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
+        let mut going: BTreeMap<_, Bytes> = BTreeMap::new();
+        for piece in leaving.filter_map(|(part, _)| self.piece_of(*part)) {
+            if piece.device == place.device {
+                let bytes = going.entry(piece.tenant).or_default();
+                *bytes = bytes.saturating_add(piece.size);
+            }
+        }
+        going
     }
 
     /// Whether something is being done with the part, or with its allocation as a whole.

@@ -51,8 +51,9 @@ impl Oracle {
             for item in items.iter().filter(|item| !item.unheld || item.discardable) {
                 let named = |text: &String| self.facts.device_named(text);
                 let Some(device) = item.device.as_ref().map_or(first, named) else { continue };
-                let size = item.size.get().next_multiple_of(GRANULARITY.get());
-                *asked.entry(device).or_default() += size;
+                let size = item.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get);
+                let all = asked.entry(device).or_default();
+                *all = all.saturating_add(size);
             }
             // Where there is room for it now, it may be more than there will ever be again: a capacity that has shrunk below what is
             // guaranteed.
@@ -87,7 +88,7 @@ impl Oracle {
     }
 
     fn fit_on(&mut self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
-        let capacity = self.usual_capacity(device);
+        let capacity = u128::from(self.usual_capacity(device));
         let (mut with, mut is_own) = (0, true);
         for tenant in 0..self.facts.tenants.len() {
             // What is about to be written since this event began is judged when it is.
@@ -100,9 +101,10 @@ impl Oracle {
                 return false;
             }
             is_own &= asked <= guarantee;
-            with += guarantee.max(asked);
+            with += u128::from(guarantee.max(asked));
         }
         // What is guaranteed beyond what there is now is still its tenant's first.
-        asked.values().sum::<u64>() <= capacity && (with <= capacity || is_own)
+        asked.values().map(|asked| u128::from(*asked)).sum::<u128>() <= capacity
+            && (with <= capacity || is_own)
     }
 }
