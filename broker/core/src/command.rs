@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
+use vramd_types::{AllocationId, Bytes, CopyClass, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
 use crate::{
     error::Refusal,
@@ -12,14 +12,6 @@ use crate::{
     time::Time,
     view::{AllocationView, QuotaView, StoredQuotas},
 };
-
-/// How soon bytes are to be copied, the first of these first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyClass {
-    /// Somebody waits for them, or for the room that they leave.
-    Demand,
-    Background,
-}
 
 #[derive(Clone, Debug)]
 pub enum Command {

@@ -46,8 +46,8 @@ mod view;
 
 pub use broker::Broker;
 pub use command::{
-    Asker, Command, CopyClass, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, Released,
-    Reply, RevokeReason, RevokedPart, WaitEnd, Waited,
+    Asker, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, Released, Reply,
+    RevokeReason, RevokedPart, WaitEnd, Waited,
 };
 pub use config::{Config, DeviceConfig};
 pub use error::Refusal;

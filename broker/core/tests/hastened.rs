@@ -7,10 +7,9 @@ mod world;
 use std::time::Duration;
 
 use broker_core::{
-    ClientRequest, Command, Completion, CopyClass, DaemonFrame, Event, PartRef, StoredQuotas, Tier,
-    WordsOutcome, limits,
+    ClientRequest, Command, Completion, DaemonFrame, Event, PartRef, StoredQuotas, Tier, WordsOutcome, limits,
 };
-use vramd_types::Bytes;
+use vramd_types::{Bytes, CopyClass};
 use world::{
     Client, World, config,
     moving::{evict, fill, held, mib, one_written, parts, tier, tiers, to},
@@ -140,7 +139,8 @@ fn classes(world: &World) -> Vec<CopyClass> {
 fn copying(world: &mut World, client: Client, part: PartRef, tier: Tier) {
     world.start_operator(None, to(part.allocation, tier));
     until_copied(world, client);
-    assert_eq!(classes(world), [CopyClass::Background]);
+    let class = if tier == Tier::Device { CopyClass::Prefetch } else { CopyClass::WriteBack };
+    assert_eq!(classes(world), [class]);
 }
 
 /// Until a copy has been asked for.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use broker_driver::{
-    Completion, CopyClass, DiskConfig, DiskEngine, Driver, DriverError, ExtentKind, Submission,
+    Completion, CopyClass, DiskConfig, DiskEngine, Driver, DriverError, ExtentKind, LaneId, Submission,
     contract::{Access, Harness},
 };
 use serde_json::{Value, json};
@@ -30,6 +30,12 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
     for engine in [DiskEngine::Uring, DiskEngine::Threads] {
         match Measured::open(harness, &folder.0, engine) {
             Ok(mut measured) => {
+                for link in measured.driver.links().iter().filter(|link| link.name == "disk") {
+                    let lane =
+                        |(lane, carries): &(LaneId, u64)| format!("{lane} {:.2} GB/s", *carries as f64 / 1e9);
+                    let lanes: Vec<String> = link.lanes.iter().map(lane).collect();
+                    text.push_str(&format!("disk as measured when it was opened: {}\n", lanes.join(", ")));
+                }
                 let (figures, line) = measured.all(harness, &folder.0)?;
                 value[engine.to_string()] = figures;
                 text.push_str(&format!("disk by {engine}, GB/s, plain beside it: {line}\n"));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use broker_driver::{
-    Completion, DiskConfig, Driver, DriverError,
+    Completion, DiskConfig, Driver, DriverError, LinkFacts,
     contract::{Facts, Harness, Importer},
     cuda::{self, CudaConfig, CudaFacts, Probed},
     sim::Fault,
@@ -26,6 +26,7 @@ pub(crate) struct CudaHarness {
     ordinals: Vec<usize>,
     directory: PathBuf,
     facts: CudaFacts,
+    links: Vec<LinkFacts>,
 }
 
 type Opened = (Arc<dyn Driver>, Receiver<Completion>);
@@ -51,15 +52,23 @@ impl CudaHarness {
         }
         let (ordinals, uuids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
         let driver = cuda::open(probed, &uuids, Arc::new(|_| {})).map_err(|error| error.to_string())?;
-        let facts = driver.facts().clone();
+        let (facts, links) = (driver.facts().clone(), driver.links().to_vec());
         let directory = arguments.directory.clone().unwrap_or_else(temp_dir);
-        Ok(Self { config, uuids, ordinals, directory, facts })
+        Ok(Self { config, uuids, ordinals, directory, facts, links })
     }
 
     pub(crate) fn facts_text(&self) -> String {
         let mut text = format!("CUDA {}, memory of the host: {}", self.facts.version, self.facts.host);
         if let Some(problem) = &self.facts.no_nvml {
             text.push_str(&format!(", no NVML: {problem}"));
+        }
+        if let Some(problem) = &self.facts.unmeasured {
+            text.push_str(&format!(", links not measured: {problem}"));
+        }
+        for link in &self.links {
+            let lanes =
+                link.lanes.iter().map(|(lane, carries)| format!(" {lane} {:.1} GB/s", *carries as f64 / 1e9));
+            text.push_str(&format!("\n{}:{}", link.name, lanes.collect::<Vec<_>>().join(",")));
         }
         for device in &self.facts.devices {
             text.push_str(&format!(
@@ -96,6 +105,12 @@ impl CudaHarness {
             "cuda": self.facts.version.to_string(),
             "no_nvml": self.facts.no_nvml,
             "host": self.facts.host.to_string(),
+            "unmeasured": self.facts.unmeasured,
+            "links": self.links.iter().map(|link| json!({
+                "name": link.name,
+                "lanes": link.lanes.iter().map(|(lane, carries)| json!({ "lane": lane.to_string(), "bytes_per_s": carries }))
+                    .collect::<Vec<_>>(),
+            })).collect::<Vec<_>>(),
             "devices": devices,
         })
     }

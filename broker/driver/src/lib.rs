@@ -30,7 +30,9 @@ mod threads;
 use std::{sync::Arc, time::Duration};
 
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
+pub use vramd_types::{CopyClass, Shares};
 
+pub use copies::LaneId;
 pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, try_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
 pub use handle::{Handle, SharedFd};
@@ -57,20 +59,29 @@ pub enum ExtentKind {
     Fixed,
 }
 
-/// How soon a copy is done, the first of these first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CopyClass {
-    /// Somebody waits for it.
-    Demand,
-    /// Nobody does. It has a small share of the link however much demand there is, and all of it where there is none.
-    Background,
+/// A link by which bytes move, as it was measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// For people: `device 0`, `uplink 0000:17:01.0`, `node 1`, `disk`.
+    pub name: String,
+    /// Several where they share it and it carries less than all of them together; each with what the link carries if that
+    /// lane has it for itself, in bytes per second.
+    pub lanes: Vec<(LaneId, u64)>,
+}
+
+/// What was begun on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    pub lane: LaneId,
+    /// Of each class, in their order.
+    pub begun: [Bytes; CopyClass::COUNT],
 }
 
 /// For how long a release may be put off.
 pub const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy), [`HastenCopy`](Self::HastenCopy) and [`ReleaseNow`](Self::ReleaseNow), is
-/// answered by exactly one [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any
+/// Something for the driver to do. Each, but for [`CancelCopy`](Self::CancelCopy), [`HastenCopy`](Self::HastenCopy),
+/// [`ShareBy`](Self::ShareBy) and [`ReleaseNow`](Self::ReleaseNow), is answered by exactly one [`Completion`] that names the same extent, copy, ticket, node or device; completions come in any
 /// order.
 #[derive(Debug)]
 pub enum Submission {
@@ -101,6 +112,9 @@ pub enum Submission {
     Copy { copy: CopyId, from: ExtentId, to: ExtentId, size: Bytes, class: CopyClass },
     /// Somebody waits for that copy now: it is of the class [`Demand`](CopyClass::Demand) from here on. Has no answer of its own.
     HastenCopy { copy: CopyId },
+    /// What each class of copies has of a link at least, from the next chunk on. Has no answer of its own. Until it is told, a
+    /// driver goes by [`Shares::default`].
+    ShareBy { shares: Shares },
     /// Nothing of that copy is begun any more: it is answered soon, as cancelled or, where all of it was under way, as
     /// done. Of one that was answered, or never was, nothing follows. Has no answer of its own.
     CancelCopy { copy: CopyId },
@@ -196,6 +210,16 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
     /// Where extents lie on disk, if they may.
     fn disk(&self) -> Option<&DiskFacts> {
         None
+    }
+
+    /// What was found out about the links by which bytes move, when the driver was opened.
+    fn links(&self) -> &[LinkFacts] {
+        &[]
+    }
+
+    /// What was begun on each lane since then.
+    fn traffic(&self) -> Vec<Traffic> {
+        Vec::new()
     }
 
     /// How far a copy has come that was not answered yet.

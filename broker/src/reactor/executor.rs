@@ -4,13 +4,13 @@
 use std::{fmt, sync::Arc};
 
 use broker_core::{
-    ChannelId, Command, Completion, CopyClass, CreateError, DaemonFrame, DigestError, Event, Kind, PartRef,
-    RevokedPart, Slot, StoredQuotas, Tier, WordsOutcome,
+    ChannelId, Command, Completion, CreateError, DaemonFrame, DigestError, Event, Kind, PartRef, RevokedPart,
+    Slot, StoredQuotas, Tier, WordsOutcome,
 };
 use broker_driver::{CopyError, Driver, DriverError, ExtentKind, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
-use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode, SessionId};
+use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, HostNode, SessionId};
 
 use super::{
     calls::Calls,
@@ -264,10 +264,6 @@ impl Executor {
 
     fn copy(&self, from: ExtentId, to: ExtentId, size: Bytes, class: CopyClass) {
         let copy = self.copies.begin(to);
-        let class = match class {
-            CopyClass::Demand => broker_driver::CopyClass::Demand,
-            CopyClass::Background => broker_driver::CopyClass::Background,
-        };
         self.driver.submit(Submission::Copy { copy, from, to, size, class });
     }
 

@@ -11,6 +11,7 @@ mod ids;
 pub mod name;
 mod quantity;
 mod reason;
+mod shares;
 
 pub use bytes::{Bytes, GRANULARITY};
 pub use ids::{
@@ -19,3 +20,4 @@ pub use ids::{
 };
 pub use quantity::{Quantity, QuantityError};
 pub use reason::{Reason, StatusCode};
+pub use shares::{CopyClass, Shares, TooManyShares};

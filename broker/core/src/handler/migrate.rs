@@ -4,13 +4,13 @@
 //! Bookkeeping goes with the extents: the destination is reserved before anything is done, and the source is charged until
 //! the driver has it back. So while a part moves it is paid for twice, once in each tier.
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
+use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
 use super::{create::Order, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, CopyClass, Notice, PartMove, PartRevocation},
+    command::{Command, Notice, PartMove, PartRevocation},
     error::Refusal,
     event::{PartRef, Tier},
     invariants,
@@ -307,7 +307,11 @@ impl Broker {
         let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
-        let class = if migration.awaited { CopyClass::Demand } else { CopyClass::Background };
+        let class = match (migration.awaited, migration.towards) {
+            (true, _) => CopyClass::Demand,
+            (false, Tier::Device) => CopyClass::Prefetch,
+            (false, Tier::Host | Tier::Disk) => CopyClass::WriteBack,
+        };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         // What is discardable has none: it is dropped, or made anew.

@@ -4,13 +4,13 @@
 //! The copy is a shadow only while nobody writes the part. Who may write says so by WRITTEN in its word: that is cleared
 //! in one step with the look for pins, before the copy begins, and comes with the answer when the part is unmapped.
 
-use vramd_types::{AllocationId, ExtentId, PartIndex, SessionId};
+use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, SessionId};
 
 use super::{create::Order, room::Piece};
 use crate::{
     broker::Broker,
     collections::Few,
-    command::{Command, CopyClass, Notice, PartMove, PartRevocation},
+    command::{Command, Notice, PartMove, PartRevocation},
     error::Refusal,
     event::{ChannelId, PartRef, Slot, Tier},
     invariants,
@@ -182,7 +182,7 @@ impl Broker {
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         let bytes = allocation.size_of(part.part);
         self.pool.is_written(to);
-        self.command(Command::Copy { from, to, bytes, shadow: false, class: CopyClass::Background });
+        self.command(Command::Copy { from, to, bytes, shadow: false, class: CopyClass::WriteBack });
     }
 
     /// The copy to what the part has below has ended.

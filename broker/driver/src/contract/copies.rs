@@ -176,8 +176,8 @@ pub fn what_is_waited_for_goes_first(harness: &dyn Harness) -> Verdict {
     let one = Text::new(1, LARGE);
     fill(&bench, &large, &one);
     let begin = |class, to: &Extent| bench.begin_as(class, (large.id, to.id), LARGE);
-    let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::Background, &scratch)).collect();
-    let later = begin(CopyClass::Background, &hastened);
+    let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::WriteBack, &scratch)).collect();
+    let later = begin(CopyClass::WriteBack, &hastened);
     let first = begin(CopyClass::Demand, &target);
     bench.submit(Submission::HastenCopy { copy: later });
     bench.submit(Submission::HastenCopy { copy: CopyId::from_raw(new_id().get()) });

@@ -251,8 +251,8 @@ pub fn what_is_waited_for_on_disk_goes_first(harness: &dyn Harness) -> Verdict {
         fill(&bench, &source, &one);
         let [scratch, hastened, target] = [(); 3].map(|()| on_disk(&mut bench, SIZE));
         let begin = |class, to| bench.begin_as(class, (source.id, to), SIZE);
-        let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::Background, scratch)).collect();
-        let later = begin(CopyClass::Background, hastened);
+        let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::WriteBack, scratch)).collect();
+        let later = begin(CopyClass::WriteBack, hastened);
         asked.extend([later, begin(CopyClass::Demand, target)]);
         bench.submit(Submission::HastenCopy { copy: later });
         let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();

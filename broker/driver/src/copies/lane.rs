@@ -1,8 +1,7 @@
 //! One queue of copies: cuts them into chunks and keeps a few under way, over the ends of copies, so that the wire never waits
 //! for us.
 //!
-//! What somebody waits for goes first, chunk by chunk: it waits for those chunks alone that are under way. What nobody waits
-//! for has a small share all the same, so that it ends some day; and the wire as a whole where there is nothing else.
+//! Which class goes next the lane's links say, chunk by chunk: whoever comes waits for those chunks alone that are under way.
 
 use std::{
     collections::VecDeque,
@@ -11,23 +10,27 @@ use std::{
     time::Duration,
 };
 
-use vramd_types::{Bytes, CopyId};
+use broker_links::Waiting;
+use vramd_types::{Bytes, CopyClass, CopyId};
 
-use super::{table::Entry, waiting::Waiting};
-use crate::{Completion, CopyClass, CopyError, DriverError};
+use super::{links::Crossed, queue::Queue, table::Entry};
+use crate::{Completion, CopyError, DriverError};
 
-/// Of so many chunks one is of what nobody waits for, however much there is that somebody does.
-const BACKGROUND_SHARE: u32 = 16;
+/// For so long who is held back by other lanes looks away.
+const HELD_BACK: Duration = Duration::from_micros(100);
 
 /// A driver's own way to move bytes in one direction.
 pub(crate) trait Link {
     /// From here on larger chunks are no faster, and a copy that is cancelled stops the sooner the smaller they are.
     const CHUNK: u64 = 16 << 20;
 
+    /// Of what nobody waits for, where whoever comes waits for it.
+    const BACKGROUND_CHUNK: u64 = 8 << 20;
+
     /// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
     const UNDER_WAY_MAX: usize = 6;
 
-    /// Of what nobody waits for there is less under way, since whoever comes waits for it.
+    /// Likewise, for the same reason.
     const BACKGROUND_UNDER_WAY_MAX: usize = 4;
 
     /// What is copied, and what keeps it in place.
@@ -67,16 +70,25 @@ pub(crate) enum Order<W> {
 }
 
 /// Until nobody can send any more and all is done.
-pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: impl Fn(Completion)) {
-    let mut lane = Lane::on(link);
+pub(crate) fn run<L: Link>(
+    link: L,
+    links: Crossed,
+    orders: &Receiver<Order<L::Work>>,
+    tell: impl Fn(Completion),
+) {
+    let mut lane = Lane::on(link, links);
     while let Ok(arrived) = lane.next(orders) {
         for order in arrived.into_iter().chain(orders.try_iter()) {
             match order {
                 // Those that wait need not wait for what is before them.
                 Order::Copy(job) if job.entry.is_cancelled() => give_up(job, &tell),
-                Order::Copy(job) => lane.waiting(job.entry.class()).push(job),
+                Order::Copy(job) => lane.queue(job.entry.class()).push(job),
                 Order::Cancelled(copy) => drop(lane.take(copy).map(|job| give_up(job, &tell))),
-                Order::Hastened(copy) => drop(lane.take(copy).map(|job| lane.demand.push(job))),
+                Order::Hastened(copy) => {
+                    if let Some(job) = lane.take(copy) {
+                        lane.queue(CopyClass::Demand).push(job);
+                    }
+                }
                 Order::Refuse { copy, error } => tell(Completion::Copied { copy, result: Err(error.into()) }),
             }
         }
@@ -94,14 +106,13 @@ pub(crate) fn run<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: imp
 
 struct Lane<L: Link> {
     link: L,
-    demand: Waiting<L::Work>,
-    background: Waiting<L::Work>,
+    links: Crossed,
+    /// One of each class.
+    queues: [Queue<L::Work>; CopyClass::COUNT],
     /// Those of which something was begun: few, and of most of them nothing is left to begin.
     begun: Vec<Begun<L::Work>>,
     /// Of those, in the order of their beginning.
     under_way: VecDeque<Chunk<L>>,
-    /// How many chunks were begun since one of the background was, or could have been.
-    ahead: u32,
 }
 
 struct Chunk<L: Link> {
@@ -135,27 +146,18 @@ impl<L: Link> Lane<L> {
         Ok(None)
     }
 
-    fn on(link: L) -> Self {
-        Self {
-            link,
-            demand: Waiting::default(),
-            background: Waiting::default(),
-            begun: Vec::new(),
-            under_way: VecDeque::new(),
-            ahead: 0,
-        }
+    fn on(link: L, links: Crossed) -> Self {
+        let queues = CopyClass::ALL.map(|_| Queue::default());
+        Self { link, links, queues, begun: Vec::new(), under_way: VecDeque::new() }
     }
 
-    fn waiting(&mut self, class: CopyClass) -> &mut Waiting<L::Work> {
-        match class {
-            CopyClass::Demand => &mut self.demand,
-            CopyClass::Background => &mut self.background,
-        }
+    fn queue(&mut self, class: CopyClass) -> &mut Queue<L::Work> {
+        &mut self.queues[class.index()]
     }
 
     /// If it waits here.
     fn take(&mut self, copy: CopyId) -> Option<Job<L::Work>> {
-        self.background.take(copy).or_else(|| self.demand.take(copy))
+        self.queues.iter_mut().find_map(|queue| queue.take(copy))
     }
 
     /// `None` where there is nothing to do.
@@ -165,10 +167,10 @@ impl<L: Link> Lane<L> {
                 let is_last = |it: &Begun<_>| it.job.copy == *of && it.is_all_begun() && it.under_way == 1;
                 Some(self.link.patience(chunk, self.begun.iter().any(is_last)))
             }
-            None => {
-                let is_idle = self.begun.is_empty() && self.demand.is_empty() && self.background.is_empty();
-                (!is_idle).then_some(Duration::ZERO)
+            None if self.waiting() == Waiting::default() => {
+                (!self.begun.is_empty()).then_some(Duration::ZERO)
             }
+            None => Some(HELD_BACK),
         }
     }
 
@@ -201,35 +203,34 @@ impl<L: Link> Lane<L> {
             // What could not be begun is told with the next that has ended.
             if let Some((chunk, length)) = begun.begin_next(&mut self.link) {
                 self.under_way.push_back(Chunk { of, class, chunk, length });
+                self.links.begun(class, Bytes::new(length));
             }
-            let is_ahead = class == CopyClass::Demand && self.has_background();
-            self.ahead = if is_ahead { self.ahead.saturating_add(1) } else { 0 };
         }
     }
 
-    fn has_background(&self) -> bool {
-        let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == CopyClass::Background;
-        !self.background.is_empty() || self.begun.iter().any(is_left)
+    /// The classes of which something is left to begin.
+    fn waiting(&self) -> Waiting {
+        let left = self.begun.iter().filter(|it| !it.is_all_begun()).map(|it| it.job.entry.class());
+        let whole = CopyClass::ALL.into_iter().filter(|class| !self.queues[class.index()].is_empty());
+        left.chain(whole).collect()
     }
 
     /// The place of the one that goes on.
     fn next_to_begin(&mut self) -> Option<usize> {
-        let classes = match self.ahead + 1 >= BACKGROUND_SHARE {
-            true => [CopyClass::Background, CopyClass::Demand],
-            false => [CopyClass::Demand, CopyClass::Background],
-        };
+        self.links.waits(self.waiting());
+        let classes: Vec<CopyClass> = self.links.permitted().collect();
         classes.into_iter().find_map(|class| self.begun_of(class))
     }
 
     /// Where one of that class is of which something is left to begin.
     fn begun_of(&mut self, class: CopyClass) -> Option<usize> {
-        let of_class = self.under_way.iter().filter(|chunk| chunk.class == class).count();
-        if class == CopyClass::Background && of_class >= L::BACKGROUND_UNDER_WAY_MAX {
+        let in_background = self.under_way.iter().filter(|chunk| chunk.class != CopyClass::Demand).count();
+        if class != CopyClass::Demand && in_background >= L::BACKGROUND_UNDER_WAY_MAX {
             return None;
         }
         let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == class;
         self.begun.iter().position(is_left).or_else(|| {
-            let job = self.waiting(class).pop()?;
+            let job = self.queue(class).pop()?;
             self.begun.push(Begun::of(job));
             Some(self.begun.len() - 1)
         })
@@ -252,7 +253,11 @@ impl<W> Begun<W> {
             self.problem = Some(CopyError::Cancelled);
             return None;
         }
-        let length = (self.job.size.get() - self.next).min(L::CHUNK);
+        let chunk = match self.job.entry.class() {
+            CopyClass::Demand => L::CHUNK,
+            CopyClass::Prefetch | CopyClass::WriteBack => L::BACKGROUND_CHUNK,
+        };
+        let length = (self.job.size.get() - self.next).min(chunk);
         if length == 0 {
             return None;
         }

@@ -8,10 +8,12 @@ use std::sync::{
 use vramd_types::{CopyId, DeviceIndex};
 
 use super::{
+    LaneId,
     lane::{Job, Order},
+    links::{Crossed, Links},
     table::{Asked, Table},
 };
-use crate::{DriverError, disk::Way, place::Place};
+use crate::{DriverError, LinkFacts, disk::Way, place::Place};
 
 /// A device has a wire for each of the first two, which do not slow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,26 @@ impl Direction {
     }
 }
 
+impl From<Direction> for LaneId {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::In(device) => Self::In(device),
+            Direction::Out(device) => Self::Out(device),
+            Direction::Aside(device) => Self::Aside(device),
+            Direction::WithinHost => Self::WithinHost,
+        }
+    }
+}
+
+impl From<Way> for LaneId {
+    fn from(way: Way) -> Self {
+        match way {
+            Way::FromDisk => Self::FromDisk,
+            Way::ToDisk => Self::ToDisk,
+        }
+    }
+}
+
 /// The queues: of copies between memories, and of those between memory and disk. They are as long as what the caller has
 /// outstanding.
 #[derive(Debug)]
@@ -42,11 +64,17 @@ pub(crate) struct Lanes<W, D> {
     queues: Vec<(Direction, Sender<Order<W>>)>,
     /// None where no extent can be on disk.
     disk: Vec<(Way, Sender<Order<D>>)>,
+    links: Arc<Links>,
 }
 
 impl<W, D> Clone for Lanes<W, D> {
     fn clone(&self) -> Self {
-        Self { table: Arc::clone(&self.table), queues: self.queues.clone(), disk: self.disk.clone() }
+        Self {
+            table: Arc::clone(&self.table),
+            queues: self.queues.clone(),
+            disk: self.disk.clone(),
+            links: Arc::clone(&self.links),
+        }
     }
 }
 
@@ -55,6 +83,7 @@ impl<W, D> Clone for Lanes<W, D> {
 pub(crate) struct LaneEnd<O, W> {
     pub(crate) of: O,
     pub(crate) orders: Receiver<Order<W>>,
+    pub(crate) links: Crossed,
 }
 
 /// The other ends of all.
@@ -72,19 +101,26 @@ pub(crate) enum Found<W, D> {
 }
 
 impl<W, D> Lanes<W, D> {
-    /// Of so many devices, and whether there is a disk.
-    pub(crate) fn new(devices: usize, has_disk: bool) -> (Self, LaneEnds<W, D>) {
+    /// Of so many devices, and whether there is a disk; and what their links carry.
+    pub(crate) fn new(devices: usize, has_disk: bool, facts: &[LinkFacts]) -> (Self, LaneEnds<W, D>) {
         let indices = (0..).map(DeviceIndex).take(devices);
         let of_devices = indices
             .flat_map(|device| [Direction::In(device), Direction::Out(device), Direction::Aside(device)]);
-        let (queues, memory) = open([Direction::WithinHost].into_iter().chain(of_devices));
-        let ways = [Way::FromDisk, Way::ToDisk].into_iter().filter(|_| has_disk);
-        let (disk, disk_ends) = open(ways);
-        (Self { table: Arc::default(), queues, disk }, LaneEnds { memory, disk: disk_ends })
+        let directions: Vec<Direction> = [Direction::WithinHost].into_iter().chain(of_devices).collect();
+        let ways: Vec<Way> = [Way::FromDisk, Way::ToDisk].into_iter().filter(|_| has_disk).collect();
+        let lanes = directions.iter().map(|it| (*it).into()).chain(ways.iter().map(|it| (*it).into()));
+        let links = Arc::new(Links::new(lanes, facts));
+        let (queues, memory) = open(directions, &links);
+        let (disk, disk_ends) = open(ways, &links);
+        (Self { table: Arc::default(), queues, disk, links }, LaneEnds { memory, disk: disk_ends })
     }
 
     pub(crate) fn table(&self) -> &Arc<Table> {
         &self.table
+    }
+
+    pub(crate) fn links(&self) -> &Arc<Links> {
+        &self.links
     }
 
     /// Nothing of it is begun any more. Which lane it waits in nobody notes: such changes are few.
@@ -125,11 +161,12 @@ impl<W, D> Lanes<W, D> {
 
 type Opened<O, W> = (Vec<(O, Sender<Order<W>>)>, Vec<LaneEnd<O, W>>);
 
-fn open<O: Copy, W>(lanes: impl Iterator<Item = O>) -> Opened<O, W> {
+fn open<O: Copy + Into<LaneId>, W>(lanes: Vec<O>, links: &Links) -> Opened<O, W> {
     lanes
+        .into_iter()
         .map(|of| {
             let (queue, orders) = channel();
-            ((of, queue), LaneEnd { of, orders })
+            ((of, queue), LaneEnd { of, orders, links: links.crossed_by(of.into()) })
         })
         .unzip()
 }

@@ -6,22 +6,54 @@
 //!    └─► Lanes ── a queue for each direction of each device, and of the disk ──► lane::run, a thread each
 //!                                                                 cuts into chunks, keeps a few of them
 //!                                                                 under way, tells in the end
+//!                                                                   ├─► Links: which class goes next, and whether now
 //!                                                                   └─► Link: the driver's own; moves a chunk
 //! ```
 
 pub(crate) mod lane;
 mod lanes;
+mod links;
+mod queue;
 mod table;
-mod waiting;
 
-use vramd_types::{Bytes, ExtentId};
+use std::fmt;
+
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 pub(crate) use self::{
     lane::Link,
     lanes::{Direction, Found, LaneEnd, LaneEnds, Lanes},
+    links::{Links, shared},
     table::{Asked, Table},
 };
 use crate::DriverError;
+
+/// A queue of copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneId {
+    /// From the host to this device.
+    In(DeviceIndex),
+    /// From this device to the host.
+    Out(DeviceIndex),
+    /// From this device to a device, which may be itself.
+    Aside(DeviceIndex),
+    WithinHost,
+    FromDisk,
+    ToDisk,
+}
+
+impl fmt::Display for LaneId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::In(device) => write!(f, "to device {device}"),
+            Self::Out(device) => write!(f, "from device {device}"),
+            Self::Aside(device) => write!(f, "between devices, from {device}"),
+            Self::WithinHost => f.write_str("within the host"),
+            Self::FromDisk => f.write_str("from disk"),
+            Self::ToDisk => f.write_str("to disk"),
+        }
+    }
+}
 
 /// Whether so many bytes can be copied from the one to the other.
 pub(crate) fn check(from: (ExtentId, Bytes), to: (ExtentId, Bytes), size: Bytes) -> Result<(), DriverError> {

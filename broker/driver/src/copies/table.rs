@@ -20,7 +20,7 @@ pub(crate) struct Table(Mutex<HashMap<CopyId, Arc<Progress>>>);
 struct Progress {
     copied: AtomicU64,
     cancelled: AtomicBool,
-    /// Somebody waits for it.
+    /// Somebody has begun to wait for it.
     awaited: AtomicBool,
 }
 
@@ -38,6 +38,7 @@ pub(crate) struct Asked {
 pub(crate) struct Entry {
     table: Arc<Table>,
     copy: CopyId,
+    class: CopyClass,
     progress: Arc<Progress>,
 }
 
@@ -48,7 +49,7 @@ impl Table {
             Place::Vacant(place) => {
                 let progress = Arc::clone(place.insert(Arc::default()));
                 progress.awaited.store(class == CopyClass::Demand, Ordering::Relaxed);
-                Ok(Entry { table: Arc::clone(self), copy, progress })
+                Ok(Entry { table: Arc::clone(self), copy, class, progress })
             }
         };
         Asked { copy, size, entry }
@@ -86,7 +87,7 @@ impl Entry {
     pub(crate) fn class(&self) -> CopyClass {
         match self.progress.awaited.load(Ordering::Relaxed) {
             true => CopyClass::Demand,
-            false => CopyClass::Background,
+            false => self.class,
         }
     }
 }

@@ -94,13 +94,13 @@ impl Wire {
     }
 
     /// Until nobody can send any more.
-    pub(super) fn run(self, state: &State, end: &LaneEnd<Direction, Work>) {
+    pub(super) fn run(self, state: &State, end: LaneEnd<Direction, Work>) {
         // Else every sleep takes 50 us more.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         if let Some((device, _)) = &self.device {
             device.stay_near();
         }
-        lane::run(self, &end.orders, |completion| state.tell(completion));
+        lane::run(self, end.links, &end.orders, |completion| state.tell(completion));
     }
 }
 

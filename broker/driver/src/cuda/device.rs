@@ -36,6 +36,8 @@ pub(super) struct Device {
     card: Option<Card>,
     rdma: bool,
     node: HostNode,
+    /// Its place on the bus.
+    bus: Option<String>,
     /// CPUs of that node.
     near: Vec<usize>,
     accounts: Mutex<Accounts>,
@@ -124,6 +126,7 @@ impl Device {
             card,
             rdma,
             node,
+            bus: node::bus(api, ordinal),
             near: node::cpus_of(nodes, node),
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
@@ -148,6 +151,11 @@ impl Device {
     /// The piece of the host's memory that is nearest.
     pub(super) fn node(&self) -> HostNode {
         self.node
+    }
+
+    /// Its place on the bus, if it has one.
+    pub(super) fn bus(&self) -> Option<&str> {
+        self.bus.as_deref()
     }
 
     /// Keeps the calling thread there, see [`node::stay_on`].

@@ -58,6 +58,8 @@ pub struct CudaFacts {
     /// Why NVML is not there, if it is not.
     pub no_nvml: Option<String>,
     pub host: HostKind,
+    /// Why links could not be measured, if they could not.
+    pub unmeasured: Option<String>,
     pub devices: Vec<DeviceFacts>,
 }
 

@@ -38,6 +38,7 @@ mod host_maker;
 mod host_memory;
 mod host_node;
 mod host_room;
+mod links;
 mod looker;
 mod maker;
 mod memory;
@@ -74,14 +75,16 @@ use self::{
     disk_copier::CudaSide,
     host_maker::{HostMaker, HostOrder},
     host_memory::Pinner,
+    links::Measured,
     looker::{Look, Onward},
     maker::{Make, Maker},
     memory::Held,
     state::{State, hand},
 };
 use crate::{
-    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Sink, Submission,
-    copies::{Lanes, Table},
+    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, LinkFacts, Sink,
+    Submission, Traffic,
+    copies::{Lanes, Links, Table},
     disk::{self, Disk, DiskLink, DiskOrder, DiskWork},
     threads::Threads,
 };
@@ -97,6 +100,8 @@ pub struct CudaConfig {
     pub params: Option<PathBuf>,
     /// What `/sys/devices/system/node` is.
     pub nodes: Option<PathBuf>,
+    /// What `/sys/bus/pci/devices` is.
+    pub buses: Option<PathBuf>,
     pub disk: Option<DiskConfig>,
 }
 
@@ -131,10 +136,25 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let by_descriptor = devices.iter().all(|it| probe::host_by_descriptor(&api, it.context().device()));
     let host = if by_descriptor { HostKind::Numa } else { HostKind::Registered };
     let is_zero = host == HostKind::Registered || scrub::zeroes_host(params);
+    let Measured { links, problem: unmeasured } =
+        links::measure(&devices, config.buses.as_deref().unwrap_or_else(|| Path::new(node::BUSES)));
+    let (links, unmeasured) = with_disk(links, unmeasured, disk.as_ref());
     let host_maker = HostMaker::new(Pinner { kind: host, devices: devices.clone(), is_zero });
-    let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, devices: facts };
+    let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, unmeasured, devices: facts };
     let state = State::new(api, devices, host == HostKind::Registered, sink);
-    start(Arc::new(state), makers, host_maker, disk, facts)
+    start(Arc::new(state), makers, host_maker, disk, links, facts)
+}
+
+fn with_disk(
+    mut links: Vec<LinkFacts>,
+    mut unmeasured: Option<String>,
+    disk: Option<&Disk>,
+) -> (Vec<LinkFacts>, Option<String>) {
+    match disk.map_or(Ok(Vec::new()), Disk::measure) {
+        Ok(measured) => links.extend(measured),
+        Err(error) => drop(unmeasured.get_or_insert_with(|| error.to_string())),
+    }
+    (links, unmeasured)
 }
 
 /// What is found out about a device once it is open.
@@ -181,6 +201,7 @@ fn start(
     makers: Vec<Maker>,
     host_maker: HostMaker,
     disk: Option<Disk>,
+    links: Vec<LinkFacts>,
     facts: CudaFacts,
 ) -> Result<CudaDriver, DriverError> {
     let devices: Vec<DeviceInfo> = state.devices.iter().map(|device| device.info().clone()).collect();
@@ -209,28 +230,40 @@ fn start(
         let (own, orders) = (Arc::clone(&state), Arc::clone(&digests_end));
         threads.start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
     }
-    let (lanes, lane_ends) = Lanes::new(devices.len(), disk_facts.is_some());
+    let (lanes, lane_ends) = Lanes::new(devices.len(), disk_facts.is_some(), &links);
     for end in lane_ends.memory {
         let (own, wire) = (Arc::clone(&state), Wire::new(&state, end.of)?);
-        threads.start("cuda-copy", Box::new(move || wire.run(&own, &end)))?;
+        threads.start("cuda-copy", Box::new(move || wire.run(&own, end)))?;
     }
     for (end, facts) in lane_ends.disk.into_iter().zip(disk_facts.iter().cycle()) {
         let link = DiskLink::new(end.of, CudaSide::new(&state)?, facts.engine)?;
         let own = Arc::clone(&state);
-        threads.start("disk-copy", Box::new(move || disk::run_lane(link, &end.orders, |it| own.tell(it))))?;
+        threads.start("disk-copy", Box::new(move || disk::run_lane(link, end, |it| own.tell(it))))?;
     }
-    let copies = Arc::clone(lanes.table());
+    let (copies, own_links) = (Arc::clone(lanes.table()), Arc::clone(lanes.links()));
     let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, hosts, disks, lanes }));
-    Ok(CudaDriver { devices, disk: disk_facts, facts, fixed, copies, inlet, threads })
+    Ok(CudaDriver {
+        devices,
+        disk: disk_facts,
+        links,
+        facts,
+        fixed,
+        copies,
+        lanes: own_links,
+        inlet,
+        threads,
+    })
 }
 
 /// The CUDA driver.
 pub struct CudaDriver {
     devices: Vec<DeviceInfo>,
     disk: Option<DiskFacts>,
+    links: Vec<LinkFacts>,
     facts: CudaFacts,
     fixed: bool,
     copies: Arc<Table>,
+    lanes: Arc<Links>,
     /// Taken away to end the threads.
     inlet: Mutex<Option<Inlet>>,
     threads: Threads,
@@ -279,6 +312,14 @@ impl Driver for CudaDriver {
         self.disk.as_ref()
     }
 
+    fn links(&self) -> &[LinkFacts] {
+        &self.links
+    }
+
+    fn traffic(&self) -> Vec<Traffic> {
+        self.lanes.traffic()
+    }
+
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
         self.copies.copied(copy)
     }
@@ -319,6 +360,7 @@ impl Inlet {
                 self.lanes.send(asked, copier::find(&self.state, from, to, size));
             }
             Submission::CancelCopy { copy } => self.lanes.cancel(copy),
+            Submission::ShareBy { shares } => self.lanes.links().share_by(shares),
             Submission::HastenCopy { copy } => self.lanes.hasten(copy),
             Submission::ReleaseNow { device } => hand(&self.looks, Look::ReleaseNow { device }),
         }

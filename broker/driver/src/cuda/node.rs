@@ -10,16 +10,28 @@ use super::api::{Api, Attribute, Ordinal};
 /// What the kernel says of the nodes.
 pub(super) const NODES: &str = "/sys/devices/system/node";
 
+/// What the kernel says of the buses.
+pub(super) const BUSES: &str = "/sys/bus/pci/devices";
+
+/// A device's folder there.
+pub(super) fn bus(api: &Api, device: Ordinal) -> Option<String> {
+    let known = |attribute| api.attribute(device, attribute).ok();
+    let domain = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+    let bus = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+    let slot = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+    Some(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
+}
+
 /// Node 0 where nothing else is known.
 pub(super) fn nearest(api: &Api, device: Ordinal) -> HostNode {
     let known = |attribute| api.attribute(device, attribute).ok();
     let by_driver = known(Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
     let node = by_driver.filter(|node| *node >= 0).or_else(|| {
-        let domain = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
-        let bus = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
-        let slot = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
-        let path = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0/numa_node");
-        fs::read_to_string(path).ok()?.trim().parse().ok()
+        fs::read_to_string(Path::new(BUSES).join(bus(api, device)?).join("numa_node"))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
     });
     // The kernel says -1 where there is one.
     HostNode(node.and_then(|node| u16::try_from(node).ok()).unwrap_or(0))

@@ -10,12 +10,7 @@
 //! As many pieces as there are buffers are under way, each somewhere else on its way: so the disk reads one while the device
 //! takes another.
 
-use std::{
-    collections::VecDeque,
-    num::NonZeroU64,
-    sync::{Arc, mpsc::Receiver},
-    time::Duration,
-};
+use std::{collections::VecDeque, num::NonZeroU64, sync::Arc, time::Duration};
 
 use rustix::thread::set_current_timer_slack;
 
@@ -29,7 +24,7 @@ use super::{
 };
 use crate::{
     Completion, CopyError, DriverError,
-    copies::{Link, lane, lane::Order},
+    copies::{LaneEnd, Link, lane},
 };
 
 /// A fraction of what a fast disk takes for a piece, of which there are many under way.
@@ -51,10 +46,10 @@ pub(crate) struct DiskLink<S: Side> {
 }
 
 /// Until nobody can send any more and all is done.
-pub(crate) fn run_lane<L: Link>(link: L, orders: &Receiver<Order<L::Work>>, tell: impl Fn(Completion)) {
+pub(crate) fn run_lane<L: Link>(link: L, end: LaneEnd<Way, L::Work>, tell: impl Fn(Completion)) {
     // Else every sleep takes 50 us more.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
-    lane::run(link, orders, tell);
+    lane::run(link, end.links, &end.orders, tell);
 }
 
 impl<S: Side> DiskLink<S> {
@@ -208,6 +203,7 @@ impl<S: Side> DiskLink<S> {
 
 impl<S: Side> Link for DiskLink<S> {
     const CHUNK: u64 = PIECE;
+    const BACKGROUND_CHUNK: u64 = PIECE;
     const UNDER_WAY_MAX: usize = RING_PIECES;
     const BACKGROUND_UNDER_WAY_MAX: usize = RING_PIECES / 2;
 

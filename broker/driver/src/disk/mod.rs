@@ -18,6 +18,7 @@ mod engine;
 mod extent;
 mod link;
 mod maker;
+mod measure;
 mod piece;
 mod problem;
 mod reader;

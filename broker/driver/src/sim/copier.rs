@@ -1,7 +1,7 @@
 //! Moves bytes between extents at the speed of a link.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -66,19 +66,42 @@ impl Copy {
 /// The bytes are there at once, and said to be once they would be.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// Bytes per second; as fast as can be if it is zero.
-    speed: u64,
-    free_at: Instant,
+    /// Its own, and the uplink's.
+    roads: Vec<Arc<Road>>,
 }
 
-impl Wire {
-    pub(super) fn new(direction: Direction, speed: LinkSpeed) -> Self {
-        let speed = match direction {
-            Direction::In(_) => speed.to_device,
-            Direction::Out(_) => speed.to_host,
-            Direction::Aside(_) | Direction::WithinHost => 0,
-        };
-        Self { speed, free_at: Instant::now() }
+/// What several wires may share.
+#[derive(Debug)]
+pub(super) struct Road {
+    /// Bytes per second; as fast as can be if it is zero.
+    speed: u64,
+    free_at: Mutex<Instant>,
+}
+
+/// The uplink of all devices, each way.
+#[derive(Clone, Debug)]
+pub(super) struct Uplink {
+    to_device: Arc<Road>,
+    to_host: Arc<Road>,
+}
+
+impl Uplink {
+    pub(super) fn new(speed: LinkSpeed) -> Self {
+        Self { to_device: Arc::new(Road::new(speed.to_device)), to_host: Arc::new(Road::new(speed.to_host)) }
+    }
+}
+
+impl Road {
+    fn new(speed: u64) -> Self {
+        Self { speed, free_at: Mutex::new(Instant::now()) }
+    }
+
+    /// When so many bytes will have crossed it, behind all that were before them.
+    fn cross(&self, length: u64) -> Instant {
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = (*free_at).max(Instant::now());
+        *free_at = begins.checked_add(self.takes(length)).unwrap_or(begins);
+        *free_at
     }
 
     fn takes(&self, length: u64) -> Duration {
@@ -90,15 +113,25 @@ impl Wire {
     }
 }
 
+impl Wire {
+    pub(super) fn new(direction: Direction, speed: LinkSpeed, uplink: &Uplink) -> Self {
+        let (own, shared) = match direction {
+            Direction::In(_) => (speed.to_device, Some(&uplink.to_device)),
+            Direction::Out(_) => (speed.to_host, Some(&uplink.to_host)),
+            Direction::Aside(_) | Direction::WithinHost => (0, None),
+        };
+        Self { roads: [Arc::new(Road::new(own))].into_iter().chain(shared.map(Arc::clone)).collect() }
+    }
+}
+
 impl Link for Wire {
     type Work = Work;
     type Chunk = Instant;
 
     fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Instant, CopyError> {
         work.copy(at, at + length)?;
-        let begins = self.free_at.max(Instant::now());
-        self.free_at = begins.checked_add(self.takes(length)).unwrap_or(begins);
-        Ok(self.free_at)
+        let crossed = self.roads.iter().map(|road| road.cross(length)).max();
+        Ok(crossed.unwrap_or_else(Instant::now))
     }
 
     fn has_ended(&mut self, ends: &mut Instant) -> Result<bool, CopyError> {
@@ -147,10 +180,14 @@ mod tests {
     #[test]
     fn a_chunk_ends_when_the_wire_is_through_with_those_before_it() {
         let speed = LinkSpeed { to_device: 1 << 20, to_host: 0 };
-        let wire = |direction| Wire::new(direction, speed);
+        let uplink = Uplink::new(LinkSpeed { to_device: 0, to_host: 1 << 20 });
+        let takes = |direction, length| {
+            let wire = Wire::new(direction, speed, &uplink);
+            wire.roads.iter().map(|road| road.takes(length)).max().unwrap_or_default()
+        };
         let device = vramd_types::DeviceIndex(0);
-        assert_eq!(wire(Direction::In(device)).takes(3 << 20), Duration::from_secs(3));
-        assert_eq!(wire(Direction::Out(device)).takes(u64::MAX), Duration::ZERO);
-        assert_eq!(wire(Direction::Aside(device)).takes(u64::MAX), Duration::ZERO);
+        assert_eq!(takes(Direction::In(device), 3 << 20), Duration::from_secs(3));
+        assert_eq!(takes(Direction::Out(device), 2 << 20), Duration::from_secs(2));
+        assert_eq!(takes(Direction::Aside(device), u64::MAX), Duration::ZERO);
     }
 }

@@ -96,6 +96,7 @@ enum Then {
 
 impl Link for DiskWire {
     const CHUNK: u64 = <DiskLink<SimSide> as Link>::CHUNK;
+    const BACKGROUND_CHUNK: u64 = <DiskLink<SimSide> as Link>::BACKGROUND_CHUNK;
     const UNDER_WAY_MAX: usize = <DiskLink<SimSide> as Link>::UNDER_WAY_MAX;
     const BACKGROUND_UNDER_WAY_MAX: usize = <DiskLink<SimSide> as Link>::BACKGROUND_UNDER_WAY_MAX;
 

@@ -97,6 +97,7 @@ impl Schedule {
             Submission::Copy { .. } => (Operation::Copy, &mut self.copies),
             Submission::CancelCopy { .. }
             | Submission::HastenCopy { .. }
+            | Submission::ShareBy { .. }
             | Submission::ReleaseNow { .. }
             | Submission::Survey { .. }
             | Submission::KeepHost { .. } => {

@@ -51,7 +51,7 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode};
 pub use fault::{Effect, Fault, Operation};
 
 use self::{
-    copier::Wire,
+    copier::{Uplink, Wire},
     disk_copier::{DiskWire, SimSide},
     fault::Schedule,
     memory::UUID_BYTES_MAX,
@@ -59,8 +59,9 @@ use self::{
     timer::{Late, Order, Routes},
 };
 use crate::{
-    DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Sink, Submission,
-    copies::{Table, lane},
+    DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, LaneId, LinkFacts, Sink, Submission,
+    Traffic,
+    copies::{Links, Table, lane},
     disk::{self, Disk, DiskLink},
     threads::Threads,
 };
@@ -76,10 +77,12 @@ pub struct SimConfig {
     /// A real directory, if extents may lie on disk.
     pub disk: Option<DiskConfig>,
     pub link: LinkSpeed,
+    /// Of the link that all devices share.
+    pub uplink: LinkSpeed,
     pub faults: Vec<Fault>,
 }
 
-/// What each device's link to the host carries, in bytes per second; 0 is as much as the machine can.
+/// What a link between devices and the host carries, in bytes per second; 0 is as much as the machine can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkSpeed {
     pub to_device: u64,
@@ -90,15 +93,17 @@ pub struct LinkSpeed {
 /// can't happen, where `/proc` can't be read, and where extents can't lie in the directory.
 pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     check(&config.devices)?;
-    let SimConfig { devices, host, disk, link, faults } = config;
+    let SimConfig { devices, host, disk, link, uplink, faults } = config;
     let schedule = Schedule::new(faults)?;
     let disk = disk.as_ref().map(Disk::open).transpose()?;
     let disk_facts = disk.as_ref().map(|disk| disk.facts().clone());
     let host = if devices.is_empty() { Bytes::ZERO } else { host };
     let state = Arc::new(State::new(devices.clone(), host, sink)?);
 
+    let links = links(devices.len(), link, uplink);
+    let uplink = Uplink::new(uplink);
     let mut threads = Threads::default();
-    let (routes, ends) = timer::routes(Arc::clone(&state), devices.len(), disk.is_some());
+    let (routes, ends) = timer::routes(Arc::clone(&state), devices.len(), disk.is_some(), &links);
     let (late, due) = std::sync::mpsc::channel();
     // In the order in which they end: each leaves when all who could still send to it have.
     let onward = routes.clone();
@@ -115,24 +120,29 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
         threads.start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
     }
     for end in ends.lanes.memory {
-        let (own, wire) = (Arc::clone(&state), Wire::new(end.of, link));
-        threads.start("sim-copy", Box::new(move || lane::run(wire, &end.orders, |it| own.tell(it))))?;
+        let (own, wire) = (Arc::clone(&state), Wire::new(end.of, link, &uplink));
+        threads.start(
+            "sim-copy",
+            Box::new(move || lane::run(wire, end.links, &end.orders, |it| own.tell(it))),
+        )?;
     }
     for (end, facts) in ends.lanes.disk.into_iter().zip(disk_facts.iter().cycle()) {
         let link = DiskLink::new(end.of, SimSide, facts.engine)?;
         let (own, wire) = (Arc::clone(&state), DiskWire { way: end.of, link });
-        threads.start("disk-copy", Box::new(move || disk::run_lane(wire, &end.orders, |it| own.tell(it))))?;
+        threads.start("disk-copy", Box::new(move || disk::run_lane(wire, end, |it| own.tell(it))))?;
     }
-    let copies = Arc::clone(routes.lanes.table());
+    let (copies, lanes) = (Arc::clone(routes.lanes.table()), Arc::clone(routes.lanes.links()));
     let inlet = Some(Inlet { schedule, routes, late });
-    Ok(SimDriver { devices, disk: disk_facts, copies, inlet: Mutex::new(inlet), threads })
+    Ok(SimDriver { devices, disk: disk_facts, links, copies, lanes, inlet: Mutex::new(inlet), threads })
 }
 
 /// The simulated driver.
 pub struct SimDriver {
     devices: Vec<DeviceInfo>,
     disk: Option<DiskFacts>,
+    links: Vec<LinkFacts>,
     copies: Arc<Table>,
+    lanes: Arc<Links>,
     /// Taken away to end the threads.
     inlet: Mutex<Option<Inlet>>,
     threads: Threads,
@@ -170,6 +180,14 @@ impl Driver for SimDriver {
 
     fn disk(&self) -> Option<&DiskFacts> {
         self.disk.as_ref()
+    }
+
+    fn links(&self) -> &[LinkFacts] {
+        &self.links
+    }
+
+    fn traffic(&self) -> Vec<Traffic> {
+        self.lanes.traffic()
     }
 
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
@@ -210,6 +228,29 @@ impl fmt::Debug for SimDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SimDriver").field("devices", &self.devices).finish_non_exhaustive()
     }
+}
+
+/// They carry what is configured: there is nothing to measure. The uplink is one where it carries less than all together.
+fn links(devices: usize, link: LinkSpeed, uplink: LinkSpeed) -> Vec<LinkFacts> {
+    type Of = fn(DeviceIndex) -> LaneId;
+    let devices: Vec<DeviceIndex> = (0..).map(DeviceIndex).take(devices).collect();
+    let ways: [(Of, u64, u64); 2] =
+        [(LaneId::In, link.to_device, uplink.to_device), (LaneId::Out, link.to_host, uplink.to_host)];
+    let own = devices.iter().flat_map(|device| {
+        let speeds = ways.iter().filter(|(_, own, _)| *own > 0);
+        speeds.map(move |(lane, own, _)| LinkFacts {
+            name: format!("device {device}"),
+            lanes: vec![(lane(*device), *own)],
+        })
+    });
+    let count = devices.len() as u64;
+    let is_narrow = |own: u64, shared: u64| shared > 0 && (own == 0 || shared < own.saturating_mul(count));
+    let shared = ways.iter().filter(|(_, own, shared)| devices.len() > 1 && is_narrow(*own, *shared));
+    let shared = shared.map(|(lane, _, carries)| LinkFacts {
+        name: "uplink".to_owned(),
+        lanes: devices.iter().map(|device| (lane(*device), *carries)).collect(),
+    });
+    own.chain(shared).collect()
 }
 
 fn check(devices: &[DeviceInfo]) -> Result<(), DriverError> {

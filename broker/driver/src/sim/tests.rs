@@ -181,6 +181,42 @@ fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {
     }
 }
 
+/// Of 64 MiB a second, with as much of a prefetch to the other device as it can carry.
+#[test]
+fn demand_has_the_uplink_that_another_device_prefetches_by() {
+    let (sink, completions) = channel();
+    let second = DeviceInfo { uuid: format!("{}-2", device().uuid), ..device() };
+    let config = SimConfig {
+        devices: vec![device(), second],
+        uplink: LinkSpeed { to_device: 64 << 20, to_host: 0 },
+        ..config()
+    };
+    let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
+    let [one, all] = [(LaneId::In(DeviceIndex(0)), 64 << 20), (LaneId::In(DeviceIndex(1)), 64 << 20)];
+    assert_eq!(driver.links(), [LinkFacts { name: "uplink".to_owned(), lanes: vec![one, all] }]);
+    let size = Bytes::mib(64);
+    make(&driver, &completions, 1, Place::Host, size);
+    make(&driver, &completions, 2, Place::Device(DEVICE), size);
+    make(&driver, &completions, 3, Place::Device(DeviceIndex(1)), size);
+    let prefetch = |raw| {
+        let (from, to) = (ExtentId::from_raw(1), ExtentId::from_raw(3));
+        let class = CopyClass::Prefetch;
+        driver.submit(Submission::Copy { copy: CopyId::from_raw(raw), from, to, size, class });
+    };
+    prefetch(1);
+    prefetch(2);
+    let began = Instant::now();
+    driver.submit(copy(3, 1, 2, size));
+    assert_eq!(copied(&completions), (3, Ok(())), "it goes first");
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(1700), "{took:?} of a second, and what was under way");
+    let begun: Vec<Traffic> = driver.traffic().into_iter().filter(|it| it.lane == all.0).collect();
+    let [_, prefetched, _] = begun[0].begun;
+    assert!(prefetched <= Bytes::mib(48), "{prefetched} beside it");
+    assert_eq!([copied(&completions), copied(&completions)], [(1, Ok(())), (2, Ok(()))]);
+    assert!(began.elapsed() >= Duration::from_secs(2), "the uplink carries no more");
+}
+
 /// A link of 160 MiB a second takes a tenth of one for each chunk.
 #[test]
 fn a_copy_can_be_watched_and_cancelled_under_way_and_directions_do_not_share_a_link() {

@@ -19,7 +19,7 @@ use super::{
     state::{State, hand},
 };
 use crate::{
-    DriverError, ExtentKind, Submission,
+    DriverError, ExtentKind, LinkFacts, Submission,
     copies::{LaneEnds, Lanes},
     disk::{DiskOrder, DiskWork},
     place::Place,
@@ -47,12 +47,17 @@ pub(super) struct Ends {
     pub(super) lanes: LaneEnds<copier::Work, DiskWork<DiskEnd>>,
 }
 
-pub(super) fn routes(state: Arc<State>, devices: usize, has_disk: bool) -> (Routes, Ends) {
+pub(super) fn routes(
+    state: Arc<State>,
+    devices: usize,
+    has_disk: bool,
+    links: &[LinkFacts],
+) -> (Routes, Ends) {
     let (tasks, tasks_end) = channel();
     let (looks, looks_end) = channel();
     let (digests, digests_end) = channel();
     let (disk, disk_end) = channel();
-    let (lanes, lane_ends) = Lanes::new(devices, has_disk);
+    let (lanes, lane_ends) = Lanes::new(devices, has_disk, links);
     (
         Routes { state, tasks, looks, digests, disk, lanes },
         Ends { tasks: tasks_end, looks: looks_end, digests: digests_end, disk: disk_end, lanes: lane_ends },
@@ -96,6 +101,10 @@ impl Order {
             }
             Submission::CancelCopy { copy } => {
                 routes.lanes.cancel(copy);
+                return None;
+            }
+            Submission::ShareBy { shares } => {
+                routes.lanes.links().share_by(shares);
                 return None;
             }
             Submission::HastenCopy { copy } => {

@@ -7,19 +7,19 @@ use vramd_types::CopyId;
 use super::lane::Job;
 
 /// In the order of their arrival, which nothing else decides. One can be taken from among thousands.
-pub(super) struct Waiting<W> {
+pub(super) struct Queue<W> {
     jobs: BTreeMap<u64, Job<W>>,
     arrivals: HashMap<CopyId, u64>,
     last: u64,
 }
 
-impl<W> Default for Waiting<W> {
+impl<W> Default for Queue<W> {
     fn default() -> Self {
         Self { jobs: BTreeMap::new(), arrivals: HashMap::new(), last: 0 }
     }
 }
 
-impl<W> Waiting<W> {
+impl<W> Queue<W> {
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }

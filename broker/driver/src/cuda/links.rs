@@ -1,0 +1,259 @@
+//! What the links between the devices and the host's memory carry, measured when the driver is opened: of each alone, and of
+//! those together that may share a road. Where together they carry less than the sum of what each carries alone, they do share one.
+
+use std::{
+    fmt, fs,
+    path::Path,
+    rc::Rc,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use vramd_types::{Bytes, DeviceIndex};
+
+use super::{
+    api::{Block, CudaError, Pinned, Stream, Transfer, Used, Way},
+    device::Device,
+};
+use crate::{LaneId, LinkFacts, copies::shared};
+
+/// Long enough that a chunk more or less is a hundredth of it, on a fast link.
+const LASTS: Duration = Duration::from_millis(20);
+/// A link on which nothing ends by then is measured no further.
+const GIVES_UP: Duration = Duration::from_secs(2);
+/// As the lanes do it.
+const CHUNK: Bytes = Bytes::mib(16);
+const UNDER_WAY: usize = 3;
+/// Each chunk lies elsewhere than the last few, so that no cache of the host has it.
+const CHUNKS: usize = 4;
+
+/// What no link could be measured for is told, and is no reason not to start.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub(super) links: Vec<LinkFacts>,
+    pub(super) problem: Option<String>,
+}
+
+enum Problem {
+    Cuda(CudaError),
+    Slow,
+}
+
+impl From<CudaError> for Problem {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda(error)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda(error) => write!(f, "measure the links: {error}"),
+            Self::Slow => write!(f, "measure the links: no copy of {CHUNK} has ended within {GIVES_UP:?}"),
+        }
+    }
+}
+
+/// The roads that devices may share, the narrower first: for people a name, and who is on it.
+type Road = (String, Vec<DeviceIndex>);
+
+pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
+    let opened: Result<Vec<_>, CudaError> = thread::scope(|scope| {
+        // Each near its device: memory is pinned where the thread runs that touches it first.
+        let opening: Vec<_> = devices.iter().map(|device| scope.spawn(|| open(device))).collect();
+        opening
+            .into_iter()
+            .map(|it| it.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let ready = opened.and_then(|opened| opened.into_iter().map(End::new).collect::<Result<Vec<_>, _>>());
+    let measured = ready.map_err(Problem::from).and_then(|mut ends| all(&mut ends, &roads(devices, buses)));
+    match measured {
+        Ok(links) => Measured { links, problem: None },
+        Err(error) => Measured { links: Vec::new(), problem: Some(error.to_string()) },
+    }
+}
+
+fn all(ends: &mut [End], roads: &[Road]) -> Result<Vec<LinkFacts>, Problem> {
+    let mut alone = Vec::new();
+    let mut links = Vec::new();
+    for (at, end) in (0..).zip(ends.iter_mut()) {
+        let lanes = [LaneId::In, LaneId::Out].map(|lane| lane(DeviceIndex(at)));
+        for (lane, end) in lanes.into_iter().zip([&mut end.inward, &mut end.outward]) {
+            let carries = together(&mut [end])?;
+            alone.push((lane, carries[0]));
+            links.push(LinkFacts { name: format!("device {at}"), lanes: vec![(lane, carries[0])] });
+        }
+    }
+    for (name, members) in roads {
+        // One way and the other, and both at once.
+        for (inward, outward) in [(true, false), (false, true), (true, true)] {
+            let is_on = |lane: &LaneId| match lane {
+                LaneId::In(device) => inward && members.contains(device),
+                LaneId::Out(device) => outward && members.contains(device),
+                _ => false,
+            };
+            let on: Vec<(LaneId, u64)> = alone.iter().copied().filter(|(lane, _)| is_on(lane)).collect();
+            if on.len() < 2 || links.iter().any(|known| known.lanes.len() > 1 && is_of(known, &on)) {
+                continue;
+            }
+            let mut runs: Vec<&mut Run> = Vec::new();
+            for (at, end) in (0..).map(DeviceIndex).zip(ends.iter_mut()) {
+                runs.extend([&mut end.inward].into_iter().filter(|_| is_on(&LaneId::In(at))));
+                runs.extend([&mut end.outward].into_iter().filter(|_| is_on(&LaneId::Out(at))));
+            }
+            links.extend(shared(name, &on, &together(&mut runs)?));
+        }
+    }
+    Ok(links)
+}
+
+fn is_of(known: &LinkFacts, on: &[(LaneId, u64)]) -> bool {
+    known.lanes.len() == on.len() && known.lanes.iter().zip(on).all(|((one, _), (other, _))| one == other)
+}
+
+/// A device and memory of the host near it, and between them a stream each way.
+struct End {
+    inward: Run,
+    outward: Run,
+}
+
+/// Copies that follow each other.
+struct Run {
+    stream: Stream,
+    way: Way<'static>,
+    from: u64,
+    to: u64,
+    kept: Kept,
+    next: usize,
+}
+
+#[derive(Clone)]
+struct Kept {
+    _both: Rc<(Block, Pinned)>,
+}
+
+impl Used for Kept {}
+
+fn open(device: &Arc<Device>) -> Result<(Arc<Device>, Block, Pinned), CudaError> {
+    device.stay_near();
+    let size = Bytes::new(CHUNK.get() * CHUNKS as u64);
+    let length = usize::try_from(size.get()).unwrap_or(usize::MAX);
+    let block = Block::allocate(device.context(), size)?;
+    Ok((Arc::clone(device), block, Pinned::new(device.context(), length)?))
+}
+
+impl End {
+    fn new((device, block, host): (Arc<Device>, Block, Pinned)) -> Result<Self, CudaError> {
+        let context = device.context();
+        let (on_device, in_host) = (block.address(), host.address());
+        let kept = Kept { _both: Rc::new((block, host)) };
+        let run = |way, from, to| {
+            Ok(Run { stream: Stream::new(context)?, way, from, to, kept: kept.clone(), next: 0 })
+        };
+        Ok(Self { inward: run(Way::In, in_host, on_device)?, outward: run(Way::Out, on_device, in_host)? })
+    }
+}
+
+impl Run {
+    fn begin(&mut self) -> Result<Transfer<Kept>, CudaError> {
+        let at = CHUNK.get() * (self.next % CHUNKS) as u64;
+        self.next += 1;
+        let length = usize::try_from(CHUNK.get()).unwrap_or(usize::MAX);
+        self.stream.copy(self.kept.clone(), self.way, self.from + at, self.to + at, length)
+    }
+}
+
+/// What each of them carries, in bytes per second, while all of them are at it.
+fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, Problem> {
+    let mut under_way = Vec::new();
+    for run in runs.iter_mut() {
+        under_way
+            .push((0..UNDER_WAY).map(|_| run.begin()).collect::<Result<std::collections::VecDeque<_>, _>>()?);
+    }
+    let mut ended: Vec<(u64, Option<Instant>, Instant)> = vec![(0, None, Instant::now()); runs.len()];
+    let began = Instant::now();
+    // Until each has measured something, however slow it is.
+    while began.elapsed() < LASTS || ended.iter().any(|(chunks, ..)| *chunks < 2) {
+        if began.elapsed() > GIVES_UP {
+            return Err(Problem::Slow);
+        }
+        for ((run, chunks), (count, first, last)) in runs.iter_mut().zip(&mut under_way).zip(&mut ended) {
+            let Some(front) = chunks.front_mut() else { continue };
+            if front.has_ended()? {
+                chunks.pop_front();
+                chunks.push_back(run.begin()?);
+                *last = Instant::now();
+                // What came before the first end is the way to the link.
+                match first {
+                    None => *first = Some(*last),
+                    Some(_) => *count += 1,
+                }
+            }
+        }
+    }
+    drop(under_way);
+    Ok(ended
+        .into_iter()
+        .map(|(count, first, last)| rate(count, first.map_or(Duration::ZERO, |first| last - first)))
+        .collect())
+}
+
+fn rate(chunks: u64, took: Duration) -> u64 {
+    let bytes = u128::from(chunks) * u128::from(CHUNK.get());
+    u64::try_from(bytes * 1_000_000_000 / took.as_nanos().max(1)).unwrap_or(u64::MAX)
+}
+
+/// By the kernel's tree of buses: the switch right above several devices, those above that, and the node of the host's memory.
+fn roads(devices: &[Arc<Device>], buses: &Path) -> Vec<Road> {
+    let mut roads: Vec<Road> = Vec::new();
+    let mut join =
+        |name: String, device: DeviceIndex| match roads.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, members)) => members.push(device),
+            None => roads.push((name, vec![device])),
+        };
+    for (index, device) in (0..).map(DeviceIndex).zip(devices) {
+        let path = device.bus().and_then(|bus| fs::canonicalize(buses.join(bus)).ok());
+        let above: Vec<String> = path.iter().flat_map(|path| bridges(path)).collect();
+        above.into_iter().for_each(|bridge| join(format!("uplink {bridge}"), index));
+        join(format!("node {}", device.node()), index);
+    }
+    roads.retain(|(_, members)| members.len() > 1);
+    roads.sort_by_key(|(_, members)| members.len());
+    let mut known: Vec<Vec<DeviceIndex>> = Vec::new();
+    roads.retain(|(_, members)| {
+        let is_new = !known.contains(members);
+        known.extend(is_new.then(|| members.clone()));
+        is_new
+    });
+    roads
+}
+
+/// The bridges above a device of the bus, by the path of its folder: the nearest first.
+fn bridges(path: &Path) -> Vec<String> {
+    let names = path.iter().filter_map(|name| name.to_str());
+    let functions = names.filter(|name| name.split(':').count() == 3 && name.contains('.'));
+    let mut bridges: Vec<String> = functions.map(str::to_owned).collect();
+    bridges.pop();
+    bridges.reverse();
+    bridges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bridges_are_those_above_the_device() {
+        let path = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0";
+        assert_eq!(bridges(Path::new(path)), ["0000:16:00.0", "0000:15:01.0"]);
+        assert!(bridges(Path::new("/sys/devices/pci0000:00/0000:00:05.0")).is_empty());
+    }
+
+    #[test]
+    fn rates() {
+        assert_eq!(rate(2, Duration::from_millis(1)), 2000 * CHUNK.get());
+        assert!(rate(1, Duration::ZERO) > 0);
+    }
+}

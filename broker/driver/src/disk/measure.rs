@@ -1,0 +1,161 @@
+//! What the disk carries, measured when the driver is opened: reads alone, writes alone, and both at once.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use vramd_types::{Bytes, ExtentId};
+
+use super::{
+    Disk, PIECE, RING_PIECES,
+    directory::ExtentFile,
+    engine::{Engine, Op, Way},
+    room::{Buffer, Room as _},
+};
+use crate::{DriverError, LaneId, LinkFacts, copies};
+
+/// Of each measure, unless the disk is so slow that [`LEAST`] pieces take longer.
+const LASTS: Duration = Duration::from_millis(100);
+const LEAST: u64 = 8;
+/// Larger than what a disk keeps for itself it should not be: this is for who goes first, not for a page of figures.
+const FILE: Bytes = Bytes::mib(128);
+/// What cannot be written by then is not read either.
+const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
+
+impl Disk {
+    /// Leaves nothing behind.
+    pub(crate) fn measure(&self) -> Result<Vec<LinkFacts>, DriverError> {
+        let size = FILE.min(self.facts.capacity);
+        // No extent of the caller's has that id.
+        let file = self.directory.make(ExtentId::from_raw(0), size)?;
+        let mut ways = [Way::ToDisk, Way::FromDisk]
+            .map(|way| Run::new(self, &file, way, size))
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
+        let [writes, reads] = &mut ways[..] else { return Ok(Vec::new()) };
+        let written = writes.fill()?;
+        reads.pieces = written;
+        let (write, read) = (together(&mut [writes])?[0], together(&mut [reads])?[0]);
+        let both = together(&mut [reads, writes])?;
+        let alone = [(LaneId::FromDisk, read), (LaneId::ToDisk, write)];
+        let links = alone.map(|lane| LinkFacts { name: "disk".to_owned(), lanes: vec![lane] });
+        Ok(links.into_iter().chain(copies::shared("disk", &alone, &both)).collect())
+    }
+}
+
+/// Pieces that follow each other, round and round.
+struct Run {
+    engine: Engine<Buffer>,
+    file: Arc<std::os::fd::OwnedFd>,
+    way: Way,
+    idle: Vec<Buffer>,
+    next: u64,
+    /// So many are there to go round.
+    pieces: u64,
+}
+
+impl Run {
+    fn new(disk: &Disk, file: &ExtentFile, way: Way, size: Bytes) -> Result<Self, DriverError> {
+        let length = usize::try_from(PIECE).unwrap_or(usize::MAX);
+        let buffer = |at: usize| {
+            let mut buffer = Buffer::new(length)?;
+            // Some disks look whether it is all the same.
+            let text: Vec<u8> = (0..length / 8).flat_map(|word| mixed(at, word).to_ne_bytes()).collect();
+            buffer.fill(&text);
+            Ok(buffer)
+        };
+        let buffers: std::io::Result<Vec<Buffer>> = (0..RING_PIECES).map(buffer).collect();
+        let idle = buffers.map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))?;
+        let engine = Engine::new(disk.facts.engine, RING_PIECES)?;
+        Ok(Self { engine, file: Arc::clone(&file.fd), way, idle, next: 0, pieces: size.get() / PIECE })
+    }
+
+    /// Begins as many as there are buffers for.
+    fn begin(&mut self) {
+        while let Some(room) = self.idle.pop() {
+            let at = self.next % self.pieces.max(1) * PIECE;
+            let (file, length) = (Arc::clone(&self.file), room.bytes().len());
+            self.engine.begin(Op { tag: self.next, file, way: self.way, at, length, room });
+            self.next += 1;
+        }
+    }
+
+    /// How many have ended by now.
+    fn end(&mut self) -> Result<u64, DriverError> {
+        let mut ended = 0;
+        while let Some(done) = self.engine.poll() {
+            done.result.map_err(|flaw| DriverError::Failed(format!("measure the disk: {flaw:?}")))?;
+            self.idle.push(done.room);
+            ended += 1;
+        }
+        Ok(ended)
+    }
+
+    fn drain(&mut self) -> Result<(), DriverError> {
+        while self.idle.len() < RING_PIECES {
+            self.end()?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Writes each piece once, as far as that goes. How many were written.
+    fn fill(&mut self) -> Result<u64, DriverError> {
+        let began = Instant::now();
+        while self.next < self.pieces && began.elapsed() < WRITTEN_WITHIN {
+            self.begin();
+            self.end()?;
+            std::thread::yield_now();
+        }
+        self.drain()?;
+        Ok(self.next.min(self.pieces))
+    }
+}
+
+/// What each carries in bytes per second, while all are at it.
+fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, DriverError> {
+    let mut ended = vec![0; runs.len()];
+    let began = Instant::now();
+    while began.elapsed() < LASTS || ended.iter().any(|ended| *ended < LEAST) {
+        for (run, ended) in runs.iter_mut().zip(&mut ended) {
+            run.begin();
+            *ended += run.end()?;
+        }
+        std::thread::yield_now();
+    }
+    let took = began.elapsed().as_nanos().max(1);
+    runs.iter_mut().try_for_each(|run| run.drain())?;
+    let rate = |ended: u64| u128::from(ended) * u128::from(PIECE) * 1_000_000_000 / took;
+    Ok(ended.into_iter().map(|ended| u64::try_from(rate(ended)).unwrap_or(u64::MAX)).collect())
+}
+
+/// Eight bytes that follow from nothing before them.
+fn mixed(buffer: usize, word: usize) -> u64 {
+    let seed = (buffer as u64) << 32 | word as u64;
+    (seed ^ seed >> 7).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DiskConfig, DiskEngine};
+
+    #[test]
+    fn a_disk_is_measured_both_ways_and_has_its_bytes_back() {
+        for engine in [DiskEngine::Threads, DiskEngine::Uring] {
+            let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+            let directory = folder.path().to_owned();
+            let capacity = Bytes::mib(32);
+            let config = DiskConfig { directory: directory.clone(), capacity, engine: Some(engine) };
+            let Ok(disk) = Disk::open(&config) else { continue };
+            let links = disk.measure().unwrap();
+            assert_eq!(links[0].lanes[0].0, LaneId::FromDisk);
+            assert_eq!(links[1].lanes[0].0, LaneId::ToDisk);
+            assert!(links.iter().all(|link| link.lanes.iter().all(|(_, carries)| *carries > 0)), "{links:?}");
+            let left = std::fs::read_dir(&directory).unwrap().count();
+            assert_eq!(left, 1, "the lock alone");
+            disk.directory.make(ExtentId::from_raw(1), capacity).unwrap();
+        }
+    }
+}

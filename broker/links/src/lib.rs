@@ -1,0 +1,138 @@
+//! Who goes next on a link that copies of several classes share.
+//!
+//! A [`Link`] is asked before each chunk of a copy is begun. It is pure: what waits, and the time, are told by who asks. So the
+//! lanes of the drivers and the simulator have the same order.
+//!
+//! - Classes go in their order: demand, prefetch, write-back.
+//! - A class that has had less than its share while it waited goes first until it has had it; prefetches never before demand.
+//! - What a class does not want is lent to the others, and a class that begins to wait again has nothing saved up.
+//! - Whoever was passed by [`PASSED_AT_MOST`] chunks and has waited for [`STANDS_AT_MOST`] goes first with one, so that nothing
+//!   stands for ever.
+//!
+//! Where several lanes share a link, each asks it for every chunk of its own. Demand is never held back by another lane; the
+//! others go when it is their turn, or when the link has room beside what was begun on it.
+
+#![forbid(unsafe_code)]
+
+mod waiting;
+
+use std::time::Duration;
+
+use vramd_types::{Bytes, CopyClass, Shares};
+
+pub use waiting::Waiting;
+
+/// So long a class that waits has nothing.
+pub const STANDS_AT_MOST: Duration = Duration::from_secs(1);
+
+/// On a slow link longer, while no more chunks than that are begun of others.
+pub const PASSED_AT_MOST: u32 = 16;
+
+/// So much more than it carries may be begun on a link whose speed is known: then it never stands idle between two chunks.
+const AHEAD: Duration = Duration::from_millis(1);
+
+/// What a class is owed at most, in chunks.
+const OWED_CHUNKS_MAX: u64 = 4;
+
+#[derive(Clone, Debug)]
+pub struct Link {
+    shares: Shares,
+    /// What is begun at once of what nobody waits for.
+    chunk: Bytes,
+    /// What was begun of other classes and belonged to this one, of which something waited: in hundredths of a byte.
+    owed: [u64; CopyClass::COUNT],
+    /// Since it began to wait, or had a chunk for the last time.
+    stands: [Option<Stand>; CopyClass::COUNT],
+    speed: Option<Speed>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stand {
+    since: Duration,
+    /// The chunks of others.
+    passed: u32,
+}
+
+/// Of a link that several lanes share.
+#[derive(Clone, Debug)]
+struct Speed {
+    /// Bytes per second.
+    carries: u64,
+    /// When what was begun will have crossed it.
+    through: Duration,
+}
+
+impl Link {
+    /// Of one lane, which knows what is under way there.
+    pub fn of_lane(shares: Shares, chunk: Bytes) -> Self {
+        let (owed, stands) = ([0; CopyClass::COUNT], [None; CopyClass::COUNT]);
+        Self { shares, chunk, owed, stands, speed: None }
+    }
+
+    /// Of several lanes, which carries so many bytes per second.
+    pub fn shared(shares: Shares, chunk: Bytes, carries: u64) -> Self {
+        let speed = Some(Speed { carries: carries.max(1), through: Duration::ZERO });
+        Self { speed, ..Self::of_lane(shares, chunk) }
+    }
+
+    pub fn share_by(&mut self, shares: Shares) {
+        self.shares = shares;
+        self.owed = [0; CopyClass::COUNT];
+    }
+
+    /// The classes of which something waits, those that go first before the others.
+    pub fn order(&self, now: Duration, waiting: Waiting) -> impl Iterator<Item = CopyClass> {
+        let mut order = CopyClass::ALL;
+        order.sort_by_key(|class| self.rank(*class, now, waiting));
+        order.into_iter().filter(move |class| waiting.has(*class))
+    }
+
+    /// Whether a chunk of that class, which waits, may be begun now by one of the lanes that share it.
+    pub fn permits(&self, now: Duration, class: CopyClass, waiting: Waiting) -> bool {
+        let has_room = self.speed.as_ref().is_some_and(|speed| speed.through <= now.saturating_add(AHEAD));
+        class == CopyClass::Demand || has_room || self.order(now, waiting).next() == Some(class)
+    }
+
+    /// A chunk was, while this still waited: that class too, if it has more.
+    pub fn begun(&mut self, now: Duration, class: CopyClass, length: Bytes, waiting: Waiting) {
+        for other in CopyClass::ALL {
+            let at = other.index();
+            let is_waiting = waiting.has(other) || other == class;
+            let share = length.get().saturating_mul(u64::from(self.shares.percent(other)));
+            let paid = if other == class { length.get().saturating_mul(100) } else { 0 };
+            let owed = self.owed[at].saturating_add(share).saturating_sub(paid);
+            self.owed[at] = if is_waiting { owed.min(self.chunk_owed() * OWED_CHUNKS_MAX) } else { 0 };
+            let last = self.stands[at].filter(|_| other != class);
+            let stand = last.unwrap_or(Stand { since: now, passed: 0 });
+            let passed = stand.passed.saturating_add(u32::from(other != class));
+            self.stands[at] = waiting.has(other).then_some(Stand { passed, ..stand });
+        }
+        if let Some(Speed { carries, through }) = &mut self.speed {
+            let nanos = u128::from(length.get()) * 1_000_000_000 / u128::from(*carries);
+            let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+            *through = now.max(*through).saturating_add(takes);
+        }
+    }
+
+    /// The lower, the sooner.
+    fn rank(&self, class: CopyClass, now: Duration, waiting: Waiting) -> u8 {
+        let at = class.index();
+        let stands = self.stands[at].is_some_and(|stand| {
+            stand.passed >= PASSED_AT_MOST && now.saturating_sub(stand.since) >= STANDS_AT_MOST
+        });
+        let behind_demand = class == CopyClass::Prefetch && waiting.has(CopyClass::Demand);
+        let is_owed = self.owed[at] >= self.chunk_owed() && !behind_demand;
+        match (stands, is_owed) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => 2,
+        }
+    }
+
+    fn chunk_owed(&self) -> u64 {
+        self.chunk.get().saturating_mul(100)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! Who has how much of a link that copies of several classes share.
+
+use std::fmt;
+
+/// How soon bytes are copied, the first of these first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CopyClass {
+    /// Somebody waits for them, or for the room that they leave.
+    Demand,
+    /// They are brought in, and nobody waits for them.
+    Prefetch,
+    /// They leave, or are written back, and nobody waits for it.
+    WriteBack,
+}
+
+impl CopyClass {
+    pub const COUNT: usize = 3;
+    pub const ALL: [Self; Self::COUNT] = [Self::Demand, Self::Prefetch, Self::WriteBack];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Demand => "demand",
+            Self::Prefetch => "prefetch",
+            Self::WriteBack => "write_back",
+        }
+    }
+
+    /// Its place in [`ALL`](Self::ALL).
+    pub fn index(self) -> usize {
+        match self {
+            Self::Demand => 0,
+            Self::Prefetch => 1,
+            Self::WriteBack => 2,
+        }
+    }
+}
+
+/// What each class has of a link at least while it wants it, in percent; what a class does not want is lent to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    percent: [u8; CopyClass::COUNT],
+}
+
+impl Shares {
+    /// Fails where they are more than a link has.
+    pub fn new(demand: u8, prefetch: u8, write_back: u8) -> Result<Self, TooManyShares> {
+        let percent = [demand, prefetch, write_back];
+        match percent.into_iter().map(u32::from).sum::<u32>() {
+            0..=100 => Ok(Self { percent }),
+            sum => Err(TooManyShares { sum }),
+        }
+    }
+
+    pub fn percent(&self, class: CopyClass) -> u8 {
+        self.percent[class.index()]
+    }
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self { percent: [30, 50, 20] }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyShares {
+    pub sum: u32,
+}
+
+impl fmt::Display for TooManyShares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the shares are {} percent of a link, which has 100", self.sum)
+    }
+}
+
+impl std::error::Error for TooManyShares {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_no_more_than_the_link() {
+        assert_eq!(Shares::new(30, 50, 20), Ok(Shares::default()));
+        assert_eq!(Shares::new(0, 0, 0).map(|it| it.percent(CopyClass::Demand)), Ok(0));
+        assert_eq!(Shares::new(30, 50, 21), Err(TooManyShares { sum: 101 }));
+        assert_eq!(Shares::new(255, 255, 255), Err(TooManyShares { sum: 765 }));
+    }
+
+    #[test]
+    fn a_class_is_at_its_place() {
+        assert_eq!(CopyClass::ALL.map(CopyClass::index), [0, 1, 2]);
+    }
+}
