@@ -114,6 +114,11 @@ impl App {
             let (directory, engine) = (disk.directory.display(), disk.engine);
             tracing::info!(%directory, %engine, no_uring, capacity_bytes = disk.capacity.get(), "disk");
         }
+        for link in driver.links() {
+            let lanes: Vec<String> =
+                link.lanes.iter().map(|(lane, carries)| format!("{lane}: {carries} bytes/s")).collect();
+            tracing::info!(name = link.name, shared = lanes.len() > 1, lanes = lanes.join(", "), "link");
+        }
         tracing::info!(
             sockets = %socket_dir.display(),
             state = %state_dir.display(),
@@ -151,14 +156,20 @@ impl App {
         let harvest = self.harvest(&channels)?;
         let core_config = self.core_config();
         // Descriptors have been counted by now.
-        for submission in self.kept_host() {
+        let shares = self.config.shares.percents();
+        for submission in self.kept_host().into_iter().chain([Submission::ShareBy { shares }]) {
             self.driver.submit(submission);
         }
         let uuids: Vec<_> = core_config.devices.iter().map(|device| device.uuid.clone()).collect();
         let (telemetry, telling) = self.telemetry.start(
             self.inbox.clone(),
             self.clock,
-            Node { driver: self.driver.name(), boot_epoch: self.boot_epoch, devices: &uuids },
+            Node {
+                driver: self.driver.name(),
+                boot_epoch: self.boot_epoch,
+                devices: &uuids,
+                links: Arc::clone(&self.driver),
+            },
         )?;
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));

@@ -125,6 +125,9 @@ fn tell(driver: &CudaDriver) {
             "NVML is not there: the contexts of clients cannot be told from outsiders' memory"
         );
     }
+    if let Some(problem) = &facts.unmeasured {
+        tracing::warn!(problem, "links were not measured: who goes first is decided on each by itself");
+    }
     for device in &facts.devices {
         tracing::info!(
             uuid = device.uuid,

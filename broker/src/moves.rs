@@ -10,7 +10,7 @@ use std::{
 };
 
 use broker_core::{Cause, Notice, PartRef, Tier, Time};
-use broker_driver::Driver;
+use broker_driver::{Driver, LinkFacts, Traffic};
 use vramd_proto::v1::move_event::Change;
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
@@ -65,6 +65,14 @@ impl Moves {
     pub(crate) fn uuid_of(&self, device: DeviceIndex) -> String {
         let info = self.0.driver.devices().get(usize::from(device.0));
         info.map(|info| info.uuid.clone()).unwrap_or_default()
+    }
+
+    pub(crate) fn links(&self) -> &[LinkFacts] {
+        self.0.driver.links()
+    }
+
+    pub(crate) fn traffic(&self) -> Vec<Traffic> {
+        self.0.driver.traffic()
     }
 
     /// Keeps it, if it is the end of a move.

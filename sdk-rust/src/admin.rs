@@ -180,6 +180,12 @@ impl AdminClient {
         Ok(Moves { moving, ended })
     }
 
+    /// What the links carry by which bytes move, and what was begun on them.
+    pub fn links(&self) -> Result<v1::ListLinksResponse> {
+        let request = v1::ListLinksRequest {};
+        self.call(request, |mut client, request| async move { client.list_links(request).await })
+    }
+
     pub fn node(&self) -> Result<v1::GetNodeResponse> {
         self.call(v1::GetNodeRequest {}, |mut client, request| async move { client.get_node(request).await })
     }

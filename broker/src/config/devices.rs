@@ -59,6 +59,10 @@ impl SimDevices<'_> {
                 to_device: self.sim.link_to_device.get(),
                 to_host: self.sim.link_to_host.get(),
             },
+            uplink: LinkSpeed {
+                to_device: self.sim.uplink_to_device.get(),
+                to_host: self.sim.uplink_to_host.get(),
+            },
             faults: self.sim.faults.iter().map(fault).collect(),
             ..SimConfig::default()
         }

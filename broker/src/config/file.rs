@@ -5,7 +5,7 @@ use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
-use super::{Disk, Limits, Pressure, QuantityText, Telemetry, Tenant, quantity};
+use super::{Disk, Limits, Pressure, QuantityText, Shares, Telemetry, Tenant, quantity};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -15,6 +15,7 @@ pub struct File {
     pub memory: Memory,
     pub disk: Disk,
     pub pressure: Pressure,
+    pub shares: Shares,
     pub quota: Quota,
     /// In order; the first that fits names the tenant.
     pub tenants: Vec<Tenant>,
@@ -92,6 +93,11 @@ pub struct Sim {
     /// And from each device to the host.
     #[serde(deserialize_with = "quantity::bytes")]
     pub link_to_host: Bytes,
+    /// The same of the one uplink that all devices share.
+    #[serde(deserialize_with = "quantity::bytes")]
+    pub uplink_to_device: Bytes,
+    #[serde(deserialize_with = "quantity::bytes")]
+    pub uplink_to_host: Bytes,
     pub faults: Vec<SimFault>,
     pub revocations: Vec<SimRevocation>,
 }
@@ -103,6 +109,8 @@ impl Default for Sim {
             devices: vec![device],
             link_to_device: Bytes::ZERO,
             link_to_host: Bytes::ZERO,
+            uplink_to_device: Bytes::ZERO,
+            uplink_to_host: Bytes::ZERO,
             faults: vec![],
             revocations: vec![],
         }

@@ -11,6 +11,7 @@ mod host;
 mod limits;
 mod pressure;
 mod quantity;
+mod shares;
 mod telemetry;
 mod tenants;
 
@@ -27,6 +28,7 @@ pub use host::{HostTooSmall, check_host, host_total, keep_host};
 pub use limits::Limits;
 pub use pressure::Pressure;
 pub use quantity::QuantityText;
+pub use shares::Shares;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};
 pub use tenants::Tenant;
 
@@ -55,14 +57,26 @@ pub fn parse(text: &str) -> Result<Config, Place> {
     };
     let mut config: Config = serde_path_to_error::deserialize(deserializer)
         .map_err(|error| Place::of(error.inner(), error.path().to_string(), text))?;
-    if let Some(pressure::Wrong { at, field, problem }) = config.pressure.wrong.take() {
+    let wrong = [("pressure", config.pressure.wrong.take()), ("shares", config.shares.wrong.take())];
+    if let Some((table, Wrong { at, field, problem })) =
+        wrong.into_iter().find_map(|(table, it)| Some((table, it?)))
+    {
         let before = text.get(..at).unwrap_or_default();
-        return Err(Place::after(before, format!("pressure.{field}"), problem));
+        return Err(Place::after(before, format!("{table}.{field}"), problem));
     }
     if config.disk.directory.is_some() {
         config.disk.places = disk::places(text);
     }
     Ok(config)
+}
+
+/// A mistake that takes more than one key of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wrong {
+    /// Where the text gives the field's value.
+    at: usize,
+    field: &'static str,
+    problem: String,
 }
 
 #[cfg(test)]

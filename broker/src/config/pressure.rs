@@ -6,21 +6,14 @@ use broker_core::PressureBounds;
 use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
 
+use super::Wrong;
+
 /// As in [`PressureBounds`], and what is wrong in the text as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "PressureText")]
 pub struct Pressure {
     bounds: PressureBounds,
     pub(super) wrong: Option<Wrong>,
-}
-
-/// A mistake that takes more than one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
-    /// Where the text gives the field's value.
-    pub(super) at: usize,
-    pub(super) field: &'static str,
-    pub(super) problem: String,
 }
 
 impl Pressure {

@@ -10,7 +10,7 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../deploy/config/vramd.toml");
 
 /// Every table of the configuration, as it stands in a file.
-const TABLES: [&str; 13] = [
+const TABLES: [&str; 14] = [
     "[daemon]",
     "[driver]",
     "[driver.cuda]",
@@ -20,6 +20,7 @@ const TABLES: [&str; 13] = [
     "[[driver.sim.revocations]]",
     "[memory]",
     "[pressure]",
+    "[shares]",
     "[quota.default]",
     "[[tenants]]",
     "[limits]",
@@ -221,6 +222,17 @@ fn every_complaint_names_line_column_and_field() {
             "socket address",
         ),
         ("[disk]\ndirectory = 3\n", 2, 13, "disk.directory", "invalid type"),
+        ("[shares]\ndemand_percent = 31\n", 2, 18, "shares.demand_percent", "101 percent of a link"),
+        (
+            "[shares]\nwrite_back_percent = 40\nprefetch_percent = 31\n",
+            3,
+            20,
+            "shares.prefetch_percent",
+            "101 percent",
+        ),
+        ("[shares]\nprefetch_percent = 256\n", 2, 20, "shares.prefetch_percent", "256"),
+        ("[shares]\ndemand_percent = -1\n", 2, 18, "shares.demand_percent", "-1"),
+        ("[shares]\neviction_percent = 1\n", 2, 1, "shares.eviction_percent", "unknown field"),
         ("[pressure]\nhigh_percent = 101\n", 2, 16, "pressure.high_percent", "between 1 and 100"),
         ("[pressure]\nelevated_percent = 0\n", 2, 20, "pressure.elevated_percent", "between 1 and 100"),
         ("[pressure]\nevict_to_percent = 0\n", 2, 20, "pressure.evict_to_percent", "between 1 and 100"),

@@ -341,6 +341,14 @@ impl AdminService for Admin {
         self.moving(request.into_inner()).await.map(Response::new)
     }
 
+    async fn list_links(
+        &self,
+        request: Request<v1::ListLinksRequest>,
+    ) -> Result<Response<v1::ListLinksResponse>, Status> {
+        self.operator(&request)?;
+        Ok(Response::new(self.links()))
+    }
+
     async fn get_node(
         &self,
         request: Request<v1::GetNodeRequest>,

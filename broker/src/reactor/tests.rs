@@ -68,6 +68,7 @@ impl Driver for Prompt {
             | Submission::Copy { .. }
             | Submission::CancelCopy { .. }
             | Submission::HastenCopy { .. }
+            | Submission::ShareBy { .. }
             | Submission::ReleaseNow { .. } => {
                 panic!("nobody asks for {submission:?}")
             }

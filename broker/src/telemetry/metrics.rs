@@ -9,6 +9,7 @@ use std::{
 };
 
 use broker_core::Tier;
+use broker_driver::Driver;
 use opentelemetry::{
     KeyValue,
     metrics::{Histogram, Meter, MeterProvider as _},
@@ -30,6 +31,7 @@ use super::{
     ended_move::Kind as Move,
     ends::Ends,
     figures::{Figures, Look, Roll, series_each},
+    links::Links,
     moves::Moves,
     pressures::Pressures,
     registry::{self, Definition, Kind},
@@ -58,6 +60,7 @@ pub(super) struct Shown {
     pub(super) counters: Arc<Counters>,
     pub(super) moves: Moves,
     pub(super) pressures: Pressures,
+    pub(super) links: Links,
 }
 
 impl Shown {
@@ -71,8 +74,9 @@ impl Metrics {
         resource: Resource,
         counters: Arc<Counters>,
         series_max: usize,
-        devices: usize,
+        driver: Arc<dyn Driver>,
     ) -> Result<Self, OTelSdkError> {
+        let devices = driver.devices().len();
         let prometheus = prometheus::Registry::new();
         let exporter = opentelemetry_prometheus::exporter()
             .with_registry(prometheus.clone())
@@ -94,7 +98,8 @@ impl Metrics {
             .build();
         let moves = Moves::new(series_max, devices);
         let pressures = Pressures::new(devices);
-        let shown = Arc::new(Shown { figures: Mutex::default(), counters, moves, pressures });
+        let shown =
+            Arc::new(Shown { figures: Mutex::default(), counters, moves, pressures, links: Links(driver) });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));

@@ -20,6 +20,7 @@ mod ends;
 mod export;
 mod figures;
 mod http;
+mod links;
 pub mod logs;
 mod metrics;
 mod moves;

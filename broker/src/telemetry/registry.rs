@@ -49,6 +49,9 @@ pub const MIGRATION_DIRECTION: &str = "vramd.migration.direction";
 pub const MIGRATION_CAUSE: &str = "vramd.migration.cause";
 pub const MIGRATION_OUTCOME: &str = "vramd.migration.outcome";
 pub const PRESSURE_LEVEL: &str = "vramd.pressure.level";
+pub const LINK: &str = "vramd.link";
+pub const LINK_WAY: &str = "vramd.link.way";
+pub const COPY_CLASS: &str = "vramd.copy.class";
 pub const WAIT_KIND: &str = "vramd.wait.kind";
 pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
@@ -93,6 +96,17 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
          memory or in the copy; or `stopped`, since somebody used it",
     ),
     (PRESSURE_LEVEL, "The level that was entered: `normal`, `elevated`, `high` or `critical`"),
+    (LINK, "The link's name, as in `vramctl link list`"),
+    (
+        LINK_WAY,
+        "`to_device`, `from_device`, `from_disk`, `to_disk`, `between_devices` or `within_host`; a link that is shared has one \
+         series for each way of each device",
+    ),
+    (
+        COPY_CLASS,
+        "`demand` (somebody waits for it), `prefetch` (it is brought in, and nobody does) or `write_back` (it leaves, or is written \
+         back, and nobody does)",
+    ),
     (WAIT_KIND, "`part` (somebody wants it on its device) or `batch` (an `AllocateBatch`)"),
     (
         WAIT_OUTCOME,
@@ -239,6 +253,21 @@ pub const MIGRATION_SIZE: Definition = Definition {
     attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: BYTES_MIGRATION,
 };
+pub const LINK_LIMIT: Definition = Definition {
+    name: "vramd.link.limit",
+    kind: Kind::Gauge,
+    unit: "By/s",
+    meaning: "What a link carries if one way of one device has it for itself, as it was measured when the daemon started.",
+    attributes: &[LINK, LINK_WAY, HW_ID],
+    boundaries: &[],
+};
+pub const LINK_IO: Definition = count(
+    Kind::Counter,
+    "vramd.link.io",
+    "By",
+    &[LINK_WAY, HW_ID, COPY_CLASS],
+    "What was begun to be copied that way. `rate` of it beside `vramd.link.limit` is how busy a link is, and with what.",
+);
 pub const QUEUE_SIZE: Definition = count(
     Kind::UpDownCounter,
     "vramd.migration.queue.size",
@@ -363,6 +392,8 @@ pub const ALL: &[&Definition] = &[
     &MIGRATION_USED,
     &MIGRATION_DURATION,
     &MIGRATION_SIZE,
+    &LINK_LIMIT,
+    &LINK_IO,
     &QUEUE_SIZE,
     &QUEUE_WAIT,
     &PIN_WAIT,
@@ -387,6 +418,7 @@ impl Definition {
         let unit = match self.unit {
             "By" => "_bytes",
             "s" => "_seconds",
+            "By/s" => "_bytes_per_second",
             "1" => "_ratio",
             _ => "",
         };
@@ -416,7 +448,7 @@ mod tests {
             assert!(!name.contains("bytes") && !name.contains("seconds"), "{name} has its unit in it");
             let unit = metric.unit;
             assert!(
-                matches!(unit, "By" | "s" | "1") || (unit.starts_with('{') && unit.ends_with('}')),
+                matches!(unit, "By" | "By/s" | "s" | "1") || (unit.starts_with('{') && unit.ends_with('}')),
                 "{name} {unit}"
             );
             assert!(metric.kind == Kind::Gauge || unit != "1", "{name}");

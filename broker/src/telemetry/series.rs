@@ -2,7 +2,7 @@
 
 use broker_core::{DeviceView, Pressure, Tier, TierView};
 use opentelemetry::{KeyValue, Value};
-use vramd_types::Bytes;
+use vramd_types::{Bytes, CopyClass};
 
 use super::{
     ended_move::Kind,
@@ -46,6 +46,8 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
             (count.used, vec![tenant, device, text(of::MIGRATION_CAUSE, kind.cause)])
         });
     }),
+    (&of::LINK_LIMIT, link_limits),
+    (&of::LINK_IO, link_io),
     (&of::QUEUE_SIZE, |shown, say| {
         let figures = shown.figures();
         say(figures.parts_waiting, &[text(of::WAIT_KIND, ends::PART)]);
@@ -198,6 +200,24 @@ fn pressure_changes(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
                 let entered = shown.pressures.entered(device.index, tier, step);
                 say(entered, &[id, name, tier_of, text(of::PRESSURE_LEVEL, step.name())]);
             }
+        }
+    }
+}
+
+fn link_limits(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
+    for link in shown.links.facts() {
+        for (lane, carries) in &link.lanes {
+            let [way, device] = shown.links.place(*lane);
+            say(*carries, &[text(of::LINK, link.name.clone()), way, device]);
+        }
+    }
+}
+
+fn link_io(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
+    for traffic in shown.links.traffic() {
+        for class in CopyClass::ALL {
+            let [way, device] = shown.links.place(traffic.lane);
+            say(traffic.begun[class.index()].get(), &[way, device, text(of::COPY_CLASS, class.name())]);
         }
     }
 }

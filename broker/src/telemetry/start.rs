@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use broker_driver::Driver;
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::{LogExporter, MetricExporter, SpanExporter};
 use opentelemetry_sdk::{
@@ -55,13 +56,14 @@ pub struct Opening {
 }
 
 /// What is said of the daemon with everything it tells.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Node<'a> {
     /// `sim` or `cuda`.
     pub driver: &'a str,
     pub boot_epoch: u64,
     /// UUIDs.
     pub devices: &'a [String],
+    pub links: Arc<dyn Driver>,
 }
 
 impl Opening {
@@ -109,9 +111,9 @@ impl Opening {
             .enable_all()
             .build()
             .map_err(|error| failed("start a runtime", &error))?;
-        let resource = resource(node);
+        let resource = resource(&node);
         let metrics =
-            Metrics::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.devices.len())
+            Metrics::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.links)
                 .map_err(|error| failed("make instruments", &error))?;
         let traced = collector.as_ref().is_some_and(|collector| collector.is_sent(Signal::Traces));
         let (traces, spans) = traced
@@ -286,7 +288,7 @@ async fn push(exporter: &MetricExporter, page: &Page, every: Duration) {
     }
 }
 
-fn resource(node: Node<'_>) -> Resource {
+fn resource(node: &Node<'_>) -> Resource {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
     let resource = Resource::builder().with_attributes([

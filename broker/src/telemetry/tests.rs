@@ -2,11 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
 use broker_core::{Notice, PartRef, Pressure, Tier, Time, WaitEnd, Waited};
+use broker_driver::{DeviceInfo, Driver, ExtentKind, LaneId, LinkFacts, Submission, Traffic};
 use opentelemetry::{
     Context,
     metrics::{Histogram, MeterProvider as _},
@@ -22,7 +23,7 @@ use opentelemetry_sdk::{
     trace::{SdkTracerProvider, Span, SpanData, SpanProcessor},
 };
 use tonic::Code;
-use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, Reason, SessionId};
+use vramd_types::{AllocationId, Bytes, CopyId, DeviceIndex, HostNode, PartIndex, Reason, SessionId};
 
 use super::{
     calls::Methods,
@@ -111,10 +112,74 @@ impl SpanProcessor for Ended {
     }
 }
 
+/// Two devices by a shared uplink, of which one has a prefetch.
+#[derive(Debug)]
+struct Linked;
+
+impl Driver for Linked {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        static DEVICES: OnceLock<Vec<DeviceInfo>> = OnceLock::new();
+        DEVICES.get_or_init(|| {
+            ["GPU-0", "GPU-1"]
+                .map(|uuid| DeviceInfo {
+                    uuid: uuid.to_owned(),
+                    name: "Simulated".to_owned(),
+                    total: Bytes::gib(1),
+                    context: Bytes::ZERO,
+                })
+                .to_vec()
+        })
+    }
+
+    fn makes(&self, _: ExtentKind) -> bool {
+        true
+    }
+
+    fn host_node(&self, _: DeviceIndex) -> HostNode {
+        HostNode(0)
+    }
+
+    fn links(&self) -> &[LinkFacts] {
+        static LINKS: OnceLock<Vec<LinkFacts>> = OnceLock::new();
+        LINKS.get_or_init(|| {
+            let lanes = [0, 1].map(|device| (LaneId::In(DeviceIndex(device)), 55_000_000_000)).to_vec();
+            vec![LinkFacts { name: "uplink".to_owned(), lanes }]
+        })
+    }
+
+    fn traffic(&self) -> Vec<Traffic> {
+        let begun = [Bytes::ZERO, Bytes::mib(8), Bytes::ZERO];
+        vec![Traffic { lane: LaneId::In(DeviceIndex(1)), begun }]
+    }
+
+    fn copied_bytes(&self, _: CopyId) -> Option<Bytes> {
+        None
+    }
+
+    fn submit(&self, _: Submission) {}
+}
+
+#[test]
+fn links_have_what_they_carry_and_what_was_begun_on_them() {
+    let (metrics, _) = metrics(100);
+    let series = series(&metrics.text(look(1)).unwrap());
+    let of = |name: &str, label: &str| {
+        let found = series.iter().find(|(it, _)| it.starts_with(name) && it.contains(label));
+        found.map(|(_, value)| *value)
+    };
+    assert_eq!(of("vramd_link_limit", "hw_id=\"GPU-1\""), Some(55e9));
+    assert_eq!(of("vramd_link_io_bytes_total{", "vramd_copy_class=\"prefetch\""), Some(8_388_608.0));
+    assert_eq!(of("vramd_link_io_bytes_total{", "vramd_copy_class=\"demand\""), None);
+}
+
 fn metrics(series_max: usize) -> (Metrics, Arc<Counters>) {
     let counters = Arc::new(Counters::default());
     let resource = Resource::builder_empty().build();
-    (Metrics::new(resource, Arc::clone(&counters), series_max, 2).unwrap(), counters)
+    (Metrics::new(resource, Arc::clone(&counters), series_max, Arc::new(Linked)).unwrap(), counters)
 }
 
 /// The value of each series, by name and labels as Prometheus reads them.
@@ -261,8 +326,8 @@ fn two_hundred_tenants_have_series_of_their_own() {
     let text = metrics.text(look(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
-    // In each place a guarantee, a limit and the states.
-    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 1) + 4);
+    // In each place a guarantee, a limit and the states; three of links.
+    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 1) + 4 + 3);
 }
 
 fn points(data: &ResourceMetrics, name: &str) -> usize {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::{alloc, completions, device, moves, node, put, quota, session, verify, wait, watch};
+use crate::{alloc, completions, device, link, moves, node, put, quota, session, verify, wait, watch};
 
 /// Asks the GPU memory daemon of this node, and puts files into memory that it owns.
 ///
@@ -46,6 +46,9 @@ pub(crate) enum Noun {
     /// What moves between tiers.
     #[command(subcommand)]
     Move(moves::Verb),
+    /// The links by which bytes move.
+    #[command(subcommand)]
+    Link(link::Verb),
     /// The node's devices.
     #[command(subcommand)]
     Device(device::Verb),
@@ -93,6 +96,7 @@ mod tests {
             "vramctl wait list team-a --json",
             "vramctl wait cancel 17",
             "vramctl move list",
+            "vramctl link list --json",
             "vramctl move list team-a --json",
             "vramctl --socket-dir /x --json status",
             "vramctl put model.safetensors llama --reader team-b --reader team-c --replace",

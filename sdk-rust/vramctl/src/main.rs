@@ -10,6 +10,7 @@ mod event;
 mod failure;
 mod free;
 mod hold;
+mod link;
 mod moves;
 mod node;
 mod output;
@@ -60,6 +61,7 @@ fn run(args: Args, output: &Output) -> Result<(), Failure> {
         Noun::Ls(list) => alloc::run(alloc::Verb::List(list), &admin()?, output),
         Noun::Wait(verb) => wait::run(verb, &admin()?, output),
         Noun::Move(verb) => moves::run(&verb, &admin()?, output),
+        Noun::Link(verb) => link::run(&verb, &admin()?, output),
         Noun::Device(verb) => device::run(verb, &admin()?, output),
         Noun::Node(verb) => node::run(verb, &admin()?, output),
         Noun::Watch(watch) => watch::run(watch, &admin()?, output),

@@ -86,6 +86,14 @@ impl Admin {
         }
     }
 
+    pub(super) fn links(&self) -> v1::ListLinksResponse {
+        let uuid_of = |device| self.moves.uuid_of(device);
+        v1::ListLinksResponse {
+            links: self.moves.links().iter().map(|link| view::link(link, &uuid_of)).collect(),
+            traffic: self.moves.traffic().into_iter().map(|lane| view::traffic(lane, &uuid_of)).collect(),
+        }
+    }
+
     pub(super) async fn moving(
         &self,
         message: v1::ListMovesRequest,

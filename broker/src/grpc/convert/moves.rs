@@ -3,8 +3,9 @@
 use std::time::SystemTime;
 
 use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitView, Waiting};
+use broker_driver::{LaneId, LinkFacts, Traffic};
 use vramd_proto::v1;
-use vramd_types::{Bytes, SessionId};
+use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use super::view::{count, time_of_day};
 use crate::{events::tier, moves::Ended};
@@ -44,6 +45,38 @@ pub(in crate::grpc) fn moving(view: MoveView, copied: Option<Bytes>, started_at:
         cause: cause(view.cause).into(),
         state: state(view.state).into(),
         began_at: time_of_day(view.since, started_at),
+    }
+}
+
+/// With what names a device to people.
+pub(in crate::grpc) fn link(link: &LinkFacts, uuid_of: &dyn Fn(DeviceIndex) -> String) -> v1::Link {
+    let lane = |(lane, carries): &(LaneId, u64)| {
+        let (way, device) = way(*lane, uuid_of);
+        v1::link::Lane { way: way.into(), device, bytes_per_second: *carries }
+    };
+    v1::Link { name: link.name.clone(), lanes: link.lanes.iter().map(lane).collect() }
+}
+
+pub(in crate::grpc) fn traffic(traffic: Traffic, uuid_of: &dyn Fn(DeviceIndex) -> String) -> v1::LaneTraffic {
+    let (way, device) = way(traffic.lane, uuid_of);
+    let [demand, prefetch, write_back] = traffic.begun.map(Bytes::get);
+    v1::LaneTraffic {
+        way: way.into(),
+        device,
+        demand_bytes: demand,
+        prefetch_bytes: prefetch,
+        write_back_bytes: write_back,
+    }
+}
+
+fn way(lane: LaneId, uuid_of: &dyn Fn(DeviceIndex) -> String) -> (v1::LinkWay, String) {
+    match lane {
+        LaneId::In(device) => (v1::LinkWay::ToDevice, uuid_of(device)),
+        LaneId::Out(device) => (v1::LinkWay::FromDevice, uuid_of(device)),
+        LaneId::Aside(device) => (v1::LinkWay::BetweenDevices, uuid_of(device)),
+        LaneId::WithinHost => (v1::LinkWay::WithinHost, String::new()),
+        LaneId::FromDisk => (v1::LinkWay::FromDisk, String::new()),
+        LaneId::ToDisk => (v1::LinkWay::ToDisk, String::new()),
     }
 }
 

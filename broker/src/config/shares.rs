@@ -1,0 +1,55 @@
+//! `[shares]`: what each class of copies has of a link at least.
+
+use serde::Deserialize;
+use toml::Spanned;
+use vramd_types::{CopyClass, Shares as Percents};
+
+use super::Wrong;
+
+/// As in [`vramd_types::Shares`], and what is wrong in the text as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "SharesText")]
+pub struct Shares {
+    percents: Percents,
+    pub(super) wrong: Option<Wrong>,
+}
+
+impl Shares {
+    pub const fn percents(&self) -> Percents {
+        self.percents
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct SharesText {
+    demand_percent: Option<Spanned<u8>>,
+    prefetch_percent: Option<Spanned<u8>>,
+    write_back_percent: Option<Spanned<u8>>,
+}
+
+impl From<SharesText> for Shares {
+    fn from(text: SharesText) -> Self {
+        let usual = Percents::default();
+        let said = [
+            ("demand_percent", &text.demand_percent),
+            ("prefetch_percent", &text.prefetch_percent),
+            ("write_back_percent", &text.write_back_percent),
+        ];
+        let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| {
+            let (_, said) = said[class.index()];
+            said.as_ref().map_or_else(|| usual.percent(class), |it| *it.get_ref())
+        });
+        match Percents::new(demand, prefetch, write_back) {
+            Ok(percents) => Self { percents, wrong: None },
+            Err(error) => {
+                // The last in the text: those before it may have been right.
+                let said =
+                    said.into_iter().filter_map(|(field, said)| Some((field, said.as_ref()?.span().start)));
+                let last = said.max_by_key(|(_, at)| *at);
+                let wrong = last.map(|(field, at)| Wrong { at, field, problem: error.to_string() });
+                Self { percents: usual, wrong }
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! `vramctl link …`
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+use vramd_client::admin::AdminClient;
+use vramd_proto::v1;
+
+use crate::{
+    failure::Failure,
+    output::Output,
+    table::{size_or_dash, table, text_or_dash},
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Shows what the links carry by which bytes move, which of them share one, and what was begun on them.
+    List,
+}
+
+pub(crate) fn run(verb: &Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let Verb::List = verb;
+    let answer = admin.links()?;
+    let fields = json!({
+        "links": answer.links.iter().map(to_json).collect::<Vec<_>>(),
+        "traffic": answer.traffic.iter().map(traffic_to_json).collect::<Vec<_>>(),
+    });
+    output.show(|| format!("{}\n\nTRAFFIC\n{}", rows(&answer.links), traffic_rows(&answer.traffic)), fields)
+}
+
+fn rows(links: &[v1::Link]) -> String {
+    let lanes = links.iter().flat_map(|link| {
+        link.lanes.iter().map(|lane| {
+            vec![
+                link.name.clone(),
+                way_name(lane.way()),
+                text_or_dash(&lane.device),
+                format!("{:.1} GB/s", lane.bytes_per_second as f64 / 1e9),
+                if link.lanes.len() > 1 { "yes" } else { "no" }.to_owned(),
+            ]
+        })
+    });
+    table(&["LINK", "WAY", "DEVICE", ">CARRIES", "SHARED"], lanes)
+}
+
+/// Of those on which anything was begun.
+fn traffic_rows(lanes: &[v1::LaneTraffic]) -> String {
+    let used =
+        lanes.iter().filter(|it| it.demand_bytes > 0 || it.prefetch_bytes > 0 || it.write_back_bytes > 0);
+    table(
+        &["WAY", "DEVICE", ">DEMAND", ">PREFETCH", ">WRITE-BACK"],
+        used.map(|lane| {
+            vec![
+                way_name(lane.way()),
+                text_or_dash(&lane.device),
+                size_or_dash(lane.demand_bytes),
+                size_or_dash(lane.prefetch_bytes),
+                size_or_dash(lane.write_back_bytes),
+            ]
+        }),
+    )
+}
+
+/// As people type: `to-device`.
+fn way_name(way: v1::LinkWay) -> String {
+    way.as_str_name().trim_start_matches("LINK_WAY_").to_lowercase().replace('_', "-")
+}
+
+fn to_json(link: &v1::Link) -> Value {
+    let lanes = link.lanes.iter().map(|lane| {
+        json!({ "way": way_name(lane.way()), "device": lane.device, "bytes_per_second": lane.bytes_per_second })
+    });
+    json!({ "name": link.name, "lanes": lanes.collect::<Vec<_>>() })
+}
+
+fn traffic_to_json(lane: &v1::LaneTraffic) -> Value {
+    json!({
+        "way": way_name(lane.way()),
+        "device": lane.device,
+        "demand_bytes": lane.demand_bytes,
+        "prefetch_bytes": lane.prefetch_bytes,
+        "write_back_bytes": lane.write_back_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_has_a_row_for_each_lane_and_lanes_without_traffic_none() {
+        let lane = |way: v1::LinkWay, bytes_per_second| v1::link::Lane {
+            way: way.into(),
+            device: String::new(),
+            bytes_per_second,
+        };
+        let lanes =
+            vec![lane(v1::LinkWay::FromDisk, 3_100_000_000), lane(v1::LinkWay::ToDisk, 1_840_000_000)];
+        let text = rows(&[v1::Link { name: "disk".to_owned(), lanes }]);
+        let lines: Vec<_> = text.lines().collect();
+        assert!(
+            lines[1].contains("from-disk") && lines[1].contains("3.1 GB/s") && lines[1].ends_with("yes"),
+            "{text}"
+        );
+        assert!(lines[2].contains("to-disk") && lines[2].contains("1.8 GB/s"), "{text}");
+        assert_eq!(traffic_rows(&[v1::LaneTraffic::default()]), "(none)");
+    }
+}
