@@ -52,6 +52,24 @@ fn every_question_of_residency_is_answered_on_the_simulated_driver() {
 }
 
 #[test]
+fn every_question_of_tiers_is_answered_on_the_simulated_driver() {
+    let report = suite("tiers");
+    for key in ["disk_read", "disk_write", "cascade", "demand_under_load"] {
+        assert!(report[key].as_f64().is_some_and(|figure| figure > 0.0), "{key} in {report:#}");
+    }
+    let samples = &report["samples"];
+    let disk = &samples["disk"];
+    for sample in [&disk["read"], &disk["write"], &samples["cascade"], &samples["demand_under_load"]] {
+        assert!(sample["pairs"].as_u64().is_some_and(|pairs| pairs >= 7), "{sample} in {report:#}");
+    }
+    for side in ["plain_read_ms", "plain_write_ms"] {
+        let times = samples["cascade"][side].as_array();
+        assert!(times.is_some_and(|times| times.len() >= 7), "{side} in {report:#}");
+    }
+    assert!(samples["cascade"]["plain_both_at_once_ms"].is_array(), "{report:#}");
+}
+
+#[test]
 fn three_tenants_take_turns_in_the_gpu_suite_on_the_simulated_driver() {
     let report = suite("e2e");
     let case = &report["cases"]["three tenants, four times the device"];

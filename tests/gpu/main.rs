@@ -1,7 +1,7 @@
 //! What is tried and measured on real GPUs, as one program that needs no toolchain where it runs.
 //!
-//! `e2e`, `hand-off`, `pins`, `copies`, `residency` and `leak` are stages: each prints a line a case or measure, writes what
-//! it has seen as JSON, and ends with status 1 if something is not as it should be. A benchmark that misses its target says
+//! `e2e`, `hand-off`, `pins`, `copies`, `residency`, `tiers` and `leak` are stages: each prints a line a case or measure, writes
+//! what it has seen as JSON, and ends with status 1 if something is not as it should be. A benchmark that misses its target says
 //! so and is none of these. The other commands are the processes that stages start.
 //!
 //! The daemon and the tools are those that lie beside this program: `make gpu-bundle` puts them there.
@@ -65,6 +65,20 @@ enum What {
         #[arg(long = "ask", value_name = "NAME")]
         asked: Vec<String>,
     },
+    /// What the tiers below cost beside the plain disk, and what waits for whom.
+    Tiers {
+        #[command(flatten)]
+        stage: Stage,
+        /// `sim` asks the same of a few MiB on any machine, of its disk.
+        #[arg(long, value_enum, default_value = "cuda")]
+        driver: bench::Driver,
+        /// Only this question; may be given several times.
+        #[arg(long = "ask", value_name = "NAME")]
+        asked: Vec<String>,
+        /// Nobody else's, on the disk that is meant; without it that of `/tmp`.
+        #[arg(long, value_name = "PATH")]
+        directory: Option<PathBuf>,
+    },
     /// Whether killed sessions leave anything behind.
     Leak(Stage),
     /// A client of the cases.
@@ -79,7 +93,7 @@ enum What {
     /// A client of the benchmark of pins.
     #[command(hide = true)]
     Pinner,
-    /// A client of the benchmark of residency.
+    /// A client of the benchmarks of residency and tiers.
     #[command(hide = true)]
     Holder { driver: bench::Driver, bytes: u64, part: u64 },
     /// A process beside it that computes.
@@ -138,6 +152,9 @@ fn run(what: What) -> Result<bool> {
         What::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
         What::Residency { stage, driver, asked } => {
             bench::residency(driver, &asked, stage.quick, |report| stage.save(report))
+        }
+        What::Tiers { stage, driver, asked, directory } => {
+            bench::tiers(driver, &asked, directory.as_deref(), stage.quick, |report| stage.save(report))
         }
         What::Holder { driver, bytes, part } => bench::holder(driver, bytes, part).map(|()| true),
         What::Neighbour { driver } => bench::neighbour(driver).map(|()| true),

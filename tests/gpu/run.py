@@ -4,7 +4,7 @@
 Needs an NVIDIA driver and Python's standard library. Stages run one after the other, each within its time; one that
 fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, pins.json, copies.json, leak.json, log.txt, and
 core.json and rpc.json, for which no GPU is needed but a machine that is quiet. `--only residency` writes residency.json, and
-residency.md, its tables: it takes minutes, and runs only when it is named.
+residency.md, its tables; `--only tiers` tiers.json and tiers.md: each takes minutes, and runs only when it is named.
 The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
 """
 
@@ -24,7 +24,7 @@ BIN = BUNDLE / "bin"
 # All stages together: what is left of it bounds each one.
 SECONDS_MAX = 560
 # Stages that run only when they are named: there is no time for them beside the others.
-APART = ("residency",)
+APART = ("residency", "tiers")
 # What a stage that is ended may take to end what it started.
 GRACE_SECONDS = 10
 # Of each stage's output: a daemon's whole log can be in it.
@@ -70,6 +70,7 @@ def main():
     arguments = argparse.ArgumentParser(description="Runs the GPU suite of this bundle.")
     arguments.add_argument("--quick", action="store_true", help="fewer rounds")
     arguments.add_argument("--only", help="stages, separated by commas")
+    arguments.add_argument("--directory", help="on the disk that tiers measures, and nobody else's; without it /tmp is")
     arguments.add_argument("folder", type=pathlib.Path, help="where the results go")
     given = arguments.parse_args()
     for program in BIN.iterdir():
@@ -79,7 +80,8 @@ def main():
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vramd-gpu-", dir="/tmp") as scratch:
-        stages = plan(folder, pathlib.Path(scratch), ["--quick"] if given.quick else [])
+        directory = ["--directory", given.directory] if given.directory else []
+        stages = plan(folder, pathlib.Path(scratch), ["--quick"] if given.quick else [], directory)
         names = given.only.split(",") if given.only else [stage.name for stage in stages if stage.name not in APART]
         unknown = set(names) - {stage.name for stage in stages}
         if unknown:
@@ -93,12 +95,13 @@ def main():
     log(folder / "log.txt", chosen)
     report(folder, given)
     sign(folder, given)
-    page(folder)
+    for stage in APART:
+        page(folder, stage)
     table(folder, chosen)
     sys.exit(1 if any(stage.failed for stage in chosen) else 0)
 
 
-def plan(folder, scratch, quick):
+def plan(folder, scratch, quick, directory):
     suite = BIN / "gpu-suite"
     return [
         Stage("contract", 90, BIN / "contract-cuda", "--json", folder / "contract.json"),
@@ -109,6 +112,7 @@ def plan(folder, scratch, quick):
         Stage("pins", 240, suite, "pins", "--json", folder / "pins.json", *quick),
         Stage("copies", 150, suite, "copies", "--json", folder / "copies.json", *quick),
         Stage("residency", 500, suite, "residency", "--json", folder / "residency.json", *quick),
+        Stage("tiers", 550, suite, "tiers", "--json", folder / "tiers.json", *quick, *directory),
         Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
         Stage("core", 120, BIN / "core-bench", *quick, folder / "core.json"),
         Stage("batch", 60, BIN / "bench-rpc", "batch", "--json", folder / "core.json", *quick),
@@ -171,7 +175,7 @@ def sign(folder, given):
             for run in [whole, *(part["run"] for part in whole.values() if isinstance(part, dict) and "run" in part)]:
                 run.update({key: build[key] for key in ("commit", "changed_since", "rustc") if key in run and key in build})
             (folder / name).write_text(json.dumps(whole, indent=2) + "\n")
-    for stage in ("pins", "copies", "residency"):
+    for stage in ("pins", "copies", "residency", "tiers"):
         if found := load(folder / f"{stage}.json"):
             run = {
                 "build": load(BUNDLE / "build.json"),
@@ -181,9 +185,9 @@ def sign(folder, given):
             (folder / f"{stage}.json").write_text(json.dumps({**found, **run}, indent=2) + "\n")
 
 
-def page(folder):
-    """Writes what residency.json says as the tables of docs/benchmarks/residency/README.md."""
-    whole = load(folder / "residency.json")
+def page(folder, stage):
+    """Writes what that stage's report says as the tables of docs/benchmarks/STAGE/README.md."""
+    whole = load(folder / f"{stage}.json")
     if whole is None:
         return
 
@@ -209,22 +213,22 @@ def page(folder):
     peers = {name: peer for name, peer in whole.get("peers", {}).items() if isinstance(peer, dict)}
     theirs = [line for name, peer in peers.items() for line in rows(name, peer)]
     figures = [f"| `{key}` | {value:.3f} |" for key, value in sorted(whole.items()) if isinstance(value, float)]
-    lines = ["| Key | |", "|---|---|", *figures, "", *head, *ours, "", *head, *theirs]
-    (folder / "residency.md").write_text("\n".join(lines) + "\n")
+    lines = ["| Key | |", "|---|---|", *figures, "", *head, *ours, *(["", *head, *theirs] if theirs else [])]
+    (folder / f"{stage}.md").write_text("\n".join(lines) + "\n")
 
 
 def table(folder, stages):
-    machine = next(filter(None, (load(folder / f"{name}.json") for name in ("hand_off", "pins", "copies", "residency", "e2e"))), {}).get("machine")
+    machine = next(filter(None, (load(folder / f"{name}.json") for name in ("hand_off", "pins", "copies", "residency", "tiers", "e2e"))), {}).get("machine")
     if machine:
         print(f"\n{', '.join(machine['gpus'])}; driver {machine['driver']}; kernel {machine['kernel']}")
     for stage in stages:
         if stage.name in ("core", "batch", "rpc"):
             print(f"-- {stage.name}: {stage.verdict}\n{stage.output}")
-        elif stage.name in ("e2e", "hand_off", "pins", "copies", "residency", "leak"):
+        elif stage.name in ("e2e", "hand_off", "pins", "copies", "residency", "tiers", "leak"):
             print(f"-- {stage.name}: {stage.verdict}")
             told = ("ok ", "absent", "FAILED", "allocate ", "create ", "attach ", "revoke ", "revocations ", "pin_unpin ",
                     "out ", "in ", "both ", "exchange ", "one_part ", "one_way_", "pin ", "pin_", "duplex", "neighbour_", "evict_clean_", "peer ",
-                    "leak ")
+                    "disk_", "cascade ", "demand_", "leak ")
             print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")
         else:
             print(f"-- {stage.name}: {stage.verdict}")

@@ -1,6 +1,10 @@
 //! A configuration file for one test's daemon.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// What differs from test to test; the rest is as a test wants it: the simulated driver unless told, and sockets of
 /// its own.
@@ -25,6 +29,8 @@ pub struct Config {
     pub telemetry: Vec<String>,
     /// What each device has of a disk, in a directory of the daemon's own.
     pub disk: Option<String>,
+    /// Where that directory is, if not beside the sockets.
+    pub disk_directory: Option<PathBuf>,
     pub log_level: &'static str,
 }
 
@@ -76,6 +82,7 @@ impl Default for Config {
             daemon: Vec::new(),
             telemetry: Vec::new(),
             disk: None,
+            disk_directory: None,
             log_level: "debug",
         }
     }
@@ -148,6 +155,11 @@ impl Config {
     }
 
     #[must_use]
+    pub fn disk_directory(self, directory: &Path) -> Self {
+        Self { disk_directory: Some(directory.to_owned()), ..self }
+    }
+
+    #[must_use]
     pub fn default_quota(mut self, line: &str) -> Self {
         self.default_quota.push(line.to_owned());
         self
@@ -198,7 +210,8 @@ impl Config {
         }
         section(&mut text, "[memory]", &self.memory);
         if let Some(size) = &self.disk {
-            let directory = home.join("disk");
+            let beside = home.join("disk");
+            let directory = self.disk_directory.as_ref().unwrap_or(&beside);
             let lines = [format!("directory = \"{}\"", directory.display()), format!("size = \"{size}\"")];
             section(&mut text, "[disk]", &lines);
         }

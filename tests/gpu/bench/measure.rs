@@ -31,26 +31,37 @@ impl Measure {
         mut ours: impl FnMut() -> Result<(Duration, Beside)>,
         mut bare: impl FnMut() -> Result<Duration>,
     ) -> Result<Self> {
-        let mut measure =
-            Self { target: target.into(), ours: Vec::new(), bare: Vec::new(), beside: Map::new() };
-        for round in 0..WARM_UP + pairs {
-            let (our, plain) = if round % 2 == 0 {
-                let our = ours()?;
-                (our, bare()?)
-            } else {
-                let plain = bare()?;
-                (ours()?, plain)
-            };
-            if round >= WARM_UP {
-                measure.ours.push(our.0);
-                measure.bare.push(plain);
-                for (name, time) in our.1 {
-                    let samples = measure.beside.entry(name).or_insert_with(|| json!([]));
-                    samples.as_array_mut().into_iter().for_each(|samples| samples.push(milliseconds(&time)));
-                }
+        let mut measure = Self::new(target.into());
+        for ((our, told), plain) in in_turns(pairs, &mut ours, &mut bare)? {
+            measure.ours.push(our);
+            measure.bare.push(plain);
+            for (name, time) in told {
+                let samples = measure.beside.entry(name).or_insert_with(|| json!([]));
+                samples.as_array_mut().into_iter().for_each(|samples| samples.push(milliseconds(&time)));
             }
         }
         Ok(measure)
+    }
+
+    /// Takes several timings in each round, each with a target of its own.
+    pub(crate) fn take_each<const N: usize>(
+        targets: [f64; N],
+        pairs: usize,
+        mut ours: impl FnMut() -> Result<[Duration; N]>,
+        mut bare: impl FnMut() -> Result<[Duration; N]>,
+    ) -> Result<[Self; N]> {
+        let mut measures = targets.map(|target| Self::new(Some(target)));
+        for (ours, bare) in in_turns(pairs, &mut ours, &mut bare)? {
+            for (measure, (our, plain)) in measures.iter_mut().zip(ours.into_iter().zip(bare)) {
+                measure.ours.push(our);
+                measure.bare.push(plain);
+            }
+        }
+        Ok(measures)
+    }
+
+    fn new(target: Option<f64>) -> Self {
+        Self { target, ours: Vec::new(), bare: Vec::new(), beside: Map::new() }
     }
 
     /// The ratios in rising order.
@@ -114,6 +125,28 @@ impl Measure {
     }
 }
 
+/// Both sides of each pair, without those of the warm-up.
+fn in_turns<A, B>(
+    pairs: usize,
+    ours: &mut impl FnMut() -> Result<A>,
+    bare: &mut impl FnMut() -> Result<B>,
+) -> Result<Vec<(A, B)>> {
+    let mut taken = Vec::new();
+    for round in 0..WARM_UP + pairs {
+        let pair = if round % 2 == 0 {
+            let our = ours()?;
+            (our, bare()?)
+        } else {
+            let plain = bare()?;
+            (ours()?, plain)
+        };
+        if round >= WARM_UP {
+            taken.push(pair);
+        }
+    }
+    Ok(taken)
+}
+
 fn milliseconds(time: &Duration) -> Value {
     json!(time.as_secs_f64() * 1e3)
 }
@@ -153,5 +186,15 @@ mod tests {
         assert!(measure.line("x").contains("MISSED"));
         assert!((measure.median_difference_ms() - 10.0).abs() < 1e-9);
         assert_eq!(measure.json_of(40_000_000)["median_ours_gb_per_s"], json!(2.0));
+    }
+
+    #[test]
+    fn of_several_timings_in_a_round_each_has_its_own_ratio() {
+        let ms = Duration::from_millis;
+        let [one, other] =
+            Measure::take_each([1.5, 0.5], 7, || Ok([ms(10), ms(30)]), || Ok([ms(10), ms(10)])).unwrap();
+        assert!((one.median() - 1.0).abs() < 1e-9 && (other.median() - 3.0).abs() < 1e-9);
+        assert!(one.line("x").contains("within") && other.line("x").contains("MISSED"));
+        assert_eq!(one.json()["pairs"], 7);
     }
 }

@@ -2,61 +2,19 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde_json::json;
 use vramd_proto::v1::Tier;
-use vramd_tests::{Daemon, wait::soon};
+use vramd_tests::wait::soon;
 
-use super::{answer::Answer, bare::Bare, holder::Holder, operator::Eviction, scene::Scene};
-use crate::bench::measure::{WARM_UP, median_ms};
+use super::bare::Bare;
+use crate::bench::{
+    measure::{WARM_UP, median_ms},
+    scene::{Answer, Eviction, Holder, Left, Scene},
+};
 
 const UNMAPPED_MS_MAX: f64 = 3.0;
 const SETTLED_MS_MAX: f64 = 12.0;
-
-/// What the daemon has counted of parts that left.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Left {
-    /// Parts that were not copied.
-    clean: u64,
-    /// Parts that were, and their bytes.
-    copied: u64,
-    copied_bytes: u64,
-}
-
-impl Left {
-    fn of(daemon: &Daemon) -> Self {
-        let scrape = daemon.metrics();
-        let sum = |metric: &str, outcome: &str| {
-            let outcome = format!("vramd_migration_outcome=\"{outcome}\"");
-            let lines = scrape.lines().filter(|line| line.starts_with(metric) && line.contains(&outcome));
-            let out = lines.filter(|line| line.contains("vramd_migration_direction=\"out\""));
-            out.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
-        };
-        Self {
-            clean: sum("vramd_migrations_total{", "clean"),
-            copied: sum("vramd_migrations_total{", "moved"),
-            copied_bytes: sum("vramd_migration_io_bytes_total{", "moved"),
-        }
-    }
-
-    /// That all have left since then without a copy. What was in the way of a round is tried again, so there may be more.
-    fn is_clean_since(daemon: &Daemon, before: Self, parts: u64) -> Result<()> {
-        let all = before.clean + before.copied + parts;
-        soon("all that left is counted", || {
-            let now = Self::of(daemon);
-            now.clean + now.copied >= all
-        })?;
-        let after = Self::of(daemon);
-        let copied = (after.copied - before.copied, after.copied_bytes - before.copied_bytes);
-        ensure!(
-            copied == (0, 0),
-            "{} parts, {} bytes, were copied: {before:?}, {after:?}",
-            copied.0,
-            copied.1
-        );
-        Ok(())
-    }
-}
 
 pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let (mut holder, earlier) = (Holder::start(scene, None)?, Left::of(&scene.daemon));

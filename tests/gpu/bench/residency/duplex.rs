@@ -6,13 +6,11 @@ use anyhow::Result;
 use vramd_proto::v1::Tier;
 use vramd_tests::is_root;
 
-use super::{
-    answer::Answer,
-    bare::Bare,
-    holder::Holder,
-    scene::{OTHER_UID, Scene, TENANT},
+use super::bare::Bare;
+use crate::bench::{
+    measure::Measure,
+    scene::{Answer, Holder, OTHER_UID, Scene, TENANT},
 };
-use crate::bench::measure::Measure;
 
 /// 93 and 88 % of the speed of plain copies in both directions at once.
 const INSIDE: f64 = 1.0 / 0.93;

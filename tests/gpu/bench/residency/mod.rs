@@ -4,37 +4,26 @@
 //! On the simulated driver the same questions are asked of a few MiB, so that a machine without a GPU shows that they can be
 //! answered; its figures mean nothing.
 
-mod answer;
 mod bare;
 mod clean;
-mod client;
 mod duplex;
-mod holder;
 mod neighbour;
 mod one_way;
-mod operator;
 mod peers;
 mod pin;
-mod scene;
 mod slowdown;
 
-use std::io::{self, Write as _};
-
-use anyhow::{Result, bail};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use self::{
-    answer::Answer,
-    bare::{Bare, InMemory},
-    scene::Scene,
+use self::bare::{Bare, InMemory};
+use super::{
+    plain::Plain,
+    scene::{Answer, Driver, Scene, is_asked, prepare},
 };
-use super::plain::Plain;
 use crate::{cuda::Gpu, machine, nvml::Witness};
 
-pub(crate) use client::run as holder;
 pub(crate) use neighbour::run as neighbour;
-pub(crate) use scene::Driver;
 
 type Question = fn(&Scene, &mut dyn Bare) -> Result<Answer>;
 const QUESTIONS: [(&str, Question); 9] = [
@@ -57,15 +46,10 @@ pub(crate) fn run(
     quick: bool,
     save: impl Fn(&Value) -> Result<()>,
 ) -> Result<bool> {
-    let known = |name: &&String| QUESTIONS.iter().any(|(of, _)| of == name);
-    if let Some(unknown) = asked.iter().find(|name| !known(name)) {
-        bail!("`{unknown}` is no question; there are {}", QUESTIONS.map(|(name, _)| name).join(", "));
-    }
-    let limit = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
+    prepare(asked, &QUESTIONS.map(|(name, _)| name))?;
     match driver {
         Driver::Sim => {
-            let scene = Scene::new(driver, quick)?;
+            let scene = Scene::above_host(driver, quick, None)?;
             let mut report = scene.report(json!("none: the simulated driver"));
             let good =
                 ask_all(&scene, asked, &mut InMemory::new(scene.parts, scene.part), &mut report, &save)?;
@@ -75,7 +59,7 @@ pub(crate) fn run(
         }
         Driver::Cuda => {
             let gpu = Gpu::open(None)?;
-            let scene = Scene::new(driver, quick)?;
+            let scene = Scene::above_host(driver, quick, None)?;
             let mut report = scene.report(machine::facts(&Witness::new()?)?);
             let mut plain = Plain::new(&gpu, scene.parts, scene.part)?;
             let good = ask_all(&scene, asked, &mut plain, &mut report, &save)?;
@@ -100,19 +84,8 @@ fn ask_all(
     save: impl Fn(&Value) -> Result<()>,
 ) -> Result<bool> {
     let mut good = true;
-    let is_asked = |name: &str| asked.is_empty() || asked.iter().any(|of| of == name);
-    for (name, question) in QUESTIONS.into_iter().filter(|(name, _)| is_asked(name)) {
-        match question(scene, bare) {
-            Ok(answer) => answer.tell(name, report)?,
-            Err(error) => {
-                good = false;
-                writeln!(io::stdout(), "{name} FAILED: {error:#}")?;
-                report["samples"][name] = json!({ "problem": format!("{error:#}") });
-            }
-        }
-        report["tried_again"] = json!(scene.operator.tried_again());
-        save(report)?;
-        scene.daemon.drains();
+    for (name, question) in QUESTIONS.into_iter().filter(|(name, _)| is_asked(name, asked)) {
+        good &= scene.ask(name, || question(scene, bare), report, &save)?;
     }
     Ok(good)
 }

@@ -9,8 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use super::scene::Driver;
-use crate::{content, cuda::Gpu};
+use crate::{bench::Driver, content, cuda::Gpu};
 
 /// Memory of this process that kernels write and read, and how often in a batch.
 struct Work {

@@ -3,8 +3,11 @@
 use anyhow::Result;
 use vramd_proto::v1::Tier;
 
-use super::{answer::Answer, bare::Bare, holder::Holder, scene::Scene};
-use crate::bench::measure::Measure;
+use super::bare::Bare;
+use crate::bench::{
+    measure::Measure,
+    scene::{Answer, Holder, Scene},
+};
 
 /// 97 % of a plain copy's speed.
 const ONE_WAY: f64 = 1.0 / 0.97;

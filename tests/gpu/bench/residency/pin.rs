@@ -3,8 +3,11 @@
 use anyhow::Result;
 use vramd_proto::v1::Tier;
 
-use super::{answer::Answer, bare::Bare, holder::Holder, scene::Scene};
-use crate::bench::measure::Measure;
+use super::bare::Bare;
+use crate::bench::{
+    measure::Measure,
+    scene::{Answer, Holder, Scene},
+};
 
 const MS_MAX: f64 = 1.0;
 /// Each round takes milliseconds.

@@ -12,8 +12,11 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 use vramd_tests::{Probe, wait::soon};
 
-use super::{answer::Answer, bare::Bare, duplex::Exchange, scene::Scene};
-use crate::bench::measure::{Measure, WARM_UP};
+use super::{bare::Bare, duplex::Exchange};
+use crate::bench::{
+    measure::{Measure, WARM_UP},
+    scene::{Answer, Driver, Scene},
+};
 
 /// Under 2 % slower.
 const TARGET: f64 = 1.02;
@@ -98,7 +101,7 @@ impl Neighbour {
         let words = ["neighbour", scene.driver.name()];
         let mut process = Probe::start_program("gpu-suite", &words, &scene.daemon.sockets(), None);
         process.listen("its start");
-        let simulated = scene.driver == super::Driver::Sim;
+        let simulated = scene.driver == Driver::Sim;
         Self { process, span: if simulated { SPAN_ON_SIM } else { SPAN } }
     }
 

@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 
 use crate::bench::measure::Measure;
 
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// Of the report's top level.
-    pub(super) figures: Vec<(&'static str, f64)>,
-    pub(super) samples: Value,
-    pub(super) lines: Vec<String>,
+    pub(crate) figures: Vec<(&'static str, f64)>,
+    pub(crate) samples: Value,
+    pub(crate) lines: Vec<String>,
 }
 
 impl Answer {
     /// The ratio of times, for rounds that moved so many bytes.
-    pub(super) fn ratio(name: &'static str, measure: &Measure, bytes: usize) -> Self {
+    pub(crate) fn ratio(name: &'static str, measure: &Measure, bytes: usize) -> Self {
         Self {
             figures: vec![(name, measure.median())],
             samples: measure.json_of(bytes),
@@ -25,7 +25,7 @@ impl Answer {
     }
 
     /// It cannot be asked on this machine.
-    pub(super) fn absent(name: &str, why: &str) -> Self {
+    pub(crate) fn absent(name: &str, why: &str) -> Self {
         Self {
             figures: Vec::new(),
             samples: json!({ "absent": why }),
@@ -33,7 +33,7 @@ impl Answer {
         }
     }
 
-    pub(super) fn tell(self, name: &str, report: &mut Value) -> Result<()> {
+    pub(crate) fn tell(self, name: &str, report: &mut Value) -> Result<()> {
         for line in &self.lines {
             writeln!(io::stdout(), "{line}")?;
         }

@@ -12,46 +12,53 @@ use std::{
 use anyhow::{Result, bail, ensure};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1::{
-    DeviceStatus, MappingState, MoveOutcome, MovePartsRequest, PartMove, ShowAllocationRequest, Tier,
-    move_parts_request, show_allocation_request,
+    DeviceStatus, MappingState, Move, MoveOutcome, MovePartsRequest, MoveState, PartMove,
+    ShowAllocationRequest, Tier, move_parts_request, show_allocation_request,
 };
 use vramd_tests::{Daemon, wait::soon};
 
 /// For how long something may be in the way.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A disk may take its time.
+const ANSWER_MAX: Duration = Duration::from_secs(300);
 
-pub(super) struct Operator {
+pub(crate) struct Operator {
     admin: AdminClient,
     /// Of another connection, so that two commands go at once.
     other: AdminClient,
-    /// What a client holds.
-    bytes: u64,
+    /// Who only looks, while two commands go.
+    looker: AdminClient,
+    /// Where parts go that leave a device.
+    below: Tier,
+    /// What the host must have room for before anything moves.
+    room: u64,
     again: AtomicU64,
 }
 
 /// When an eviction was how far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Eviction {
+pub(crate) struct Eviction {
     /// Nobody maps any of it.
-    pub(super) unmapped: Duration,
-    pub(super) answered: Duration,
+    pub(crate) unmapped: Duration,
+    pub(crate) answered: Duration,
     /// The device has all of it back, and the books say so.
-    pub(super) settled: Duration,
+    pub(crate) settled: Duration,
 }
 
 impl Operator {
-    pub(super) fn new(daemon: &Daemon, bytes: usize) -> Result<Self> {
-        let admin = || AdminClient::new(&daemon.sockets());
-        Ok(Self { admin: admin()?, other: admin()?, bytes: bytes as u64, again: AtomicU64::new(0) })
+    pub(crate) fn new(daemon: &Daemon, below: Tier, room: usize) -> Result<Self> {
+        let admin = || AdminClient::new(&daemon.sockets()).map(|admin| admin.request_timeout(ANSWER_MAX));
+        let again = AtomicU64::new(0);
+        Ok(Self { admin: admin()?, other: admin()?, looker: admin()?, below, room: room as u64, again })
     }
 
     /// How many moves something was in the way of.
-    pub(super) fn tried_again(&self) -> u64 {
+    pub(crate) fn tried_again(&self) -> u64 {
         self.again.load(Ordering::Relaxed)
     }
 
     /// These parts of an allocation, or all if there are none.
-    pub(super) fn move_parts(&self, memory: u64, parts: &[u32], tier: Tier) -> Result<Duration> {
+    pub(crate) fn move_parts(&self, memory: u64, parts: &[u32], tier: Tier) -> Result<Duration> {
         let mut last = Vec::new();
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
@@ -67,12 +74,12 @@ impl Operator {
         bail!("it did not move to {tier:?}: {last:?}")
     }
 
-    pub(super) fn move_all(&self, memory: u64, tier: Tier) -> Result<Duration> {
+    pub(crate) fn move_all(&self, memory: u64, tier: Tier) -> Result<Duration> {
         self.move_parts(memory, &[], tier)
     }
 
     /// All of one leaves the device while all of the other comes.
-    pub(super) fn exchange(&self, out: u64, back: u64) -> Result<Duration> {
+    pub(crate) fn exchange(&self, out: u64, back: u64) -> Result<Duration> {
         let mut last = (Vec::new(), Vec::new());
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
@@ -80,7 +87,7 @@ impl Operator {
             let begun = Instant::now();
             let (left, came) = thread::scope(|scope| {
                 let came = scope.spawn(|| order(&self.other, back, &[], Tier::Device));
-                let left = order(&self.admin, out, &[], Tier::Host);
+                let left = order(&self.admin, out, &[], self.below);
                 (left, came.join().expect("a command does not panic"))
             });
             let took = begun.elapsed();
@@ -88,14 +95,67 @@ impl Operator {
             if all_moved(&last.0) && all_moved(&last.1) {
                 return Ok(took);
             }
-            self.undo(out, &[], Tier::Host)?;
+            self.undo(out, &[], self.below)?;
             self.undo(back, &[], Tier::Device)?;
         }
         bail!("they did not change places: {last:?}")
     }
 
+    /// All of one leaves the device while all of the other comes, and once both are being copied that is done. `None` where
+    /// one of them was at its end before that was, or something was in the way of one: then nothing is known of it.
+    pub(crate) fn while_both_move<T>(
+        &self,
+        out: u64,
+        back: u64,
+        act: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
+        self.settle()?;
+        let (left, came, done) = thread::scope(|scope| {
+            let came = scope.spawn(|| order(&self.other, back, &[], Tier::Device));
+            let left = scope.spawn(|| order(&self.admin, out, &[], self.below));
+            let done = self.between_copies(out, back, || left.is_finished() || came.is_finished(), act);
+            let join = "a command does not panic";
+            (left.join().expect(join), came.join().expect(join), done)
+        });
+        let done = done?;
+        if all_moved(&left?) && all_moved(&came?) {
+            return Ok(done);
+        }
+        self.again.fetch_add(1, Ordering::Relaxed);
+        self.move_all(out, self.below)?;
+        self.move_all(back, Tier::Device)?;
+        Ok(None)
+    }
+
+    /// What it gives, if both were being copied before and after.
+    fn between_copies<T>(
+        &self,
+        out: u64,
+        back: u64,
+        is_over: impl Fn() -> bool,
+        act: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
+        while !self.are_both_copied(out, back)? {
+            if is_over() {
+                return Ok(None);
+            }
+        }
+        let done = act()?;
+        Ok(self.are_both_copied(out, back)?.then_some(done))
+    }
+
+    fn are_both_copied(&self, out: u64, back: u64) -> Result<bool> {
+        let moving = self.looker.moves("")?.moving;
+        let is_copied = |memory: u64, tier: Tier| {
+            let of =
+                |it: &&Move| it.part.is_some_and(|part| part.allocation_id == memory) && it.tier() == tier;
+            moving.iter().filter(of).any(|it| it.state() == MoveState::Copying)
+        };
+        Ok(is_copied(out, self.below) && is_copied(back, Tier::Device))
+    }
+
     /// All of it leaves, while somebody waits for its room: what was in the way is tried again at once.
-    pub(super) fn have_left(&self, memory: u64) -> Result<Duration> {
+    pub(crate) fn have_left(&self, memory: u64) -> Result<Duration> {
         let (begun, mut last) = (Instant::now(), Vec::new());
         while begun.elapsed() < PATIENCE {
             last = order(&self.admin, memory, &[], Tier::Host)?;
@@ -108,7 +168,7 @@ impl Operator {
     }
 
     /// All of it leaves, and is watched by operators who look all the time. Nobody else holds anything.
-    pub(super) fn evict_watched(&self, memory: u64) -> Result<Eviction> {
+    pub(crate) fn evict_watched(&self, memory: u64) -> Result<Eviction> {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
             self.settle()?;
@@ -149,7 +209,7 @@ impl Operator {
     }
 
     /// Until so much is charged on the devices and no more: all that left them they have back.
-    pub(super) fn until_held(&self, bytes: usize) -> Result<()> {
+    pub(crate) fn until_held(&self, bytes: usize) -> Result<()> {
         let begun = Instant::now();
         while self.admin.devices()?.iter().map(|device| device.held_bytes).sum::<u64>() > bytes as u64 {
             ensure!(begun.elapsed() < PATIENCE, "the device does not have it back");
@@ -159,7 +219,7 @@ impl Operator {
 
     /// Waits until the daemon has heard of all that it was told, and the host has room for what may leave: what came from
     /// there is charged there until the driver has it back. What has left a device may not be back yet: [`Self::until_held`].
-    pub(super) fn settle(&self) -> Result<()> {
+    pub(crate) fn settle(&self) -> Result<()> {
         soon("nothing is on its way", || {
             let heard = self.admin.node().is_ok_and(|node| node.fds_in_flight == 0);
             heard && self.admin.devices().is_ok_and(|devices| devices.iter().all(|device| self.fits(device)))
@@ -168,13 +228,13 @@ impl Operator {
 
     /// Looks at the host alone.
     fn fits(&self, device: &DeviceStatus) -> bool {
-        device.host_capacity_bytes.saturating_sub(device.host_held_bytes) >= self.bytes
+        device.host_capacity_bytes.saturating_sub(device.host_held_bytes) >= self.room
     }
 
     /// What has moved goes back to where it was.
     fn undo(&self, memory: u64, parts: &[u32], tier: Tier) -> Result<()> {
         self.again.fetch_add(1, Ordering::Relaxed);
-        let before = if tier == Tier::Host { Tier::Device } else { Tier::Host };
+        let before = if tier == Tier::Device { self.below } else { Tier::Device };
         order(&self.admin, memory, parts, before).map(drop)
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
 
-use super::scene::Driver;
+use super::Driver;
 use crate::eye::Eye;
 
 pub(crate) fn run(driver: Driver, bytes: u64, part: u64) -> Result<()> {

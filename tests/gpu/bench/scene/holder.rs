@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use vramd_tests::Probe;
 
-use super::scene::Scene;
+use super::Scene;
 
-pub(super) struct Holder {
+pub(crate) struct Holder {
     process: Probe,
     memory: u64,
     seed: u64,
@@ -18,8 +18,13 @@ pub(super) struct Holder {
 
 impl Holder {
     /// A process with memory of that scene's size on the device, as another user if a uid is given.
-    pub(super) fn start(scene: &Scene, uid: Option<u32>) -> Result<Self> {
-        let (bytes, part) = (scene.bytes().to_string(), scene.part.to_string());
+    pub(crate) fn start(scene: &Scene, uid: Option<u32>) -> Result<Self> {
+        Self::with_parts(scene, scene.parts, uid)
+    }
+
+    /// With so many parts instead.
+    pub(crate) fn with_parts(scene: &Scene, parts: usize, uid: Option<u32>) -> Result<Self> {
+        let (bytes, part) = ((parts * scene.part).to_string(), scene.part.to_string());
         let words = ["holder", scene.driver.name(), &bytes, &part];
         let mut process = Probe::start_program("gpu-suite", &words, &scene.daemon.sockets(), uid);
         let memory = process.listen("its start")["allocation"].as_u64().context("it has no memory")?;
@@ -28,12 +33,12 @@ impl Holder {
         Ok(Self { process, memory, seed, sum: None })
     }
 
-    pub(super) fn memory(&self) -> u64 {
+    pub(crate) fn memory(&self) -> u64 {
         self.memory
     }
 
     /// Writes new random content everywhere.
-    pub(super) fn fill(&mut self) -> Result<()> {
+    pub(crate) fn fill(&mut self) -> Result<()> {
         self.seed += 1;
         let answer = self.ask(&format!("fill {}", self.seed))?;
         self.sum = Some(number(&answer, "sum")?);
@@ -41,7 +46,7 @@ impl Holder {
     }
 
     /// Pins all of it to read, wherever it is, and compares it with what was written. How long the pin took.
-    pub(super) fn check(&mut self) -> Result<Duration> {
+    pub(crate) fn check(&mut self) -> Result<Duration> {
         let answer = self.ask("read")?;
         let found = number(&answer, "sum")?;
         ensure!(Some(found) == self.sum, "its sum is {found}, and {:?} was written", self.sum);
@@ -49,13 +54,13 @@ impl Holder {
     }
 
     /// Pins one part to write, and unpins it. How long the pin took.
-    pub(super) fn pin(&mut self, part: u32) -> Result<Duration> {
+    pub(crate) fn pin(&mut self, part: u32) -> Result<Duration> {
         let answer = self.ask(&format!("pin {part}"))?;
         Ok(Duration::from_nanos(number(&answer, "pinned_ns")?))
     }
 
     /// Frees it.
-    pub(super) fn leave(self) {
+    pub(crate) fn leave(self) {
         self.process.leave();
     }
 

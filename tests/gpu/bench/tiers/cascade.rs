@@ -1,0 +1,59 @@
+//! A client pins all that it has on disk, on a device that another's memory fills, none of which is on disk as it is now: each
+//! part that comes waits for one that is written.
+
+use std::mem;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use vramd_proto::v1::Tier;
+
+use super::plain_disk::PlainDisk;
+use crate::bench::{
+    measure::{Measure, WARM_UP},
+    scene::{Answer, Holder, Left, Scene},
+};
+
+/// 85 % of the speed of the slower of both ways alone.
+const TARGET: f64 = 1.0 / 0.85;
+/// How often a plain program does both at once.
+const AT_ONCE: usize = 3;
+
+pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
+    let bytes = scene.bytes();
+    let mut absent = Holder::start(scene, None)?;
+    absent.fill()?;
+    // There is no room for both.
+    scene.operator.move_all(absent.memory(), Tier::Disk)?;
+    let mut resident = Holder::start(scene, None)?;
+    resident.fill()?;
+    let before = Left::of(&scene.daemon);
+    let (mut reads, mut writes) = (Vec::new(), Vec::new());
+    let ours = || {
+        scene.operator.settle()?;
+        let took = absent.check()?;
+        mem::swap(&mut resident, &mut absent);
+        resident.fill()?;
+        Ok((took, vec![]))
+    };
+    let bare = || {
+        let (read, write) = (plain.read(bytes)?, plain.write(bytes)?);
+        reads.push(read.as_secs_f64() * 1e3);
+        writes.push(write.as_secs_f64() * 1e3);
+        Ok(read.max(write))
+    };
+    let measure = Measure::take(TARGET, scene.pairs, ours, bare)?;
+    let after = Left::of(&scene.daemon);
+    let (clean, copied) = (after.clean - before.clean, after.copied - before.copied);
+    let all = (scene.parts * (WARM_UP + scene.pairs)) as u64;
+    ensure!(clean == 0 && copied >= all, "{copied} parts left with a copy and {clean} without, of {all}");
+    let at_once = (0..AT_ONCE).map(|_| Ok(plain.read_and_write(bytes)?.as_secs_f64() * 1e3));
+    let at_once = at_once.collect::<Result<Vec<_>>>()?;
+    absent.check()?;
+    absent.leave();
+    resident.leave();
+    let mut samples = measure.json_of(bytes);
+    samples["plain_read_ms"] = json!(reads.split_off(WARM_UP));
+    samples["plain_write_ms"] = json!(writes.split_off(WARM_UP));
+    samples["plain_both_at_once_ms"] = json!(at_once);
+    Ok(Answer { figures: vec![("cascade", measure.median())], samples, lines: vec![measure.line("cascade")] })
+}

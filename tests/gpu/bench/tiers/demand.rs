@@ -1,0 +1,96 @@
+//! A client pins one part that is in the host, on an idle link, and while an operator has gigabytes come and go.
+
+use std::{cell::RefCell, mem, time::Duration};
+
+use anyhow::{Result, bail};
+use serde_json::json;
+use vramd_proto::v1::Tier;
+
+use crate::bench::{
+    measure::Measure,
+    scene::{Answer, Driver, Holder, Scene},
+};
+
+const TARGET: f64 = 1.3;
+/// How often the rest may have arrived before the part has: such a pin says nothing.
+const VOID_MAX: usize = 20;
+/// Of a simulated link: as on a card, the load takes a quarter of a second.
+const SIMULATED_LINK: &str = "128MiB";
+
+/// Both clients of the load have much, also where little is asked: it must last longer than the pin.
+pub(super) fn scene(driver: Driver) -> Result<Scene> {
+    Scene::above_host(driver, false, Some(SIMULATED_LINK))
+}
+
+pub(super) fn ask(scene: &Scene) -> Result<Answer> {
+    let one = RefCell::new(Holder::with_parts(scene, 1, None)?);
+    let mut load = Load::ready(scene)?;
+    let void = RefCell::new(0);
+    let ours = || loop {
+        leave(scene, &mut one.borrow_mut())?;
+        if let Some(took) = load.beside(scene, || one.borrow_mut().check())? {
+            return Ok((took, vec![]));
+        }
+        *void.borrow_mut() += 1;
+        if *void.borrow() > VOID_MAX {
+            bail!("{VOID_MAX} times the load was over before the pin was");
+        }
+    };
+    let bare = || {
+        leave(scene, &mut one.borrow_mut())?;
+        one.borrow_mut().check()
+    };
+    let measure = Measure::take(TARGET, scene.pairs, ours, bare)?;
+    load.end()?;
+    one.into_inner().leave();
+    let mut samples = measure.json_of(scene.part);
+    samples["load_bytes_each_way"] = json!(scene.bytes());
+    samples["void"] = json!(void.into_inner());
+    Ok(Answer {
+        figures: vec![("demand_under_load", measure.median())],
+        samples,
+        lines: vec![measure.line("demand_under_load")],
+    })
+}
+
+/// Its one part, newly written, goes to the host, and the device has back what that left.
+fn leave(scene: &Scene, one: &mut Holder) -> Result<()> {
+    one.fill()?;
+    scene.operator.move_all(one.memory(), Tier::Host)?;
+    scene.operator.until_held(scene.bytes())
+}
+
+/// Two clients, one of which has its memory on the device.
+struct Load {
+    resident: Holder,
+    absent: Holder,
+}
+
+impl Load {
+    fn ready(scene: &Scene) -> Result<Self> {
+        let mut load = Self { resident: Holder::start(scene, None)?, absent: Holder::start(scene, None)? };
+        load.resident.fill()?;
+        load.absent.fill()?;
+        scene.operator.move_all(load.absent.memory(), Tier::Host)?;
+        Ok(load)
+    }
+
+    /// What is done while both change places; `None` if they had done so before it was.
+    fn beside(&mut self, scene: &Scene, act: impl FnOnce() -> Result<Duration>) -> Result<Option<Duration>> {
+        // What was only read would leave without a copy.
+        self.resident.fill()?;
+        let (out, back) = (self.resident.memory(), self.absent.memory());
+        let took = scene.operator.while_both_move(out, back, act)?;
+        mem::swap(&mut self.resident, &mut self.absent);
+        self.resident.check()?;
+        Ok(took)
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.resident.check()?;
+        self.absent.check()?;
+        self.resident.leave();
+        self.absent.leave();
+        Ok(())
+    }
+}

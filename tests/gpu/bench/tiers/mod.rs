@@ -1,0 +1,57 @@
+//! What the tiers below a device cost beside the plain disk, and what those wait for who want something meanwhile:
+//! `docs/benchmarks/tiers/README.md` says what is timed.
+//!
+//! On the simulated driver the same questions are asked of a few MiB, of a real disk; its figures mean nothing.
+
+mod cascade;
+mod demand;
+mod disk;
+mod plain_disk;
+mod room;
+
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use self::plain_disk::PlainDisk;
+use super::scene::{Answer, Driver, Scene, is_asked, prepare};
+use crate::{machine, nvml::Witness};
+
+type OfDisk = fn(&Scene, &mut PlainDisk) -> Result<Answer>;
+const OF_DISK: [(&str, OfDisk); 2] = [("disk", disk::ask), ("cascade", cascade::ask)];
+const OF_HOST: &str = "demand_under_load";
+
+/// Asks these, or all if there are none. The disk is that of the directory, or of the daemon's own. True if every question was
+/// answered, whatever the answer, and every byte was where it should be.
+pub(crate) fn run(
+    driver: Driver,
+    asked: &[String],
+    directory: Option<&Path>,
+    quick: bool,
+    save: impl Fn(&Value) -> Result<()>,
+) -> Result<bool> {
+    let names: Vec<&str> = OF_DISK.iter().map(|(name, _)| *name).chain([OF_HOST]).collect();
+    prepare(asked, &names)?;
+    let machine = match driver {
+        Driver::Cuda => machine::facts(&Witness::new()?)?,
+        Driver::Sim => json!("none: the simulated driver"),
+    };
+    let mut report =
+        json!({ "machine": machine, "driver_kind": driver.name(), "quick": quick, "samples": {} });
+    let mut good = true;
+    if OF_DISK.iter().any(|(name, _)| is_asked(name, asked)) {
+        let scene = Scene::above_disk(driver, quick, directory)?;
+        let home = directory.unwrap_or_else(|| scene.daemon.home().path());
+        let mut plain = PlainDisk::new(home, scene.bytes())?;
+        report["plain_disk"] = plain.facts();
+        for (name, question) in OF_DISK.into_iter().filter(|(name, _)| is_asked(name, asked)) {
+            good &= scene.ask(name, || question(&scene, &mut plain), &mut report, &save)?;
+        }
+    }
+    if is_asked(OF_HOST, asked) {
+        let scene = demand::scene(driver)?;
+        good &= scene.ask(OF_HOST, || demand::ask(&scene), &mut report, &save)?;
+    }
+    Ok(good)
+}

@@ -1,0 +1,213 @@
+//! What a plain program reaches: it reads or writes a preallocated file, which was written before, from one end to the other,
+//! past the page cache, on as many threads and with requests as large as are fastest here.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use serde_json::{Value, json};
+
+use super::room::AlignedRoom;
+use crate::content;
+
+/// Threads, each with one request at a time, and the size of that. The best of them counts, for each way its own.
+const SHAPES: [Shape; 8] = [
+    Shape { threads: 1, request: 16 << 20 },
+    Shape { threads: 4, request: 4 << 20 },
+    Shape { threads: 4, request: 16 << 20 },
+    Shape { threads: 8, request: 2 << 20 },
+    Shape { threads: 16, request: 1 << 20 },
+    Shape { threads: 16, request: 2 << 20 },
+    Shape { threads: 16, request: 4 << 20 },
+    Shape { threads: 32, request: 1 << 20 },
+];
+/// Each is tried so often, with so many bytes.
+const TRIES: usize = 2;
+const TRIED_BYTES: usize = 1 << 30;
+/// The file repeats so much random content. Every request divides it.
+const TILE: usize = 64 << 20;
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    threads: usize,
+    request: usize,
+}
+
+/// Dropping it deletes the file.
+#[derive(Debug)]
+pub(super) struct PlainDisk {
+    path: PathBuf,
+    file: File,
+    tile: AlignedRoom,
+    rooms: AlignedRoom,
+    seed: u64,
+    read: Shape,
+    write: Shape,
+    facts: Value,
+}
+
+impl PlainDisk {
+    /// A file of that size in that directory.
+    pub(super) fn new(directory: &Path, size: usize) -> Result<Self> {
+        let path = directory.join("vramd-plain");
+        let direct = i32::try_from(OFlags::DIRECT.bits())?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .custom_flags(direct)
+            .open(&path);
+        let file = file.with_context(|| format!("{} cannot be made", path.display()))?;
+        fallocate(&file, FallocateFlags::empty(), 0, size as u64)?;
+        let most = SHAPES.iter().map(|shape| shape.threads * shape.request).max().unwrap_or_default();
+        let (tile, rooms) = (AlignedRoom::new(TILE), AlignedRoom::new(most));
+        let [read, write] = [SHAPES[0]; 2];
+        let mut plain = Self { path, file, tile, rooms, seed: 0, read, write, facts: Value::Null };
+        plain.write(size)?;
+        plain.choose(size.min(TRIED_BYTES))?;
+        Ok(plain)
+    }
+
+    /// What was tried, and what is the best of it.
+    pub(super) fn facts(&self) -> Value {
+        self.facts.clone()
+    }
+
+    /// Writes new random content over so many bytes.
+    pub(super) fn write(&mut self, bytes: usize) -> Result<Duration> {
+        self.seed += 1;
+        content::write(self.seed, &mut self.tile.bytes_mut()[..bytes.min(TILE)]);
+        self.write_as(self.write, bytes, 0)
+    }
+
+    /// Reads so many bytes, and compares what it has read last with what was written there.
+    pub(super) fn read(&mut self, bytes: usize) -> Result<Duration> {
+        self.read_as(self.read, bytes, true)
+    }
+
+    /// Both at once, half a file apart, until the later end.
+    pub(super) fn read_and_write(&mut self, bytes: usize) -> Result<Duration> {
+        let (read, write) = (self.read, self.write);
+        let (file, tile, rooms) = (&self.file, self.tile.bytes(), self.rooms.bytes_mut());
+        let (reading, writing) = thread::scope(|scope| {
+            let writing = scope.spawn(|| write_all(file, tile, write, bytes, bytes / 2));
+            let reading = read_all(file, rooms, None, read, bytes);
+            (reading, writing.join().expect("a thread that writes does not panic"))
+        });
+        Ok(reading?.max(writing?))
+    }
+
+    fn choose(&mut self, bytes: usize) -> Result<()> {
+        let mut tried = Vec::new();
+        for shape in SHAPES {
+            let (mut read, mut write) = (Duration::MAX, Duration::MAX);
+            for _ in 0..TRIES {
+                write = write.min(self.write_as(shape, bytes, 0)?);
+                read = read.min(self.read_as(shape, bytes, true)?);
+            }
+            tried.push((shape, read, write));
+        }
+        let best = |of: fn(&(Shape, Duration, Duration)) -> Duration| {
+            tried.iter().min_by_key(|tried| of(tried)).map_or(SHAPES[0], |(shape, ..)| *shape)
+        };
+        (self.read, self.write) = (best(|(_, read, _)| *read), best(|(.., write)| *write));
+        let speed = |took: &Duration| bytes as f64 / 1e9 / took.as_secs_f64();
+        let row = |(shape, read, write): &(Shape, Duration, Duration)| {
+            let mut row = shape.json();
+            row["read_gb_per_s"] = json!(speed(read));
+            row["write_gb_per_s"] = json!(speed(write));
+            row
+        };
+        self.facts = json!({
+            "tried_bytes": bytes, "tried": tried.iter().map(row).collect::<Vec<_>>(),
+            "read": self.read.json(), "write": self.write.json(),
+        });
+        Ok(())
+    }
+
+    fn write_as(&self, shape: Shape, bytes: usize, from: usize) -> Result<Duration> {
+        write_all(&self.file, self.tile.bytes(), shape, bytes, from)
+    }
+
+    fn read_as(&mut self, shape: Shape, bytes: usize, compared: bool) -> Result<Duration> {
+        let tile = compared.then_some(self.tile.bytes());
+        read_all(&self.file, self.rooms.bytes_mut(), tile, shape, bytes)
+    }
+}
+
+impl Drop for PlainDisk {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Shape {
+    fn json(self) -> Value {
+        json!({ "threads": self.threads, "request_bytes": self.request })
+    }
+
+    /// Where the requests of one of its threads begin.
+    fn places(self, thread: usize, bytes: usize) -> impl Iterator<Item = usize> {
+        (thread * self.request..bytes).step_by(self.threads * self.request)
+    }
+}
+
+/// Over the whole range, beginning at that place of it.
+fn write_all(file: &File, tile: &[u8], shape: Shape, bytes: usize, from: usize) -> Result<Duration> {
+    let begun = Instant::now();
+    let work = |thread| -> Result<Instant> {
+        for at in shape.places(thread, bytes) {
+            let at = (at + from) % bytes;
+            let length = shape.request.min(bytes - at);
+            file.write_all_at(&tile[at % TILE..][..length], at as u64)?;
+        }
+        Ok(Instant::now())
+    };
+    let ends = thread::scope(|scope| {
+        let threads: Vec<_> = (0..shape.threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        threads.into_iter().map(|it| it.join().expect("a thread that writes does not panic")).collect()
+    });
+    later(begun, ends)
+}
+
+/// What each thread has read last is compared with the content, if that is given.
+fn read_all(
+    file: &File,
+    rooms: &mut [u8],
+    tile: Option<&[u8]>,
+    shape: Shape,
+    bytes: usize,
+) -> Result<Duration> {
+    let begun = Instant::now();
+    let work = |thread, room: &mut [u8]| -> Result<Instant> {
+        let mut last = None;
+        for at in shape.places(thread, bytes) {
+            let length = shape.request.min(bytes - at);
+            file.read_exact_at(&mut room[..length], at as u64)?;
+            last = Some((at, length));
+        }
+        let end = Instant::now();
+        if let (Some(tile), Some((at, length))) = (tile, last) {
+            ensure!(room[..length] == tile[at % TILE..][..length], "the plain file is not as it was written");
+        }
+        Ok(end)
+    };
+    let ends = thread::scope(|scope| {
+        let rooms = rooms.chunks_mut(shape.request).take(shape.threads).enumerate();
+        let threads: Vec<_> = rooms.map(|(thread, room)| scope.spawn(move || work(thread, room))).collect();
+        threads.into_iter().map(|it| it.join().expect("a thread that reads does not panic")).collect()
+    });
+    later(begun, ends)
+}
+
+fn later(begun: Instant, ends: Vec<Result<Instant>>) -> Result<Duration> {
+    let ends = ends.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(ends.into_iter().max().unwrap_or(begun) - begun)
+}
