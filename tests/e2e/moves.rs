@@ -9,6 +9,7 @@ mod ever;
 mod faults;
 mod holds;
 mod killed;
+mod links;
 mod nested;
 mod operators;
 pub(super) mod pins;

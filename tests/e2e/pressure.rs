@@ -22,7 +22,7 @@ use vramd_tests::{
 
 /// A hundred parts: one is one percent.
 const DEVICE: &str = "200MiB";
-const MEASURED: &str = "prometheus_listen = \"127.0.0.1:0\"";
+pub(super) const MEASURED: &str = "prometheus_listen = \"127.0.0.1:0\"";
 
 /// What a client's callback was told of its device, in order.
 type Heard = Arc<Mutex<Vec<Pressure>>>;
@@ -63,7 +63,7 @@ fn listed(daemon: &Daemon) -> Value {
 }
 
 /// The value of a series whose labels contain all of these.
-fn metric(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<u64> {
+pub(super) fn metric(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<u64> {
     let text = daemon.metrics();
     let mut lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
     let line = lines.find(|line| labels.iter().all(|label| line.contains(label)))?;

@@ -137,6 +137,15 @@ impl Config {
         self
     }
 
+    /// The same of the link that all simulated devices share.
+    #[must_use]
+    pub fn uplink(mut self, bytes_per_second: &str) -> Self {
+        for key in ["uplink_to_device", "uplink_to_host"] {
+            self.sim.push(format!("{key} = \"{bytes_per_second}\""));
+        }
+        self
+    }
+
     #[must_use]
     pub fn memory(mut self, line: &str) -> Self {
         self.memory.push(line.to_owned());

@@ -31,6 +31,9 @@ pub const PASSED_AT_MOST: u32 = 16;
 /// So much more than it carries may be begun on a link whose speed is known: then it never stands idle between two chunks.
 const AHEAD: Duration = Duration::from_millis(1);
 
+/// The rank of who is owed nothing.
+const IN_ORDER: u8 = 2;
+
 /// What a class is owed at most, in chunks.
 const OWED_CHUNKS_MAX: u64 = 4;
 
@@ -60,6 +63,8 @@ struct Speed {
     carries: u64,
     /// When what was begun will have crossed it.
     through: Duration,
+    /// When the last of demand will have.
+    demand_through: Duration,
 }
 
 impl Link {
@@ -71,7 +76,8 @@ impl Link {
 
     /// Of several lanes, which carries so many bytes per second.
     pub fn shared(shares: Shares, chunk: Bytes, carries: u64) -> Self {
-        let speed = Some(Speed { carries: carries.max(1), through: Duration::ZERO });
+        let speed =
+            Some(Speed { carries: carries.max(1), through: Duration::ZERO, demand_through: Duration::ZERO });
         Self { speed, ..Self::of_lane(shares, chunk) }
     }
 
@@ -89,8 +95,14 @@ impl Link {
 
     /// Whether a chunk of that class, which waits, may be begun now by one of the lanes that share it.
     pub fn permits(&self, now: Duration, class: CopyClass, waiting: Waiting) -> bool {
+        if class == CopyClass::Demand {
+            return true;
+        }
         let has_room = self.speed.as_ref().is_some_and(|speed| speed.through <= now.saturating_add(AHEAD));
-        class == CopyClass::Demand || has_room || self.order(now, waiting).next() == Some(class)
+        // How fast a link is may have been measured badly: alone, a class goes as fast as it can.
+        let crosses_demand = self.speed.as_ref().is_some_and(|speed| speed.demand_through > now);
+        let is_next = self.order(now, waiting).next() == Some(class);
+        has_room || is_next && (!crosses_demand || self.rank(class, now, waiting) < IN_ORDER)
     }
 
     /// A chunk was, while this still waited: that class too, if it has more.
@@ -107,10 +119,13 @@ impl Link {
             let passed = stand.passed.saturating_add(u32::from(other != class));
             self.stands[at] = waiting.has(other).then_some(Stand { passed, ..stand });
         }
-        if let Some(Speed { carries, through }) = &mut self.speed {
+        if let Some(Speed { carries, through, demand_through }) = &mut self.speed {
             let nanos = u128::from(length.get()) * 1_000_000_000 / u128::from(*carries);
             let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
             *through = now.max(*through).saturating_add(takes);
+            if class == CopyClass::Demand {
+                *demand_through = *through;
+            }
         }
     }
 
@@ -125,7 +140,7 @@ impl Link {
         match (stands, is_owed) {
             (true, _) => 0,
             (false, true) => 1,
-            (false, false) => 2,
+            (false, false) => IN_ORDER,
         }
     }
 

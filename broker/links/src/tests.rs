@@ -113,7 +113,13 @@ fn a_shared_link_holds_back_what_nobody_waits_for_once_it_is_full() {
     assert!(link.permits(at(0), Demand, both), "demand is never held back");
     assert!(!link.permits(at(6), Prefetch, both));
     assert!(link.permits(at(7), Prefetch, both), "it has crossed, nearly");
-    assert!(link.permits(at(0), Prefetch, waiting(&[Prefetch])), "nobody else wants it");
+    let alone = waiting(&[Prefetch]);
+    assert!(!link.permits(at(0), Prefetch, alone), "what somebody waits for still crosses it");
+    assert!(link.permits(at(8), Prefetch, alone));
+    for _ in 0..4 {
+        link.begun(at(8), Prefetch, CHUNK, alone);
+        assert!(link.permits(at(8), Prefetch, alone), "nobody else wants it, however fast it is");
+    }
 }
 
 #[test]
