@@ -64,7 +64,7 @@ pub use migration::{Cause, MigrationEvent, MigrationState, WriteBackEvent, Write
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;
-pub use pressure::{Pressure, PressureBounds, PressureNote};
+pub use pressure::{Pressure, PressureBounds, PressureNote, WrongBounds};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
