@@ -67,7 +67,8 @@ impl PressureBounds {
     }
 
     fn disordered(&self) -> Option<WrongBounds> {
-        let Self { elevated_percent, high_percent, critical_percent, fall_percent, evict_to_percent, .. } = *self;
+        let Self { elevated_percent, high_percent, critical_percent, fall_percent, evict_to_percent, .. } =
+            *self;
         let wrong = |fields: &[&'static str], problem| WrongBounds { fields: fields.to_vec(), problem };
         let descends = |low: u32, high: u32| {
             (low >= high).then(|| format!("the steps do not ascend: {low} percent, then {high}"))
@@ -130,13 +131,9 @@ mod tests {
     #[test]
     fn what_is_allowed_makes_sense_and_nothing_beside_it() {
         let usual = PressureBounds::default();
-        for (field, expected) in [
-            (ELEVATED, 4..=86),
-            (HIGH, 89..=91),
-            (CRITICAL, 94..=100),
-            (FALL, 0..=4),
-            (EVICT_TO, 1..=86),
-        ] {
+        for (field, expected) in
+            [(ELEVATED, 4..=86), (HIGH, 89..=91), (CRITICAL, 94..=100), (FALL, 0..=4), (EVICT_TO, 1..=86)]
+        {
             assert_eq!(usual.allowed(field), Some(expected), "{field}");
         }
         assert_eq!(usual.allowed("cold_after_ms"), None);
