@@ -184,10 +184,11 @@ fn a_batch_that_waits_for_what_a_smaller_tier_has_not_is_refused_at_once() {
     for part in fill(&mut world, a, 20) {
         world.pin(a, part);
     }
-    // The first begins below, and the second waits for the device.
+    let wait = Duration::from_secs(600);
+    let first = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(2)], wait });
+    // Behind that one: what begins below, and what waits for the device.
     let unheld = AllocationSpec { unheld: true, ..spec(4) };
     let items = vec![unheld, spec(2)];
-    let wait = Duration::from_secs(600);
     let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait });
     world.settle();
     assert!(!world.replies.contains_key(&call), "{:?}", world.replies.get(&call));
@@ -200,6 +201,7 @@ fn a_batch_that_waits_for_what_a_smaller_tier_has_not_is_refused_at_once() {
         }
         other => panic!("{other:?}"),
     }
+    assert!(!world.replies.contains_key(&first), "it wants nothing below");
 }
 
 fn refusal(world: &mut World, request: OperatorRequest) -> (Reason, Vec<String>) {

@@ -60,7 +60,7 @@ impl Broker {
             let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
             self.withhold(place, |ledger| ledger.offer(place, offered));
         }
-        self.refuse_what_cannot_be();
+        self.refuse_what_is_not_below();
         self.unsettled.demands = true;
         self.pressing.tried.clear();
         self.pressing.passed.clear();
