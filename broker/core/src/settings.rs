@@ -2,7 +2,7 @@
 //!
 //! Each group of settings has a struct of its values and one of what a change names of them.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use vramd_types::{Bytes, GRANULARITY};
 
@@ -69,6 +69,25 @@ impl Settings {
             pressure: change.pressure.applied_to(self.pressure)?,
             tiers: change.tiers.applied_to(self.tiers, configured.tiers)?,
         })
+    }
+}
+
+/// For people.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pressure, tiers } = self;
+        write!(
+            f,
+            "elevated {}%, high {}%, critical {}%, fall {}%, evict to {}%, cold after {} ms, host {}, disk {}",
+            pressure.elevated_percent,
+            pressure.high_percent,
+            pressure.critical_percent,
+            pressure.fall_percent,
+            pressure.evict_to_percent,
+            pressure.cold_after.as_millis(),
+            tiers.host,
+            tiers.disk,
+        )
     }
 }
 

@@ -175,21 +175,7 @@ fn log(notice: &Notice, left_out: u64) {
             );
         }
         Notice::SettingsChanged { uid, before, after } => {
-            let (was, is) = (&before.pressure, &after.pressure);
-            info!(
-                uid,
-                elevated_percent = is.elevated_percent,
-                high_percent = is.high_percent,
-                critical_percent = is.critical_percent,
-                fall_percent = is.fall_percent,
-                evict_to_percent = is.evict_to_percent,
-                cold_after_ms = is.cold_after.as_millis(),
-                host_bytes = after.tiers.host.get(),
-                disk_bytes = after.tiers.disk.get(),
-                pressure_was = ?was,
-                tiers_were = ?before.tiers,
-                "an operator has changed settings, until the daemon ends"
-            );
+            info!(uid, %before, %after, "an operator has changed settings, until the daemon ends");
         }
         Notice::InvariantBroken { invariant, detail } => {
             error!(invariant, detail, "an invariant broke: this is a bug")
