@@ -186,6 +186,22 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.list_links(request).await })
     }
 
+    /// Levels of pressure and sizes of tiers: what holds now, and what is configured.
+    pub fn settings(&self) -> Result<v1::GetSettingsResponse> {
+        self.call(v1::GetSettingsRequest {}, |mut client, request| async move {
+            client.get_settings(request).await
+        })
+    }
+
+    /// Changes some of them, until the daemon ends: all that is named, or nothing.
+    pub fn change_settings(
+        &self,
+        mut request: v1::ChangeSettingsRequest,
+    ) -> Result<v1::ChangeSettingsResponse> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.change_settings(request).await })
+    }
+
     pub fn node(&self) -> Result<v1::GetNodeResponse> {
         self.call(v1::GetNodeRequest {}, |mut client, request| async move { client.get_node(request).await })
     }

@@ -26,6 +26,7 @@ mod revocations;
 mod sdk;
 mod sdk_pins;
 mod sessions;
+mod settings;
 mod sharing;
 mod small;
 mod stuck;

@@ -163,6 +163,8 @@ calls! { Admin:
     list_moves(ListMovesRequest) -> ListMovesResponse;
     get_node(GetNodeRequest) -> GetNodeResponse;
     list_devices(ListDevicesRequest) -> ListDevicesResponse;
+    get_settings(GetSettingsRequest) -> GetSettingsResponse;
+    change_settings(ChangeSettingsRequest) -> ChangeSettingsResponse;
     drain(DrainRequest) -> DrainResponse;
 }
 

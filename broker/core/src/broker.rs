@@ -20,6 +20,7 @@ use crate::{
     pool::Pool,
     pressure::Pressing,
     residency::{AllocationTable, Revocations},
+    settings::Settings,
     tenancy::{OpTable, PinTable, RequestLog, SessionTable, TenantId, Tenants},
     time::Time,
     view::StoredQuotas,
@@ -49,6 +50,8 @@ pub struct Broker {
     /// Parts in the host's memory, by how long they have been there.
     pub(crate) lodgers: Residents,
     pub(crate) pressing: Pressing,
+    /// As operators have them.
+    pub(crate) settings: Settings,
     /// How often the content of discardable parts was given up.
     pub(crate) losses: BTreeMap<PartRef, u64>,
     /// Parts that operators hold: they do not leave their devices.
@@ -121,6 +124,7 @@ impl Broker {
             residents: Residents::new(&config.eviction),
             lodgers: Residents::new(&EvictionPolicy::Lru),
             pressing: Pressing::default(),
+            settings: Settings::of(&config),
             losses: BTreeMap::new(),
             held_by_hand: BTreeSet::new(),
             over_limit: BTreeSet::new(),

@@ -9,6 +9,7 @@ use crate::{
     event::{CallId, ChannelId, Kind, PartRef, Slot, Tier},
     migration::Cause,
     pressure::{Pressure, PressureNote},
+    settings::Settings,
     time::Time,
     view::{AllocationView, QuotaView, StoredQuotas},
 };
@@ -92,6 +93,8 @@ pub enum Reply {
         parts: Vec<PartIndex>,
     },
     WaitCancelled,
+    /// What holds now.
+    SettingsChanged(Box<Settings>),
     Drained {
         draining: bool,
         sessions: usize,
@@ -265,6 +268,12 @@ pub enum Notice {
         tenant: Arc<str>,
         device: String,
         tier: Tier,
+    },
+    /// An operator has changed what holds until the daemon ends.
+    SettingsChanged {
+        uid: u32,
+        before: Box<Settings>,
+        after: Box<Settings>,
     },
     /// Its memory is there, and its session is about to be sent it.
     AllocationMade {

@@ -25,6 +25,13 @@ pub enum Refusal {
         quantity: String,
         problem: String,
     },
+    /// Of a setting: bytes as bare integers, and which others would do.
+    SettingInvalid {
+        field: &'static str,
+        given: String,
+        allowed: String,
+        problem: String,
+    },
     DeviceUnknown {
         device: String,
     },
@@ -117,6 +124,12 @@ pub enum Refusal {
         capacity: Bytes,
         committed: Bytes,
     },
+    TierGuaranteed {
+        device: String,
+        tier: Tier,
+        guaranteed: Bytes,
+        asked: Bytes,
+    },
     Raced {
         allocation: AllocationId,
     },
@@ -190,6 +203,7 @@ impl Refusal {
             Self::PartSizeInvalid { .. } => Reason::PartSizeInvalid,
             Self::NameInvalid { .. } => Reason::NameInvalid,
             Self::QuantityInvalid { .. } => Reason::QuantityInvalid,
+            Self::SettingInvalid { .. } => Reason::SettingInvalid,
             Self::DeviceUnknown { .. } => Reason::DeviceUnknown,
             Self::RequestInvalid { .. } => Reason::RequestInvalid,
             Self::RequestIdReused { .. } => Reason::RequestIdReused,
@@ -214,6 +228,7 @@ impl Refusal {
             Self::SessionMissing => Reason::SessionMissing,
             Self::ProtocolBroken { .. } => Reason::ProtocolBroken,
             Self::GuaranteeUnbacked { .. } => Reason::GuaranteeUnbacked,
+            Self::TierGuaranteed { .. } => Reason::TierGuaranteed,
             Self::Raced { .. } => Reason::Raced,
             Self::PinStalled { .. } => Reason::PinStalled,
             Self::MapFailed { .. } => Reason::MapFailed,
@@ -242,6 +257,9 @@ impl Refusal {
             Self::NameInvalid { field, name } => vec![("field", (*field).to_owned()), ("name", name.clone())],
             Self::QuantityInvalid { field, quantity, .. } => {
                 vec![("field", (*field).to_owned()), ("quantity", quantity.clone())]
+            }
+            Self::SettingInvalid { field, given, allowed, .. } => {
+                vec![("field", (*field).to_owned()), ("given", given.clone()), ("allowed", allowed.clone())]
             }
             Self::DeviceUnknown { device } => {
                 vec![("field", "device".to_owned()), ("device", device.clone())]
@@ -311,6 +329,12 @@ impl Refusal {
                 ("capacity", bytes(capacity)),
                 ("committed", bytes(committed)),
             ],
+            Self::TierGuaranteed { device, tier, guaranteed, asked } => vec![
+                ("device", device.clone()),
+                ("tier", tier.to_string()),
+                ("guaranteed", bytes(guaranteed)),
+                ("asked", bytes(asked)),
+            ],
             Self::WaitCancelled { wait } | Self::WaitNotFound { wait } => vec![("wait", wait.to_string())],
             Self::NameTaken { name } => vec![("name", name.clone())],
             Self::DriverFailed { device, problem } => {
@@ -343,6 +367,9 @@ impl fmt::Display for Refusal {
                 name.escape_default()
             ),
             Self::QuantityInvalid { field, problem, .. } => write!(f, "{field}: {problem}"),
+            Self::SettingInvalid { field, allowed, problem, .. } => {
+                write!(f, "{field}: {problem} (allowed: {allowed})")
+            }
             Self::DeviceUnknown { device } => {
                 write!(f, "device: no device `{}` on this node", device.escape_default())
             }
@@ -403,6 +430,10 @@ impl fmt::Display for Refusal {
                 f,
                 "a guarantee of {guarantee} for tenant `{tenant}` in tier {tier} of {device} would commit {committed} \
                  of {capacity}"
+            ),
+            Self::TierGuaranteed { device, tier, guaranteed, asked } => write!(
+                f,
+                "{guaranteed} are guaranteed in tier {tier} of {device}, and {asked} would be left of it"
             ),
             Self::ContentLost { allocation, part, problem } => {
                 write!(f, "part {} of {allocation} is lost: {problem}", part.0)

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
+use crate::settings::SettingsChange;
+
 /// One request, to be answered by one [`crate::Command::Reply`] with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallId(pub u64);
@@ -270,6 +272,8 @@ pub enum OperatorRequest {
         /// [`crate::WaitView::id`].
         wait: u64,
     },
+    /// All of it holds from now on, or nothing.
+    ChangeSettings(SettingsChange),
     Drain {
         draining: bool,
     },

@@ -40,6 +40,7 @@ mod observed;
 mod pool;
 mod pressure;
 mod residency;
+mod settings;
 mod tenancy;
 mod time;
 mod view;
@@ -64,8 +65,9 @@ pub use migration::{Cause, MigrationEvent, MigrationState, WriteBackEvent, Write
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;
-pub use pressure::{Pressure, PressureBounds, PressureNote};
+pub use pressure::{Pressure, PressureBounds, PressureNote, WrongBounds};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
+pub use settings::{PressureChange, Settings, SettingsChange, TierChange, TierSettings};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{

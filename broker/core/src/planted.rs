@@ -110,6 +110,8 @@ mod bugs {
         ReliefUntold: "nobody is told at once that a device is less full than before", [PRESSURE];
         HotEvicted: "what was just used leaves because of pressure", [PRESSED];
         ColdStays: "what nobody uses stays on a full device until somebody needs the room", [RELIEVED];
+        SettingsBelievedLate: "changed levels of pressure count only once something more is held, or less", [PRESSURE];
+        SettingsHalfApplied: "of a change of settings that is refused a part holds all the same", [SETTINGS, PRESSURE];
         DrainIgnored: "a draining node takes new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];
         CountsIgnored: "a tenant has as many allocations and parts as it likes, and the node as many extents", [BOUNDS];

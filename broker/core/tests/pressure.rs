@@ -7,69 +7,18 @@ mod world;
 use std::{collections::VecDeque, time::Duration};
 
 use broker_core::{
-    AllocationSpec, Cause, ClientFrame, ClientRequest, Completion, DeviceSelector, Event, Notice,
-    OperatorRequest, PartMove, PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
+    AllocationSpec, Cause, ClientFrame, Completion, DeviceSelector, Event, Notice, OperatorRequest, PartMove,
+    PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
 };
-use vramd_types::{AllocationId, Bytes, DeviceIndex, Quantity};
+use vramd_types::{Bytes, DeviceIndex, Quantity};
 use world::{
     Client, World, config,
     moving::{moved, to},
+    pressing::{COLD, SECOND, fill, free, node, on_device, pass, steps, tier},
     revoking::{answer, part},
     spec,
     writing_back::clean,
 };
-
-/// After so long nobody has used it for long.
-const COLD: Duration = Duration::from_secs(30);
-
-const SECOND: Duration = Duration::from_secs(1);
-
-/// A device of 40 MiB, of which 2 MiB are 5 percent, with so much host memory and disk.
-fn node(host: u32, disk: u32) -> World {
-    let mut config = config(&[Bytes::mib(40)]);
-    (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));
-    config.part_size = Bytes::mib(2);
-    World::with(config, StoredQuotas::default())
-}
-
-/// So many allocations of one part, each written with another number.
-fn fill(world: &mut World, client: Client, count: u64) -> Vec<PartRef> {
-    let one = |at| {
-        let part = part(world.allocate(client, spec(2)).expect("room"), 0);
-        world.write(client, part, at);
-        part
-    };
-    (1..=count).map(one).collect()
-}
-
-fn free(world: &mut World, client: Client, parts: &[PartRef]) {
-    let ids: Vec<AllocationId> = parts.iter().map(|part| part.allocation).collect();
-    world.call(client, ClientRequest::FreeBatch(ids)).expect("freed");
-    world.settle();
-}
-
-fn pass(world: &mut World, time: Duration) {
-    let micros = u64::try_from(time.as_micros()).expect("a short time");
-    world.advance(micros);
-    world.settle();
-}
-
-/// What was said of the device since the last time.
-fn steps(world: &mut World, of: Tier) -> Vec<Pressure> {
-    let step = |notice: Notice| match notice {
-        Notice::PressureChanged { tier, to, .. } if tier == of => Some(to),
-        _ => None,
-    };
-    world.notices.drain(..).filter_map(step).collect()
-}
-
-fn on_device(world: &World, parts: &[PartRef]) -> usize {
-    parts.iter().filter(|part| tier(world, **part) == Tier::Device).count()
-}
-
-fn tier(world: &World, part: PartRef) -> Tier {
-    world.broker.show(&Target::Id(part.allocation)).expect("it is there").parts[0].tier
-}
 
 #[test]
 fn steps_are_entered_where_they_begin_and_left_below() {

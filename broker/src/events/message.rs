@@ -10,6 +10,7 @@ use vramd_proto::v1::{
 };
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
+use super::settings;
 use crate::{channel::frame, moves::WRITTEN_SINCE};
 
 /// Most bytes of one text.
@@ -46,6 +47,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::MoveFailed { .. }
         | Notice::MoveStopped { .. } => EventKind::Move,
         Notice::PressureChanged { .. } => EventKind::Pressure,
+        Notice::SettingsChanged { .. } => EventKind::Settings,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
         // A stalled pin is a refusal, and an evict is made of revokes: both are told as such.
         Notice::Cached { .. }
@@ -200,6 +202,11 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
                 capacity_bytes: capacity.get(),
             })
         }
+        Notice::SettingsChanged { uid, before, after } => Event::Settings(v1::SettingsEvent {
+            operator_uid: *uid,
+            before: Some(settings(before)),
+            after: Some(settings(after)),
+        }),
         Notice::Draining { draining: true } => of_node(NodeChange::Draining, ""),
         Notice::Draining { draining: false } => of_node(NodeChange::InService, ""),
         Notice::InvariantBroken { invariant, detail } => {

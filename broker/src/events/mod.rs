@@ -12,6 +12,7 @@
 
 mod lane;
 mod message;
+mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +27,10 @@ use tokio_stream::Stream;
 use vramd_proto::v1::{self, EventKind, watch_response::Event};
 
 use self::lane::Lane;
-pub(crate) use self::message::{level, tier};
+pub(crate) use self::{
+    message::{level, tier},
+    settings::settings,
+};
 use crate::reactor::Clock;
 
 /// How much those who watch may cost.

@@ -1,6 +1,7 @@
 //! `AdminService`: what operators ask for. Each method first asks whether the caller is one.
 
 mod moves;
+mod settings;
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
@@ -331,6 +332,22 @@ impl AdminService for Admin {
     ) -> Result<Response<v1::CancelWaitResponse>, Status> {
         let operator = self.operator(&request)?;
         self.cancel(operator, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn get_settings(
+        &self,
+        request: Request<v1::GetSettingsRequest>,
+    ) -> Result<Response<v1::GetSettingsResponse>, Status> {
+        self.operator(&request)?;
+        self.settings().await.map(Response::new)
+    }
+
+    async fn change_settings(
+        &self,
+        request: Request<v1::ChangeSettingsRequest>,
+    ) -> Result<Response<v1::ChangeSettingsResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.change(operator, request.into_inner()).await.map(Response::new)
     }
 
     async fn list_moves(

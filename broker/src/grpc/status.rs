@@ -88,6 +88,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::SizeInvalid { field, .. }
         | R::NameInvalid { field, .. }
         | R::QuantityInvalid { field, .. }
+        | R::SettingInvalid { field, .. }
         | R::RequestInvalid { field, .. } => {
             details.add_bad_request_violation(*field, message);
         }
@@ -145,6 +146,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::MapFailed { allocation, .. } => unmet(details, refusal, &allocation.to_string(), message),
         R::DeviceNotVisible { device } => unmet(details, refusal, device, message),
         R::SessionLost { session } => unmet(details, refusal, &session.to_string(), message),
+        R::TierGuaranteed { device, .. } => unmet(details, refusal, device, message),
         R::GuaranteeUnbacked { tenant, .. } => unmet(details, refusal, &format!("tenant:{tenant}"), message),
         R::SessionMissing | R::ProtocolBroken { .. } => unmet(details, refusal, "session", message),
         R::NotOwner { .. }

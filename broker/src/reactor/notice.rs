@@ -174,6 +174,9 @@ fn log(notice: &Notice, left_out: u64) {
                 "pressure changed"
             );
         }
+        Notice::SettingsChanged { uid, before, after } => {
+            info!(uid, %before, %after, "an operator has changed settings, until the daemon ends");
+        }
         Notice::InvariantBroken { invariant, detail } => {
             error!(invariant, detail, "an invariant broke: this is a bug")
         }

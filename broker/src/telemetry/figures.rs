@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, Counts, DeviceView, NodeView, QuotaView, Tier};
+use broker_core::{Broker, Counts, DeviceView, NodeView, Pressure, PressureBounds, QuotaView, Tier};
 use vramd_types::Bytes;
 
 use super::registry::OTHER_TENANTS;
@@ -22,6 +22,7 @@ pub(super) struct Look {
     devices: Vec<DeviceView>,
     counts: Counts,
     node: NodeView,
+    bounds: PressureBounds,
 }
 
 impl Look {
@@ -31,6 +32,7 @@ impl Look {
             devices: broker.devices(),
             counts: broker.counts(),
             node: broker.node(),
+            bounds: broker.settings().pressure,
         }
     }
 }
@@ -49,6 +51,8 @@ pub(super) struct Figures {
     pub(super) parts_waiting: u64,
     pub(super) batches_waiting: u64,
     pub(super) violations: u64,
+    /// Where steps of pressure begin, in percent.
+    pub(super) thresholds: Vec<(Pressure, u32)>,
 }
 
 /// A tenant in one place.
@@ -103,7 +107,7 @@ impl Roll {
     }
 
     pub(super) fn figures(&mut self, look: Look) -> Figures {
-        let Look { quotas, devices, counts, node } = look;
+        let Look { quotas, devices, counts, node, bounds } = look;
         let quotas: Vec<_> = quotas.into_iter().filter_map(in_force).collect();
         let places: BTreeSet<_> = quotas.iter().map(|(of, _)| (&of.device, of.tier)).collect();
         let each = series_each(places.into_iter().map(|(_, tier)| tier));
@@ -119,6 +123,11 @@ impl Roll {
             parts_waiting: wide(node.parts_waiting),
             batches_waiting: wide(node.batches_waiting),
             violations: node.invariant_violations,
+            thresholds: vec![
+                (Pressure::Elevated, bounds.elevated_percent),
+                (Pressure::High, bounds.high_percent),
+                (Pressure::Critical, bounds.critical_percent),
+            ],
             ..Figures::default()
         };
         for (mut account, balance) in quotas {
@@ -196,7 +205,7 @@ fn wide(count: usize) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{AllocationState, Pressure, QuotaInForce, TierView};
+    use broker_core::{AllocationState, QuotaInForce, TierView};
     use vramd_types::Quantity;
 
     use super::*;
@@ -227,7 +236,7 @@ pub(super) mod tests {
             batches_waiting: 1,
             invariant_violations: 0,
         };
-        Look { quotas, devices: Vec::new(), counts, node }
+        Look { quotas, devices: Vec::new(), counts, node, bounds: PressureBounds::default() }
     }
 
     /// With something to say in every metric.

@@ -95,7 +95,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
          content was given up, since it is discardable; `made`, it came back after that and is new; `failed`, for want of \
          memory or in the copy; or `stopped`, since somebody used it",
     ),
-    (PRESSURE_LEVEL, "The level that was entered: `normal`, `elevated`, `high` or `critical`"),
+    (PRESSURE_LEVEL, "The level that is entered: `normal`, `elevated`, `high` or `critical`"),
     (LINK, "The link's name, as in `vramctl link list`"),
     (
         LINK_WAY,
@@ -192,7 +192,8 @@ pub const MEMORY_LIMIT: Definition =
 pub const MEMORY_CAPACITY: Definition = bytes(
     "vramd.memory.capacity",
     &[HW_ID, HW_NAME, TIER],
-    "What the daemon may hand out: its share of the device less what it keeps back and what others hold.",
+    "What the daemon may hand out: its share of the device less what it keeps back and what others hold; of a tier below, no more than \
+     operators let be handed out.",
 );
 pub const MEMORY_COMMITTED: Definition =
     bytes("vramd.memory.committed", &[HW_ID, HW_NAME, TIER], "What of the capacity is guaranteed or held.");
@@ -207,6 +208,13 @@ pub const PRESSURE: Definition = count(
     "{level}",
     &[HW_ID, HW_NAME, TIER],
     "How full a device is, or a tier below it: 0 is normal, 1 elevated, 2 high, 3 critical.",
+);
+pub const PRESSURE_THRESHOLD: Definition = count(
+    Kind::Gauge,
+    "vramd.pressure.threshold",
+    "1",
+    &[PRESSURE_LEVEL],
+    "How full a device, or a tier below it, is when it enters a level. Operators may change it while the daemon runs.",
 );
 pub const PRESSURE_CHANGES: Definition = count(
     Kind::Counter,
@@ -386,6 +394,7 @@ pub const ALL: &[&Definition] = &[
     &MEMORY_SHORTFALL,
     &OVERSUBSCRIPTION,
     &PRESSURE,
+    &PRESSURE_THRESHOLD,
     &PRESSURE_CHANGES,
     &MIGRATIONS,
     &MIGRATION_IO,

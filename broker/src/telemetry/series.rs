@@ -19,7 +19,8 @@ pub(super) type Series = fn(&Shown, &mut dyn FnMut(u64, &[KeyValue]));
 /// The same of what is a share of something.
 pub(super) type Ratios = fn(&Shown, &mut dyn FnMut(f64, &[KeyValue]));
 
-pub(super) const RATIOS: &[(&Definition, Ratios)] = &[(&of::OVERSUBSCRIPTION, oversubscription)];
+pub(super) const RATIOS: &[(&Definition, Ratios)] =
+    &[(&of::OVERSUBSCRIPTION, oversubscription), (&of::PRESSURE_THRESHOLD, pressure_threshold)];
 
 /// Every metric that is read when it is collected.
 pub(super) const OBSERVED: &[(&Definition, Series)] = &[
@@ -189,6 +190,12 @@ fn pressure(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
         for (tier, view) in below(device) {
             say(view.pressure as u64, &node_place(device, tier));
         }
+    }
+}
+
+fn pressure_threshold(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {
+    for (step, percent) in &shown.figures().thresholds {
+        say(f64::from(*percent) / 100.0, &[text(of::PRESSURE_LEVEL, step.name())]);
     }
 }
 

@@ -260,6 +260,8 @@ fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
     assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"device\""), Some(0.0));
     assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"host\""), Some(2.0));
     assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"disk\""), None, "there is no such tier");
+    let threshold = |level: &str| of("vramd_pressure_threshold_ratio{", &format!("level=\"{level}\""));
+    assert_eq!((threshold("elevated"), threshold("critical")), (Some(0.8), Some(0.95)));
     let changes = |level: &str| of("vramd_pressure_changes_total{", &format!("level=\"{level}\""));
     assert_eq!((changes("high"), changes("normal"), changes("critical")), (Some(2.0), Some(1.0), None));
 }

@@ -97,6 +97,8 @@ reasons! {
         "A name of an allocation, tenant or reader is missing, too long, or has characters that names may not have.";
     QuantityInvalid, "QUANTITY_INVALID", InvalidArgument, ["field", "quantity"],
         "A quantity does not parse, or a guarantee is above its limit.";
+    SettingInvalid, "SETTING_INVALID", InvalidArgument, ["field", "given", "allowed"],
+        "A setting cannot have that value, or not with the others; `allowed` is what it could be, in percent or bytes.";
     DeviceUnknown, "DEVICE_UNKNOWN", InvalidArgument, ["field", "device"],
         "No device of this node has that UUID or index.";
     RequestInvalid, "REQUEST_INVALID", InvalidArgument, ["field", "problem"],
@@ -161,6 +163,8 @@ reasons! {
         "A frame on the channel was malformed or did not fit; the session is quarantined.";
     GuaranteeUnbacked, "GUARANTEE_UNBACKED", FailedPrecondition, ["tenant", "device", "tier", "guarantee", "capacity", "committed"],
         "The guarantee could not be kept: what is guaranteed and held already would exceed the capacity.";
+    TierGuaranteed, "TIER_GUARANTEED", FailedPrecondition, ["device", "tier", "guaranteed", "asked"],
+        "The tier cannot be made smaller than what is guaranteed there: lower the guarantees first.";
     Raced, "RACED", Aborted, ["allocation"],
         "Something else changed the allocation or its session meanwhile.";
     PinStalled, "PIN_STALLED", Aborted, ["session"],

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::{alloc, completions, device, link, moves, node, put, quota, session, verify, wait, watch};
+use crate::{
+    alloc, completions, device, link, moves, node, put, quota, session, settings, verify, wait, watch,
+};
 
 /// Asks the GPU memory daemon of this node, and puts files into memory that it owns.
 ///
@@ -55,6 +57,9 @@ pub(crate) enum Noun {
     /// The node itself, and whether it is in service.
     #[command(subcommand)]
     Node(node::Verb),
+    /// Levels of pressure and sizes of tiers.
+    #[command(subcommand)]
+    Settings(settings::Verb),
     /// Shows what happens, as it happens, until it is interrupted or the daemon ends.
     Watch(watch::Watch),
     /// Puts a file into a named allocation and seals it.
@@ -105,6 +110,10 @@ mod tests {
             "vramctl device show GPU-5eed0000-0000-4000-8000-000000000000",
             "vramctl node show",
             "vramctl node undrain --json",
+            "vramctl settings show --json",
+            "vramctl settings change --high-percent 90 --host-bytes 64GiB",
+            "vramctl settings change --disk-bytes 0 --cold-after-ms 500",
+            "vramctl watch --kind settings",
             "vramctl watch --tenant team-a --kind refusal --kind revoke --count 3 --json",
             "vramctl completions zsh",
         ] {
@@ -129,6 +138,11 @@ mod tests {
             "vramctl wait",
             "vramctl wait cancel a-7",
             "vramctl move",
+            "vramctl settings",
+            "vramctl settings change",
+            "vramctl settings change --high-percent high",
+            "vramctl settings change --high-percent -1",
+            "vramctl settings change --host-bytes 50%",
             "vramctl completions tcsh",
         ] {
             assert!(Args::try_parse_from(line.split(' ')).is_err(), "{line}");

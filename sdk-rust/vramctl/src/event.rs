@@ -14,6 +14,7 @@ pub(crate) use crate::table::plain;
 use crate::{
     device::level_name,
     quota::tier_name,
+    settings,
     table::{size, text_or_dash},
 };
 
@@ -79,6 +80,7 @@ fn what(event: Option<&Event>, sequence: u64) -> What {
         Some(Event::Node(node)) => of_node(node),
         Some(Event::Move(moved)) => of_move(moved),
         Some(Event::Pressure(pressure)) => of_pressure(pressure),
+        Some(Event::Settings(changed)) => of_settings(changed),
         None => What {
             kind: "unknown",
             change: "unknown",
@@ -289,6 +291,21 @@ fn of_pressure(event: &v1::PressureEvent) -> What {
     What { kind: "pressure", change, fields, text }
 }
 
+fn of_settings(event: &v1::SettingsEvent) -> What {
+    let [before, after] = [&event.before, &event.after].map(|it| it.unwrap_or_default());
+    let both = settings::shown(&before).into_iter().zip(settings::shown(&after));
+    let changed = both.filter(|((_, before), (_, after))| before != after);
+    let changed: Vec<_> =
+        changed.map(|((name, before), (_, after))| format!("{name} {after}, was {before}")).collect();
+    let fields = json!({
+        "operator_uid": event.operator_uid,
+        "before": settings::to_json(&before),
+        "after": settings::to_json(&after),
+    });
+    let text = format!("changed by operator {}: {}", event.operator_uid, changed.join("; "));
+    What { kind: "settings", change: "changed", fields, text }
+}
+
 fn of_node(event: &v1::NodeEvent) -> What {
     let detail = plain(&event.detail);
     let (change, text) = match event.change() {
@@ -379,6 +396,24 @@ mod tests {
         assert!(risen.line.ends_with(said), "{risen:?}");
         assert_eq!((&risen.fields["change"], &risen.fields["to"]), (&"rose".into(), &"high".into()));
         assert_eq!(told(Event::Pressure(back)).fields["change"], "fell");
+    }
+
+    #[test]
+    fn a_change_of_settings_says_who_made_it_and_what_was() {
+        let settings = |high_percent| v1::Settings {
+            pressure: Some(v1::PressureSettings { high_percent: Some(high_percent), ..Default::default() }),
+            tiers: Some(v1::TierSettings {
+                host_bytes: Some(u64::from(high_percent) << 20),
+                ..Default::default()
+            }),
+        };
+        let (before, after) = (Some(settings(90)), Some(settings(80)));
+        let told = told(Event::Settings(v1::SettingsEvent { operator_uid: 1000, before, after }));
+        let said =
+            "settings changed by operator 1000: high-percent 80%, was 90%; host-bytes 80 MiB, was 90 MiB";
+        assert!(told.line.ends_with(said), "{told:?}");
+        assert_eq!(told.fields["before"]["pressure"]["high_percent"], 90);
+        assert_eq!(told.fields["after"]["tiers"]["host_bytes"], 80 << 20);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) enum Failure {
 }
 
 /// Facts of the registry that are numbers; all others stay text, even if they look like numbers.
-const NUMBERS: [&str; 14] = [
+const NUMBERS: [&str; 15] = [
     "asked",
     "capacity",
     "client_major",
@@ -25,6 +25,7 @@ const NUMBERS: [&str; 14] = [
     "daemon_major",
     "free",
     "guarantee",
+    "guaranteed",
     "held",
     "items",
     "items_max",

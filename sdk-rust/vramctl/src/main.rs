@@ -21,6 +21,7 @@ mod quota;
 mod relocate;
 mod revoke;
 mod session;
+mod settings;
 mod status;
 mod table;
 mod verify;
@@ -64,6 +65,7 @@ fn run(args: Args, output: &Output) -> Result<(), Failure> {
         Noun::Link(verb) => link::run(&verb, &admin()?, output),
         Noun::Device(verb) => device::run(verb, &admin()?, output),
         Noun::Node(verb) => node::run(verb, &admin()?, output),
+        Noun::Settings(verb) => settings::run(verb, &admin()?, output),
         Noun::Watch(watch) => watch::run(watch, &admin()?, output),
         Noun::Completions(shell) => completions::run(&shell, output),
         Noun::Put(put) => put::run(&put, &socket_dir, output),

@@ -36,6 +36,7 @@ enum Kind {
     Node,
     Move,
     Pressure,
+    Settings,
 }
 
 /// Runs until the daemon ends, which is a failure of its own, or nobody reads any more.
@@ -81,6 +82,7 @@ impl Kind {
             Self::Node => v1::EventKind::Node,
             Self::Move => v1::EventKind::Move,
             Self::Pressure => v1::EventKind::Pressure,
+            Self::Settings => v1::EventKind::Settings,
         }
     }
 }

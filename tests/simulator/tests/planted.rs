@@ -34,6 +34,8 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::SentFromOldExtent,
         Bug::SourceReleasedEarly,
         Bug::HandedOverUnread,
+        Bug::SettingsBelievedLate,
+        Bug::SettingsHalfApplied,
     ] {
         let hunt = hunt(bug, 0, 20, 5_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());

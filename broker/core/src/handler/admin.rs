@@ -29,6 +29,7 @@ impl Broker {
             OperatorRequest::WriteBackParts { .. } => Method::WriteBackParts,
             OperatorRequest::HoldParts { .. } => Method::HoldParts,
             OperatorRequest::CancelWait { .. } => Method::CancelWait,
+            OperatorRequest::ChangeSettings(_) => Method::ChangeSettings,
             OperatorRequest::Drain { .. } => Method::Drain,
         };
         let requester = Requester::Operator { uid };
@@ -59,6 +60,7 @@ impl Broker {
             }
             OperatorRequest::HoldParts { target, parts, held } => self.hold_parts(&target, parts, held),
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
+            OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
         self.started(op, call, requester, method, key, start);

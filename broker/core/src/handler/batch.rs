@@ -197,6 +197,20 @@ impl Broker {
         }
     }
 
+    /// What of it begins below its devices finds no room there, and nothing makes any.
+    pub(crate) fn refuse_without_room_below(&mut self, op: OpId) {
+        let Some((tenant, batch)) = self.waiting(op) else { return };
+        let asked = self.asked_by_place(tenant, &batch.asked.plans).into_iter();
+        let mut below = asked.filter(|(place, ..)| place.tier != Tier::Device);
+        let lack = below.find_map(|(place, asked, _)| {
+            let shortage = self.ledger.admit(tenant, place, asked).err()?;
+            Some(self.shortage(tenant, place, shortage, asked))
+        });
+        if let Some(why) = lack {
+            self.refuse_batch(op, why);
+        }
+    }
+
     fn give_up_batch(&mut self, op: OpId) {
         let Some((_, tenant, batch)) = self.batch_of(op) else { return };
         let (plans, why) = (std::mem::take(&mut batch.asked.plans), batch.why.clone());

@@ -71,12 +71,23 @@ impl Broker {
         for (id, why) in judged.collect::<Vec<_>>() {
             self.refuse_pin(id, why);
         }
+        for op in self.waiting_batches() {
+            self.refuse_hopeless_batch(op);
+        }
+    }
+
+    /// Less is handed out below devices than before: who was to begin there is told so.
+    pub(crate) fn refuse_what_is_not_below(&mut self) {
+        for op in self.waiting_batches() {
+            self.refuse_without_room_below(op);
+        }
+    }
+
+    fn waiting_batches(&self) -> Vec<OpId> {
         let batches = self.demands.iter().filter_map(|(_, demand)| match demand.waiter {
             Waiter::Batch(op) => Some(op),
             Waiter::Part(_) => None,
         });
-        for op in batches.collect::<Vec<OpId>>() {
-            self.refuse_hopeless_batch(op);
-        }
+        batches.collect()
     }
 }

@@ -34,6 +34,7 @@ mod revocation;
 mod room;
 mod seal;
 mod session;
+mod settings;
 mod settle;
 mod stall;
 mod step;

@@ -28,7 +28,7 @@ impl Broker {
     pub(crate) fn heed_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
         let gauge = self.pressing.gauges.entry(place).or_insert_with(|| Gauge::new(self.now));
-        let mut bounds = self.config.pressure;
+        let mut bounds = self.settings.pressure;
         if planted!(self, LevelWithoutHysteresis) {
             bounds.fall_percent = 0;
         }
@@ -49,7 +49,7 @@ impl Broker {
 
     fn arm_pressure(&mut self) {
         if !std::mem::replace(&mut self.pressing.is_armed, true) {
-            self.arm(self.now.after(self.config.pressure.look_every), Timer::Pressure);
+            self.arm(self.now.after(self.settings.pressure.look_every), Timer::Pressure);
         }
     }
 
@@ -104,7 +104,7 @@ impl Broker {
         };
         let has_below = self.ledger.below(device).any(|below| below.tier > tier);
         has_below
-            && !self.config.pressure.cold_after.is_zero()
+            && !self.settings.pressure.cold_after.is_zero()
             && self.pressure_of(Place { device, tier }) >= begins
     }
 
@@ -112,7 +112,7 @@ impl Broker {
     /// leaves without being copied, so there is nothing to be won by doing that before its room is needed.
     fn cold_in(&self, place: Place) -> Vec<PartRef> {
         let cold_after =
-            if planted!(self, HotEvicted) { Duration::ZERO } else { self.config.pressure.cold_after };
+            if planted!(self, HotEvicted) { Duration::ZERO } else { self.settings.pressure.cold_after };
         let since = self.now.before(cold_after);
         let among = if place.tier == Tier::Device { &self.residents } else { &self.lodgers };
         let passed = self.pressing.passed.get(&place).copied().unwrap_or_default();
@@ -244,7 +244,7 @@ impl Broker {
 
     /// What leaves because of pressure leaves until no more than this is held.
     fn target(&self, place: Place) -> Option<Bytes> {
-        let percent = u8::try_from(self.config.pressure.evict_to_percent).unwrap_or(u8::MAX);
+        let percent = u8::try_from(self.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
         self.fill(place).map(|fill| fill.capacity.percent(percent))
     }
 

@@ -130,6 +130,7 @@ impl Broker {
                 Reply::PartsHeld { allocation: *allocation, parts: parts.to_vec() }
             }
             Outcome::WaitCancelled => Reply::WaitCancelled,
+            Outcome::SettingsChanged => Reply::SettingsChanged(Box::new(self.settings)),
             Outcome::Drained => Reply::Drained {
                 draining: self.draining,
                 sessions: self.sessions.len(),

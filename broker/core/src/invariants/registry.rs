@@ -135,6 +135,8 @@ registry! {
         "what leaves because of pressure left a place where it was high, and nobody had used it for long";
     RELIEVED = "INV-PRESSURE-3", Oracle "relief.rs",
         "where pressure is high and stays so, what nobody has used for long leaves";
+    SETTINGS = "INV-SETTINGS-1", Oracle "settings.rs",
+        "the settings are those of the start with every change that was taken, each of these whole; and none makes a tier larger than it was";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
     TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs, write_back.rs",

@@ -58,6 +58,8 @@ pub(crate) enum Shortage {
 pub(crate) struct Books {
     /// What there is to hand out when nobody else holds any.
     share: Bytes,
+    /// What operators let be handed out of it, if that is less.
+    offered: Bytes,
     /// What processes hold that no tenant explains.
     unbrokered: Bytes,
     /// Room kept for the contexts of clients.
@@ -81,11 +83,15 @@ impl Books {
 
     /// As it was when somebody looked last who holds what.
     pub(crate) fn usual_capacity(&self) -> Bytes {
-        self.share.saturating_sub(self.unbrokered).saturating_sub(self.contexts)
+        self.share.saturating_sub(self.unbrokered).saturating_sub(self.contexts).min(self.offered)
     }
 
     pub(crate) const fn share(&self) -> Bytes {
         self.share
+    }
+
+    pub(crate) fn offered(&self) -> Bytes {
+        self.offered.min(self.share)
     }
 
     pub(crate) const fn unbrokered(&self) -> Bytes {
@@ -157,6 +163,7 @@ impl Ledger {
     pub(crate) fn new(shares: impl IntoIterator<Item = (Place, Bytes)>, quotas: QuotaBook) -> Self {
         let books = |share| Books {
             share,
+            offered: Bytes::MAX,
             unbrokered: Bytes::ZERO,
             contexts: Bytes::ZERO,
             at_most: None,
@@ -310,6 +317,17 @@ impl Ledger {
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(books) = self.books.get_mut(&place) {
             (books.unbrokered, books.contexts) = (unbrokered, contexts);
+            self.changed.insert(place);
+            if place.tier != Tier::Device {
+                self.eased.insert(place.device);
+            }
+        }
+    }
+
+    /// Operators let no more than this be handed out of a place.
+    pub(crate) fn offer(&mut self, place: Place, bytes: Bytes) {
+        let Some(books) = self.books.get_mut(&place) else { return };
+        if std::mem::replace(&mut books.offered, bytes) != bytes {
             self.changed.insert(place);
             if place.tier != Tier::Device {
                 self.eased.insert(place.device);

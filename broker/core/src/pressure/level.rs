@@ -1,8 +1,10 @@
 //! The steps. A step is left only well below where it is entered, so that what comes and goes at its bound is not told each time.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use vramd_types::Bytes;
+
+use super::PressureBounds;
 
 /// How full a device or a tier below it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,36 +17,6 @@ pub enum Pressure {
     High,
     /// It leaves at once.
     Critical,
-}
-
-/// Where the steps begin, in percent of what can be handed out, and what is done at them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PressureBounds {
-    pub elevated_percent: u32,
-    pub high_percent: u32,
-    pub critical_percent: u32,
-    /// A step is left so far below where it is entered.
-    pub fall_percent: u32,
-    /// What leaves because of pressure leaves until no more than this is full.
-    pub evict_to_percent: u32,
-    /// Only what nobody has used for so long leaves, or is copied ahead; zero is nothing.
-    pub cold_after: Duration,
-    /// While something is full, or is filling, it is looked at so often.
-    pub look_every: Duration,
-}
-
-impl Default for PressureBounds {
-    fn default() -> Self {
-        Self {
-            elevated_percent: 80,
-            high_percent: 90,
-            critical_percent: 95,
-            fall_percent: 3,
-            evict_to_percent: 85,
-            cold_after: Duration::from_secs(30),
-            look_every: Duration::from_secs(1),
-        }
-    }
 }
 
 impl Pressure {

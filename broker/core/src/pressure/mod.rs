@@ -3,6 +3,7 @@
 //! Full is what is charged of what can be handed out. So what others take of a device is pressure like any other: the capacity
 //! is less then.
 
+mod bounds;
 mod gauge;
 mod level;
 
@@ -13,8 +14,9 @@ use std::{
 
 use vramd_types::DeviceIndex;
 
+pub use bounds::{PressureBounds, WrongBounds};
 pub(crate) use gauge::{Fill, Gauge, Outlook};
-pub use level::{Pressure, PressureBounds};
+pub use level::Pressure;
 
 use crate::{
     event::{PartRef, Tier},

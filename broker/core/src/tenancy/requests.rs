@@ -29,6 +29,7 @@ pub(crate) enum Method {
     WriteBackParts,
     HoldParts,
     CancelWait,
+    ChangeSettings,
     Drain,
 }
 
@@ -50,6 +51,7 @@ impl Method {
             Self::WriteBackParts => "WriteBackParts",
             Self::HoldParts => "HoldParts",
             Self::CancelWait => "CancelWait",
+            Self::ChangeSettings => "ChangeSettings",
             Self::Drain => "Drain",
         }
     }
@@ -70,6 +72,7 @@ pub(crate) enum Outcome {
     PartsMoved { allocation: AllocationId, parts: Box<[(PartIndex, PartMove)]> },
     PartsHeld { allocation: AllocationId, parts: Box<[PartIndex]> },
     WaitCancelled,
+    SettingsChanged,
     Drained,
 }
 

@@ -7,6 +7,7 @@
 )]
 
 pub mod moving;
+pub mod pressing;
 pub mod revoking;
 pub mod writing_back;
 

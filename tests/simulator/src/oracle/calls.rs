@@ -239,6 +239,9 @@ impl Oracle {
                 }
                 true
             }
+            (OperatorRequest::ChangeSettings(change), Reply::SettingsChanged(told)) => {
+                self.settings_are_as_told(change, told)
+            }
             (OperatorRequest::Drain { draining }, Reply::Drained { draining: is, .. }) => {
                 draining == is || !first
             }
@@ -292,6 +295,9 @@ impl Oracle {
                 true => self.refused_for_room(tenant, items, refusal, broker),
                 false => self.refused_in_time(id, call, items, *wait, refusal),
             }
+        }
+        if let Asked::Operator { request: OperatorRequest::ChangeSettings(change), .. } = &call.asked {
+            self.settings_are_refused(change, refusal);
         }
         self.refused_guarantee(refusal);
     }

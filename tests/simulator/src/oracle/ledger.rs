@@ -64,7 +64,8 @@ impl Oracle {
     pub(super) fn usual_capacity(&self, place: usize) -> u64 {
         let facts = &self.facts.places[place];
         let contexts = facts.context * (facts.contexts.max(self.sessions_reserved) + 1);
-        facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts)
+        let share = facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts);
+        share.min(self.offered(facts.tier))
     }
 
     /// A device had not so much more, whatever its books say: so there is less of it than what is held and that.

@@ -42,6 +42,7 @@ mod relief;
 mod repeats;
 mod sealing;
 mod sent;
+mod settings;
 mod slots;
 mod stalls;
 mod unheld;
@@ -50,8 +51,8 @@ mod waits;
 mod write_backs;
 
 use broker_core::{
-    Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, PressureBounds, Refusal, Reply,
-    StoredQuotas, Tier, Time,
+    Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier,
+    Time,
     invariants::{PRESSED, Violation},
 };
 use vramd_types::Quantity;
@@ -60,6 +61,7 @@ use extents::Ordered;
 use facts::{Call, Facts, book_of};
 use ids::Ids;
 use repeats::Repeats;
+use settings::SettingsFacts;
 
 #[derive(Debug)]
 pub struct Oracle {
@@ -70,7 +72,7 @@ pub struct Oracle {
     default_limit: Quantity,
     default_host_limit: Quantity,
     default_disk_limit: Quantity,
-    bounds: PressureBounds,
+    settings: SettingsFacts,
     sessions_reserved: u64,
     step: Step,
     broken: Vec<Violation>,
@@ -126,6 +128,8 @@ struct Step {
     written_back: Option<broker_core::PartRef>,
     /// A change of quotas has just been stored.
     quotas_changed: bool,
+    /// Settings have just been changed.
+    settings_changed: bool,
     /// What has just been copied from one tier below its device to another.
     moved_below: Option<broker_core::PartRef>,
     /// What the disk has just not had as it was written there.
@@ -151,7 +155,7 @@ impl Oracle {
             default_limit: config.default_limit,
             default_host_limit: config.default_host_limit,
             default_disk_limit: config.default_disk_limit,
-            bounds: config.pressure,
+            settings: SettingsFacts::new(config),
             sessions_reserved: u64::from(config.sessions_reserved),
             step: Step::default(),
             broken: Vec::new(),
@@ -171,6 +175,7 @@ impl Oracle {
             ..Facts::default()
         };
         self.repeats.restart(stored);
+        self.settings = SettingsFacts::new(config);
         self.learn_tenants();
         self.step = Step::default();
     }
@@ -242,6 +247,9 @@ impl Oracle {
                     *to,
                     (held.get(), capacity.get()),
                 );
+            }
+            Command::Notice(Notice::SettingsChanged { before, after, .. }) => {
+                self.settings_changed(before, after);
             }
             Command::Notice(Notice::Moved { part, tier, cause, began, .. }) => {
                 self.leaves_by_pressure(*part, *tier, *cause, *began);
@@ -316,6 +324,7 @@ impl Oracle {
         self.nobody_is_kept_waiting(broker);
         self.nobody_waits_for_ever();
         self.no_batch_waits_for_ever(broker);
+        self.settings_are_as_shown(broker);
         self.pressure_is_as_shown(broker);
         self.pressure_is_relieved(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();

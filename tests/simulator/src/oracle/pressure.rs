@@ -41,7 +41,7 @@ impl Oracle {
     /// After the event: what is shown of each place is what was said of it, and it is the step that stands with what is held
     /// there; who wants to hear of it has.
     pub(super) fn pressure_is_as_shown(&mut self, broker: &Broker) {
-        if !self.facts.clock.is_multiple_of(8) {
+        if !self.facts.clock.is_multiple_of(8) && !self.step.settings_changed {
             return;
         }
         for (device, view) in broker.devices().into_iter().enumerate() {
@@ -85,7 +85,9 @@ impl Oracle {
             });
             let used = self.facts.used.get(&part).copied();
             // What is touched once it has set out leaves all the same.
-            let cold = used.is_none_or(|it| it >= began || it.after(self.bounds.cold_after) < began);
+            let cold_after = self.settings.cold_after(began);
+            let cold = cold_after
+                .is_some_and(|cold_after| used.is_none_or(|it| it >= began || it.after(cold_after) < began));
             self.expect(PRESSED, cold, || {
                 format!("{part:?} was used at {used:?}, and leaves at {began:?} because of pressure")
             });
@@ -101,7 +103,7 @@ impl Oracle {
 
     /// The highest step that is entered with so much, or that was and is not left yet.
     fn step_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
-        let bounds = &self.bounds;
+        let bounds = self.bounds();
         let at_least =
             |percent: u32| held > 0 && u128::from(held) * 100 >= u128::from(capacity) * u128::from(percent);
         let steps = [

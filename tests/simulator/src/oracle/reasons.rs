@@ -130,6 +130,14 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::Raced,
             ],
             OperatorRequest::CancelWait { .. } => &[R::RequestIdReused, R::QueueFull, R::WaitNotFound],
+            OperatorRequest::ChangeSettings(_) => &[
+                R::RequestIdReused,
+                R::QueueFull,
+                R::RequestInvalid,
+                R::SettingInvalid,
+                R::TierUnsupported,
+                R::TierGuaranteed,
+            ],
             OperatorRequest::Drain { .. } => &[R::RequestIdReused, R::QueueFull],
         },
     }

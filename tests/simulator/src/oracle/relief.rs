@@ -16,10 +16,10 @@ const SLACK: Duration = Duration::from_millis(400);
 
 impl Oracle {
     pub(super) fn pressure_is_relieved(&mut self, broker: &Broker) {
-        if !self.facts.clock.is_multiple_of(16) || self.bounds.cold_after.is_zero() {
+        if !self.facts.clock.is_multiple_of(16) || self.bounds().cold_after.is_zero() {
             return;
         }
-        let patience = self.bounds.cold_after + self.bounds.look_every * 4 + SLACK;
+        let patience = self.bounds().cold_after + self.bounds().look_every * 4 + SLACK;
         for place in 0..self.facts.places.len() {
             let before = self.facts.idle_since.remove(&place).unwrap_or_default();
             if self.pressure_in(place) < Pressure::High
@@ -57,7 +57,7 @@ impl Oracle {
             Tier::Host => view.host.map(|host| (host.held, host.capacity)),
             Tier::Disk => None,
         });
-        let target = u128::from(self.bounds.evict_to_percent);
+        let target = u128::from(self.bounds().evict_to_percent);
         fill.is_none_or(|(held, capacity)| {
             u128::from(held.get()) * 100 <= u128::from(capacity.get()) * target
         })
@@ -78,7 +78,7 @@ impl Oracle {
         let uses = |it: &super::facts::SessionFacts| {
             !it.gone && (it.holds.contains_key(&part) || it.owed.contains(&part) || it.coming.contains(&part))
         };
-        self.facts.used.get(&part).is_some_and(|used| used.after(self.bounds.cold_after) < self.facts.now)
+        self.facts.used.get(&part).is_some_and(|used| used.after(self.bounds().cold_after) < self.facts.now)
             && !self.facts.sessions.values().any(uses)
             && !self.facts.pinned.iter().any(|(of, _)| *of == part)
             && !self.facts.demands.contains_key(&part)

@@ -90,6 +90,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 OperatorRequest::CancelWait { .. } => SET_QUOTA + 7,
                 OperatorRequest::HoldParts { .. } => SET_QUOTA + 8,
                 OperatorRequest::WriteBackParts { .. } => SET_QUOTA + 9,
+                OperatorRequest::ChangeSettings(_) => SET_QUOTA + 10,
             };
             (Requester::Operator(*uid), method)
         }
@@ -105,6 +106,7 @@ fn summary(reply: &Reply) -> String {
         Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
         Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
         Reply::WaitCancelled => "WaitCancelled".to_owned(),
+        Reply::SettingsChanged(_) => "SettingsChanged".to_owned(),
         Reply::Drained { .. } => "Drained".to_owned(),
         Reply::Released(_)
         | Reply::SessionEnded { .. }

@@ -5,6 +5,7 @@ mod node;
 mod script;
 
 pub use fault::{Fault, Faults};
+pub(crate) use node::pressure;
 pub use script::Script;
 
 use std::collections::BTreeSet;

@@ -70,7 +70,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
 }
 
 /// Where steps of pressure begin, and how soon something is cold; in some worlds nothing ever is.
-pub(super) fn pressure(dice: &mut Dice) -> PressureBounds {
+pub(crate) fn pressure(dice: &mut Dice) -> PressureBounds {
     let (elevated_percent, high_percent, critical_percent, fall_percent, evict_to_percent) =
         dice.one(&[(80, 90, 95, 3, 85), (40, 60, 80, 5, 50), (10, 20, 30, 2, 15), (60, 80, 100, 10, 65)]);
     PressureBounds {

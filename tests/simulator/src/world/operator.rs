@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use broker_core::{DeviceSelector, Event, OperatorRequest, RequestKey, Target, Tier};
+use broker_core::{
+    DeviceSelector, Event, OperatorRequest, PressureChange, RequestKey, SettingsChange, Target, Tier,
+};
 use vramd_types::{Bytes, PartIndex, Quantity, SessionId};
 
 use super::{World, driver::soon, queue::Happening};
@@ -52,6 +54,9 @@ impl World {
         if has_host && dice.chance(150) {
             self.hold_some(&mut dice);
         }
+        if dice.chance(60) {
+            self.change_some(&mut dice);
+        }
         if dice.chance(200)
             && let Some((key, request)) = dice.pick(&self.operator_asked).cloned()
         {
@@ -60,13 +65,16 @@ impl World {
         }
         let Some(request) = self.some_request(&mut dice) else { return };
         let key = dice.chance(600).then(|| self.new_key());
-        if let Some(key) = key {
-            self.operator_asked.push((key, request.clone()));
-            if self.operator_asked.len() > REPEATABLE {
-                self.operator_asked.remove(0);
-            }
-        }
+        self.may_repeat(key, &request);
         self.operator_call(key, request);
+    }
+
+    fn may_repeat(&mut self, key: Option<RequestKey>, request: &OperatorRequest) {
+        let Some(key) = key else { return };
+        self.operator_asked.push((key, request.clone()));
+        if self.operator_asked.len() > REPEATABLE {
+            self.operator_asked.remove(0);
+        }
     }
 
     pub(super) fn operator_call(&mut self, key: Option<RequestKey>, request: OperatorRequest) {
@@ -153,6 +161,23 @@ impl World {
         self.operator_call(key, request);
     }
 
+    /// Levels of pressure, sizes of tiers, or both; not all of it makes sense.
+    fn change_some(&mut self, dice: &mut Dice) {
+        let mut change = SettingsChange::default();
+        if dice.chance(700) {
+            change.pressure = some_levels(dice);
+        }
+        let configured = self.broker.configured_settings().tiers;
+        if dice.chance(600) {
+            change.tiers.host = some_size(dice, configured.host);
+            change.tiers.disk = some_size(dice, configured.disk);
+        }
+        let key = dice.chance(300).then(|| self.new_key());
+        let request = OperatorRequest::ChangeSettings(change);
+        self.may_repeat(key, &request);
+        self.operator_call(key, request);
+    }
+
     /// Somebody who waits, or nobody.
     fn cancel_some(&mut self, dice: &mut Dice) {
         let waits: Vec<_> = self.broker.waits().iter().map(|wait| wait.id).collect();
@@ -201,6 +226,42 @@ impl World {
             self.check();
         }
     }
+}
+
+/// All of them as another world has them, or some at random.
+fn some_levels(dice: &mut Dice) -> PressureChange {
+    let levels = crate::scenario::pressure(dice);
+    if dice.chance(600) {
+        return PressureChange {
+            elevated_percent: Some(levels.elevated_percent),
+            high_percent: Some(levels.high_percent),
+            critical_percent: Some(levels.critical_percent),
+            fall_percent: Some(levels.fall_percent),
+            evict_to_percent: Some(levels.evict_to_percent),
+            cold_after: dice.chance(500).then_some(levels.cold_after),
+        };
+    }
+    let percent = |dice: &mut Dice, most| dice.chance(300).then(|| dice.small(most));
+    PressureChange {
+        elevated_percent: percent(dice, 103),
+        high_percent: percent(dice, 103),
+        critical_percent: percent(dice, 103),
+        fall_percent: percent(dice, 12),
+        evict_to_percent: percent(dice, 103),
+        cold_after: dice.chance(300).then_some(levels.cold_after),
+    }
+}
+
+/// What is configured mostly, so that no tier stays closed for ever.
+fn some_size(dice: &mut Dice, configured: Bytes) -> Option<Bytes> {
+    let size = match dice.roll(8) {
+        0 | 1 => return None,
+        2 => Bytes::ZERO,
+        3 | 4 => Bytes::mib(dice.small(16) * 2),
+        5 => configured.saturating_add(Bytes::mib(dice.small(3))),
+        _ => configured,
+    };
+    Some(size).filter(|_| !configured.is_zero() || dice.chance(50))
 }
 
 fn quantity(dice: &mut Dice, mib: u32) -> Quantity {

@@ -1,0 +1,72 @@
+//! `ChangeSettings`: levels of pressure and sizes of tiers, while everything runs.
+//!
+//! A tier that is smaller now than what lies there stays as it is: nothing is added but what is guaranteed, and what is cold
+//! leaves as for any pressure. A change is whole or is not made.
+
+use super::{Start, Started};
+use crate::{
+    broker::Broker,
+    command::Notice,
+    error::Refusal,
+    ledger::Place,
+    settings::{Settings, SettingsChange},
+    tenancy::Outcome,
+};
+
+impl Broker {
+    /// What holds now.
+    pub const fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// What held at the start, and will again after the next. No tier can be larger than it is here.
+    pub fn configured_settings(&self) -> Settings {
+        Settings::of(&self.config)
+    }
+
+    pub(crate) fn change_settings(&mut self, uid: u32, change: &SettingsChange) -> Start {
+        let before = self.settings;
+        let after = before.changed(change, &self.configured_settings())?;
+        if planted!(self, SettingsHalfApplied) {
+            self.settings.pressure = after.pressure;
+        }
+        self.check_guarantees_with(&after)?;
+        if after != before {
+            self.settings = after;
+            let (before, after) = (Box::new(before), Box::new(after));
+            self.notice(Notice::SettingsChanged { uid, before, after });
+            self.settings_changed();
+        }
+        Ok(Started::Done(Outcome::SettingsChanged))
+    }
+
+    /// No tier is made smaller than what is guaranteed there.
+    fn check_guarantees_with(&self, after: &Settings) -> Result<(), Refusal> {
+        for (place, books) in self.ledger.places() {
+            let Some(asked) = after.tiers.of(place.tier) else { continue };
+            let guaranteed = books.guaranteed();
+            if asked < books.offered() && asked < guaranteed {
+                let device = self.uuid(place.device).to_owned();
+                return Err(Refusal::TierGuaranteed { device, tier: place.tier, guaranteed, asked });
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that depends on them is looked at, now.
+    fn settings_changed(&mut self) {
+        let places: Vec<Place> = self.ledger.places().map(|(place, _)| place).collect();
+        for place in places.iter().copied() {
+            let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
+            self.withhold(place, |ledger| ledger.offer(place, offered));
+        }
+        self.refuse_what_is_not_below();
+        self.unsettled.demands = true;
+        self.pressing.tried.clear();
+        self.pressing.passed.clear();
+        self.unsettled.pressed.extend(places.iter().copied());
+        if !planted!(self, SettingsBelievedLate) {
+            self.ledger.changed.extend(places);
+        }
+    }
+}

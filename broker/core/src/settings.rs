@@ -1,0 +1,173 @@
+//! What operators may change while the daemon runs. It begins as configured; what was changed holds until the daemon ends.
+//!
+//! Each group of settings has a struct of its values and one of what a change names of them.
+
+use std::{fmt, time::Duration};
+
+use vramd_types::{Bytes, GRANULARITY};
+
+use crate::{
+    config::Config,
+    error::Refusal,
+    event::Tier,
+    pressure::{PressureBounds, WrongBounds},
+};
+
+/// All of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub pressure: PressureBounds,
+    pub tiers: TierSettings,
+}
+
+/// So many bytes of each tier below a device may be handed out, for each device that has so many; at most as many as
+/// are configured, since the driver was opened with these. Zero is closed for new bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierSettings {
+    pub host: Bytes,
+    pub disk: Bytes,
+}
+
+/// What is to be another from now on. What is left out stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SettingsChange {
+    pub pressure: PressureChange,
+    pub tiers: TierChange,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PressureChange {
+    pub elevated_percent: Option<u32>,
+    pub high_percent: Option<u32>,
+    pub critical_percent: Option<u32>,
+    pub fall_percent: Option<u32>,
+    pub evict_to_percent: Option<u32>,
+    pub cold_after: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierChange {
+    pub host: Option<Bytes>,
+    pub disk: Option<Bytes>,
+}
+
+impl Settings {
+    pub(crate) fn of(config: &Config) -> Self {
+        let most = |of: fn(&crate::config::DeviceConfig) -> Bytes| {
+            config.devices.iter().map(of).max().unwrap_or(Bytes::ZERO)
+        };
+        let tiers = TierSettings { host: most(|device| device.host), disk: most(|device| device.disk) };
+        Self { pressure: config.pressure, tiers }
+    }
+
+    /// As they would be. `Err`: the change makes no sense with what is set already, or with what is configured.
+    pub(crate) fn changed(&self, change: &SettingsChange, configured: &Self) -> Result<Self, Refusal> {
+        if *change == SettingsChange::default() {
+            return Err(Refusal::RequestInvalid { field: "change", problem: "nothing is to be changed" });
+        }
+        Ok(Self {
+            pressure: change.pressure.applied_to(self.pressure)?,
+            tiers: change.tiers.applied_to(self.tiers, configured.tiers)?,
+        })
+    }
+}
+
+/// For people.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pressure, tiers } = self;
+        write!(
+            f,
+            "elevated {}%, high {}%, critical {}%, fall {}%, evict to {}%, cold after {} ms, host {}, disk {}",
+            pressure.elevated_percent,
+            pressure.high_percent,
+            pressure.critical_percent,
+            pressure.fall_percent,
+            pressure.evict_to_percent,
+            pressure.cold_after.as_millis(),
+            tiers.host,
+            tiers.disk,
+        )
+    }
+}
+
+impl TierSettings {
+    pub const fn of(&self, tier: Tier) -> Option<Bytes> {
+        match tier {
+            Tier::Device => None,
+            Tier::Host => Some(self.host),
+            Tier::Disk => Some(self.disk),
+        }
+    }
+}
+
+impl PressureChange {
+    fn applied_to(&self, before: PressureBounds) -> Result<PressureBounds, Refusal> {
+        let bounds = PressureBounds {
+            elevated_percent: self.elevated_percent.unwrap_or(before.elevated_percent),
+            high_percent: self.high_percent.unwrap_or(before.high_percent),
+            critical_percent: self.critical_percent.unwrap_or(before.critical_percent),
+            fall_percent: self.fall_percent.unwrap_or(before.fall_percent),
+            evict_to_percent: self.evict_to_percent.unwrap_or(before.evict_to_percent),
+            cold_after: self.cold_after.unwrap_or(before.cold_after),
+            look_every: before.look_every,
+        };
+        match bounds.wrong() {
+            None => Ok(bounds),
+            Some(wrong) => Err(self.refused(bounds, wrong)),
+        }
+    }
+
+    /// Of the fields that it is about at least one is named, since all was well before.
+    fn refused(&self, bounds: PressureBounds, WrongBounds { fields, problem }: WrongBounds) -> Refusal {
+        let named = fields.iter().find(|field| self.names(field));
+        let field = named.or(fields.first()).copied().unwrap_or_default();
+        let given = bounds.percent(field).map_or_else(String::new, |percent| percent.to_string());
+        let allowed = bounds.allowed(field).map_or_else(
+            || "none with the others".to_owned(),
+            |allowed| format!("{} to {}", allowed.start(), allowed.end()),
+        );
+        Refusal::SettingInvalid { field, given, allowed, problem }
+    }
+
+    fn names(&self, field: &str) -> bool {
+        let said = match field {
+            "elevated_percent" => self.elevated_percent,
+            "high_percent" => self.high_percent,
+            "critical_percent" => self.critical_percent,
+            "fall_percent" => self.fall_percent,
+            "evict_to_percent" => self.evict_to_percent,
+            _ => None,
+        };
+        said.is_some()
+    }
+}
+
+impl TierChange {
+    fn applied_to(&self, before: TierSettings, most: TierSettings) -> Result<TierSettings, Refusal> {
+        let checked = |field, tier, said: Option<Bytes>, before, most| match said {
+            None => Ok(before),
+            Some(bytes) => check_tier(field, tier, bytes, most),
+        };
+        Ok(TierSettings {
+            host: checked("host_bytes", Tier::Host, self.host, before.host, most.host)?,
+            disk: checked("disk_bytes", Tier::Disk, self.disk, before.disk, most.disk)?,
+        })
+    }
+}
+
+/// `most`: what is configured.
+fn check_tier(field: &'static str, tier: Tier, bytes: Bytes, most: Bytes) -> Result<Bytes, Refusal> {
+    if most.is_zero() {
+        return Err(Refusal::TierUnsupported { tier });
+    }
+    let problem = if bytes > most {
+        format!("{bytes} are more than the {most} that this daemon was started with")
+    } else if !bytes.is_multiple_of(GRANULARITY) {
+        format!("{bytes} is no multiple of {GRANULARITY}")
+    } else {
+        return Ok(bytes);
+    };
+    let allowed = format!("0 to {}, multiples of {}", most.get(), GRANULARITY.get());
+    Err(Refusal::SettingInvalid { field, given: bytes.get().to_string(), allowed, problem })
+}

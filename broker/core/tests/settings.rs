@@ -1,0 +1,294 @@
+//! Operators change levels of pressure and sizes of tiers while everything runs.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::time::Duration;
+
+use broker_core::{
+    AllocationSpec, Asker, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
+    Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, Tier, TierChange,
+};
+use vramd_types::{Bytes, Quantity, Reason};
+use world::{
+    World, key,
+    moving::{moved, to},
+    pressing::{COLD, SECOND, fill, node, on_device, pass, steps, tier},
+    spec,
+};
+
+fn levels(pressure: PressureChange) -> OperatorRequest {
+    OperatorRequest::ChangeSettings(SettingsChange { pressure, ..SettingsChange::default() })
+}
+
+fn sizes(host: Option<u32>, disk: Option<u32>) -> OperatorRequest {
+    let tiers = TierChange { host: host.map(Bytes::mib), disk: disk.map(Bytes::mib) };
+    OperatorRequest::ChangeSettings(SettingsChange { tiers, ..SettingsChange::default() })
+}
+
+fn change(world: &mut World, request: OperatorRequest) -> Settings {
+    let reply = world.operate(request);
+    world.settle();
+    match reply {
+        Ok(Reply::SettingsChanged(now)) => *now,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn high(percent: u32) -> PressureChange {
+    PressureChange { high_percent: Some(percent), ..PressureChange::default() }
+}
+
+fn guarantee(tenant: &str, tier: Tier, mib: u32) -> OperatorRequest {
+    OperatorRequest::SetQuota {
+        tenant: tenant.to_owned(),
+        device: DeviceSelector::All,
+        tier,
+        guarantee: Some(Quantity::Bytes(Bytes::mib(mib))),
+        limit: None,
+    }
+}
+
+#[test]
+fn they_begin_as_configured_and_a_change_names_only_what_it_changes() {
+    let mut world = node(80, 40);
+    let before = world.broker.settings();
+    assert_eq!(before, world.broker.configured_settings());
+    assert_eq!((before.tiers.host, before.tiers.disk), (Bytes::mib(80), Bytes::mib(40)));
+    let now = change(&mut world, levels(high(91)));
+    assert_eq!((now.pressure.high_percent, now.tiers), (91, before.tiers));
+    let after = change(&mut world, sizes(Some(20), None));
+    assert_eq!(
+        (after.pressure, after.tiers.host, after.tiers.disk),
+        (now.pressure, Bytes::mib(20), Bytes::mib(40))
+    );
+    assert_eq!((world.broker.settings(), world.broker.configured_settings()), (after, before));
+    let told = world.notices.iter().filter_map(|notice| match notice {
+        Notice::SettingsChanged { uid, before, after } => Some((*uid, **before, **after)),
+        _ => None,
+    });
+    assert_eq!(told.collect::<Vec<_>>(), [(0, before, now), (0, now, after)]);
+    // What is so already is no change that anybody is told of.
+    world.notices.clear();
+    assert_eq!(change(&mut world, levels(high(91))), after);
+    assert!(!world.notices.iter().any(|notice| matches!(notice, Notice::SettingsChanged { .. })));
+}
+
+#[test]
+fn levels_that_change_while_a_device_is_between_them_count_at_once() {
+    let mut world = node(0, 0);
+    let client = world.open_pinning("a");
+    fill(&mut world, client, 17);
+    // 85 percent.
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
+    let lower = PressureChange { elevated_percent: Some(70), evict_to_percent: Some(75), ..high(84) };
+    change(&mut world, levels(lower));
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::High]);
+    // It is not left where it is entered: it would be at 83.
+    change(&mut world, levels(high(87)));
+    assert_eq!(steps(&mut world, Tier::Device), []);
+    change(&mut world, levels(high(89)));
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
+    change(
+        &mut world,
+        levels(PressureChange {
+            elevated_percent: Some(86),
+            fall_percent: Some(0),
+            ..PressureChange::default()
+        }),
+    );
+    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Normal]);
+}
+
+#[test]
+fn what_is_cold_by_changed_levels_leaves_at_once() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 17);
+    pass(&mut world, COLD * 2);
+    assert_eq!(on_device(&world, &parts), 17);
+    change(&mut world, levels(PressureChange { evict_to_percent: Some(50), ..high(84) }));
+    assert_eq!(on_device(&world, &parts), 10, "nobody looked at anything since");
+}
+
+#[test]
+fn what_was_never_cold_is_once_that_is_said() {
+    let mut world = node(80, 0);
+    change(
+        &mut world,
+        levels(PressureChange { cold_after: Some(Duration::ZERO), ..PressureChange::default() }),
+    );
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 19);
+    pass(&mut world, COLD * 2);
+    assert_eq!(on_device(&world, &parts), 19);
+    change(&mut world, levels(PressureChange { cold_after: Some(COLD * 3), ..PressureChange::default() }));
+    assert_eq!(on_device(&world, &parts), 19);
+    pass(&mut world, COLD + SECOND);
+    assert_eq!(on_device(&world, &parts), 17);
+}
+
+#[test]
+fn a_tier_that_is_smaller_than_what_lies_there_takes_nothing_more_until_it_has_grown() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 10);
+    for part in &parts[..4] {
+        moved(world.operate(to(part.allocation, Tier::Host)));
+    }
+    assert_eq!(world.held_in_host(), Bytes::mib(20));
+    change(&mut world, sizes(Some(8), None));
+    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Critical));
+    assert_eq!(world.held_in_host(), Bytes::mib(20), "what lies there stays");
+    // What has nothing below cannot leave.
+    let more = fill(&mut world, client, 2);
+    let refused = moved(world.operate(to(more[0].allocation, Tier::Host)));
+    assert!(matches!(refused, PartMove::Refused { .. }), "{refused:?}");
+    // What has its bytes there uses them.
+    let gone = moved(world.operate(to(parts[9].allocation, Tier::Host)));
+    assert!(matches!(gone, PartMove::Moved), "{gone:?}");
+    world.pin_call(client, 1, &[parts[0]]);
+    world.settle();
+    assert_eq!(world.read(client, parts[0]), 1);
+    change(&mut world, sizes(Some(80), None));
+    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Normal));
+    assert_eq!(world.held_in_host(), Bytes::mib(24), "what had nothing below has it now");
+    let gone = moved(world.operate(to(more[0].allocation, Tier::Host)));
+    assert!(matches!(gone, PartMove::Moved), "{gone:?}");
+}
+
+#[test]
+fn what_is_cold_leaves_a_tier_that_is_made_smaller() {
+    let mut world = node(40, 80);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 10);
+    for part in &parts {
+        moved(world.operate(to(part.allocation, Tier::Host)));
+    }
+    pass(&mut world, COLD * 2);
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::mib(20), Bytes::ZERO));
+    change(&mut world, sizes(Some(0), None));
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::ZERO, Bytes::mib(20)));
+    let there: Vec<Tier> = parts.iter().map(|part| tier(&world, *part)).collect();
+    assert!(there.iter().all(|tier| *tier == Tier::Disk), "{there:?}");
+    // New memory has its bytes on disk.
+    fill(&mut world, client, 1);
+    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::ZERO, Bytes::mib(22)));
+}
+
+#[test]
+fn a_batch_that_waits_for_what_a_smaller_tier_has_not_is_refused_at_once() {
+    let mut world = node(80, 0);
+    let (a, b) = (world.open_pinning("a"), world.open_pinning("b"));
+    for part in fill(&mut world, a, 20) {
+        world.pin(a, part);
+    }
+    let wait = Duration::from_secs(600);
+    let first = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(2)], wait });
+    // Behind that one: what begins below, and what waits for the device.
+    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let items = vec![unheld, spec(2)];
+    let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait });
+    world.settle();
+    assert!(!world.replies.contains_key(&call), "{:?}", world.replies.get(&call));
+    change(&mut world, sizes(Some(44), None));
+    assert!(!world.replies.contains_key(&call), "there is room below still");
+    change(&mut world, sizes(Some(42), None));
+    match world.replies.get(&call) {
+        Some(Err(Refusal::DeviceFull { tier, free, .. })) => {
+            assert_eq!((*tier, *free), (Tier::Host, Bytes::mib(2)))
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!world.replies.contains_key(&first), "it wants nothing below");
+}
+
+fn refusal(world: &mut World, request: OperatorRequest) -> (Reason, Vec<String>) {
+    let before = world.broker.settings();
+    let refused = world.operate(request).expect_err("it makes no sense");
+    assert_eq!(world.broker.settings(), before, "nothing of it holds");
+    let told = world.notices.drain(..).any(|notice| {
+        matches!(&notice, Notice::Refused { by: Asker::Operator { .. }, request: "ChangeSettings", .. })
+    });
+    assert!(told, "it is an event too");
+    (refused.reason(), refused.facts().into_iter().map(|(_, value)| value).collect())
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_whole_with_what_would() {
+    let mut world = node(80, 0);
+    let some = PressureChange::default();
+    let mib = |mib: u64| (mib << 20).to_string();
+    let multiples = |most: u64| format!("0 to {}, multiples of {}", most << 20, 2 << 20);
+    for (request, reason, facts) in [
+        (
+            levels(some),
+            Reason::RequestInvalid,
+            vec!["change".to_owned(), "nothing is to be changed".to_owned()],
+        ),
+        (
+            levels(high(101)),
+            Reason::SettingInvalid,
+            vec!["high_percent".into(), "101".into(), "89 to 91".into()],
+        ),
+        (
+            levels(high(95)),
+            Reason::SettingInvalid,
+            vec!["high_percent".into(), "95".into(), "89 to 91".into()],
+        ),
+        (
+            levels(PressureChange { cold_after: Some(SECOND), elevated_percent: Some(0), ..some }),
+            Reason::SettingInvalid,
+            vec!["elevated_percent".into(), "0".into(), "4 to 86".into()],
+        ),
+        (
+            levels(PressureChange { evict_to_percent: Some(95), ..high(70) }),
+            Reason::SettingInvalid,
+            vec!["high_percent".into(), "70".into(), "none with the others".into()],
+        ),
+        (sizes(Some(82), None), Reason::SettingInvalid, vec!["host_bytes".into(), mib(82), multiples(80)]),
+        (sizes(Some(3), None), Reason::SettingInvalid, vec!["host_bytes".into(), mib(3), multiples(80)]),
+        (sizes(None, Some(2)), Reason::TierUnsupported, vec!["disk".into()]),
+    ] {
+        assert_eq!(refusal(&mut world, request.clone()), (reason, facts), "{request:?}");
+    }
+    // Good levels with a bad size.
+    let pressure = PressureChange { cold_after: Some(SECOND), ..high(91) };
+    let tiers = TierChange { host: Some(Bytes::mib(100)), disk: None };
+    let both = OperatorRequest::ChangeSettings(SettingsChange { pressure, tiers });
+    assert_eq!(refusal(&mut world, both).0, Reason::SettingInvalid);
+}
+
+#[test]
+fn no_tier_is_made_smaller_than_what_is_guaranteed_there() {
+    let mut world = node(80, 0);
+    world.operate(guarantee("a", Tier::Host, 10)).expect("there is so much");
+    world.operate(guarantee("b", Tier::Host, 6)).expect("there is so much");
+    let facts = ["GPU-0".into(), "host".into(), (16u64 << 20).to_string(), (14u64 << 20).to_string()];
+    assert_eq!(refusal(&mut world, sizes(Some(14), None)), (Reason::TierGuaranteed, facts.to_vec()));
+    change(&mut world, sizes(Some(16), None));
+    // And no more is guaranteed than it has now.
+    let refused = world.operate(guarantee("b", Tier::Host, 8)).expect_err("it has no more");
+    assert_eq!(refused.reason(), Reason::GuaranteeUnbacked);
+    let client = world.open_pinning("a");
+    let parts: Vec<PartRef> = fill(&mut world, client, 6);
+    assert_eq!(world.held_in_host(), Bytes::mib(10), "what is guaranteed to b is there for nobody else");
+    assert_eq!(on_device(&world, &parts), 6);
+}
+
+#[test]
+fn a_repeated_change_is_made_once() {
+    let mut world = node(80, 0);
+    let call = world.start_operator(key(1, 1), levels(high(91)));
+    world.settle();
+    assert!(matches!(world.replies.get(&call), Some(Ok(Reply::SettingsChanged(_)))));
+    change(&mut world, levels(high(90)));
+    let again = world.start_operator(key(1, 1), levels(high(91)));
+    world.settle();
+    let now = match world.replies.get(&again) {
+        Some(Ok(Reply::SettingsChanged(now))) => now.pressure.high_percent,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(now, 90, "it is told what holds");
+}

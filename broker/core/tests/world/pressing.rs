@@ -1,0 +1,60 @@
+//! A device that fills up, and what is said of that.
+
+use std::time::Duration;
+
+use broker_core::{ClientRequest, Notice, PartRef, Pressure, StoredQuotas, Target, Tier};
+use vramd_types::{AllocationId, Bytes};
+
+use super::{Client, World, config, revoking::part, spec};
+
+/// After so long nobody has used it for long.
+pub const COLD: Duration = Duration::from_secs(30);
+
+pub const SECOND: Duration = Duration::from_secs(1);
+
+/// A device of 40 MiB, of which 2 MiB are 5 percent, with so much host memory and disk.
+pub fn node(host: u32, disk: u32) -> World {
+    let mut config = config(&[Bytes::mib(40)]);
+    (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));
+    config.part_size = Bytes::mib(2);
+    World::with(config, StoredQuotas::default())
+}
+
+/// So many allocations of one part, each written with another number.
+pub fn fill(world: &mut World, client: Client, count: u64) -> Vec<PartRef> {
+    let one = |at| {
+        let part = part(world.allocate(client, spec(2)).expect("room"), 0);
+        world.write(client, part, at);
+        part
+    };
+    (1..=count).map(one).collect()
+}
+
+pub fn free(world: &mut World, client: Client, parts: &[PartRef]) {
+    let ids: Vec<AllocationId> = parts.iter().map(|part| part.allocation).collect();
+    world.call(client, ClientRequest::FreeBatch(ids)).expect("freed");
+    world.settle();
+}
+
+pub fn pass(world: &mut World, time: Duration) {
+    let micros = u64::try_from(time.as_micros()).expect("a short time");
+    world.advance(micros);
+    world.settle();
+}
+
+/// What was said of the device since the last time.
+pub fn steps(world: &mut World, of: Tier) -> Vec<Pressure> {
+    let step = |notice: Notice| match notice {
+        Notice::PressureChanged { tier, to, .. } if tier == of => Some(to),
+        _ => None,
+    };
+    world.notices.drain(..).filter_map(step).collect()
+}
+
+pub fn on_device(world: &World, parts: &[PartRef]) -> usize {
+    parts.iter().filter(|part| tier(world, **part) == Tier::Device).count()
+}
+
+pub fn tier(world: &World, part: PartRef) -> Tier {
+    world.broker.show(&Target::Id(part.allocation)).expect("it is there").parts[0].tier
+}

@@ -1,0 +1,24 @@
+//! Settings as messages.
+
+use broker_core::{PressureBounds, Settings, TierSettings};
+use vramd_proto::v1;
+
+/// All of them.
+pub(crate) fn settings(Settings { pressure, tiers }: &Settings) -> v1::Settings {
+    v1::Settings { pressure: Some(of_pressure(pressure)), tiers: Some(of_tiers(*tiers)) }
+}
+
+fn of_pressure(bounds: &PressureBounds) -> v1::PressureSettings {
+    v1::PressureSettings {
+        elevated_percent: Some(bounds.elevated_percent),
+        high_percent: Some(bounds.high_percent),
+        critical_percent: Some(bounds.critical_percent),
+        fall_percent: Some(bounds.fall_percent),
+        evict_to_percent: Some(bounds.evict_to_percent),
+        cold_after_ms: Some(u64::try_from(bounds.cold_after.as_millis()).unwrap_or(u64::MAX)),
+    }
+}
+
+fn of_tiers(tiers: TierSettings) -> v1::TierSettings {
+    v1::TierSettings { host_bytes: Some(tiers.host.get()), disk_bytes: Some(tiers.disk.get()) }
+}

@@ -1,0 +1,56 @@
+//! What operators may change while the daemon runs.
+
+use std::time::Duration;
+
+use broker_core::{Broker, OperatorRequest, PressureChange, Reply, SettingsChange, TierChange};
+use tonic::Status;
+use vramd_proto::v1;
+use vramd_types::Bytes;
+
+use super::{Admin, Operator};
+use crate::{
+    events::settings as message_of,
+    grpc::{
+        convert::request as convert,
+        status::{self, refused},
+    },
+};
+
+impl Admin {
+    pub(super) async fn settings(&self) -> Result<v1::GetSettingsResponse, Status> {
+        let both = |broker: &Broker| (broker.settings(), broker.configured_settings());
+        let (now, configured) = self.read(both).await?;
+        let (settings, configured) = (Some(message_of(&now)), Some(message_of(&configured)));
+        Ok(v1::GetSettingsResponse { settings, configured })
+    }
+
+    pub(super) async fn change(
+        &self,
+        operator: Operator,
+        message: v1::ChangeSettingsRequest,
+    ) -> Result<v1::ChangeSettingsResponse, Status> {
+        let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
+        let change = OperatorRequest::ChangeSettings(change(message.change.unwrap_or_default()));
+        match self.submit(operator, key, change).await? {
+            Reply::SettingsChanged(now) => {
+                Ok(v1::ChangeSettingsResponse { settings: Some(message_of(&now)) })
+            }
+            other => Err(status::wrong_reply("ChangeSettings", &other)),
+        }
+    }
+}
+
+fn change(message: v1::Settings) -> SettingsChange {
+    let (pressure, tiers) = (message.pressure.unwrap_or_default(), message.tiers.unwrap_or_default());
+    SettingsChange {
+        pressure: PressureChange {
+            elevated_percent: pressure.elevated_percent,
+            high_percent: pressure.high_percent,
+            critical_percent: pressure.critical_percent,
+            fall_percent: pressure.fall_percent,
+            evict_to_percent: pressure.evict_to_percent,
+            cold_after: pressure.cold_after_ms.map(Duration::from_millis),
+        },
+        tiers: TierChange { host: tiers.host_bytes.map(Bytes::new), disk: tiers.disk_bytes.map(Bytes::new) },
+    }
+}
