@@ -309,6 +309,7 @@ impl App {
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: config.memory.check_shadows,
             pressure: config.pressure.bounds(),
+            shares: config.shares.percents(),
             default_limit: config.quota.default.limit,
             default_host_limit: config.quota.default.host_limit,
             default_disk_limit: config.quota.default.disk_limit,

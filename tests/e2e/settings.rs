@@ -88,6 +88,7 @@ fn they_are_shown_changed_told_and_forgotten_with_the_daemon() {
             "cold_after_ms": 30_000,
         },
         "tiers": { "host_bytes": 160 * MIB, "disk_bytes": 80 * MIB },
+        "shares": { "demand_percent": 30, "prefetch_percent": 50, "write_back_percent": 20 },
     });
     let shown = said(&daemon, &["show"]);
     assert_eq!((&shown["settings"], &shown["configured"]), (&configured, &configured));
@@ -202,7 +203,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
     let (pressure, tiers) =
         (PressureSettings { high_percent: Some(91), ..Default::default() }, TierSettings::default());
     let bytes = TierSettings { disk_bytes: Some(u64::MAX), ..tiers };
-    let both = request(Settings { pressure: Some(pressure), tiers: Some(bytes) });
+    let both = request(Settings { pressure: Some(pressure), tiers: Some(bytes), ..Default::default() });
     daemon.admin.change_settings(both).refused().is(Reason::SettingInvalid);
     let short = ChangeSettingsRequest { request_id: vec![1; 3], ..levels(pressure) };
     assert_eq!(
@@ -210,6 +211,24 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         "request_id"
     );
     assert_eq!(daemon.admin.get_settings(GetSettingsRequest {}).ok(), before);
+}
+
+#[test]
+fn shares_of_links_change_while_it_runs() {
+    let daemon = node();
+    let mut watch = watching(&daemon, &[EventKind::Settings]);
+    let now = said(&daemon, &["change", "--demand-percent", "10", "--write-back-percent", "40"]);
+    let shares = json!({ "demand_percent": 10, "prefetch_percent": 50, "write_back_percent": 40 });
+    assert_eq!(now["settings"]["shares"], shares);
+    assert_eq!(now["configured"]["shares"]["write_back_percent"], 20);
+    let told = watch.read();
+    let Some(Event::Settings(event)) = told.event else { panic!("{told:?}") };
+    let write_back = |settings: Option<Settings>| settings?.shares?.write_back_percent;
+    assert_eq!((write_back(event.before), write_back(event.after)), (Some(20), Some(40)));
+    let (error, status) = fails(&daemon, &["--prefetch-percent", "51"]);
+    assert_eq!((&error["reason"], status), (&"SETTING_INVALID".into(), Some(REFUSED)));
+    assert_eq!(error["metadata"]["allowed"], "0 to 50", "{error}");
+    assert_eq!(said(&daemon, &["show"])["settings"]["shares"], shares);
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use vramd_types::{AllocationId, Bytes, CopyClass, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
+use vramd_types::{
+    AllocationId, Bytes, CopyClass, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, Shares,
+};
 
 use crate::{
     error::Refusal,
@@ -29,6 +31,8 @@ pub enum Command {
     /// Makes memory, not exported to anybody yet. In another tier than the device's it is the device's neighbour. What need
     /// not be zeroed is written as a whole before anybody sees it.
     CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
+    /// What each class of copies has of a link from now on.
+    ShareLinks(Shares),
     /// Copies the first bytes of one extent to another; neither is released until it is answered, nor mapped by anybody, but
     /// where the part stays in the first: what is written there meanwhile may be copied or not. A shadow should hold them
     /// already: they are compared, and copied only if they differ.

@@ -1,6 +1,6 @@
 //! What the core is told once, at its start.
 
-use vramd_types::{Bytes, Quantity};
+use vramd_types::{Bytes, Quantity, Shares};
 
 use crate::{eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds};
 
@@ -25,6 +25,8 @@ pub struct Config {
     /// What leaves as unchanged is compared with its shadow first, and copied if it differs.
     pub check_shadows: bool,
     pub pressure: PressureBounds,
+    /// What each class of copies has of a link.
+    pub shares: Shares,
     pub limits: Limits,
 }
 

@@ -67,7 +67,7 @@ pub use observed::Transition;
 pub use planted::Bug;
 pub use pressure::{Pressure, PressureBounds, PressureNote, WrongBounds};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
-pub use settings::{PressureChange, Settings, SettingsChange, TierChange, TierSettings};
+pub use settings::{PressureChange, Settings, SettingsChange, ShareChange, TierChange, TierSettings};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{

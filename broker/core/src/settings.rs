@@ -4,7 +4,7 @@
 
 use std::{fmt, time::Duration};
 
-use vramd_types::{Bytes, GRANULARITY};
+use vramd_types::{Bytes, CopyClass, GRANULARITY, Shares};
 
 use crate::{
     config::Config,
@@ -18,6 +18,7 @@ use crate::{
 pub struct Settings {
     pub pressure: PressureBounds,
     pub tiers: TierSettings,
+    pub shares: Shares,
 }
 
 /// So many bytes of each tier below a device may be handed out, for each device that has so many; at most as many as
@@ -33,6 +34,7 @@ pub struct TierSettings {
 pub struct SettingsChange {
     pub pressure: PressureChange,
     pub tiers: TierChange,
+    pub shares: ShareChange,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,13 +53,21 @@ pub struct TierChange {
     pub disk: Option<Bytes>,
 }
 
+/// In percent of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShareChange {
+    pub demand_percent: Option<u32>,
+    pub prefetch_percent: Option<u32>,
+    pub write_back_percent: Option<u32>,
+}
+
 impl Settings {
     pub(crate) fn of(config: &Config) -> Self {
         let most = |of: fn(&crate::config::DeviceConfig) -> Bytes| {
             config.devices.iter().map(of).max().unwrap_or(Bytes::ZERO)
         };
         let tiers = TierSettings { host: most(|device| device.host), disk: most(|device| device.disk) };
-        Self { pressure: config.pressure, tiers }
+        Self { pressure: config.pressure, tiers, shares: config.shares }
     }
 
     /// As they would be. `Err`: the change makes no sense with what is set already, or with what is configured.
@@ -68,6 +78,7 @@ impl Settings {
         Ok(Self {
             pressure: change.pressure.applied_to(self.pressure)?,
             tiers: change.tiers.applied_to(self.tiers, configured.tiers)?,
+            shares: change.shares.applied_to(self.shares)?,
         })
     }
 }
@@ -75,10 +86,12 @@ impl Settings {
 /// For people.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pressure, tiers } = self;
+        let Self { pressure, tiers, shares } = self;
+        let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| shares.percent(class));
         write!(
             f,
-            "elevated {}%, high {}%, critical {}%, fall {}%, evict to {}%, cold after {} ms, host {}, disk {}",
+            "elevated {}%, high {}%, critical {}%, fall {}%, evict to {}%, cold after {} ms, host {}, disk {}, \
+             demand {demand}%, prefetch {prefetch}%, write-back {write_back}%",
             pressure.elevated_percent,
             pressure.high_percent,
             pressure.critical_percent,
@@ -152,6 +165,36 @@ impl TierChange {
         Ok(TierSettings {
             host: checked("host_bytes", Tier::Host, self.host, before.host, most.host)?,
             disk: checked("disk_bytes", Tier::Disk, self.disk, before.disk, most.disk)?,
+        })
+    }
+}
+
+impl ShareChange {
+    fn applied_to(&self, before: Shares) -> Result<Shares, Refusal> {
+        let said = [
+            ("demand_percent", self.demand_percent),
+            ("prefetch_percent", self.prefetch_percent),
+            ("write_back_percent", self.write_back_percent),
+        ];
+        let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| {
+            let (_, said) = said[class.index()];
+            // What is no byte is more than all.
+            said.map_or_else(|| before.percent(class), |percent| u8::try_from(percent).unwrap_or(u8::MAX))
+        });
+        Shares::new(demand, prefetch, write_back).map_err(|error| {
+            // The largest of those that were named: without one all is well.
+            let named = said.into_iter().filter_map(|(field, said)| Some((field, said?)));
+            let (field, given) = named.max_by_key(|(_, percent)| *percent).unwrap_or_default();
+            let others = [demand, prefetch, write_back]
+                .map(u32::from)
+                .iter()
+                .sum::<u32>()
+                .saturating_sub(given.min(255));
+            let allowed = match 100_u32.checked_sub(others) {
+                Some(most) => format!("0 to {most}"),
+                None => "none with the others".to_owned(),
+            };
+            Refusal::SettingInvalid { field, given: given.to_string(), allowed, problem: error.to_string() }
         })
     }
 }

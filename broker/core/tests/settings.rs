@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use broker_core::{
     AllocationSpec, Asker, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
-    Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, Tier, TierChange,
+    Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, ShareChange, Tier, TierChange,
 };
-use vramd_types::{Bytes, Quantity, Reason};
+use vramd_types::{Bytes, Quantity, Reason, Shares};
 use world::{
     World, key,
     moving::{moved, to},
@@ -256,8 +256,39 @@ fn what_makes_no_sense_is_refused_whole_with_what_would() {
     // Good levels with a bad size.
     let pressure = PressureChange { cold_after: Some(SECOND), ..high(91) };
     let tiers = TierChange { host: Some(Bytes::mib(100)), disk: None };
-    let both = OperatorRequest::ChangeSettings(SettingsChange { pressure, tiers });
+    let both = OperatorRequest::ChangeSettings(SettingsChange { pressure, tiers, ..Default::default() });
     assert_eq!(refusal(&mut world, both).0, Reason::SettingInvalid);
+}
+
+fn shares(demand: u32, write_back: u32) -> OperatorRequest {
+    let shares = ShareChange {
+        demand_percent: Some(demand),
+        write_back_percent: Some(write_back),
+        ..ShareChange::default()
+    };
+    OperatorRequest::ChangeSettings(SettingsChange { shares, ..SettingsChange::default() })
+}
+
+#[test]
+fn shares_of_links_are_told_to_the_driver_when_they_are_others() {
+    let mut world = node(80, 0);
+    let now = change(&mut world, shares(10, 40));
+    let told = Shares::new(10, 50, 40).expect("all of a link");
+    assert_eq!((now.shares, &world.shares_told[..]), (told, &[told][..]));
+    change(&mut world, shares(10, 40));
+    change(&mut world, levels(high(91)));
+    assert_eq!(world.shares_told.len(), 1, "only then");
+    let refused = |demand: u32, allowed: &str| {
+        vec!["demand_percent".to_owned(), demand.to_string(), allowed.to_owned()]
+    };
+    for (demand, write_back, facts) in [
+        (31, 20, refused(31, "0 to 30")),
+        (1000, 20, refused(1000, "0 to 30")),
+        (60, 55, refused(60, "none with the others")),
+    ] {
+        assert_eq!(refusal(&mut world, shares(demand, write_back)), (Reason::SettingInvalid, facts));
+    }
+    assert_eq!((world.broker.settings().shares, world.shares_told.len()), (told, 1));
 }
 
 #[test]

@@ -58,6 +58,7 @@ impl Daemon {
                 eviction: broker_core::EvictionPolicy::default(),
                 check_shadows: false,
                 pressure: broker_core::PressureBounds::default(),
+                shares: vramd_types::Shares::default(),
                 boot_epoch: 1,
                 devices: vec![],
                 part_size: vramd_types::GRANULARITY,

@@ -2,10 +2,15 @@
 
 use broker_core::{PressureBounds, Settings, TierSettings};
 use vramd_proto::v1;
+use vramd_types::{CopyClass, Shares};
 
 /// All of them.
-pub(crate) fn settings(Settings { pressure, tiers }: &Settings) -> v1::Settings {
-    v1::Settings { pressure: Some(of_pressure(pressure)), tiers: Some(of_tiers(*tiers)) }
+pub(crate) fn settings(Settings { pressure, tiers, shares }: &Settings) -> v1::Settings {
+    v1::Settings {
+        pressure: Some(of_pressure(pressure)),
+        tiers: Some(of_tiers(*tiers)),
+        shares: Some(of_shares(*shares)),
+    }
 }
 
 fn of_pressure(bounds: &PressureBounds) -> v1::PressureSettings {
@@ -17,6 +22,12 @@ fn of_pressure(bounds: &PressureBounds) -> v1::PressureSettings {
         evict_to_percent: Some(bounds.evict_to_percent),
         cold_after_ms: Some(u64::try_from(bounds.cold_after.as_millis()).unwrap_or(u64::MAX)),
     }
+}
+
+fn of_shares(shares: Shares) -> v1::ShareSettings {
+    let [demand_percent, prefetch_percent, write_back_percent] =
+        CopyClass::ALL.map(|class| Some(u32::from(shares.percent(class))));
+    v1::ShareSettings { demand_percent, prefetch_percent, write_back_percent }
 }
 
 fn of_tiers(tiers: TierSettings) -> v1::TierSettings {

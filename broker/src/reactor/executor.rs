@@ -152,6 +152,7 @@ impl Executor {
                 }
             }
             Command::Copy { from, to, bytes, shadow: false, class } => self.copy(from, to, bytes, class),
+            Command::ShareLinks(shares) => self.driver.submit(Submission::ShareBy { shares }),
             Command::HastenCopy { to } => {
                 if let Some(copy) = self.copies.towards(to) {
                     self.driver.submit(Submission::HastenCopy { copy });

@@ -100,6 +100,7 @@ mod tests {
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: false,
             pressure: broker_core::PressureBounds::default(),
+            shares: vramd_types::Shares::default(),
             devices: Vec::new(),
             part_size: vramd_types::Bytes::mib(256),
             default_limit: vramd_types::Quantity::Percent(100),

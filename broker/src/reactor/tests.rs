@@ -117,6 +117,7 @@ fn config() -> Config {
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
         pressure: broker_core::PressureBounds::default(),
+        shares: vramd_types::Shares::default(),
         devices: vec![DeviceConfig {
             host: Bytes::ZERO,
             disk: Bytes::ZERO,

@@ -406,6 +406,7 @@ mod tests {
                 host_bytes: Some(u64::from(high_percent) << 20),
                 ..Default::default()
             }),
+            ..Default::default()
         };
         let (before, after) = (Some(settings(90)), Some(settings(80)));
         let told = told(Event::Settings(v1::SettingsEvent { operator_uid: 1000, before, after }));

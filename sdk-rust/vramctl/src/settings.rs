@@ -50,6 +50,15 @@ pub(crate) struct Change {
     /// What each device may have on disk, at most what is configured; 0 is nothing new.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     disk_bytes: Option<u64>,
+    /// What copies that somebody waits for have of a link at least, in percent.
+    #[arg(long, value_name = "PERCENT")]
+    demand_percent: Option<u32>,
+    /// What is brought in though nobody waits for it has.
+    #[arg(long, value_name = "PERCENT")]
+    prefetch_percent: Option<u32>,
+    /// What leaves, or is written back, though nobody waits for it has.
+    #[arg(long, value_name = "PERCENT")]
+    write_back_percent: Option<u32>,
 }
 
 /// No share: of what, would be another question.
@@ -88,6 +97,11 @@ impl Change {
                 cold_after_ms: self.cold_after_ms,
             }),
             tiers: Some(v1::TierSettings { host_bytes: self.host_bytes, disk_bytes: self.disk_bytes }),
+            shares: Some(v1::ShareSettings {
+                demand_percent: self.demand_percent,
+                prefetch_percent: self.prefetch_percent,
+                write_back_percent: self.write_back_percent,
+            }),
         }
     }
 }
@@ -103,6 +117,7 @@ fn text(now: &v1::Settings, configured: &v1::Settings) -> String {
 pub(crate) fn shown(settings: &v1::Settings) -> Vec<(&'static str, String)> {
     let pressure = settings.pressure.unwrap_or_default();
     let tiers = settings.tiers.unwrap_or_default();
+    let shares = settings.shares.unwrap_or_default();
     let percent = |percent: Option<u32>| format!("{}%", percent.unwrap_or_default());
     vec![
         ("elevated-percent", percent(pressure.elevated_percent)),
@@ -113,12 +128,16 @@ pub(crate) fn shown(settings: &v1::Settings) -> Vec<(&'static str, String)> {
         ("cold-after-ms", pressure.cold_after_ms.unwrap_or_default().to_string()),
         ("host-bytes", size(tiers.host_bytes.unwrap_or_default())),
         ("disk-bytes", size(tiers.disk_bytes.unwrap_or_default())),
+        ("demand-percent", percent(shares.demand_percent)),
+        ("prefetch-percent", percent(shares.prefetch_percent)),
+        ("write-back-percent", percent(shares.write_back_percent)),
     ]
 }
 
 pub(crate) fn to_json(settings: &v1::Settings) -> Value {
     let pressure = settings.pressure.unwrap_or_default();
     let tiers = settings.tiers.unwrap_or_default();
+    let shares = settings.shares.unwrap_or_default();
     json!({
         "pressure": {
             "elevated_percent": pressure.elevated_percent,
@@ -129,5 +148,10 @@ pub(crate) fn to_json(settings: &v1::Settings) -> Value {
             "cold_after_ms": pressure.cold_after_ms,
         },
         "tiers": { "host_bytes": tiers.host_bytes, "disk_bytes": tiers.disk_bytes },
+        "shares": {
+            "demand_percent": shares.demand_percent,
+            "prefetch_percent": shares.prefetch_percent,
+            "write_back_percent": shares.write_back_percent,
+        },
     })
 }

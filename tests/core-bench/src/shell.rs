@@ -131,7 +131,10 @@ impl Shell {
             Command::Notice(Notice::Moved { part, tier, .. }) => self.moved.push((part, tier)),
             // No operator writes back or cancels.
             Command::ClearWritten { .. } | Command::ForgetWord { .. } => {}
-            Command::CancelCopy { .. } | Command::HastenCopy { .. } | Command::ReleaseNow { .. } => {}
+            Command::CancelCopy { .. }
+            | Command::HastenCopy { .. }
+            | Command::ShareLinks(_)
+            | Command::ReleaseNow { .. } => {}
             Command::KillProcess { .. } | Command::Notice(_) => {}
         }
     }
@@ -198,6 +201,7 @@ pub fn config() -> Config {
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
         pressure: broker_core::PressureBounds::default(),
+        shares: vramd_types::Shares::default(),
         limits,
     }
 }

@@ -1,4 +1,4 @@
-//! `ChangeSettings`: levels of pressure and sizes of tiers, while everything runs.
+//! `ChangeSettings`: levels of pressure, sizes of tiers and shares of links, while everything runs.
 //!
 //! A tier that is smaller now than what lies there stays as it is: nothing is added but what is guaranteed, and what is cold
 //! leaves as for any pressure. A change is whole or is not made.
@@ -6,7 +6,7 @@
 use super::{Start, Started};
 use crate::{
     broker::Broker,
-    command::Notice,
+    command::{Command, Notice},
     error::Refusal,
     ledger::Place,
     settings::{Settings, SettingsChange},
@@ -33,6 +33,9 @@ impl Broker {
         self.check_guarantees_with(&after)?;
         if after != before {
             self.settings = after;
+            if after.shares != before.shares && !planted!(self, SharesUntold) {
+                self.command(Command::ShareLinks(after.shares));
+            }
             let (before, after) = (Box::new(before), Box::new(after));
             self.notice(Notice::SettingsChanged { uid, before, after });
             self.settings_changed();

@@ -99,6 +99,7 @@ pub struct World {
     /// Who says hello wants to hear of pressure.
     pub hears_pressure: bool,
     pub pressure_told: Vec<(ChannelId, PressureNote)>,
+    pub shares_told: Vec<vramd_types::Shares>,
     calls: u64,
     channels: u64,
 }
@@ -128,6 +129,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
         pressure: broker_core::PressureBounds::default(),
+        shares: vramd_types::Shares::default(),
         limits: Limits::default(),
     }
 }
@@ -172,6 +174,7 @@ impl World {
             notices: Vec::new(),
             hears_pressure: false,
             pressure_told: Vec::new(),
+            shares_told: Vec::new(),
             calls: 0,
             channels: 0,
         };
@@ -216,6 +219,7 @@ impl World {
                 Command::ForgetProcess { .. } => {}
                 // What has not begun is not done.
                 Command::CancelCopy { to } => self.cancelled(to),
+                Command::ShareLinks(shares) => self.shares_told.push(shares),
                 Command::HastenCopy { to } => {
                     assert!(self.is_copied_to(to), "{to} is not being copied to");
                     self.hastened.push(to);

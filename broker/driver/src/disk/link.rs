@@ -1,14 +1,14 @@
 //! The lane of copies from disk or to it: what a piece goes through.
 //!
 //! ```text
-//! from disk   read ─► verify ─────────────► memory of the host        the disk reads right into it
-//!             read ─► verify ─► store ────► memory of a device        through a buffer of the ring
-//! to disk     sum ─► write                  memory of the host
-//!             fetch ─► sum ─► write         memory of a device        through a buffer of the ring
+//! from disk   read ─► sum, verify ─────────────► memory of the host        the disk reads right into it
+//!             read ─► sum, verify ─► store ────► memory of a device        through a buffer of the ring
+//! to disk     sum ─► write                       memory of the host
+//!             fetch ─► sum ─► write              memory of a device        through a buffer of the ring
 //! ```
 //!
-//! As many pieces as there are buffers are under way, each somewhere else on its way: so the disk reads one while the device
-//! takes another.
+//! As many pieces as there are buffers are under way, each somewhere else on its way: so the disk reads one while others are
+//! summed up, by other threads, and the device takes another.
 
 use std::{collections::VecDeque, num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -18,9 +18,9 @@ use super::{
     ALIGNMENT, PIECE, RING_PIECES,
     engine::{DiskEngine, Done, Engine, Op, Way},
     extent::DiskExtent,
-    piece::{DiskWork, OnDisk, Piece, Stage, failed},
-    room::Room,
+    piece::{DiskWork, OnDisk, Piece, Stage, Summing, failed},
     side::Side,
+    summing::{Summed, Summers, ToSum, summers},
 };
 use crate::{
     Completion, CopyError, DriverError,
@@ -35,13 +35,14 @@ pub(crate) struct DiskLink<S: Side> {
     way: Way,
     side: S,
     engine: Engine<S::Room>,
+    summers: Summers<S::Room>,
     /// Buffers that no piece has. Each is made when it is first needed, as pinning takes its time.
     idle: Vec<S::Room>,
     /// In the order of their beginning.
     pieces: VecDeque<Piece<S>>,
     /// The number of the first of them.
     first: u64,
-    /// The disk may have done more by now.
+    /// Something had been done; more may be by now.
     is_behind: bool,
 }
 
@@ -55,7 +56,9 @@ pub(crate) fn run_lane<L: Link>(link: L, end: LaneEnd<Way, L::Work>, tell: impl 
 impl<S: Side> DiskLink<S> {
     pub(crate) fn new(way: Way, side: S, engine: DiskEngine) -> Result<Self, DriverError> {
         let engine = Engine::new(engine, RING_PIECES)?;
-        Ok(Self { way, side, engine, idle: Vec::new(), pieces: VecDeque::new(), first: 0, is_behind: false })
+        let summers = summers()?;
+        let (idle, pieces) = (Vec::new(), VecDeque::new());
+        Ok(Self { way, side, engine, summers, idle, pieces, first: 0, is_behind: false })
     }
 
     /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
@@ -101,7 +104,10 @@ impl<S: Side> DiskLink<S> {
     ) -> Result<Stage<S::Hop>, CopyError> {
         let blocks = length.next_multiple_of(ALIGNMENT);
         match self.side.straight(&work.memory, at, blocks) {
-            Some(room) => Ok(self.write(tag, &work.disk, at, length, room, true)),
+            Some(room) => {
+                let summing = Summing { expected: None, is_straight: true };
+                Ok(self.sum_up(tag, &work.disk, at, length, room, summing))
+            }
             None => {
                 let buffer = self.buffer()?;
                 Ok(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?))
@@ -109,19 +115,18 @@ impl<S: Side> DiskLink<S> {
         }
     }
 
-    fn write(
-        &mut self,
+    /// What comes of it is compared with what is expected, or else the piece is written.
+    fn sum_up(
+        &self,
         tag: u64,
-        disk: &DiskExtent,
+        disk: &Arc<DiskExtent>,
         at: u64,
         length: usize,
         room: S::Room,
-        is_straight: bool,
+        summing: Summing,
     ) -> Stage<S::Hop> {
-        let sum = disk.sums().of(at, &room.bytes()[..length]);
-        disk.sums().forget(at);
-        self.submit(tag, disk, at, length.next_multiple_of(ALIGNMENT), room);
-        Stage::OnDisk(OnDisk { sum, is_straight })
+        self.summers.begin(ToSum { tag, disk: Arc::clone(disk), at, length, room });
+        Stage::Summing(summing)
     }
 
     fn submit(&mut self, tag: u64, disk: &DiskExtent, at: u64, length: usize, room: S::Room) {
@@ -135,12 +140,17 @@ impl<S: Side> DiskLink<S> {
         }
     }
 
-    /// Takes every piece as far as it goes now, but of those that the disk has done only one: to sum it up takes its time,
-    /// in which the disk is to have more to do.
+    /// Takes every piece as far as it goes now.
     fn advance(&mut self) {
-        let done = self.engine.poll();
-        self.is_behind = done.is_some();
-        done.into_iter().for_each(|done| self.disk_has_done(done));
+        self.is_behind = false;
+        while let Some(done) = self.engine.poll() {
+            self.is_behind = true;
+            self.disk_has_done(done);
+        }
+        while let Some(summed) = self.summers.poll() {
+            self.is_behind = true;
+            self.has_been_summed(summed);
+        }
         for index in 0..self.pieces.len() {
             self.hop(index);
         }
@@ -156,7 +166,7 @@ impl<S: Side> DiskLink<S> {
         let (hop, is_storing) = match &mut piece.stage {
             Stage::Fetching(hop) => (hop, false),
             Stage::Storing(hop) => (hop, true),
-            Stage::Waiting | Stage::OnDisk(_) | Stage::Ended(_) => return,
+            Stage::Waiting | Stage::OnDisk(_) | Stage::Summing(_) | Stage::Ended(_) => return,
         };
         let stage = match self.side.arrived(hop) {
             Ok(None) => return,
@@ -167,7 +177,8 @@ impl<S: Side> DiskLink<S> {
             }
             Ok(Some(buffer)) => {
                 let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
-                self.write(self.first + index as u64, &disk, at, length, buffer, false)
+                let summing = Summing { expected: None, is_straight: false };
+                self.sum_up(self.first + index as u64, &disk, at, length, buffer, summing)
             }
         };
         self.pieces[index].stage = stage;
@@ -175,29 +186,62 @@ impl<S: Side> DiskLink<S> {
 
     fn disk_has_done(&mut self, done: Done<S::Room>) {
         let Done { tag, room, result } = done;
-        let index = tag.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
-        let piece = index.and_then(|index| self.pieces.get_mut(index)).expect("a piece waits for the disk");
+        let index = self.index(tag);
+        let piece = &self.pieces[index];
         let Stage::OnDisk(OnDisk { sum, is_straight }) = piece.stage else {
             unreachable!("the disk answers each once");
         };
-        let (disk, at) = (&piece.work.disk, piece.at);
-        let result = match result {
-            Err(flaw) => Err(failed(disk.id(), at, self.way, flaw)),
-            Ok(()) if self.way == Way::FromDisk => disk.sums().verify(at, sum, &room.bytes()[..sum.length]),
+        let (disk, at) = (Arc::clone(&piece.work.disk), piece.at);
+        let stage = match result {
+            Err(flaw) => self.end(room, is_straight, Err(failed(disk.id(), at, self.way, flaw))),
+            Ok(()) if self.way == Way::FromDisk => {
+                let summing = Summing { expected: Some(sum), is_straight };
+                self.sum_up(tag, &disk, at, sum.length, room, summing)
+            }
             Ok(()) => {
                 disk.sums().enter(at, sum);
-                Ok(())
+                self.end(room, is_straight, Ok(()))
             }
         };
-        if self.way == Way::FromDisk && result.is_ok() && !is_straight {
-            let stored = self.side.store(&piece.work.memory, at, piece.length, room);
-            piece.stage = stored.map_or_else(|error| Stage::Ended(Err(error.into())), Stage::Storing);
+        self.pieces[index].stage = stage;
+    }
+
+    fn has_been_summed(&mut self, summed: Summed<S::Room>) {
+        let Summed { tag, room, sum } = summed;
+        let index = self.index(tag);
+        let piece = &self.pieces[index];
+        let Stage::Summing(Summing { expected, is_straight }) = piece.stage else {
+            unreachable!("each is summed up once");
+        };
+        let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
+        let Some(expected) = expected else {
+            disk.sums().forget(at);
+            self.submit(tag, &disk, at, length.next_multiple_of(ALIGNMENT), room);
+            self.pieces[index].stage = Stage::OnDisk(OnDisk { sum, is_straight });
             return;
-        }
+        };
+        let stage = match disk.sums().compare(at, expected, sum) {
+            Ok(()) if !is_straight => {
+                let stored = self.side.store(&piece.work.memory, at, length, room);
+                stored.map_or_else(|error| Stage::Ended(Err(error.into())), Stage::Storing)
+            }
+            result => self.end(room, is_straight, result),
+        };
+        self.pieces[index].stage = stage;
+    }
+
+    /// Its buffer is free for others.
+    fn end(&mut self, room: S::Room, is_straight: bool, result: Result<(), CopyError>) -> Stage<S::Hop> {
         if !is_straight {
             self.idle.push(room);
         }
-        piece.stage = Stage::Ended(result);
+        Stage::Ended(result)
+    }
+
+    /// Of the piece of that number.
+    fn index(&self, tag: u64) -> usize {
+        let index = tag.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        index.filter(|index| *index < self.pieces.len()).expect("a piece waits for it")
     }
 }
 

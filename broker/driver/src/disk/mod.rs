@@ -6,6 +6,7 @@
 //!  Copy ─► Lanes ── a queue from disk and one to it ──► lane::run, a thread each
 //!                                                         └─► DiskLink: pieces, checksums, the ring of buffers
 //!                                                               ├─► Side: the driver's own; memory to buffer and back
+//!                                                               ├─► Summers: checksums, on threads
 //!                                                               └─► Engine: io_uring, or threads
 //! ```
 //!
@@ -24,7 +25,9 @@ mod problem;
 mod reader;
 mod room;
 mod side;
+mod summing;
 mod sums;
+mod workers;
 
 use std::{path::PathBuf, sync::Arc};
 

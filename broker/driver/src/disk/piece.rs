@@ -35,9 +35,20 @@ pub(super) enum Stage<H> {
     /// From memory to a buffer.
     Fetching(H),
     OnDisk(OnDisk),
+    /// The disk has read it, or is to write it.
+    Summing(Summing),
     /// From a buffer to memory.
     Storing(H),
     Ended(Result<(), CopyError>),
+}
+
+/// A checksum that is being made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Summing {
+    /// Of what the disk has read.
+    pub(super) expected: Option<Sum>,
+    /// Without a buffer.
+    pub(super) is_straight: bool,
 }
 
 /// What the disk reads must be, or what it writes is.

@@ -61,7 +61,11 @@ impl Sums {
     }
 
     pub(super) fn verify(&self, at: u64, expected: Sum, bytes: &[u8]) -> Result<(), CopyError> {
-        if self.of(at, bytes) == expected {
+        self.compare(at, expected, self.of(at, bytes))
+    }
+
+    pub(super) fn compare(&self, at: u64, expected: Sum, found: Sum) -> Result<(), CopyError> {
+        if found == expected {
             return Ok(());
         }
         Err(CopyError::Damaged { extent: self.extent, at: Bytes::new(at) })

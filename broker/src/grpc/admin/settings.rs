@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use broker_core::{Broker, OperatorRequest, PressureChange, Reply, SettingsChange, TierChange};
+use broker_core::{Broker, OperatorRequest, PressureChange, Reply, SettingsChange, ShareChange, TierChange};
 use tonic::Status;
 use vramd_proto::v1;
 use vramd_types::Bytes;
@@ -42,6 +42,7 @@ impl Admin {
 
 fn change(message: v1::Settings) -> SettingsChange {
     let (pressure, tiers) = (message.pressure.unwrap_or_default(), message.tiers.unwrap_or_default());
+    let shares = message.shares.unwrap_or_default();
     SettingsChange {
         pressure: PressureChange {
             elevated_percent: pressure.elevated_percent,
@@ -52,5 +53,10 @@ fn change(message: v1::Settings) -> SettingsChange {
             cold_after: pressure.cold_after_ms.map(Duration::from_millis),
         },
         tiers: TierChange { host: tiers.host_bytes.map(Bytes::new), disk: tiers.disk_bytes.map(Bytes::new) },
+        shares: ShareChange {
+            demand_percent: shares.demand_percent,
+            prefetch_percent: shares.prefetch_percent,
+            write_back_percent: shares.write_back_percent,
+        },
     }
 }

@@ -9,15 +9,18 @@ use vramd::{
     config::{self, Config, DeviceChoice, Limits, SimDevices, Telemetry},
     platform::descriptors::Descriptors,
 };
-use vramd_types::{Bytes, Quantity};
+use vramd_types::{Bytes, CopyClass, Quantity};
 
 const GRANULE: u64 = 2 << 20;
 const PART_SIZE_MAX: u64 = 16 << 30;
 const FEW: Descriptors = Descriptors { limit: 64, open: 60 };
 
 pub(super) fn check(config: &Config) {
-    let Config { memory, disk, quota, tenants, limits, driver, telemetry, pressure, daemon: _ } = config;
+    let Config { memory, disk, quota, tenants, limits, driver, telemetry, pressure, shares, daemon: _ } =
+        config;
     of_pressure(&pressure.bounds());
+    let percents = CopyClass::ALL.map(|class| u32::from(shares.percents().percent(class)));
+    assert!(percents.iter().sum::<u32>() <= 100, "{shares:?}");
     let defaults = [quota.default.limit, quota.default.host_limit, quota.default.disk_limit];
     for share in defaults.into_iter().chain([memory.device_share, memory.margin]) {
         assert!(!matches!(share, Quantity::Percent(101..)), "{share}");

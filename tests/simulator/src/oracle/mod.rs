@@ -230,6 +230,7 @@ impl Oracle {
             }
             Command::Copy { from, to, shadow, .. } => self.copy_begun((*from, *to), *shadow, broker),
             Command::CancelCopy { to } => self.copy_cancelled(*to),
+            Command::ShareLinks(shares) => self.shares_told(*shares),
             Command::HastenCopy { to } => self.copy_hastened(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
             Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),

@@ -1,10 +1,10 @@
 //! Settings are those of the start with every change that was taken: all of a change that makes sense, and nothing of any other.
 
 use broker_core::{
-    Broker, Config, OperatorRequest, PressureBounds, PressureChange, Refusal, Settings, SettingsChange, Tier,
-    TierSettings, Time, invariants::SETTINGS,
+    Broker, Config, OperatorRequest, PressureBounds, PressureChange, Refusal, Settings, SettingsChange,
+    ShareChange, Tier, TierSettings, Time, invariants::SETTINGS,
 };
-use vramd_types::{Bytes, GRANULARITY};
+use vramd_types::{Bytes, CopyClass, GRANULARITY, Shares};
 
 use super::{Oracle, facts::Asked};
 
@@ -13,6 +13,8 @@ use super::{Oracle, facts::Asked};
 pub(super) struct SettingsFacts {
     pub(super) now: Settings,
     configured: TierSettings,
+    /// What the driver was told of shares, just before the change that it is of.
+    shares_told: Option<Shares>,
     /// After how long things were cold before, and until when that held.
     colds: Vec<(Time, std::time::Duration)>,
 }
@@ -23,8 +25,8 @@ impl SettingsFacts {
             config.devices.iter().map(of).max().unwrap_or(Bytes::ZERO)
         };
         let tiers = TierSettings { host: largest(|it| it.host), disk: largest(|it| it.disk) };
-        let now = Settings { pressure: config.pressure, tiers };
-        Self { now, configured: tiers, colds: Vec::new() }
+        let now = Settings { pressure: config.pressure, tiers, shares: config.shares };
+        Self { now, configured: tiers, shares_told: None, colds: Vec::new() }
     }
 
     /// The shortest time after which something was cold at any moment since then, if anything ever was.
@@ -48,6 +50,12 @@ impl Oracle {
         }
     }
 
+    /// What the driver was told. The change follows at once.
+    pub(super) fn shares_told(&mut self, shares: Shares) {
+        let before = self.settings.shares_told.replace(shares);
+        self.expect(SETTINGS, before.is_none(), || format!("shares are told again: {shares:?}"));
+    }
+
     /// What was said of a change: it is the one that was asked for just now, and makes sense.
     pub(super) fn settings_changed(&mut self, before: &Settings, after: &Settings) {
         let known = self.settings.now;
@@ -60,6 +68,11 @@ impl Oracle {
         let good = asked.is_some_and(|change| self.makes_sense(&change));
         self.expect(SETTINGS, *before == known && Some(*after) == should && good && before != after, || {
             format!("settings go from {before:?} to {after:?}; they were {known:?}, and {asked:?} was asked")
+        });
+        let told = self.settings.shares_told.take();
+        let should_be = (before.shares != after.shares).then_some(after.shares);
+        self.expect(SETTINGS, told == should_be, || {
+            format!("of shares the driver was told {told:?}, not {should_be:?}")
         });
         self.settings.colds.push((self.facts.now, known.pressure.cold_after));
         self.settings.now = *after;
@@ -103,7 +116,13 @@ impl Oracle {
                     && (said >= now || self.largest_guarantee(tier) <= said.get())
             })
         });
-        *change != SettingsChange::default() && ascends(&after.pressure) && fits
+        let ShareChange { demand_percent, prefetch_percent, write_back_percent } = change.shares;
+        let shares = [demand_percent, prefetch_percent, write_back_percent];
+        let shares = shares.into_iter().zip(CopyClass::ALL);
+        let percents =
+            shares.map(|(said, class)| said.unwrap_or_else(|| u32::from(now.shares.percent(class))));
+        let shared = percents.fold(0, u32::saturating_add) <= 100;
+        *change != SettingsChange::default() && ascends(&after.pressure) && fits && shared
     }
 
     /// What is guaranteed of a tier, where that is most.
@@ -138,6 +157,14 @@ fn with(settings: &Settings, change: &SettingsChange) -> Settings {
     bounds.cold_after = cold_after.unwrap_or(bounds.cold_after);
     after.tiers.host = change.tiers.host.unwrap_or(after.tiers.host);
     after.tiers.disk = change.tiers.disk.unwrap_or(after.tiers.disk);
+    let ShareChange { demand_percent, prefetch_percent, write_back_percent } = change.shares;
+    let said = [demand_percent, prefetch_percent, write_back_percent];
+    let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| {
+        let said = said.get(class.index()).copied().flatten().and_then(|said| u8::try_from(said).ok());
+        said.unwrap_or_else(|| settings.shares.percent(class))
+    });
+    // Where they make no sense the change is refused.
+    after.shares = Shares::new(demand, prefetch, write_back).unwrap_or(settings.shares);
     after
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use broker_core::{
     Config, DeviceConfig, EvictionPolicy, Limits, PartRef, PressureBounds, StoredQuota, StoredQuotas, Tier,
 };
-use vramd_types::{AllocationId, Bytes, IdSource, PartIndex, Quantity};
+use vramd_types::{AllocationId, Bytes, IdSource, PartIndex, Quantity, Shares};
 
 use super::TENANTS;
 use crate::dice::Dice;
@@ -65,6 +65,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
         eviction: eviction(dice),
         check_shadows: false,
         pressure: PressureBounds::default(),
+        shares: Shares::default(),
         limits: limits(dice),
     }
 }

@@ -267,6 +267,7 @@ impl World {
             }
             Command::Copy { from, to, bytes, shadow: _, class: _ } => self.copy(from, to, bytes),
             // Copies end in any order here.
+            Command::ShareLinks(_) => {}
             Command::HastenCopy { .. } => {}
             Command::CancelCopy { to } => self.cancel_copy(to),
             Command::ReleaseExtent { extent } => self.release(extent),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use broker_core::{
-    DeviceSelector, Event, OperatorRequest, PressureChange, RequestKey, SettingsChange, Target, Tier,
+    DeviceSelector, Event, OperatorRequest, PressureChange, RequestKey, SettingsChange, ShareChange, Target,
+    Tier,
 };
 use vramd_types::{Bytes, PartIndex, Quantity, SessionId};
 
@@ -173,6 +174,9 @@ impl World {
             change.tiers.disk = some_size(dice, configured.disk);
         }
         let key = dice.chance(300).then(|| self.new_key());
+        if dice.chance(300) {
+            change.shares = some_shares(dice);
+        }
         let request = OperatorRequest::ChangeSettings(change);
         self.may_repeat(key, &request);
         self.operator_call(key, request);
@@ -250,6 +254,12 @@ fn some_levels(dice: &mut Dice) -> PressureChange {
         evict_to_percent: percent(dice, 103),
         cold_after: dice.chance(300).then_some(levels.cold_after),
     }
+}
+
+/// At times more than a link has.
+fn some_shares(dice: &mut Dice) -> ShareChange {
+    let mut percent = || dice.chance(700).then(|| dice.small(60));
+    ShareChange { demand_percent: percent(), prefetch_percent: percent(), write_back_percent: percent() }
 }
 
 /// What is configured mostly, so that no tier stays closed for ever.

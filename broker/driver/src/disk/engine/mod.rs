@@ -9,7 +9,10 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc};
 use rustix::io::Errno;
 
 pub(crate) use self::uring::works as uring_works;
-use self::{threads::Pool, uring::Uring};
+use self::{
+    threads::{Pool, pool},
+    uring::Uring,
+};
 use super::{ALIGNMENT, room::Room};
 use crate::DriverError;
 
@@ -81,7 +84,7 @@ impl<R: Room> Engine<R> {
                 let failed = |error| DriverError::Failed(format!("set up an io_uring: {error}"));
                 Self::Uring(Box::new(uring.map_err(failed)?))
             }
-            DiskEngine::Threads => Self::Threads(Pool::new(depth)?),
+            DiskEngine::Threads => Self::Threads(pool(depth)?),
         })
     }
 

@@ -4,74 +4,34 @@
 use std::{
     io::{IoSlice, IoSliceMut},
     slice,
-    sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{Receiver, Sender, channel},
-    },
 };
 
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 
 use super::{Begun, Done, Op, Way};
-use crate::{DriverError, disk::room::Room, threads::Threads};
+use crate::{
+    DriverError,
+    disk::{room::Room, workers::Workers},
+};
 
 /// Each waits for the disk most of its time.
 const THREADS_MAX: usize = 8;
 
-#[derive(Debug)]
-pub(crate) struct Pool<R: Room> {
-    /// Taken away to end the threads.
-    orders: Option<Sender<Op<R>>>,
-    done: Receiver<Done<R>>,
-    threads: Threads,
+pub(crate) type Pool<R> = Workers<Op<R>, Done<R>>;
+
+pub(super) fn pool<R: Room>(depth: usize) -> Result<Pool<R>, DriverError> {
+    Workers::new("disk-io", depth.min(THREADS_MAX), transfer_all)
 }
 
-impl<R: Room> Pool<R> {
-    pub(crate) fn new(depth: usize) -> Result<Self, DriverError> {
-        let (orders, orders_end) = channel();
-        let (told, done) = channel();
-        let orders_end = Arc::new(Mutex::new(orders_end));
-        let mut pool = Self { orders: Some(orders), done, threads: Threads::default() };
-        for _ in 0..depth.min(THREADS_MAX) {
-            let (orders, told) = (Arc::clone(&orders_end), told.clone());
-            pool.threads.start("disk-io", Box::new(move || run(&orders, &told)))?;
+fn transfer_all<R: Room>(op: Op<R>) -> Done<R> {
+    let mut begun = Begun::of(op);
+    let result = loop {
+        let answer = transfer(&mut begun);
+        if let Some(result) = begun.advance(answer) {
+            break result;
         }
-        Ok(pool)
-    }
-
-    pub(crate) fn begin(&mut self, op: Op<R>) {
-        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(op).is_ok());
-        assert!(sent, "a thread of the disk's has panicked");
-    }
-
-    pub(crate) fn poll(&mut self) -> Option<Done<R>> {
-        self.done.try_recv().ok()
-    }
-}
-
-impl<R: Room> Drop for Pool<R> {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        self.threads.join();
-    }
-}
-
-/// Until nobody can send any more.
-fn run<R: Room>(orders: &Mutex<Receiver<Op<R>>>, told: &Sender<Done<R>>) {
-    loop {
-        let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(op) = next else { return };
-        let mut begun = Begun::of(op);
-        let result = loop {
-            let answer = transfer(&mut begun);
-            if let Some(result) = begun.advance(answer) {
-                break result;
-            }
-        };
-        if told.send(begun.end(result)).is_err() {
-            return;
-        }
-    }
+    };
+    begun.end(result)
 }
 
 /// As much of the rest as the kernel does at once.

@@ -1,0 +1,79 @@
+//! A few threads that each take the next order, do it, and tell what came of it, in whatever order.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    mpsc::{Receiver, Sender, channel},
+};
+
+use crate::{DriverError, threads::Threads};
+
+#[derive(Debug)]
+pub(super) struct Workers<I, O> {
+    /// Taken away to end the threads.
+    orders: Option<Sender<I>>,
+    done: Receiver<O>,
+    threads: Threads,
+}
+
+impl<I: Send + 'static, O: Send + 'static> Workers<I, O> {
+    pub(super) fn new(name: &str, count: usize, work: fn(I) -> O) -> Result<Self, DriverError> {
+        let (orders, orders_end) = channel();
+        let (told, done) = channel();
+        let orders_end = Arc::new(Mutex::new(orders_end));
+        let mut workers = Self { orders: Some(orders), done, threads: Threads::default() };
+        for _ in 0..count {
+            let (orders, told) = (Arc::clone(&orders_end), told.clone());
+            workers.threads.start(name, Box::new(move || run(&orders, &told, work)))?;
+        }
+        Ok(workers)
+    }
+
+    pub(super) fn begin(&self, order: I) {
+        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
+        assert!(sent, "a thread of the disk's has panicked");
+    }
+
+    /// What came of one that is done. Does not sleep.
+    pub(super) fn poll(&self) -> Option<O> {
+        self.done.try_recv().ok()
+    }
+}
+
+impl<I, O> Drop for Workers<I, O> {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        self.threads.join();
+    }
+}
+
+/// Until nobody can send any more.
+fn run<I, O>(orders: &Mutex<Receiver<I>>, told: &Sender<O>, work: fn(I) -> O) {
+    loop {
+        let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(order) = next else { return };
+        if told.send(work(order)).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn every_order_is_done_once_and_the_threads_end_with_it() {
+        let workers = Workers::new("test", 3, |it: u32| it * 2).unwrap();
+        (0..100).for_each(|it| workers.begin(it));
+        let (mut done, begun) = (Vec::new(), Instant::now());
+        while done.len() < 100 {
+            done.extend(workers.poll());
+            assert!(begun.elapsed() < Duration::from_secs(30), "{done:?}");
+        }
+        done.sort_unstable();
+        assert_eq!(done, (0..100).map(|it| it * 2).collect::<Vec<_>>());
+        assert_eq!(workers.poll(), None);
+    }
+}
