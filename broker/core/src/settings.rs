@@ -134,7 +134,7 @@ impl PressureChange {
     /// Of the fields that it is about at least one is named, since all was well before.
     fn refused(&self, bounds: PressureBounds, WrongBounds { fields, problem }: WrongBounds) -> Refusal {
         let named = fields.iter().find(|field| self.names(field));
-        let field = named.or(fields.first()).copied().unwrap_or_default();
+        let field = named.or_else(|| fields.first()).copied().unwrap_or_default();
         let given = bounds.percent(field).map_or_else(String::new, |percent| percent.to_string());
         let allowed = bounds.allowed(field).map_or_else(
             || "none with the others".to_owned(),

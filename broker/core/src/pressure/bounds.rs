@@ -109,7 +109,7 @@ impl PressureBounds {
         };
         let mut all = (0..=100).filter(fits);
         let first = all.next()?;
-        Some(first..=all.last().unwrap_or(first))
+        Some(first..=all.next_back().unwrap_or(first))
     }
 
     fn percent_mut(&mut self, field: &str) -> Option<&mut u32> {
