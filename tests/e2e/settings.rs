@@ -227,7 +227,7 @@ fn shares_of_links_change_while_it_runs() {
     assert_eq!((write_back(event.before), write_back(event.after)), (Some(20), Some(40)));
     let (error, status) = fails(&daemon, &["--prefetch-percent", "51"]);
     assert_eq!((&error["reason"], status), (&"SETTING_INVALID".into(), Some(REFUSED)));
-    assert_eq!(error["metadata"]["allowed"], "0 to 50", "{error}");
+    assert_eq!(error["facts"]["allowed"], "0 to 50", "{error}");
     assert_eq!(said(&daemon, &["show"])["settings"]["shares"], shares);
 }
 
