@@ -52,6 +52,8 @@ pub struct Broker {
     pub(crate) pressing: Pressing,
     /// As operators have them.
     pub(crate) settings: Settings,
+    /// When what is cached is looked at next.
+    pub(crate) cached_look: Option<Time>,
     /// How often the content of discardable parts was given up.
     pub(crate) losses: BTreeMap<PartRef, u64>,
     /// Parts that operators hold: they do not leave their devices.
@@ -125,6 +127,7 @@ impl Broker {
             lodgers: Residents::new(&EvictionPolicy::Lru),
             pressing: Pressing::default(),
             settings: Settings::of(&config),
+            cached_look: None,
             losses: BTreeMap::new(),
             held_by_hand: BTreeSet::new(),
             over_limit: BTreeSet::new(),

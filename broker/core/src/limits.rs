@@ -81,6 +81,8 @@ pub struct Limits {
     pub cached_bytes_per_tenant_max: Bytes,
     /// How long it is kept for a tenant that has no session.
     pub cached_for: Duration,
+    /// How long it is kept for one that has, if nothing of it is used again.
+    pub cached_idle_for: Duration,
 }
 
 impl Default for Limits {
@@ -108,6 +110,7 @@ impl Default for Limits {
             survey_interval: Duration::from_secs(5),
             cached_bytes_per_tenant_max: Bytes::ZERO,
             cached_for: Duration::from_secs(60),
+            cached_idle_for: Duration::from_secs(300),
         }
     }
 }

@@ -94,6 +94,7 @@ mod bugs {
         CachedThoughRead: "an extent is cached though a reader of another tenant had it", [CACHED, RECYCLED];
         CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word", [CACHED, RECYCLED];
         OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [RECYCLED, LEDGER_ORACLE];
+        IdleKept: "what is cached for a tenant that has a session is never given back", [CACHED];
         FullThoughCached: "a batch is refused because of memory that is only cached", [LIMIT, ADMISSION, DEMANDS];
         SealedMappedWritable: "sealed memory is sent to its owner for writing", [MAP_SENT];
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];

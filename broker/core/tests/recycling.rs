@@ -301,6 +301,29 @@ fn a_tenant_without_sessions_keeps_it_for_a_while() {
 }
 
 #[test]
+fn what_is_not_used_again_for_long_goes_though_its_tenant_is_there() {
+    let mut world = world(64, 64);
+    let client = world.open("a");
+    free(&mut world, client, spec(4));
+    world.advance(200_000_000);
+    free(&mut world, client, spec(8));
+    world.advance(99_999_999);
+    assert_eq!(cached(&world, "a"), Bytes::mib(12));
+    world.advance(1);
+    world.settle();
+    assert_eq!((world.held_by("a"), cached(&world, "a")), (Bytes::mib(8), Bytes::mib(8)), "the older one");
+    // What is used again is not idle.
+    let again = world.allocate(client, old(8)).expect("it has it");
+    world.advance(200_000_000);
+    world.settle();
+    assert_eq!(world.held_by("a"), Bytes::mib(8));
+    world.free(client, again);
+    world.advance(300_000_000);
+    world.settle();
+    assert_eq!(world.held_by("a"), Bytes::ZERO);
+}
+
+#[test]
 fn who_comes_while_it_is_going_waits_for_it_too() {
     let mut world = world(16, 16);
     let (client, other) = (world.open("a"), world.open("b"));

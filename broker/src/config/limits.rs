@@ -50,6 +50,8 @@ pub struct Limits {
     pub cached_bytes_per_tenant_max: Bytes,
     #[serde(rename = "cached_for_ms", deserialize_with = "millis")]
     pub cached_for: Duration,
+    #[serde(rename = "cached_idle_for_ms", deserialize_with = "millis")]
+    pub cached_idle_for: Duration,
     /// Parts that a session with pins can map, or keep to map again.
     #[serde(deserialize_with = "slots")]
     pub words_per_session_max: u32,
@@ -102,6 +104,7 @@ impl Default for Limits {
             survey_interval,
             cached_bytes_per_tenant_max,
             cached_for,
+            cached_idle_for,
             words_per_session_max,
             pins_waiting_max,
             pin_parts_waiting_max,
@@ -126,6 +129,7 @@ impl Default for Limits {
             survey_interval,
             cached_bytes_per_tenant_max,
             cached_for,
+            cached_idle_for,
             words_per_session_max,
             pins_waiting_max,
             pin_parts_waiting_max,
@@ -172,6 +176,7 @@ impl Limits {
             survey_interval: self.survey_interval,
             cached_bytes_per_tenant_max: self.cached_bytes_per_tenant_max,
             cached_for: self.cached_for,
+            cached_idle_for: self.cached_idle_for,
             words_per_session_max: self.words_per_session_max,
             pins_waiting_max: self.pins_waiting_max,
             pin_parts_waiting_max: self.pin_parts_waiting_max,

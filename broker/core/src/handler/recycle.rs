@@ -15,6 +15,7 @@ use crate::{
     pool::{Age, ExtentState},
     residency::Allocation,
     tenancy::TenantId,
+    time::Time,
 };
 
 impl Broker {
@@ -55,8 +56,10 @@ impl Broker {
         allocation.extents_left = allocation.extents_left.saturating_sub(1);
         self.pool.recycle(id, self.now);
         self.notice(Notice::Cached { extent: id, bytes });
-        if self.sessions.count_of(tenant) == 0 {
-            self.expire_cached();
+        let until = self.kept_until(tenant, self.now);
+        if self.cached_look.is_none_or(|look| until < look) {
+            self.cached_look = Some(until);
+            self.arm(until, Timer::Cached);
         }
     }
 
@@ -105,20 +108,30 @@ impl Broker {
         }
     }
 
-    /// Gives up what has been kept long enough for tenants that have no session, and looks again when more will be.
+    /// Until when memory that was cached then is kept for a tenant: longer for one that may come back to it.
+    pub(crate) fn kept_until(&self, tenant: TenantId, since: Time) -> Time {
+        let limits = &self.config.limits;
+        let is_there = self.sessions.count_of(tenant) > 0;
+        since.after(if is_there {
+            limits.cached_idle_for
+        } else {
+            limits.cached_for.min(limits.cached_idle_for)
+        })
+    }
+
+    /// Gives up what has been kept long enough, and looks again when more will have been.
     pub(crate) fn expire_cached(&mut self) {
         let (mut due, mut next) = (Vec::new(), None);
         for (age, entry) in self.pool.cache().iter() {
-            if self.sessions.count_of(entry.tenant) > 0 {
+            if planted!(self, IdleKept) && self.sessions.count_of(entry.tenant) > 0 {
                 continue;
             }
-            let deadline = entry.since.after(self.config.limits.cached_for);
-            if deadline > self.now {
-                next = Some(deadline);
-                break;
+            match self.kept_until(entry.tenant, entry.since) {
+                until if until <= self.now => due.push(age),
+                until => next = Some(next.map_or(until, |next: Time| next.min(until))),
             }
-            due.push(age);
         }
+        self.cached_look = next;
         if let Some(next) = next {
             self.arm(next, Timer::Cached);
         }

@@ -33,9 +33,11 @@ fn check_index(broker: &Broker, count: usize, found: &mut Vec<Violation>) {
             _ => false,
         });
         expect(found, CACHED, is, || format!("{} is in the index and is not cached so", entry.extent));
-        let deadline = entry.since.after(broker.config.limits.cached_for);
-        let watched = broker.sessions.count_of(entry.tenant) > 0 || next.is_some_and(|next| next <= deadline);
-        expect(found, CACHED, watched, || format!("{} is kept for nobody, and no timer looks", entry.extent));
+        let until = broker.kept_until(entry.tenant, entry.since);
+        let watched = next.is_some_and(|next| next <= until);
+        expect(found, CACHED, watched, || {
+            format!("{} is kept until {until:?}, and no timer looks", entry.extent)
+        });
     }
     for device in broker.device_indices() {
         let on_device = cache.iter().filter(|(_, entry)| entry.device == device);

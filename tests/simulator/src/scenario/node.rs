@@ -97,6 +97,12 @@ fn eviction(dice: &mut Dice) -> EvictionPolicy {
 }
 
 fn limits(dice: &mut Dice) -> Limits {
+    let mut limits = drawn_limits(dice);
+    limits.cached_idle_for = limits.cached_for * 4;
+    limits
+}
+
+fn drawn_limits(dice: &mut Dice) -> Limits {
     let mut one = |usual: usize, tight: usize| if dice.chance(200) { tight } else { usual };
     Limits {
         sessions_max: one(32, 4),
@@ -121,6 +127,7 @@ fn limits(dice: &mut Dice) -> Limits {
         cached_bytes_per_tenant_max: Bytes::mib(dice.one(&[0, 0, 8, 64])),
         cached_for: Duration::from_millis(dice.one(&[5, 50, 500])),
         pin_parts_waiting_max: dice.one(&[4, 48, 48, 48]),
+        ..Limits::default()
     }
 }
 
