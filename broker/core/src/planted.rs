@@ -76,7 +76,7 @@ mod bugs {
         DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS, DEVICES];
         ShortfallIgnored: "memory that others took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
         AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
-        AnswerToAnother: "an answer goes to another call that waits", [CALLS];
+        AnswerToAnother: "an answer goes to another call that waits", [CALLS, DEMANDS, DEVICES];
         AnsweredTwice: "a repeated call is answered twice", [CALLS];
         RequestIdForgotten: "a repeated request is done again", [REPEATS, CALLS, CALLERS];
         ReusedRequestIdServed: "a request id with other content is taken for a repetition", [CALLERS];

@@ -178,18 +178,14 @@ impl ShareChange {
         ];
         let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| {
             let (_, said) = said[class.index()];
-            // What is no byte is more than all.
-            said.map_or_else(|| before.percent(class), |percent| u8::try_from(percent).unwrap_or(u8::MAX))
+            said.unwrap_or_else(|| before.percent(class))
         });
         Shares::new(demand, prefetch, write_back).map_err(|error| {
             // The largest of those that were named: without one all is well.
             let named = said.into_iter().filter_map(|(field, said)| Some((field, said?)));
             let (field, given) = named.max_by_key(|(_, percent)| *percent).unwrap_or_default();
-            let others = [demand, prefetch, write_back]
-                .map(u32::from)
-                .iter()
-                .sum::<u32>()
-                .saturating_sub(given.min(255));
+            let others =
+                [demand, prefetch, write_back].into_iter().fold(0, u32::saturating_add).saturating_sub(given);
             let allowed = match 100_u32.checked_sub(others) {
                 Some(most) => format!("0 to {most}"),
                 None => "none with the others".to_owned(),

@@ -6,11 +6,11 @@
 //! - Classes go in their order: demand, prefetch, write-back.
 //! - A class that has had less than its share while it waited goes first until it has had it; prefetches never before demand.
 //! - What a class does not want is lent to the others, and a class that begins to wait again has nothing saved up.
-//! - Whoever was passed by [`PASSED_AT_MOST`] chunks and has waited for [`STANDS_AT_MOST`] goes first with one, so that nothing
-//!   stands for ever.
+//! - Whoever has waited for [`STANDS_AT_MOST`], and was passed by [`PASSED_AT_MOST`] chunks meanwhile or sees none begun for as long,
+//!   goes first with one, so that nothing stands for ever.
 //!
-//! Where several lanes share a link, each asks it for every chunk of its own. Demand is never held back by another lane; the
-//! others go when it is their turn, or when the link has room beside what was begun on it.
+//! Where several lanes share a link, each asks it for every chunk of its own, and tells it when that has ended. Demand is never held
+//! back by another lane. The others go when it is their turn and no demand is under way, or when the link has room beside what is.
 
 #![forbid(unsafe_code)]
 
@@ -52,8 +52,9 @@ pub struct Link {
 #[derive(Clone, Copy, Debug)]
 struct Stand {
     since: Duration,
-    /// The chunks of others.
+    /// The chunks of others, and when the last of them was begun.
     passed: u32,
+    last: Duration,
 }
 
 /// Of a link that several lanes share.
@@ -61,10 +62,17 @@ struct Stand {
 struct Speed {
     /// Bytes per second.
     carries: u64,
-    /// When what was begun will have crossed it.
+    /// When what was begun should have crossed it: never later than what is under way now would take.
     through: Duration,
-    /// When the last of demand will have.
-    demand_through: Duration,
+    /// Bytes of each class that were begun and have not ended.
+    under_way: [u64; CopyClass::COUNT],
+}
+
+impl Speed {
+    fn takes(&self, bytes: u64) -> Duration {
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.carries);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
 }
 
 impl Link {
@@ -76,8 +84,8 @@ impl Link {
 
     /// Of several lanes, which carries so many bytes per second.
     pub fn shared(shares: Shares, chunk: Bytes, carries: u64) -> Self {
-        let speed =
-            Some(Speed { carries: carries.max(1), through: Duration::ZERO, demand_through: Duration::ZERO });
+        let under_way = [0; CopyClass::COUNT];
+        let speed = Some(Speed { carries: carries.max(1), through: Duration::ZERO, under_way });
         Self { speed, ..Self::of_lane(shares, chunk) }
     }
 
@@ -100,41 +108,68 @@ impl Link {
         }
         let has_room = self.speed.as_ref().is_some_and(|speed| speed.through <= now.saturating_add(AHEAD));
         // How fast a link is may have been measured badly: alone, a class goes as fast as it can.
-        let crosses_demand = self.speed.as_ref().is_some_and(|speed| speed.demand_through > now);
+        let crosses_demand =
+            self.speed.as_ref().is_some_and(|speed| speed.under_way[CopyClass::Demand.index()] > 0);
         let is_next = self.order(now, waiting).next() == Some(class);
         has_room || is_next && (!crosses_demand || self.rank(class, now, waiting) < IN_ORDER)
     }
 
-    /// A chunk was, while this still waited: that class too, if it has more.
+    /// What waits from now on. Who waits no more saves nothing up.
+    pub fn waits(&mut self, now: Duration, waiting: Waiting) {
+        for class in CopyClass::ALL {
+            let at = class.index();
+            match waiting.has(class) {
+                true => _ = self.stands[at].get_or_insert(Stand { since: now, passed: 0, last: now }),
+                false => (self.stands[at], self.owed[at]) = (None, 0),
+            }
+        }
+    }
+
+    /// A chunk of that class was begun, while this still waited: that class too, if it has more.
     pub fn begun(&mut self, now: Duration, class: CopyClass, length: Bytes, waiting: Waiting) {
-        for other in CopyClass::ALL {
+        self.waits(now, waiting.with(class));
+        for other in CopyClass::ALL.into_iter().filter(|other| waiting.has(*other) || *other == class) {
             let at = other.index();
-            let is_waiting = waiting.has(other) || other == class;
-            let share = length.get().saturating_mul(u64::from(self.shares.percent(other)));
+            // Of what demand has nothing belongs to a prefetch.
+            let has_share = (class, other) != (CopyClass::Demand, CopyClass::Prefetch);
+            let percent = if has_share { self.shares.percent(other) } else { 0 };
+            let share = length.get().saturating_mul(u64::from(percent));
             let paid = if other == class { length.get().saturating_mul(100) } else { 0 };
             let owed = self.owed[at].saturating_add(share).saturating_sub(paid);
-            self.owed[at] = if is_waiting { owed.min(self.chunk_owed() * OWED_CHUNKS_MAX) } else { 0 };
-            let last = self.stands[at].filter(|_| other != class);
-            let stand = last.unwrap_or(Stand { since: now, passed: 0 });
-            let passed = stand.passed.saturating_add(u32::from(other != class));
-            self.stands[at] = waiting.has(other).then_some(Stand { passed, ..stand });
-        }
-        if let Some(Speed { carries, through, demand_through }) = &mut self.speed {
-            let nanos = u128::from(length.get()) * 1_000_000_000 / u128::from(*carries);
-            let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-            *through = now.max(*through).saturating_add(takes);
-            if class == CopyClass::Demand {
-                *demand_through = *through;
+            self.owed[at] = owed.min(self.chunk_owed() * OWED_CHUNKS_MAX);
+            if let Some(stand) = &mut self.stands[at] {
+                let passed = stand.passed.saturating_add(1);
+                *stand = match other == class {
+                    true => Stand { since: now, passed: 0, last: now },
+                    false => Stand { passed, last: now, ..*stand },
+                };
             }
+        }
+        if let Some(speed) = &mut self.speed {
+            speed.through = now.max(speed.through).saturating_add(speed.takes(length.get()));
+            let under_way = &mut speed.under_way[class.index()];
+            *under_way = under_way.saturating_add(length.get());
+        }
+    }
+
+    /// One that was begun as that class has ended, well or not.
+    pub fn ended(&mut self, now: Duration, class: CopyClass, length: Bytes) {
+        if let Some(speed) = &mut self.speed {
+            let under_way = &mut speed.under_way[class.index()];
+            *under_way = under_way.saturating_sub(length.get());
+            let all = speed.under_way.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+            speed.through = speed.through.min(now.saturating_add(speed.takes(all)));
         }
     }
 
     /// The lower, the sooner.
     fn rank(&self, class: CopyClass, now: Duration, waiting: Waiting) -> u8 {
         let at = class.index();
-        let stands = self.stands[at].is_some_and(|stand| {
-            stand.passed >= PASSED_AT_MOST && now.saturating_sub(stand.since) >= STANDS_AT_MOST
-        });
+        let stands = class != CopyClass::Demand
+            && self.stands[at].is_some_and(|stand| {
+                let for_long = |since: Duration| now.saturating_sub(since) >= STANDS_AT_MOST;
+                for_long(stand.since) && (stand.passed >= PASSED_AT_MOST || for_long(stand.last))
+            });
         let behind_demand = class == CopyClass::Prefetch && waiting.has(CopyClass::Demand);
         let is_owed = self.owed[at] >= self.chunk_owed() && !behind_demand;
         match (stands, is_owed) {

@@ -115,7 +115,8 @@ fn a_shared_link_holds_back_what_nobody_waits_for_once_it_is_full() {
     assert!(link.permits(at(7), Prefetch, both), "it has crossed, nearly");
     let alone = waiting(&[Prefetch]);
     assert!(!link.permits(at(0), Prefetch, alone), "what somebody waits for still crosses it");
-    assert!(link.permits(at(8), Prefetch, alone));
+    link.ended(at(1), Demand, CHUNK);
+    assert!(link.permits(at(1), Prefetch, alone), "it is faster than was measured");
     for _ in 0..4 {
         link.begun(at(8), Prefetch, CHUNK, alone);
         assert!(link.permits(at(8), Prefetch, alone), "nobody else wants it, however fast it is");
@@ -156,4 +157,32 @@ fn new_shares_hold_from_the_next_chunk_on() {
     link.share_by(Shares::new(0, 0, 100).unwrap());
     let had = served(&mut link, &[Demand, WriteBack], 100);
     assert!(had[WriteBack.index()] >= 98, "{had:?}");
+}
+
+#[test]
+fn a_link_that_is_faster_than_was_measured_is_held_back_by_what_is_under_way_alone() {
+    let mut link = shared();
+    let alone = waiting(&[Prefetch]);
+    // Ten minutes of a prefetch at ten times the speed.
+    for turn in 0..600_000 {
+        assert!(link.permits(at(turn), Prefetch, alone));
+        link.begun(at(turn), Prefetch, Bytes::mib(10), alone);
+        link.ended(at(turn), Prefetch, Bytes::mib(10));
+    }
+    link.begun(at(600_000), Demand, CHUNK, waiting(&[Demand, Prefetch]));
+    assert!(!link.permits(at(600_000), Prefetch, alone));
+    link.ended(at(600_001), Demand, CHUNK);
+    assert!(link.permits(at(600_001), Prefetch, alone));
+}
+
+#[test]
+fn beside_what_never_ends_who_waits_has_a_chunk_a_second() {
+    let mut link = shared();
+    let alone = waiting(&[Prefetch]);
+    link.begun(at(0), Demand, Bytes::gib(64), waiting(&[Demand, Prefetch]));
+    link.waits(at(1), alone);
+    assert!(!link.permits(at(999), Prefetch, alone));
+    assert!(link.permits(at(1001), Prefetch, alone));
+    link.begun(at(1001), Prefetch, CHUNK, alone);
+    assert!(!link.permits(at(1002), Prefetch, alone));
 }

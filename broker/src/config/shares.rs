@@ -23,9 +23,9 @@ impl Shares {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct SharesText {
-    demand_percent: Option<Spanned<u8>>,
-    prefetch_percent: Option<Spanned<u8>>,
-    write_back_percent: Option<Spanned<u8>>,
+    demand_percent: Option<Spanned<u32>>,
+    prefetch_percent: Option<Spanned<u32>>,
+    write_back_percent: Option<Spanned<u32>>,
 }
 
 impl From<SharesText> for Shares {

@@ -230,7 +230,7 @@ fn every_complaint_names_line_column_and_field() {
             "shares.prefetch_percent",
             "101 percent",
         ),
-        ("[shares]\nprefetch_percent = 256\n", 2, 20, "shares.prefetch_percent", "256"),
+        ("[shares]\nprefetch_percent = 256\n", 2, 20, "shares.prefetch_percent", "306 percent"),
         ("[shares]\ndemand_percent = -1\n", 2, 18, "shares.demand_percent", "-1"),
         ("[shares]\neviction_percent = 1\n", 2, 1, "shares.eviction_percent", "unknown field"),
         ("[pressure]\nhigh_percent = 101\n", 2, 16, "pressure.high_percent", "between 1 and 100"),

@@ -26,7 +26,7 @@ fn of_pressure(bounds: &PressureBounds) -> v1::PressureSettings {
 
 fn of_shares(shares: Shares) -> v1::ShareSettings {
     let [demand_percent, prefetch_percent, write_back_percent] =
-        CopyClass::ALL.map(|class| Some(u32::from(shares.percent(class))));
+        CopyClass::ALL.map(|class| Some(shares.percent(class)));
     v1::ShareSettings { demand_percent, prefetch_percent, write_back_percent }
 }
 

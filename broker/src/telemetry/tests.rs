@@ -328,8 +328,8 @@ fn two_hundred_tenants_have_series_of_their_own() {
     let text = metrics.text(look(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
-    // In each place a guarantee, a limit and the states; three of links.
-    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 1) + 4 + 3);
+    // In each place a guarantee, a limit and the states; where three levels begin, and three of links.
+    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 1) + 4 + 3 + 3);
 }
 
 fn points(data: &ResourceMetrics, name: &str) -> usize {

@@ -43,16 +43,17 @@ pub struct Shares {
 
 impl Shares {
     /// Fails where they are more than a link has.
-    pub fn new(demand: u8, prefetch: u8, write_back: u8) -> Result<Self, TooManyShares> {
+    pub fn new(demand: u32, prefetch: u32, write_back: u32) -> Result<Self, TooManyShares> {
         let percent = [demand, prefetch, write_back];
-        match percent.into_iter().map(u32::from).sum::<u32>() {
-            0..=100 => Ok(Self { percent }),
+        match percent.into_iter().fold(0, u32::saturating_add) {
+            // Each fits, as their sum does.
+            0..=100 => Ok(Self { percent: percent.map(|it| u8::try_from(it).unwrap_or(u8::MAX)) }),
             sum => Err(TooManyShares { sum }),
         }
     }
 
-    pub fn percent(&self, class: CopyClass) -> u8 {
-        self.percent[class.index()]
+    pub fn percent(&self, class: CopyClass) -> u32 {
+        u32::from(self.percent[class.index()])
     }
 }
 
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(Shares::new(30, 50, 20), Ok(Shares::default()));
         assert_eq!(Shares::new(0, 0, 0).map(|it| it.percent(CopyClass::Demand)), Ok(0));
         assert_eq!(Shares::new(30, 50, 21), Err(TooManyShares { sum: 101 }));
-        assert_eq!(Shares::new(255, 255, 255), Err(TooManyShares { sum: 765 }));
+        assert_eq!(Shares::new(u32::MAX, 255, 255), Err(TooManyShares { sum: u32::MAX }));
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl Fenced {
             eviction: crate::eviction::EvictionPolicy::default(),
             check_shadows: false,
             pressure: crate::pressure::PressureBounds::default(),
+            shares: vramd_types::Shares::default(),
             limits: Limits::default(),
         };
         let broker = Broker::new(config, StoredQuotas::default(), Time::START);

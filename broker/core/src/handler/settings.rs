@@ -37,8 +37,9 @@ impl Broker {
                 self.command(Command::ShareLinks(after.shares));
             }
             let (before, after) = (Box::new(before), Box::new(after));
+            let is_smaller = after.tiers.host < before.tiers.host || after.tiers.disk < before.tiers.disk;
             self.notice(Notice::SettingsChanged { uid, before, after });
-            self.settings_changed();
+            self.settings_changed(is_smaller);
         }
         Ok(Started::Done(Outcome::SettingsChanged))
     }
@@ -57,13 +58,15 @@ impl Broker {
     }
 
     /// Everything that depends on them is looked at, now.
-    fn settings_changed(&mut self) {
+    fn settings_changed(&mut self, is_smaller: bool) {
         let places: Vec<Place> = self.ledger.places().map(|(place, _)| place).collect();
         for place in places.iter().copied() {
             let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
             self.withhold(place, |ledger| ledger.offer(place, offered));
         }
-        self.refuse_what_is_not_below();
+        if is_smaller {
+            self.refuse_what_is_not_below();
+        }
         self.unsettled.demands = true;
         self.pressing.tried.clear();
         self.pressing.passed.clear();

@@ -83,7 +83,10 @@ pub(crate) fn run<L: Link>(
                 // Those that wait need not wait for what is before them.
                 Order::Copy(job) if job.entry.is_cancelled() => give_up(job, &tell),
                 Order::Copy(job) => lane.queue(job.entry.class()).push(job),
-                Order::Cancelled(copy) => drop(lane.take(copy).map(|job| give_up(job, &tell))),
+                Order::Cancelled(copy) => match lane.take(copy) {
+                    Some(job) => give_up(job, &tell),
+                    None => lane.cancel(copy),
+                },
                 Order::Hastened(copy) => {
                     if let Some(job) = lane.take(copy) {
                         lane.queue(CopyClass::Demand).push(job);
@@ -160,6 +163,14 @@ impl<L: Link> Lane<L> {
         self.queues.iter_mut().find_map(|queue| queue.take(copy))
     }
 
+    /// If it was begun, and not all of it: nothing more is, whether that is permitted now or not.
+    fn cancel(&mut self, copy: CopyId) {
+        let of = |it: &&mut Begun<_>| it.job.copy == copy && !it.is_all_begun();
+        if let Some(begun) = self.begun.iter_mut().find(of) {
+            begun.problem = Some(CopyError::Cancelled);
+        }
+    }
+
     /// `None` where there is nothing to do.
     fn patience(&self) -> Option<Duration> {
         match self.under_way.front() {
@@ -176,12 +187,13 @@ impl<L: Link> Lane<L> {
 
     /// Whether a chunk has ended. One at a time: what is begun in its place is under way while the link looks at the next.
     fn end_next(&mut self) -> bool {
-        let Some(Chunk { of, chunk, length, .. }) = self.under_way.front_mut() else { return false };
+        let Some(Chunk { of, class, chunk, length }) = self.under_way.front_mut() else { return false };
         let ended = match self.link.has_ended(chunk) {
             Ok(false) => return false,
             Ok(true) => Ok(*length),
             Err(error) => Err(error),
         };
+        self.links.ended(*class, Bytes::new(*length));
         if let Some(begun) = self.begun.iter_mut().find(|it| it.job.copy == *of) {
             begun.ended(ended);
         }
@@ -197,7 +209,7 @@ impl<L: Link> Lane<L> {
 
     fn begin(&mut self) {
         while self.under_way.len() < L::UNDER_WAY_MAX {
-            let Some(at) = self.next_to_begin() else { return };
+            let Some(at) = self.next_to_begin() else { break };
             let begun = &mut self.begun[at];
             let (of, class) = (begun.job.copy, begun.job.entry.class());
             // What could not be begun is told with the next that has ended.
@@ -206,6 +218,7 @@ impl<L: Link> Lane<L> {
                 self.links.begun(class, Bytes::new(length));
             }
         }
+        self.links.waits(self.ready());
     }
 
     /// The classes of which something is left to begin.
@@ -215,19 +228,27 @@ impl<L: Link> Lane<L> {
         left.chain(whole).collect()
     }
 
+    /// Those of them that only the links hold back.
+    fn ready(&self) -> Waiting {
+        let waiting = self.waiting();
+        let is_full = self.in_background() >= L::BACKGROUND_UNDER_WAY_MAX;
+        let ready = |class: &CopyClass| waiting.has(*class) && (*class == CopyClass::Demand || !is_full);
+        CopyClass::ALL.into_iter().filter(ready).collect()
+    }
+
+    fn in_background(&self) -> usize {
+        self.under_way.iter().filter(|chunk| chunk.class != CopyClass::Demand).count()
+    }
+
     /// The place of the one that goes on.
     fn next_to_begin(&mut self) -> Option<usize> {
-        self.links.waits(self.waiting());
+        self.links.waits(self.ready());
         let classes: Vec<CopyClass> = self.links.permitted().collect();
         classes.into_iter().find_map(|class| self.begun_of(class))
     }
 
     /// Where one of that class is of which something is left to begin.
     fn begun_of(&mut self, class: CopyClass) -> Option<usize> {
-        let in_background = self.under_way.iter().filter(|chunk| chunk.class != CopyClass::Demand).count();
-        if class != CopyClass::Demand && in_background >= L::BACKGROUND_UNDER_WAY_MAX {
-            return None;
-        }
         let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == class;
         self.begun.iter().position(is_left).or_else(|| {
             let job = self.queue(class).pop()?;

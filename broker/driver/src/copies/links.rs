@@ -16,15 +16,19 @@ const CHUNK: Bytes = Bytes::mib(8);
 
 /// Below this share of what each carries alone lanes stand in each other's way: in percent.
 const SHARED_BELOW: u128 = 90;
+const MILLION: u128 = 1_000_000;
 
-/// The link that they share, if they do: with what it would carry for each of them alone.
+/// The link that they share, if they do: with what it would carry for each of them alone. None where one of them carried nothing.
 pub(crate) fn shared(name: &str, alone: &[(LaneId, u64)], together: &[u64]) -> Option<LinkFacts> {
-    // Hundredths of what each carries alone, summed up: 100 for each where nobody is in anybody's way.
+    if alone.iter().map(|(_, carries)| carries).chain(together).any(|carries| *carries == 0) {
+        return None;
+    }
+    // Millionths of what each carries alone, summed up: a million for each where nobody is in anybody's way.
     let used =
-        alone.iter().zip(together).map(|((_, alone), it)| u128::from(*it) * 100 / u128::from(*alone).max(1));
+        alone.iter().zip(together).map(|((_, alone), it)| u128::from(*it) * MILLION / u128::from(*alone));
     let used: u128 = used.sum();
-    let is_shared = used < SHARED_BELOW * alone.len() as u128;
-    let carries = |alone: u64| u64::try_from(u128::from(alone) * used / 100).unwrap_or(u64::MAX);
+    let is_shared = used * 100 < SHARED_BELOW * MILLION * alone.len() as u128;
+    let carries = |alone: u64| u64::try_from(u128::from(alone) * used / MILLION).unwrap_or(u64::MAX);
     is_shared.then(|| LinkFacts {
         name: name.to_owned(),
         lanes: alone.iter().map(|(lane, alone)| (*lane, carries(*alone))).collect(),
@@ -124,7 +128,13 @@ impl Crossed {
     pub(super) fn waits(&mut self, waiting: Waiting) {
         if waiting != self.waiting {
             self.waiting = waiting;
-            self.links.iter().for_each(|(link, place)| link.state().waiting[*place] = waiting);
+            let now = self.epoch.elapsed();
+            for (link, place) in &self.links {
+                let mut state = link.state();
+                state.waiting[*place] = waiting;
+                let anywhere = state.waits_anywhere();
+                state.link.waits(now, anywhere);
+            }
         }
     }
 
@@ -153,6 +163,14 @@ impl Crossed {
             *begun = begun.saturating_add(length);
         }
     }
+
+    /// As what it was begun, and however it went.
+    pub(super) fn ended(&self, class: CopyClass, length: Bytes) {
+        let now = self.epoch.elapsed();
+        for (link, place) in &self.links {
+            link.state().link.ended(now, class, link.cost(*place, length));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +184,7 @@ mod tests {
     #[test]
     fn what_is_as_fast_together_as_alone_shares_nothing() {
         assert_eq!(shared("node 0", &[(IN[0], 55), (IN[1], 55)], &[55, 54]), None);
-        assert_eq!(shared("node 0", &[(IN[0], 0), (IN[1], 0)], &[0, 0]).map(|it| it.lanes.len()), Some(2));
+        assert_eq!(shared("node 0", &[(IN[0], 0), (IN[1], 5)], &[0, 5]), None, "nothing is known of it");
     }
 
     #[test]
@@ -177,6 +195,6 @@ mod tests {
         let four =
             [(IN[0], 55), (IN[1], 55), (LaneId::Out(DeviceIndex(0)), 55), (LaneId::Out(DeviceIndex(1)), 55)];
         let both = shared("node 0", &four, &[40, 37, 38, 39]).unwrap();
-        assert_eq!(both.lanes.iter().map(|(_, carries)| *carries).collect::<Vec<_>>(), [152; 4]);
+        assert_eq!(both.lanes.iter().map(|(_, carries)| *carries).collect::<Vec<_>>(), [153; 4]);
     }
 }

@@ -18,11 +18,11 @@ use super::{
 };
 use crate::{LaneId, LinkFacts, copies::shared};
 
-/// Long enough that a chunk more or less is a hundredth of it, on a fast link.
+/// Long enough that a chunk more or less is a hundredth of it, on a link of 55 GB/s.
 const LASTS: Duration = Duration::from_millis(20);
 /// A link on which nothing ends by then is measured no further.
 const GIVES_UP: Duration = Duration::from_secs(2);
-/// As the lanes do it.
+/// As the lanes have it, and enough of them that none waits for us.
 const CHUNK: Bytes = Bytes::mib(16);
 const UNDER_WAY: usize = 3;
 /// Each chunk lies elsewhere than the last few, so that no cache of the host has it.
@@ -49,8 +49,8 @@ impl From<CudaError> for Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cuda(error) => write!(f, "measure the links: {error}"),
-            Self::Slow => write!(f, "measure the links: no copy of {CHUNK} has ended within {GIVES_UP:?}"),
+            Self::Cuda(error) => error.fmt(f),
+            Self::Slow => write!(f, "no copy of {CHUNK} has ended within {GIVES_UP:?}"),
         }
     }
 }
@@ -59,7 +59,7 @@ impl fmt::Display for Problem {
 type Road = (String, Vec<DeviceIndex>);
 
 pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
-    let opened: Result<Vec<_>, CudaError> = thread::scope(|scope| {
+    let opened: Vec<Result<_, CudaError>> = thread::scope(|scope| {
         // Each near its device: memory is pinned where the thread runs that touches it first.
         let opening: Vec<_> = devices.iter().map(|device| scope.spawn(|| open(device))).collect();
         opening
@@ -67,50 +67,80 @@ pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
             .map(|it| it.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    let ready = opened.and_then(|opened| opened.into_iter().map(End::new).collect::<Result<Vec<_>, _>>());
-    let measured = ready.map_err(Problem::from).and_then(|mut ends| all(&mut ends, &roads(devices, buses)));
-    match measured {
-        Ok(links) => Measured { links, problem: None },
-        Err(error) => Measured { links: Vec::new(), problem: Some(error.to_string()) },
-    }
-}
-
-fn all(ends: &mut [End], roads: &[Road]) -> Result<Vec<LinkFacts>, Problem> {
-    let mut alone = Vec::new();
-    let mut links = Vec::new();
-    for (at, end) in (0..).zip(ends.iter_mut()) {
-        let lanes = [LaneId::In, LaneId::Out].map(|lane| lane(DeviceIndex(at)));
-        for (lane, end) in lanes.into_iter().zip([&mut end.inward, &mut end.outward]) {
-            let carries = together(&mut [end])?;
-            alone.push((lane, carries[0]));
-            links.push(LinkFacts { name: format!("device {at}"), lanes: vec![(lane, carries[0])] });
+    let (mut measured, mut ends) = (Measured { links: Vec::new(), problem: None }, Vec::new());
+    for (device, opened) in (0..).map(DeviceIndex).zip(opened) {
+        match opened.and_then(End::new) {
+            Ok(end) => ends.push((device, end)),
+            Err(error) => measured.failed(&format!("device {device}"), &error),
         }
     }
-    for (name, members) in roads {
-        // One way and the other, and both at once.
-        for (inward, outward) in [(true, false), (false, true), (true, true)] {
+    measured.alone(&mut ends);
+    for (name, members) in roads(devices, buses) {
+        measured.road(&name, &members, &mut ends);
+    }
+    measured
+}
+
+impl Measured {
+    fn failed(&mut self, what: &str, problem: &dyn fmt::Display) {
+        let before = self.problem.take().map_or_else(String::new, |before| before + "; ");
+        self.problem = Some(format!("{before}{what}: {problem}"));
+    }
+
+    /// Each way of each device. Which of them cannot be measured is not looked at again.
+    fn alone(&mut self, ends: &mut Vec<(DeviceIndex, End)>) {
+        ends.retain_mut(|(device, end)| {
+            let lanes = [(LaneId::In(*device), &mut end.inward), (LaneId::Out(*device), &mut end.outward)];
+            for (lane, run) in lanes {
+                let name = lane.to_string();
+                match together(&mut [run]) {
+                    Ok(carries) => {
+                        let lanes = carries.into_iter().map(|carries| (lane, carries)).collect();
+                        self.links.push(LinkFacts { name, lanes });
+                    }
+                    Err(problem) => {
+                        self.failed(&name, &problem);
+                        return false;
+                    }
+                }
+            }
+            true
+        });
+    }
+
+    /// One way and the other, and both at once beside what each of these carried.
+    fn road(&mut self, name: &str, members: &[DeviceIndex], ends: &mut [(DeviceIndex, End)]) {
+        let alone =
+            self.links.iter().filter(|link| link.lanes.len() == 1).flat_map(|link| link.lanes.clone());
+        let mut before: Vec<(LaneId, u64)> = alone.collect();
+        for (way, inward, outward) in [(" in", true, false), (" out", false, true), ("", true, true)] {
             let is_on = |lane: &LaneId| match lane {
                 LaneId::In(device) => inward && members.contains(device),
                 LaneId::Out(device) => outward && members.contains(device),
                 _ => false,
             };
-            let on: Vec<(LaneId, u64)> = alone.iter().copied().filter(|(lane, _)| is_on(lane)).collect();
-            if on.len() < 2 || links.iter().any(|known| known.lanes.len() > 1 && is_of(known, &on)) {
+            let on: Vec<(LaneId, u64)> = before.iter().copied().filter(|(lane, _)| is_on(lane)).collect();
+            let mut runs: Vec<&mut Run> = Vec::new();
+            for (at, end) in ends.iter_mut() {
+                runs.extend([&mut end.inward].into_iter().filter(|_| is_on(&LaneId::In(*at))));
+                runs.extend([&mut end.outward].into_iter().filter(|_| is_on(&LaneId::Out(*at))));
+            }
+            if runs.len() != on.len() || runs.len() < 2 {
                 continue;
             }
-            let mut runs: Vec<&mut Run> = Vec::new();
-            for (at, end) in (0..).map(DeviceIndex).zip(ends.iter_mut()) {
-                runs.extend([&mut end.inward].into_iter().filter(|_| is_on(&LaneId::In(at))));
-                runs.extend([&mut end.outward].into_iter().filter(|_| is_on(&LaneId::Out(at))));
+            let name = format!("{name}{way}");
+            match together(&mut runs) {
+                Ok(carried) => {
+                    self.links.extend(shared(&name, &on, &carried));
+                    for (lane, carries) in before.iter_mut().filter(|(lane, _)| is_on(lane)) {
+                        let at = on.iter().position(|(of, _)| of == lane);
+                        *carries = at.and_then(|at| carried.get(at).copied()).unwrap_or(*carries);
+                    }
+                }
+                Err(problem) => return self.failed(&name, &problem),
             }
-            links.extend(shared(name, &on, &together(&mut runs)?));
         }
     }
-    Ok(links)
-}
-
-fn is_of(known: &LinkFacts, on: &[(LaneId, u64)]) -> bool {
-    known.lanes.len() == on.len() && known.lanes.iter().zip(on).all(|((one, _), (other, _))| one == other)
 }
 
 /// A device and memory of the host near it, and between them a stream each way.
@@ -177,6 +207,8 @@ fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, Problem> {
     // Until each has measured something, however slow it is.
     while began.elapsed() < LASTS || ended.iter().any(|(chunks, ..)| *chunks < 2) {
         if began.elapsed() > GIVES_UP {
+            // Who drops them waits for their end.
+            std::mem::forget(under_way);
             return Err(Problem::Slow);
         }
         for ((run, chunks), (count, first, last)) in runs.iter_mut().zip(&mut under_way).zip(&mut ended) {
@@ -218,9 +250,9 @@ fn roads(devices: &[Arc<Device>], buses: &Path) -> Vec<Road> {
         let above: Vec<String> = path.iter().flat_map(|path| bridges(path)).collect();
         above.into_iter().for_each(|bridge| join(format!("uplink {bridge}"), index));
         join(format!("node {}", device.node()), index);
+        join(format!("device {index}"), index);
     }
-    roads.retain(|(_, members)| members.len() > 1);
-    roads.sort_by_key(|(_, members)| members.len());
+    roads.sort_by_key(|(name, members)| (members.len(), !name.starts_with("device")));
     let mut known: Vec<Vec<DeviceIndex>> = Vec::new();
     roads.retain(|(_, members)| {
         let is_new = !known.contains(members);

@@ -152,7 +152,10 @@ fn with_disk(
 ) -> (Vec<LinkFacts>, Option<String>) {
     match disk.map_or(Ok(Vec::new()), Disk::measure) {
         Ok(measured) => links.extend(measured),
-        Err(error) => drop(unmeasured.get_or_insert_with(|| error.to_string())),
+        Err(error) => {
+            let before = unmeasured.take().map_or_else(String::new, |before| before + "; ");
+            unmeasured = Some(format!("{before}disk: {error}"));
+        }
     }
     (links, unmeasured)
 }

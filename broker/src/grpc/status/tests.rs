@@ -133,7 +133,9 @@ fn each_family_has_its_standard_detail() {
         let either = details.quota_failure().is_some() ^ details.retry_info().is_some();
         assert_eq!(either, exhausted || reason.code() == StatusCode::Unavailable, "{reason}");
     }
-    let limit = refused(&every_refusal("team-a").swap_remove(13)).get_error_details();
+    let all = every_refusal("team-a");
+    let limit = all.iter().find(|refusal| refusal.reason() == Reason::QuotaLimit).unwrap();
+    let limit = refused(limit).get_error_details();
     assert_eq!(limit.quota_failure().unwrap().violations[0].subject, "tenant:team-a");
 }
 

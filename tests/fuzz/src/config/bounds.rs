@@ -19,7 +19,7 @@ pub(super) fn check(config: &Config) {
     let Config { memory, disk, quota, tenants, limits, driver, telemetry, pressure, shares, daemon: _ } =
         config;
     of_pressure(&pressure.bounds());
-    let percents = CopyClass::ALL.map(|class| u32::from(shares.percents().percent(class)));
+    let percents = CopyClass::ALL.map(|class| shares.percents().percent(class));
     assert!(percents.iter().sum::<u32>() <= 100, "{shares:?}");
     let defaults = [quota.default.limit, quota.default.host_limit, quota.default.disk_limit];
     for share in defaults.into_iter().chain([memory.device_share, memory.margin]) {

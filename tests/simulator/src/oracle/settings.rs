@@ -119,8 +119,7 @@ impl Oracle {
         let ShareChange { demand_percent, prefetch_percent, write_back_percent } = change.shares;
         let shares = [demand_percent, prefetch_percent, write_back_percent];
         let shares = shares.into_iter().zip(CopyClass::ALL);
-        let percents =
-            shares.map(|(said, class)| said.unwrap_or_else(|| u32::from(now.shares.percent(class))));
+        let percents = shares.map(|(said, class)| said.unwrap_or_else(|| now.shares.percent(class)));
         let shared = percents.fold(0, u32::saturating_add) <= 100;
         *change != SettingsChange::default() && ascends(&after.pressure) && fits && shared
     }
@@ -160,7 +159,7 @@ fn with(settings: &Settings, change: &SettingsChange) -> Settings {
     let ShareChange { demand_percent, prefetch_percent, write_back_percent } = change.shares;
     let said = [demand_percent, prefetch_percent, write_back_percent];
     let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| {
-        let said = said.get(class.index()).copied().flatten().and_then(|said| u8::try_from(said).ok());
+        let said = said.get(class.index()).copied().flatten();
         said.unwrap_or_else(|| settings.shares.percent(class))
     });
     // Where they make no sense the change is refused.
