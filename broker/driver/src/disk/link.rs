@@ -15,7 +15,7 @@ use std::{collections::VecDeque, num::NonZeroU64, sync::Arc, time::Duration};
 use rustix::thread::set_current_timer_slack;
 
 use super::{
-    ALIGNMENT, PIECE, RING_PIECES,
+    ALIGNMENT, PIECE, READS_MAX, RING_PIECES,
     engine::{DiskEngine, Done, Engine, Op, Way},
     extent::DiskExtent,
     piece::{DiskWork, OnDisk, Piece, Stage, Summing, failed},
@@ -69,6 +69,9 @@ impl<S: Side> DiskLink<S> {
         if self.pieces.range(..index).any(|earlier| earlier.is_in_the_way_of(piece, self.way)) {
             return;
         }
+        if self.way == Way::FromDisk && self.on_disk() >= READS_MAX {
+            return;
+        }
         let (work, at, length) = (piece.work.clone(), piece.at, piece.length);
         let tag = self.first + index as u64;
         let begun = match self.way {
@@ -76,6 +79,10 @@ impl<S: Side> DiskLink<S> {
             Way::ToDisk => self.begin_write(tag, &work, at, length),
         };
         self.pieces[index].stage = begun.unwrap_or_else(|error| Stage::Ended(Err(error)));
+    }
+
+    fn on_disk(&self) -> usize {
+        self.pieces.iter().filter(|piece| matches!(piece.stage, Stage::OnDisk(_))).count()
     }
 
     fn begin_read(
@@ -249,7 +256,8 @@ impl<S: Side> Link for DiskLink<S> {
     const CHUNK: u64 = PIECE;
     const BACKGROUND_CHUNK: u64 = PIECE;
     const UNDER_WAY_MAX: usize = RING_PIECES;
-    const BACKGROUND_UNDER_WAY_MAX: usize = RING_PIECES / 2;
+    /// Of these some are in memory. With fewer the disk would wait for us.
+    const BACKGROUND_UNDER_WAY_MAX: usize = RING_PIECES - RING_PIECES / 4;
 
     type Work = DiskWork<S::Memory>;
     /// The piece's number.

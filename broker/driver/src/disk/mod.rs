@@ -57,6 +57,10 @@ const PIECE: u64 = 2 << 20;
 /// latency, and half of them may be on the device's side.
 const RING_PIECES: usize = 16;
 
+/// So many are read by the disk at once: 16 MiB are as much as a disk of 14 GB/s needs at a latency of a millisecond, and with twice as
+/// much some read a third slower. The other buffers are on their way to the device.
+const READS_MAX: usize = RING_PIECES / 2;
+
 /// Where extents may lie on disk, and how much of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {

@@ -30,7 +30,7 @@ pub(super) struct Piece<S: Side> {
 
 #[derive(Debug)]
 pub(super) enum Stage<H> {
-    /// For another that goes to the same place.
+    /// For another that goes to the same place, or for its turn at the disk.
     Waiting,
     /// From memory to a buffer.
     Fetching(H),

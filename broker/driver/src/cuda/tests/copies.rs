@@ -98,7 +98,9 @@ fn what_is_cancelled_under_way_stops_and_what_waits_never_begins() {
     let mut told = [copied(&completions), copied(&completions), copied(&completions)];
     told.sort_by_key(|(copy, _)| *copy);
     assert_eq!(told, [(1, Err(CopyError::Cancelled)), (2, Err(CopyError::Cancelled)), (3, Ok(()))]);
-    let chunks = fake.callers("cuMemcpyDtoHAsync_v2");
+    // Others were begun to measure the links.
+    let mut chunks = fake.callers("cuMemcpyDtoHAsync_v2");
+    chunks.retain(|by| by == "cuda-copy");
     assert!(chunks.len() < 10, "160 MiB are ten chunks, and {} were begun", chunks.len());
 }
 
