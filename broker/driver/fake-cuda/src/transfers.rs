@@ -3,8 +3,12 @@
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
 use std::{
+    collections::BTreeSet,
     ffi::{c_uint, c_void},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use crate::{
@@ -182,10 +186,15 @@ extern "C" fn cuEventRecord(_event: usize, _stream: usize) -> u32 {
     0
 }
 
-/// Not ready every other time, so that whoever polls does.
+/// Not ready every other time that one is asked for, so that whoever polls does.
 #[unsafe(no_mangle)]
-extern "C" fn cuEventQuery(_event: usize) -> u32 {
-    static READY: AtomicBool = AtomicBool::new(false);
+extern "C" fn cuEventQuery(event: usize) -> u32 {
+    static ASKED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
     begin!("cuEventQuery");
-    if READY.fetch_xor(true, Ordering::Relaxed) { 0 } else { NOT_READY }
+    let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    if asked.remove(&event) {
+        return 0;
+    }
+    asked.insert(event);
+    NOT_READY
 }
