@@ -190,8 +190,8 @@ impl Link {
                 for_long(stand.since) && (stand.passed >= PASSED_AT_MOST || for_long(stand.last))
             });
         let behind_demand = class == CopyClass::Prefetch && waiting.has(CopyClass::Demand);
-        let behind_demand = behind_demand && !planted!(self, PrefetchBeforeDemand);
         let is_owed = self.owed[at] >= self.chunk_owed() && !behind_demand;
+        let is_owed = is_owed || behind_demand && planted!(self, PrefetchBeforeDemand);
         match (stands, is_owed) {
             (true, _) => 0,
             (false, true) => 1,

@@ -21,7 +21,7 @@ macro_rules! planted {
 #[cfg(feature = "planted")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// A prefetch that is owed something goes before demand.
+    /// A prefetch goes before demand.
     PrefetchBeforeDemand,
     /// What was lent is not given back.
     ShareLentForEver,

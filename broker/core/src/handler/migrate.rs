@@ -237,7 +237,7 @@ impl Broker {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
         migration.awaited = true;
         let (to, state) = (migration.to, migration.state);
-        if state == MigrationState::Copying {
+        if state == MigrationState::Copying && !planted!(self, ClassInverted) {
             self.command(Command::HastenCopy { to });
         }
         self.hasten_write_back(part);
@@ -310,6 +310,7 @@ impl Broker {
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
         let class = match (migration.awaited, migration.towards) {
+            (true, _) if planted!(self, ClassInverted) => CopyClass::WriteBack,
             (true, _) => CopyClass::Demand,
             (false, Tier::Device) => CopyClass::Prefetch,
             (false, Tier::Host | Tier::Disk) => CopyClass::WriteBack,
