@@ -178,6 +178,10 @@ mod bugs {
         EarlyLookBelieved: "a look that began before a driver had no memory says that there is some", [LEDGER_ORACLE, ADMISSION];
         FirstLackAlone: "a batch that is short in several places is judged by the first", [DEMANDS];
         WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
+        ClassInverted: "what somebody waits for is copied as what nobody does, and not hastened", [LINK_AWAITED];
+        PrefetchBeforeDemand: "a link has a prefetch go before what somebody waits for", [LINK_ORDER, LINK_SHARES];
+        ShareLentForEver: "a link does not give back what a class has lent to others", [LINK_SHARES];
+        ShareSavedUp: "a link lets a class save up what it does not want", [LINK_SHARES];
     }
 
     impl Broker {

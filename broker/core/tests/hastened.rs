@@ -174,6 +174,25 @@ fn what_is_waited_for_is_copied_as_such() {
     assert_eq!((classes(&world), world.hastened.len()), (vec![CopyClass::Demand], 0));
 }
 
+/// Somebody waits for more room than there is, and behind him who pins the part.
+#[test]
+fn what_an_operator_brings_in_is_copied_as_waited_for_if_somebody_waits() {
+    let (mut world, a, away) = one_written();
+    evict(&mut world, away);
+    let [b, c] = ["b", "c"].map(|tenant| world.open_pinning(tenant));
+    fill(&mut world, b, spec(4));
+    let items = vec![spec(8)];
+    world.start(c, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(1) });
+    world.pin_call(a, 1, &[away]);
+    world.settle();
+    assert_eq!((tier(&world, away), answer(&world, a, 1)), (Tier::Host, None));
+    world.start_operator(None, to(away.allocation, Tier::Device));
+    until_copied(&mut world, a);
+    assert_eq!((classes(&world), world.hastened.len()), (vec![CopyClass::Demand], 0));
+    world.settle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+}
+
 #[test]
 fn what_an_operator_evicts_is_hastened_by_who_waits_for_its_room() {
     let (mut world, a, leaves) = one_written();

@@ -14,12 +14,16 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod planted;
 mod waiting;
 
 use std::time::Duration;
 
 use vramd_types::{Bytes, CopyClass, Shares};
 
+#[cfg(feature = "planted")]
+pub use planted::Flaw;
 pub use waiting::Waiting;
 
 /// So long a class that waits has nothing.
@@ -47,6 +51,8 @@ pub struct Link {
     /// Since it began to wait, or had a chunk for the last time.
     stands: [Option<Stand>; CopyClass::COUNT],
     speed: Option<Speed>,
+    #[cfg(feature = "planted")]
+    planted: Option<Flaw>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +85,15 @@ impl Link {
     /// Of one lane, which knows what is under way there.
     pub fn of_lane(shares: Shares, chunk: Bytes) -> Self {
         let (owed, stands) = ([0; CopyClass::COUNT], [None; CopyClass::COUNT]);
-        Self { shares, chunk, owed, stands, speed: None }
+        Self {
+            shares,
+            chunk,
+            owed,
+            stands,
+            speed: None,
+            #[cfg(feature = "planted")]
+            planted: None,
+        }
     }
 
     /// Of several lanes, which carries so many bytes per second.
@@ -120,6 +134,7 @@ impl Link {
             let at = class.index();
             match waiting.has(class) {
                 true => _ = self.stands[at].get_or_insert(Stand { since: now, passed: 0, last: now }),
+                false if planted!(self, ShareSavedUp) => self.stands[at] = None,
                 false => (self.stands[at], self.owed[at]) = (None, 0),
             }
         }
@@ -128,15 +143,19 @@ impl Link {
     /// A chunk of that class was begun, while this still waited: that class too, if it has more.
     pub fn begun(&mut self, now: Duration, class: CopyClass, length: Bytes, waiting: Waiting) {
         self.waits(now, waiting.with(class));
-        for other in CopyClass::ALL.into_iter().filter(|other| waiting.has(*other) || *other == class) {
+        let saves_up = planted!(self, ShareSavedUp);
+        let has_part = |other: &CopyClass| saves_up || waiting.has(*other) || *other == class;
+        for other in CopyClass::ALL.into_iter().filter(has_part) {
             let at = other.index();
             // Of what demand has nothing belongs to a prefetch.
             let has_share = (class, other) != (CopyClass::Demand, CopyClass::Prefetch);
             let percent = if has_share { self.shares.percent(other) } else { 0 };
             let share = length.get().saturating_mul(u64::from(percent));
+            let share = if planted!(self, ShareLentForEver) { 0 } else { share };
             let paid = if other == class { length.get().saturating_mul(100) } else { 0 };
             let owed = self.owed[at].saturating_add(share).saturating_sub(paid);
-            self.owed[at] = owed.min(self.chunk_owed() * OWED_CHUNKS_MAX);
+            let at_most = if saves_up { u64::MAX } else { self.chunk_owed() * OWED_CHUNKS_MAX };
+            self.owed[at] = owed.min(at_most);
             if let Some(stand) = &mut self.stands[at] {
                 let passed = stand.passed.saturating_add(1);
                 *stand = match other == class {
@@ -172,6 +191,7 @@ impl Link {
             });
         let behind_demand = class == CopyClass::Prefetch && waiting.has(CopyClass::Demand);
         let is_owed = self.owed[at] >= self.chunk_owed() && !behind_demand;
+        let is_owed = is_owed || behind_demand && planted!(self, PrefetchBeforeDemand);
         match (stands, is_owed) {
             (true, _) => 0,
             (false, true) => 1,

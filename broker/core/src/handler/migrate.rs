@@ -190,6 +190,8 @@ impl Broker {
             self.residents.leaves(part);
             self.lacks_no_more(part, tenant, device);
         }
+        // Who stands in line for it has it sooner by an operator.
+        let awaited = cause == Cause::Demand || self.is_wanted(part);
         let migration = Migration {
             to,
             here,
@@ -201,7 +203,7 @@ impl Broker {
             clean,
             // Nobody maps what is not on its device.
             vacated: here != Tier::Device,
-            awaited: cause == Cause::Demand,
+            awaited,
             room_for: None,
             in_vain: self.demands.tried_in_vain(Waiter::Part(part)),
             stopped: None,
@@ -209,7 +211,7 @@ impl Broker {
         };
         self.migrations.insert(part, migration);
         self.takes_over(part);
-        if cause == Cause::Demand {
+        if awaited {
             self.hasten_write_back(part);
         }
         self.copy_if_ready(part);
@@ -235,7 +237,7 @@ impl Broker {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
         migration.awaited = true;
         let (to, state) = (migration.to, migration.state);
-        if state == MigrationState::Copying {
+        if state == MigrationState::Copying && !planted!(self, ClassInverted) {
             self.command(Command::HastenCopy { to });
         }
         self.hasten_write_back(part);
@@ -308,6 +310,7 @@ impl Broker {
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
         let class = match (migration.awaited, migration.towards) {
+            (true, _) if planted!(self, ClassInverted) => CopyClass::WriteBack,
             (true, _) => CopyClass::Demand,
             (false, Tier::Device) => CopyClass::Prefetch,
             (false, Tier::Host | Tier::Disk) => CopyClass::WriteBack,

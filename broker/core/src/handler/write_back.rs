@@ -210,7 +210,7 @@ impl Broker {
     /// Who waits for the part to leave waits for that copy.
     pub(super) fn hasten_write_back(&mut self, part: PartRef) {
         let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
-        if let Some(to) = copied.map(|it| it.to) {
+        if let Some(to) = copied.map(|it| it.to).filter(|_| !planted!(self, ClassInverted)) {
             self.command(Command::HastenCopy { to });
         }
     }

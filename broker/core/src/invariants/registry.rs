@@ -129,6 +129,12 @@ registry! {
         "what is written back lies on its device, and is copied to what it has below";
     LINE = "INV-MOVE-9", Recomputed "line.rs",
         "for those of the line who were looked at all leaves that is to leave, or it would not be enough";
+    LINK_ORDER = "INV-LINK-1", Oracle "links.rs",
+        "no prefetch goes before demand in its lane, unless it has stood for a second in which 16 chunks passed it, or none";
+    LINK_SHARES = "INV-LINK-2", Oracle "links.rs",
+        "a class that waits has its share of what its lane begins, and what was lent is given back when somebody wants it";
+    LINK_AWAITED = "INV-LINK-3", Oracle "awaited.rs",
+        "what somebody waits for is copied as demand: it is ordered so, or hastened at once";
     PRESSURE = "INV-PRESSURE-1", Oracle "pressure.rs",
         "the pressure of every place is what is held of its capacity and the steps say, and who wants to hear of it is told";
     PRESSED = "INV-PRESSURE-2", Oracle "pressure.rs",

@@ -2,7 +2,7 @@
 //! until the driver has said that it is done with them.
 
 use broker_core::{Broker, PartRef, Tier, invariants::COPIES};
-use vramd_types::ExtentId;
+use vramd_types::{CopyClass, ExtentId};
 
 use super::{
     Oracle,
@@ -76,10 +76,12 @@ impl Oracle {
     pub(super) fn copy_hastened(&mut self, to: ExtentId) {
         let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
         self.expect(COPIES, is_copied, || format!("the copy to {to} is hastened, and there is none"));
+        self.copy_ordered(to, CopyClass::Demand);
     }
 
     /// The driver is done with both. If it went well and was not given up, the part is there.
     pub(super) fn copy_ended(&mut self, to: ExtentId, well: bool) {
+        self.facts.copies.remove(&to);
         let its = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);
         self.step.written_back = its.map(|it| it.part);
         if self.write_back_ended(to) {

@@ -10,7 +10,9 @@ use broker_core::{
     CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, Pressure,
     RequestKey, Slot, StoredQuotas, Tier, Time, WaitView,
 };
-use vramd_types::{AllocationId, ExtentId, Quantity, SessionId};
+use vramd_types::{AllocationId, CopyClass, ExtentId, Quantity, SessionId, Shares};
+
+use super::links::Stands;
 
 /// A tenant, by its place in [`Facts::tenants`].
 pub(super) type Tenant = usize;
@@ -281,6 +283,12 @@ pub(super) struct Facts {
     /// By the extent that they go to.
     pub(super) moves: BTreeMap<ExtentId, MoveFacts>,
     pub(super) write_backs: BTreeMap<ExtentId, WriteBackFacts>,
+    /// Copies that were ordered, by where they go: as what, or hastened since.
+    pub(super) copies: BTreeMap<ExtentId, CopyClass>,
+    /// Who waits in lanes.
+    pub(super) stands: Stands,
+    /// How links are shared, once that was changed.
+    pub(super) shares: Option<Shares>,
     /// What parts on their devices have below.
     pub(super) backings: BTreeMap<PartRef, BackingFacts>,
     /// Parts on their device for which there were no bytes below: whose, below which device, and how large.

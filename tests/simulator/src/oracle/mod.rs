@@ -4,6 +4,7 @@
 //! shows, and compares. Nothing here calls the core's ledger or tables; getters of [`Broker`] are what is judged.
 
 mod admission;
+mod awaited;
 mod backings;
 mod bounds;
 mod callers;
@@ -28,6 +29,7 @@ mod kills;
 mod ledger;
 mod lies;
 mod lifetimes;
+mod links;
 mod moves;
 mod names;
 mod observe;
@@ -57,6 +59,7 @@ use broker_core::{
 };
 use vramd_types::Quantity;
 
+use crate::scenario::Lanes;
 use extents::Ordered;
 use facts::{Call, Facts, book_of};
 use ids::Ids;
@@ -74,6 +77,8 @@ pub struct Oracle {
     default_disk_limit: Quantity,
     settings: SettingsFacts,
     sessions_reserved: u64,
+    /// As the world has them, if it does.
+    lanes: Option<Lanes>,
     step: Step,
     broken: Vec<Violation>,
 }
@@ -157,6 +162,7 @@ impl Oracle {
             default_disk_limit: config.default_disk_limit,
             settings: SettingsFacts::new(config),
             sessions_reserved: u64::from(config.sessions_reserved),
+            lanes: None,
             step: Step::default(),
             broken: Vec::new(),
         };
@@ -225,12 +231,19 @@ impl Oracle {
                 };
                 self.extent_ordered(ordered, broker);
             }
-            Command::Copy { from, to, .. } if Self::is_written_back(*to, broker) => {
+            Command::Copy { from, to, class, .. } if Self::is_written_back(*to, broker) => {
                 self.write_back_begun(*from, *to);
+                self.copy_ordered(*to, *class);
             }
-            Command::Copy { from, to, shadow, .. } => self.copy_begun((*from, *to), *shadow, broker),
+            Command::Copy { from, to, shadow, class, .. } => {
+                self.copy_begun((*from, *to), *shadow, broker);
+                self.copy_ordered(*to, *class);
+            }
             Command::CancelCopy { to } => self.copy_cancelled(*to),
-            Command::ShareLinks(shares) => self.shares_told(*shares),
+            Command::ShareLinks(shares) => {
+                self.shares_told(*shares);
+                self.shares_changed(*shares);
+            }
             Command::HastenCopy { to } => self.copy_hastened(*to),
             Command::ReleaseExtent { extent } => self.extent_released(*extent),
             Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),
@@ -328,6 +341,7 @@ impl Oracle {
         self.settings_are_as_shown(broker);
         self.pressure_is_as_shown(broker);
         self.pressure_is_relieved(broker);
+        self.what_is_awaited_is_demand(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
         for (tenant, place) in std::mem::take(&mut self.step.touched) {
             self.compare_account(tenant, place, broker);

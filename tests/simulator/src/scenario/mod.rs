@@ -1,10 +1,12 @@
 //! What a seed says of its world: devices, limits, tenants with their ways, and how often what goes wrong.
 
 mod fault;
+mod lanes;
 mod node;
 mod script;
 
 pub use fault::{Fault, Faults};
+pub use lanes::Lanes;
 pub(crate) use node::pressure;
 pub use script::Script;
 
@@ -68,6 +70,8 @@ pub struct Scenario {
     pub think_micros: u64,
     /// Mean microseconds between two looks at what the words say of use.
     pub harvest_micros: u64,
+    /// By which copies go, if they do not each go by itself.
+    pub lanes: Option<Lanes>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -96,6 +100,11 @@ impl Scenario {
         let harvest_micros = dice.one(&[1_000, 10_000, 100_000]);
         config.check_shadows = dice.chance(150);
         config.pressure = node::pressure(&mut dice);
-        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros }
+        let lanes = Lanes::draw(plan.seed);
+        let think_micros = lanes.map_or(think_micros, |lanes| lanes.think_micros);
+        if let Some(lanes) = &lanes {
+            lanes.are_used(&mut config);
+        }
+        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros, lanes }
     }
 }

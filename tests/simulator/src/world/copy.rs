@@ -2,7 +2,7 @@
 //! a failed copy spoils where it went.
 
 use broker_core::{ChannelId, Completion, Event, PartRef, Tier};
-use vramd_types::{Bytes, ExtentId};
+use vramd_types::{Bytes, CopyClass, ExtentId};
 
 use super::{
     World,
@@ -20,11 +20,14 @@ pub(super) struct Copying {
 }
 
 impl World {
-    pub(super) fn copy(&mut self, from: ExtentId, to: ExtentId, bytes: Bytes) {
+    pub(super) fn copy(&mut self, (from, to): (ExtentId, ExtentId), bytes: Bytes, class: CopyClass) {
         let whole = self.driver.pieces.get(&from).filter(|piece| piece.size == bytes);
         let content = whole.map(|piece| piece.content).unwrap_or_else(|| self.new_content());
         self.driver.copies.insert(to, Copying { from, content, cancelled: false });
-        self.submit(Job::Copy { to });
+        match self.driver.lanes.is_some() {
+            true => self.queue_copy(from, to, class),
+            false => self.submit(Job::Copy { to }),
+        }
     }
 
     /// In time, so that it ends soon; or too late, and it goes on as if nothing had been said.
@@ -32,6 +35,9 @@ impl World {
         let in_time = self.driver.dice.chance(600);
         if let Some(copying) = self.driver.copies.get_mut(&to).filter(|_| in_time) {
             copying.cancelled = true;
+            if self.driver.lanes.is_some() {
+                return self.give_up_copy(to);
+            }
             let when = soon(&mut self.driver.dice, self.now, 1, 100);
             self.queue.at(when, self.life, Happening::Done(Job::Copy { to }));
         }

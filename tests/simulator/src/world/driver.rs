@@ -8,7 +8,12 @@ use std::{
 use broker_core::{Completion, CreateError, DigestError, DigestSpan, Event, StoredQuotas, Tier, Time};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
-use super::{World, copy::Copying, queue::Happening};
+use super::{
+    World,
+    copy::Copying,
+    lanes::{Lanes, Way},
+    queue::Happening,
+};
 use crate::{dice::Dice, scenario::Fault};
 
 /// As long as a driver may put a release off.
@@ -23,6 +28,18 @@ pub(super) enum Job {
         size: Bytes,
     },
     Copy {
+        to: ExtentId,
+    },
+    /// The chunk that is under way in this lane.
+    Chunk {
+        way: Way,
+    },
+    /// The lane was held back.
+    AskAgain {
+        way: Way,
+    },
+    /// All chunks of a copy are done, or nothing more of it is begun.
+    Told {
         to: ExtentId,
     },
     Release {
@@ -62,6 +79,8 @@ pub(super) struct SimDriver {
     pub(super) pieces: BTreeMap<ExtentId, Piece>,
     /// By where they go.
     pub(super) copies: BTreeMap<ExtentId, Copying>,
+    /// By which they go, in some worlds.
+    pub(super) lanes: Option<Lanes>,
     pub(super) last_content: u64,
     /// Released, reported as not returned, and not reported back yet.
     pub(super) awaited: BTreeSet<ExtentId>,
@@ -78,6 +97,7 @@ impl World {
         let micros = match job {
             Job::Create { .. } => self.driver.dice.between(10, 300),
             Job::Copy { .. } => self.driver.dice.between(50, 3_000),
+            Job::Told { .. } | Job::Chunk { .. } | Job::AskAgain { .. } => self.driver.dice.between(1, 75),
             Job::Release { .. } => self.driver.dice.between(10, 200),
             Job::LateRelease { .. } => PUT_OFF_MICROS,
             Job::Digest { .. } => self.driver.dice.between(100, 2_000),
@@ -122,7 +142,9 @@ impl World {
     pub(super) fn done(&mut self, job: Job) {
         match job {
             Job::Create { extent, device, tier, size } => self.created(extent, device, tier, size),
-            Job::Copy { to } => self.copied(to),
+            Job::Copy { to } | Job::Told { to } => self.copied(to),
+            Job::Chunk { way } => self.chunk_ended(way),
+            Job::AskAgain { way } => self.ask_again(way),
             Job::Release { extent } => {
                 let held = self.is_held(extent);
                 if let Some(piece) = self.driver.pieces.get_mut(&extent) {
@@ -277,6 +299,7 @@ impl World {
         self.driver.awaited.clear();
         self.driver.put_off.clear();
         self.driver.copies.clear();
+        self.driver.lanes.iter_mut().for_each(Lanes::restart);
         for process in self.processes.values_mut() {
             process.lose_session();
         }

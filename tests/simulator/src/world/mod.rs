@@ -12,6 +12,7 @@ mod copy;
 mod drain;
 mod driver;
 mod harvest;
+mod lanes;
 mod lie;
 mod operator;
 mod pin;
@@ -40,6 +41,8 @@ use crate::{
 };
 pub(crate) use driver::digest_of;
 use driver::{Job, SimDriver};
+use lanes::Lanes;
+pub(crate) use lanes::{Begun, Way};
 use process::{Channel, Process};
 use queue::{Happening, Queue};
 
@@ -99,6 +102,7 @@ impl World {
             dice: Dice::new(plan.seed, 1),
             pieces: BTreeMap::new(),
             copies: BTreeMap::new(),
+            lanes: scenario.lanes.map(|lanes| Lanes::new(plan.seed, lanes, plan.bug)),
             last_content: 0,
             awaited: Default::default(),
             put_off: Default::default(),
@@ -136,6 +140,7 @@ impl World {
             scenario,
             plan,
         };
+        world.oracle.has_lanes(world.scenario.lanes);
         world.boot();
         for seat in 0..world.seats.len() {
             world.queue.at(Time::from_micros(u64::try_from(seat).unwrap_or(0)), 0, Happening::Act(seat));
@@ -265,10 +270,9 @@ impl World {
             Command::CreateExtent { extent, device, tier, size, .. } => {
                 self.submit(Job::Create { extent, device, tier, size });
             }
-            Command::Copy { from, to, bytes, shadow: _, class: _ } => self.copy(from, to, bytes),
-            // Copies end in any order here.
-            Command::ShareLinks(_) => {}
-            Command::HastenCopy { .. } => {}
+            Command::Copy { from, to, bytes, shadow: _, class } => self.copy((from, to), bytes, class),
+            Command::ShareLinks(shares) => self.driver.lanes.iter_mut().for_each(|it| it.share_by(shares)),
+            Command::HastenCopy { to } => self.hasten_copy(to),
             Command::CancelCopy { to } => self.cancel_copy(to),
             Command::ReleaseExtent { extent } => self.release(extent),
             Command::ReleaseNow { device } => self.release_now(device),

@@ -36,6 +36,9 @@ impl World {
             return self.restart();
         }
         self.look(&mut dice);
+        if self.driver.lanes.is_some() {
+            self.stir(Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts));
+        }
         if dice.chance(600) {
             self.revoke_some(&mut dice);
         }

@@ -1,0 +1,38 @@
+//! Flaws on purpose. The simulator must find each of them, or it could not find one that nobody planted.
+//!
+//! Without the feature `planted` the question whether there is one is the constant `false`.
+
+/// Whether the link has that flaw.
+#[cfg(feature = "planted")]
+macro_rules! planted {
+    ($at:expr, $flaw:ident) => {
+        $at.planted == Some(crate::Flaw::$flaw)
+    };
+}
+
+#[cfg(not(feature = "planted"))]
+macro_rules! planted {
+    ($at:expr, $flaw:ident) => {
+        false
+    };
+}
+
+/// What can be planted.
+#[cfg(feature = "planted")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// A prefetch goes before demand.
+    PrefetchBeforeDemand,
+    /// What was lent is not given back.
+    ShareLentForEver,
+    /// Who wants nothing saves it up.
+    ShareSavedUp,
+}
+
+#[cfg(feature = "planted")]
+impl crate::Link {
+    /// Makes one flaw active, or none. Before the first chunk.
+    pub fn plant(&mut self, flaw: Option<Flaw>) {
+        self.planted = flaw;
+    }
+}

@@ -1,0 +1,68 @@
+//! Whether copies go by lanes in a world, and how fast these are. Else each copy takes its time by itself, and they end in any
+//! order.
+
+use broker_core::Config;
+use vramd_types::{Bytes, Shares};
+
+use crate::dice::Dice;
+
+/// A stream of its own: a world without lanes is what it was before there were any.
+const STREAM: u64 = 3;
+
+/// One in so many worlds has lanes.
+const ONE_IN: u64 = 3;
+
+/// What a lane carries in a microsecond: as many bytes.
+const BYTES_A_MICRO: u64 = 1024;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes {
+    pub shares: Shares,
+    /// How long a chunk takes at most.
+    pub chunk_micros_max: u64,
+    /// What all lanes into devices and out of them carry together, in percent of one of them, where they share a link.
+    pub shared_percent: Option<u64>,
+    /// Mean microseconds between two acts of one process: soon enough for copies to be in each other's way.
+    pub think_micros: u64,
+}
+
+impl Lanes {
+    pub(super) fn draw(seed: u64) -> Option<Self> {
+        let mut dice = Dice::new(seed, STREAM);
+        let has_lanes = dice.roll(ONE_IN) == 0;
+        let (demand, prefetch, write_back) = dice.one(&[
+            (30, 50, 20),
+            (30, 50, 20),
+            (10, 20, 70),
+            (10, 20, 70),
+            (30, 0, 70),
+            (20, 60, 20),
+            (0, 50, 50),
+            (0, 0, 0),
+        ]);
+        let shares = Shares::new(demand, prefetch, write_back).unwrap_or_default();
+        let chunk_micros_max = dice.one(&[100, 400, 400]);
+        let shared_percent = dice.chance(500).then(|| dice.between(60, 180));
+        let think_micros = dice.one(&[100, 300]);
+        has_lanes.then_some(Self { shares, chunk_micros_max, shared_percent, think_micros })
+    }
+
+    /// There is room to copy to.
+    pub(super) fn are_used(&self, config: &mut Config) {
+        config.shares = self.shares;
+        for device in &mut config.devices {
+            let room = device.total.saturating_add(device.total);
+            (device.host, device.disk) = (device.host.max(room), device.disk.max(room));
+        }
+    }
+
+    /// What a lane copies meanwhile.
+    pub fn bytes_in(micros: u64) -> Bytes {
+        Bytes::new(micros.saturating_mul(BYTES_A_MICRO))
+    }
+
+    /// The largest.
+    pub fn chunk(&self) -> Bytes {
+        Self::bytes_in(self.chunk_micros_max)
+    }
+}
