@@ -176,10 +176,10 @@ impl ShareChange {
             ("prefetch_percent", self.prefetch_percent),
             ("write_back_percent", self.write_back_percent),
         ];
-        let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| {
-            let (_, said) = said[class.index()];
-            said.unwrap_or_else(|| before.percent(class))
-        });
+        let with = |said: Option<u32>, class| said.unwrap_or_else(|| before.percent(class));
+        let demand = with(self.demand_percent, CopyClass::Demand);
+        let prefetch = with(self.prefetch_percent, CopyClass::Prefetch);
+        let write_back = with(self.write_back_percent, CopyClass::WriteBack);
         Shares::new(demand, prefetch, write_back).map_err(|error| {
             // The largest of those that were named: without one all is well.
             let named = said.into_iter().filter_map(|(field, said)| Some((field, said?)));

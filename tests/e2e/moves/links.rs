@@ -10,13 +10,13 @@ use crate::pressure::{MEASURED, metric};
 /// What was begun on that way of a device, of that class.
 fn begun(daemon: &Daemon, device: &str, class: &str) -> u64 {
     let told = said(daemon, &["link", "list"]);
-    let lanes = told["traffic"].as_array().expect("a list").iter();
-    let lane = lanes.filter(|lane| lane["way"] == "to-device" && lane["device"] == device).next_back();
+    let mut lanes = told["traffic"].as_array().expect("a list").iter();
+    let lane = lanes.find(|lane| lane["way"] == "to-device" && lane["device"] == device);
     lane.and_then(|lane| lane[format!("{class}_bytes")].as_u64()).expect("each device has that way")
 }
 
 #[test]
-fn demand_on_one_device_holds_back_what_is_brought_to_another() {
+fn what_crosses_a_link_is_told_by_class_and_what_is_waited_for_comes_first() {
     let config = Config::devices(&["256MiB", "256MiB"]).memory("host_size = \"256MiB\"").telemetry(MEASURED);
     let daemon = Daemon::start(&config.uplink("64MiB"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
