@@ -186,7 +186,7 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.list_links(request).await })
     }
 
-    /// Levels of pressure and sizes of tiers: what holds now, and what is configured.
+    /// Levels of pressure, sizes of tiers and shares of links: what holds now, and what is configured.
     pub fn settings(&self) -> Result<v1::GetSettingsResponse> {
         self.call(v1::GetSettingsRequest {}, |mut client, request| async move {
             client.get_settings(request).await

@@ -57,7 +57,7 @@ pub(crate) enum Noun {
     /// The node itself, and whether it is in service.
     #[command(subcommand)]
     Node(node::Verb),
-    /// Levels of pressure and sizes of tiers.
+    /// Levels of pressure, sizes of tiers and shares of links.
     #[command(subcommand)]
     Settings(settings::Verb),
     /// Shows what happens, as it happens, until it is interrupted or the daemon ends.
