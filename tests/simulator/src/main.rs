@@ -45,7 +45,7 @@ enum Task {
     Shrink(One),
     /// Plant each bug, and look for it.
     Bugs {
-        #[arg(long, default_value_t = 200)]
+        #[arg(long, default_value_t = 1000)]
         seeds_max: u64,
         #[arg(long, default_value_t = 10_000)]
         events: u64,

@@ -11,7 +11,7 @@ use simulator::{
 };
 
 /// Seeds within which a planted bug must be found.
-const SEEDS_TO_FIND: u64 = 200;
+const SEEDS_TO_FIND: u64 = 1000;
 
 pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> anyhow::Result<bool> {
     let commit = said_by("git", &["rev-parse", "HEAD"]);

@@ -125,6 +125,7 @@ impl Oracle {
             sealed: false,
             freed: false,
             leaving: false,
+            left_unseen: false,
             parts: Default::default(),
         };
         self.facts.allocations.insert(view.id, allocation);

@@ -10,6 +10,7 @@ impl Oracle {
         let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) else { return };
         let discardable = allocation.discardable;
         let left = allocation.parts.remove(&part.part.0);
+        allocation.left_unseen |= left.is_none();
         self.facts.departing.remove(&part);
         self.facts.backings.remove(&part);
         self.facts.contents.remove(&part);

@@ -177,6 +177,8 @@ pub(super) struct AllocationFacts {
     pub(super) freed: bool,
     /// It is on its way out, whoever was told.
     pub(super) leaving: bool,
+    /// A part was dropped before anybody was sent it: which extent it left is not known here.
+    pub(super) left_unseen: bool,
     pub(super) parts: BTreeMap<u32, ExtentId>,
 }
 

@@ -83,7 +83,7 @@ impl Oracle {
             });
         }
         let Some(facts) = self.facts.allocations.get(&view.id) else { return };
-        if facts.parts.len() < facts.part_count {
+        if facts.parts.len() < facts.part_count || facts.left_unseen {
             return;
         }
         let own = facts.parts.iter().filter_map(|(part, id)| {
