@@ -26,7 +26,7 @@ use crate::{
         descriptors, descriptors::Descriptors, host::Host, identity::Rules, paths, paths::Surroundings,
         sockets::Sockets,
     },
-    reactor::{Clock, Copies, Executor, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
+    reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
     telemetry::{Node, Opening},
 };
@@ -94,9 +94,9 @@ impl App {
         });
         let completions = inbox.clone();
         let sink = Arc::new(move |completion| completions.completion(completion));
-        let driver::Chosen { driver, reason, revocations, locks_host } =
+        let driver::Chosen { driver, reason, revocations, host_use } =
             driver::open(&config, &socket_dir, sink)?;
-        config::check_host(&config.memory, driver.devices().len(), Host::of_process(locks_host))?;
+        config::check_host(&config.memory, driver.devices().len(), Host::of_process(host_use))?;
         let boot_epoch = state.next_boot_epoch()?;
         tracing::info!(driver = driver.name(), reason, "driver chosen");
         for device in driver.devices() {
@@ -174,7 +174,7 @@ impl App {
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, uuids, event_limits(&self.config));
-        let copies = Copies::default();
+        let (copies, files) = (Copies::default(), Files::default());
         let moves = Moves::new(Arc::clone(&self.driver), self.clock, copies.clone());
         let executor = Executor::new(
             self.inbox.clone(),
@@ -185,6 +185,7 @@ impl App {
         )
         .telling(telemetry.clone())
         .recording(moves.clone(), copies)
+        .loading(files.clone())
         .harvesting(harvest)
         .revoking(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
@@ -209,6 +210,11 @@ impl App {
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
                 telemetry: telemetry.clone(),
                 moves,
+                files: grpc::Loading::new(
+                    files,
+                    &self.config.files.immutable_paths,
+                    self.config.files.are_loaded(),
+                ),
                 facts: grpc::NodeFacts {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     driver: self.driver.name().to_owned(),
@@ -260,7 +266,8 @@ impl App {
     /// Nobody asks what is used where nothing moves.
     fn harvest(&self, channels: &Arc<Channels>) -> Result<Option<Harvest>, Failure> {
         let memory = &self.config.memory;
-        if memory.host_size.is_zero() && self.config.disk.directory.is_none() {
+        let files = self.config.files.are_loaded();
+        if memory.host_size.is_zero() && self.config.disk.directory.is_none() && !files {
             return Ok(None);
         }
         Harvest::start(Arc::clone(channels), self.inbox.clone(), memory.harvest)
@@ -308,6 +315,7 @@ impl App {
             sessions_reserved: config.memory.sessions_reserved,
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: config.memory.check_shadows,
+            files: config.files.are_loaded(),
             pressure: config.pressure.bounds(),
             shares: config.shares.percents(),
             default_limit: config.quota.default.limit,

@@ -11,6 +11,7 @@ use broker_driver::{
 use crate::{
     config::{self, Config, DeviceChoice, DriverKind, SimDevices, SimRevocation},
     exit::Failure,
+    platform::host::HostUse,
 };
 
 /// A driver that runs.
@@ -21,8 +22,7 @@ pub struct Chosen {
     pub reason: String,
     /// What else is to go wrong; nothing but on a simulated node.
     pub revocations: Vec<SimRevocation>,
-    /// What it takes of the host's memory counts as locked by this process.
-    pub locks_host: bool,
+    pub host_use: HostUse,
 }
 
 /// Opens the driver that the configuration asks for, with the devices that it names. Completions go to `sink`.
@@ -42,12 +42,14 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
     node.devices = config::choose(&config.memory.devices, node.devices)?;
     node.host = config::host_total(&config.memory, node.devices.len());
     node.disk = config.disk.config(node.devices.len());
+    node.files = config.files.are_loaded();
     let revocations = config.driver.sim.revocations.clone();
     Ok(Chosen {
         driver: Arc::new(sim::open(node, sink).map_err(|error| failure(config, error))?),
         reason,
         revocations,
-        locks_host: false,
+        // A file in memory is had by whoever touches it.
+        host_use: HostUse { locked: false, in_cgroup: true },
     })
 }
 
@@ -109,11 +111,12 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     if uuids.is_empty() {
         return Err(Failure::Driver(DriverError::Failed(refusals(&probed))));
     }
-    let probed = probed.with_disk(config.disk.config(uuids.len()));
+    let probed = probed.with_disk(config.disk.config(uuids.len()), config.files.are_loaded());
     let driver = cuda::open(probed, &uuids, sink).map_err(|error| failure(config, error))?;
     tell(&driver);
-    let locks_host = driver.facts().host == HostKind::Registered;
-    Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), locks_host })
+    let is_ours = driver.facts().host == HostKind::Registered;
+    let host_use = HostUse { locked: is_ours, in_cgroup: is_ours };
+    Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), host_use })
 }
 
 /// What an operator may wonder about later.
@@ -195,11 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_registered_with_the_driver_counts_as_locked() {
-        let locks = |fake: &Fake| open_with(on(fake, DriverKind::Cuda)).unwrap().locks_host;
-        assert!(!locks(&Fake::new()), "the driver pins it by itself");
-        assert!(locks(&Fake::new().says("attribute.141 = 0")), "where it has none that goes by descriptor");
-        assert!(!open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().locks_host);
+    fn what_is_registered_with_the_driver_counts_as_locked_and_as_had_by_the_cgroup() {
+        let used = |fake: &Fake| open_with(on(fake, DriverKind::Cuda)).unwrap().host_use;
+        assert_eq!(used(&Fake::new()), HostUse::default(), "the driver pins it by itself");
+        let registered = used(&Fake::new().says("attribute.141 = 0"));
+        let is_ours = HostUse { locked: true, in_cgroup: true };
+        assert_eq!(registered, is_ours, "where it has none that goes by descriptor");
+        let sim = open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().host_use;
+        assert_eq!(sim, HostUse { locked: false, in_cgroup: true });
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::{
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
+    time::Duration,
 };
 
 use clap::Parser;
@@ -18,6 +19,9 @@ use vramd::{
     exit::Failure,
     telemetry::{Opening, logs},
 };
+
+/// What blocks is given so long at the end; a disk that takes longer hangs.
+const BLOCKING_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Owns the GPU memory of this node and hands it to client processes.
 ///
@@ -72,7 +76,9 @@ fn life(args: &Args) -> Result<(), Failure> {
         .block_on(async { stop_on_signals() })
         .map_err(|source| Failure::Io { what: "handle signals", source })?;
     let app = App::prepare(config, telemetry)?;
-    runtime.block_on(app.run(stop))
+    let ended = runtime.block_on(app.run(stop));
+    runtime.shutdown_timeout(BLOCKING_ENDS_WITHIN);
+    ended
 }
 
 /// Turns true at the first SIGTERM or SIGINT.

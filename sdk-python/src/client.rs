@@ -11,7 +11,7 @@ use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
 };
-use vramd_client::{Access, AllocationRequest, Reason};
+use vramd_client::{Access, AllocationRequest, Bytes, Reason};
 
 use crate::{
     allocation::Allocation,
@@ -100,6 +100,34 @@ impl Client {
     }
 }
 
+/// What allocations have in common, wherever their bytes come from.
+fn request(
+    size: Size,
+    name: Option<String>,
+    device: Option<String>,
+    lifetime: &str,
+    readers: Vec<String>,
+    part_size: Option<Size>,
+) -> PyResult<AllocationRequest> {
+    let mut request = AllocationRequest::new(size.0);
+    if let Some(name) = name {
+        request = request.name(name);
+    }
+    if let Some(device) = device {
+        request = request.device(device);
+    }
+    if arguments::is_persistent(lifetime)? {
+        request = request.persistent();
+    }
+    for reader in readers {
+        request = request.reader(reader);
+    }
+    if let Some(part_size) = part_size {
+        request = request.part_size(part_size.0);
+    }
+    Ok(request)
+}
+
 #[pymethods]
 impl Client {
     #[pyo3(
@@ -126,22 +154,8 @@ impl Client {
         discardable: bool,
         wait: f64,
     ) -> PyResult<Py<Allocation>> {
-        let mut request = AllocationRequest::new(size.0).replace(replace).wait(arguments::wait(wait)?);
-        if let Some(name) = name {
-            request = request.name(name);
-        }
-        if let Some(device) = device {
-            request = request.device(device);
-        }
-        if arguments::is_persistent(lifetime)? {
-            request = request.persistent();
-        }
-        for reader in readers {
-            request = request.reader(reader);
-        }
-        if let Some(part_size) = part_size {
-            request = request.part_size(part_size.0);
-        }
+        let mut request = request(size, name, device, lifetime, readers, part_size)?;
+        request = request.replace(replace).wait(arguments::wait(wait)?);
         if uninitialized {
             request = request.uninitialized();
         }
@@ -153,6 +167,40 @@ impl Client {
         }
         let shared = self.claim(py, |sdk| sdk.allocate(request).map(Handle::Open))?;
         Allocation::create(py, shared)
+    }
+
+    #[pyo3(
+        signature = (
+            path, *, offset = 0, size = None, name = None, device = None, lifetime = "session", readers = Vec::new(),
+            part_size = None, replace = false, unheld = false, wait = 0.0
+        ),
+        text_signature = "($self, path, *, offset=0, size=None, name=None, device=None, lifetime='session', readers=(), \
+                          part_size=None, replace=False, unheld=False, wait=0.0)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
+    fn load(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        offset: u64,
+        size: Option<Size>,
+        name: Option<String>,
+        device: Option<String>,
+        lifetime: &str,
+        readers: Vec<String>,
+        part_size: Option<Size>,
+        replace: bool,
+        unheld: bool,
+        wait: f64,
+    ) -> PyResult<Py<Sealed>> {
+        let size = size.unwrap_or(Size(Bytes::ZERO));
+        let mut request = request(size, name, device, lifetime, readers, part_size)?;
+        request = request.replace(replace).wait(arguments::wait(wait)?);
+        if unheld {
+            request = request.unheld();
+        }
+        let shared = self.claim(py, |sdk| sdk.load(path, offset, request).map(Handle::Sealed))?;
+        Sealed::create(py, shared)
     }
 
     #[pyo3(signature = (name_or_id, *, unheld = false))]

@@ -13,6 +13,7 @@ use crate::{
     fork::ProcessBound,
     handle::Handle,
     info::{AllocationInfo, AllocationKind},
+    load,
     mapping::Mode,
     operations, paths,
     pins::{Pinnable, PinnedSet, pin_set},
@@ -91,6 +92,23 @@ impl Client {
     /// of some parts at a time ([`Sealed::pin_parts`]), or copied out. Where the program itself maps, all of it comes at once.
     pub fn attach_unheld(&self, target: impl Into<Target>) -> Result<Sealed> {
         self.claim_attached(target.into(), AllocationKind::Movable, true).map(Sealed::new)
+    }
+
+    /// Loads what a file has from an offset on: as many bytes as the request says, or all there are if it says 0. It is sealed, as if a
+    /// program had copied it in and sealed it. Where the daemon knows that the file never changes (fs-verity, or the operator's
+    /// `files.immutable_paths`) it reads the file itself, once, and keeps that for what the memory has below its device: parts that
+    /// nobody uses leave without being copied, and cost nothing. Any other file is copied. A file that is changed all the same is found
+    /// out: whoever pins such a part is refused with [`crate::Error::ContentLost`].
+    ///
+    /// It takes as long as it takes to read the file: the client's request timeout is for each question whether that is done. What the
+    /// request says of waiting for room counts where the file is copied. An [`AllocationRequest::unheld`] one may be larger than the device.
+    pub fn load(
+        &self,
+        path: impl Into<PathBuf>,
+        offset_bytes: u64,
+        request: AllocationRequest,
+    ) -> Result<Sealed> {
+        now(load::load(Face::Blocking, &self.session, path.into(), offset_bytes, request)).map(Sealed::new)
     }
 
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.

@@ -97,6 +97,9 @@ errors! {
         DriverFailed { device: String, problem: String }, "the driver failed: {problem}";
         BrokerGone { problem: String }, "the daemon cannot be reached: {problem}";
         MapFailed { allocation: String, problem: String }, "{allocation} could not be mapped: {problem}";
+        FileInvalid { problem: String }, "there is no such file to be loaded: {problem}";
+        /// [`crate::Client::load`] has it copied instead.
+        FileMutable { path: String }, "{path} may change, so it cannot be what an allocation has below its device";
         /// Of that part alone: all others can be had.
         ContentLost { allocation: String, part_index: u64 }, "part {part_index} of {allocation} is lost";
         DigestMismatch { expected: String, found: String }, "the bytes have the digest {found}, not {expected}";

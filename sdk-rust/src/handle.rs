@@ -73,6 +73,11 @@ impl Handle {
         self.place_anchor();
     }
 
+    /// Its session has made it, and is to do with it what owners do.
+    pub(crate) fn is_the_owners(&mut self) {
+        self.parting = Some(parting_of(self.info.lifetime));
+    }
+
     fn place_anchor(&self) {
         let ends = self.info.parts.iter().map(|part| part.offset.get() + part.size.get()).collect();
         self.anchor.place(Placed::new(ends, self.info.size));

@@ -23,6 +23,10 @@ pub struct AllocationInfo {
     pub charged: Bytes,
     /// How much of it lies on the device now.
     pub resident: Bytes,
+    /// The file whose bytes it has, if it was loaded from one that stays what it has below its device.
+    pub file: Option<String>,
+    /// How much of it lies in that file alone now, where it costs nothing.
+    pub in_file: Bytes,
     /// Freed, but held by somebody outside the daemon's reach.
     pub unreturned: Bytes,
     /// `blake3:` and 64 digits over the asked bytes, once it is sealed.
@@ -59,6 +63,8 @@ impl From<v1::Allocation> for AllocationInfo {
             size: Bytes::new(wire.size_bytes),
             charged: Bytes::new(wire.charged_bytes),
             resident: Bytes::new(wire.resident_bytes),
+            file: Some(wire.file).filter(|file| !file.is_empty()),
+            in_file: Bytes::new(wire.file_bytes),
             unreturned: Bytes::new(wire.unreturned_bytes),
             digest: Some(wire.digest).filter(|digest| !digest.is_empty()),
             readers: wire.readers,

@@ -94,6 +94,7 @@ mod fork;
 mod handle;
 mod home;
 mod info;
+mod load;
 mod mapping;
 mod operations;
 mod past;

@@ -41,10 +41,14 @@ impl Beginning {
 }
 
 /// Something to be done unless what follows comes to its end: its future may be dropped at any time.
-struct Unless<F: FnOnce()>(Option<F>);
+pub(crate) struct Unless<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> Unless<F> {
-    fn done(mut self) {
+    pub(crate) fn new(undo: Option<F>) -> Self {
+        Self(undo)
+    }
+
+    pub(crate) fn done(mut self) {
         self.0 = None;
     }
 }
@@ -125,9 +129,15 @@ fn undo_allocate(session: &ProcessBound<Session>, request: v1::AllocateBatchRequ
         let made = now(allocate(Face::Blocking, &of, request, deadline_after(&of, wait)));
         made.into_iter().flatten().for_each(|info| forgo(&of, info, Parting::Free));
     };
-    if wait.is_zero() {
-        session.releases().work(undo);
-    } else if session.is_home() {
+    match wait.is_zero() {
+        true => session.releases().work(undo),
+        false => undo_aside(session, undo),
+    }
+}
+
+/// Undoes what may be long in coming, on a thread of its own.
+pub(crate) fn undo_aside(session: &ProcessBound<Session>, undo: impl FnOnce() + Send + 'static) {
+    if session.is_home() {
         // Where there is no thread to be had, what is made stays until the session ends.
         let _ = thread::Builder::new().name("vramd-undo".to_owned()).spawn(undo);
     }

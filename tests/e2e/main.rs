@@ -37,6 +37,17 @@ mod vramctl;
 mod watch;
 mod words;
 
+/// Says in a test's output that it mounts file systems of its own, and whether it can: whether this line of the shell works where
+/// nobody else sees what it does.
+fn can_mount(test: &str, line: &str) -> bool {
+    let tried = std::process::Command::new("unshare").args(["--mount", "sh", "-c", line]).output();
+    let can = tried.is_ok_and(|output| output.status.success());
+    if !can {
+        eprintln!("{test}: needs to mount file systems, which `{line}` cannot; not checked in this run");
+    }
+    can
+}
+
 /// Says in a test's output that it needs root, and whether it has it.
 fn has_other_users(test: &str) -> bool {
     let root = vramd_tests::is_root();

@@ -1,6 +1,7 @@
 //! How full a device is: who is told, and what is done before anybody is refused.
 
 use std::{
+    str::FromStr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -63,7 +64,7 @@ fn listed(daemon: &Daemon) -> Value {
 }
 
 /// The value of a series whose labels contain all of these.
-pub(super) fn metric(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<u64> {
+pub(super) fn metric<T: FromStr>(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<T> {
     let text = daemon.metrics();
     let mut lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
     let line = lines.find(|line| labels.iter().all(|label| line.contains(label)))?;
@@ -173,7 +174,7 @@ fn left(daemon: &Daemon, outcome: &str) -> u64 {
 /// What of the device's memory can leave without a copy, in percent of the device.
 fn clean(daemon: &Daemon) -> u64 {
     let labels = ["vramd_memory_state=\"clean\"", "vramd_tier=\"device\""];
-    metric(daemon, "vramd_quota_usage_bytes", &labels).unwrap_or_default() / MIB_2
+    metric::<u64>(daemon, "vramd_quota_usage_bytes", &labels).unwrap_or_default() / MIB_2
 }
 
 #[test]

@@ -10,16 +10,17 @@ use vramd_proto::v1::{
     TierSettings, WatchRequest, watch_response::Event,
 };
 use vramd_tests::{
-    Config, Daemon, MIB, MIB_2, Refused, Watching,
+    Config, Daemon, Home, MIB, MIB_2, Refused, Watching,
     daemon::quota,
     rpc::Admin,
     wait::{PATIENCE, until},
 };
 use vramd_types::Reason;
 
+use crate::pressure::{MEASURED, metric};
+
 const REFUSED: i32 = 1;
 const USAGE: i32 = 2;
-const MEASURED: &str = "prometheus_listen = \"127.0.0.1:0\"";
 
 /// A device of a hundred parts, and below it 80 of them in the host and 40 on disk.
 fn node() -> Daemon {
@@ -59,12 +60,6 @@ fn parts(count: u64) -> AllocationRequest {
 fn watching(daemon: &Daemon, kinds: &[EventKind]) -> Watching {
     let kinds = kinds.iter().map(|kind| (*kind).into()).collect();
     Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap()
-}
-
-fn metric(daemon: &Daemon, name: &str, label: &str) -> Option<f64> {
-    let text = daemon.metrics();
-    let mut lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-    lines.find(|line| line.contains(label))?.rsplit_once(' ')?.1.parse().ok()
 }
 
 fn request(change: Settings) -> ChangeSettingsRequest {
@@ -136,8 +131,8 @@ fn they_are_shown_changed_told_and_forgotten_with_the_daemon() {
     assert_eq!((told[1].0, told[1].2, told[1].3), (Tier::Host, PressureLevel::Critical, 64));
 
     let high = "vramd_pressure_level=\"high\"";
-    assert_eq!(metric(&daemon, "vramd_pressure_threshold_ratio", high), Some(0.75));
-    let capacity = metric(&daemon, "vramd_memory_capacity_bytes", "vramd_tier=\"host\"");
+    assert_eq!(metric(&daemon, "vramd_pressure_threshold_ratio", &[high]), Some(0.75));
+    let capacity = metric(&daemon, "vramd_memory_capacity_bytes", &["vramd_tier=\"host\""]);
     assert_eq!(capacity, Some((64 * MIB) as f64));
     let line = "an operator has changed settings";
     assert!(daemon.log().lines().any(|it| it.contains(line) && it.contains("INFO")), "{}", daemon.log());
@@ -229,6 +224,22 @@ fn shares_of_links_change_while_it_runs() {
     assert_eq!((&error["reason"], status), (&"SETTING_INVALID".into(), Some(REFUSED)));
     assert_eq!(error["facts"]["allowed"], "0 to 50", "{error}");
     assert_eq!(said(&daemon, &["show"])["settings"]["shares"], shares);
+}
+
+#[test]
+fn shares_that_sum_above_the_link_end_the_start() {
+    let home = Home::new();
+    let config =
+        "[daemon]\nsocket_dir = \"run\"\nstate_dir = \"state\"\n[driver]\nkind = \"sim\"\n[shares]\n";
+    fs::write(home.path().join("vramd.toml"), format!("{config}demand_percent = 31\n")).unwrap();
+    for arguments in [&["--check"][..], &[]] {
+        let output = home.command().args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        for part in ["vramd.toml:7:18: ", "shares.demand_percent", "101 percent of a link"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
 }
 
 #[test]

@@ -57,6 +57,15 @@ fn share() -> Result<()> {
     }
     drop(scratch);
     client.flush()?;
+
+    let path = std::env::temp_dir().join(format!("weights-{}", std::process::id()));
+    std::fs::write(&path, b"header, weights")?;
+    let weights = client.load(&path, 8, AllocationRequest::new(Bytes::ZERO))?;
+    let mut first = [0; 7];
+    weights.copy_to_host(0, &mut first)?;
+    assert_eq!(&first, b"weights");
+    weights.free()?;
+    std::fs::remove_file(&path)?;
     Ok(())
 }
 

@@ -31,6 +31,7 @@ pub struct Config {
     pub disk: Option<String>,
     /// Where that directory is, if not beside the sockets.
     pub disk_directory: Option<PathBuf>,
+    pub immutable: Vec<PathBuf>,
     pub log_level: &'static str,
 }
 
@@ -83,6 +84,7 @@ impl Default for Config {
             telemetry: Vec::new(),
             disk: None,
             disk_directory: None,
+            immutable: Vec::new(),
             log_level: "debug",
         }
     }
@@ -168,6 +170,13 @@ impl Config {
         Self { disk_directory: Some(directory.to_owned()), ..self }
     }
 
+    /// Files below these never change.
+    #[must_use]
+    pub fn immutable(mut self, path: &Path) -> Self {
+        self.immutable.push(path.to_owned());
+        self
+    }
+
     #[must_use]
     pub fn default_quota(mut self, line: &str) -> Self {
         self.default_quota.push(line.to_owned());
@@ -223,6 +232,9 @@ impl Config {
             let directory = self.disk_directory.as_ref().unwrap_or(&beside);
             let lines = [format!("directory = \"{}\"", directory.display()), format!("size = \"{size}\"")];
             section(&mut text, "[disk]", &lines);
+        }
+        if !self.immutable.is_empty() {
+            section(&mut text, "[files]", &[format!("immutable_paths = {:?}", self.immutable)]);
         }
         section(&mut text, "[pressure]", &self.pressure);
         section(&mut text, "[quota.default]", &self.default_quota);

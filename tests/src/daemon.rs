@@ -39,6 +39,7 @@ pub struct Daemon {
 pub struct Home {
     dir: TempDir,
     open_files_max: Option<u64>,
+    mounts: Option<String>,
 }
 
 impl Daemon {
@@ -238,13 +239,20 @@ impl Home {
         let home =
             tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in("/tmp").expect("/tmp is writable");
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
-        Self { dir: home, open_files_max: None }
+        Self { dir: home, open_files_max: None, mounts: None }
     }
 
     /// A daemon in it cannot have more files open, and cannot change that.
     #[must_use]
     pub fn with_open_files(mut self, most: u64) -> Self {
         self.open_files_max = Some(most);
+        self
+    }
+
+    /// A daemon in it sees what this line of the shell mounts, and nobody else does: that is root's to do.
+    #[must_use]
+    pub fn with_mounts(mut self, line: String) -> Self {
+        self.mounts = Some(line);
         self
     }
 
@@ -272,14 +280,20 @@ impl Home {
 
     /// `vramd` with this directory's configuration.
     pub fn command(&self) -> Command {
-        let mut command = match self.open_files_max {
-            None => Command::new(program("vramd")),
-            Some(most) => {
+        let mut command = match (self.open_files_max, &self.mounts) {
+            (None, None) => Command::new(program("vramd")),
+            (Some(most), _) => {
                 // Both limits: the daemon raises the soft one to the hard one.
                 let mut command = Command::new("sh");
                 command
                     .args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &most.to_string()])
                     .arg(program("vramd"));
+                command
+            }
+            (None, Some(line)) => {
+                let mut command = Command::new("unshare");
+                let line = format!("{line} && exec \"$0\" \"$@\"");
+                command.args(["--mount", "sh", "-c", &line]).arg(program("vramd"));
                 command
             }
         };

@@ -8,7 +8,7 @@ use vramd_types::{
 
 use crate::{
     error::Refusal,
-    event::{CallId, ChannelId, Kind, PartRef, Slot, Tier},
+    event::{CallId, ChannelId, FileId, Kind, PartRef, Slot, Tier},
     migration::Cause,
     pressure::{Pressure, PressureNote},
     settings::Settings,
@@ -31,6 +31,9 @@ pub enum Command {
     /// Makes memory, not exported to anybody yet. In another tier than the device's it is the device's neighbour. What need
     /// not be zeroed is written as a whole before anybody sees it.
     CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
+    /// Makes an extent that is a piece of a file: what is behind its end, up to the size of the extent, is zeros. It is never
+    /// written. What it holds from when it is first read on, it is to hold for ever.
+    OpenExtent { extent: ExtentId, file: FileId, offset: Bytes, bytes: Bytes, size: Bytes },
     /// What each class of copies has of a link from now on.
     ShareLinks(Shares),
     /// Copies the first bytes of one extent to another; neither is released until it is answered, nor mapped by anybody, but

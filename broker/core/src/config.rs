@@ -25,6 +25,8 @@ pub struct Config {
     /// What leaves as unchanged is compared with its shadow first, and copied if it differs.
     pub check_shadows: bool,
     pub pressure: PressureBounds,
+    /// Whether files can be what parts have below.
+    pub files: bool,
     /// What each class of copies has of a link.
     pub shares: Shares,
     pub limits: Limits,

@@ -163,6 +163,12 @@ pub enum Refusal {
         problem: String,
     },
     /// What lay on disk is not what was written there.
+    FileInvalid {
+        problem: String,
+    },
+    FileMutable {
+        path: String,
+    },
     ContentLost {
         allocation: AllocationId,
         part: PartIndex,
@@ -239,6 +245,8 @@ impl Refusal {
             Self::Draining => Reason::Draining,
             Self::DriverFailed { .. } => Reason::DriverFailed,
             Self::StoreFailed { .. } => Reason::StoreFailed,
+            Self::FileInvalid { .. } => Reason::FileInvalid,
+            Self::FileMutable { .. } => Reason::FileMutable,
             Self::ContentLost { .. } => Reason::ContentLost,
             Self::KindUnsupported { .. } => Reason::KindUnsupported,
             Self::TierUnsupported { .. } => Reason::TierUnsupported,
@@ -287,6 +295,8 @@ impl Refusal {
             | Self::AlreadySealed { allocation }
             | Self::StillMapped { allocation }
             | Self::Raced { allocation } => vec![("allocation", allocation.to_string())],
+            Self::FileInvalid { problem } => vec![("problem", problem.clone())],
+            Self::FileMutable { path } => vec![("path", path.clone())],
             Self::ContentLost { allocation, part, .. } => {
                 vec![("allocation", allocation.to_string()), ("part_index", part.0.to_string())]
             }
@@ -434,6 +444,11 @@ impl fmt::Display for Refusal {
             Self::TierGuaranteed { device, tier, guaranteed, asked } => write!(
                 f,
                 "{guaranteed} are guaranteed in tier {tier} of {device}, and {asked} would be left of it"
+            ),
+            Self::FileInvalid { problem } => write!(f, "there is no such file to be loaded: {problem}"),
+            Self::FileMutable { path } => write!(
+                f,
+                "{path} may change: it lies on no fs-verity, and below no path that the operator says is immutable"
             ),
             Self::ContentLost { allocation, part, problem } => {
                 write!(f, "part {} of {allocation} is lost: {problem}", part.0)

@@ -1,6 +1,6 @@
 //! What happens to the broker. The shell turns everything from outside into one of these.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
@@ -163,6 +163,24 @@ pub enum ClientRequest {
     AttachUnheld(Target),
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
+    /// A sealed allocation whose bytes are those of a file that nobody changes.
+    Load {
+        spec: AllocationSpec,
+        file: FileSpan,
+    },
+}
+
+/// A file that the shell has opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileId(pub u64);
+
+/// The bytes of a file from some place on, as many as the allocation has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSpan {
+    pub file: FileId,
+    /// For people.
+    pub path: Arc<str>,
+    pub offset: Bytes,
 }
 
 impl ClientRequest {

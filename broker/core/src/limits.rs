@@ -7,6 +7,9 @@ use vramd_types::Bytes;
 /// How many request ids a session, or an operator's uid, can repeat: the last so many are remembered.
 pub const REQUESTS_REMEMBERED: usize = 1024;
 
+/// So many files of one tenant are read at once, until what they are loaded as is sealed: as many as a node has devices, twice.
+pub const LOADED_TOGETHER: usize = 16;
+
 /// Most file descriptors in one packet. The kernel takes 253.
 pub const FDS_PER_PACKET_MAX: usize = 128;
 
@@ -28,6 +31,9 @@ pub const COLD_LOOKED_AT: usize = 1024;
 
 /// So many parts of a device are copied ahead of need at a time.
 pub const WRITTEN_AHEAD_MAX: usize = 16;
+
+/// Of so many extents one is not made for what is copied ahead of need: it is left to who asks for one.
+pub const EXTENTS_LEFT_TO_OTHERS: usize = 10;
 
 /// Most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;

@@ -31,6 +31,10 @@ pub struct AllocationView {
     pub in_host: Bytes,
     /// And on disk.
     pub on_disk: Bytes,
+    /// In a file that is nobody's, and costs nothing.
+    pub in_file: Bytes,
+    /// The file whose bytes it has.
+    pub file: Option<String>,
     pub unreturned: Bytes,
     pub digest: Option<[u8; 32]>,
     pub readers: Vec<String>,
@@ -147,6 +151,9 @@ pub struct DeviceView {
     pub held: Bytes,
     pub unreturned: Bytes,
     pub cached: Bytes,
+    /// Of that, what is in extents smaller than a part usually is, and in larger ones.
+    pub cached_smaller: Bytes,
+    pub cached_larger: Bytes,
     /// Of the host memory near it that its parts may move to, if there is any.
     pub host: Option<TierView>,
     /// Of the disk, the same.
@@ -223,6 +230,8 @@ pub struct Counts {
     pub allocations: BTreeMap<AllocationState, usize>,
     /// By the tenant's name.
     pub allocations_of: BTreeMap<String, usize>,
+    /// By the names of tenant and device: what allocations have beyond what was asked for, since sizes are rounded up.
+    pub rounded: BTreeMap<(String, String), Bytes>,
 }
 
 /// Everything about quotas that outlives the daemon.

@@ -7,8 +7,8 @@ mod world;
 use std::{collections::VecDeque, time::Duration};
 
 use broker_core::{
-    AllocationSpec, Cause, ClientFrame, Completion, DeviceSelector, Event, Notice, OperatorRequest, PartMove,
-    PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
+    AllocationSpec, Cause, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector, Event,
+    Notice, OperatorRequest, PartMove, PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
 };
 use vramd_types::{Bytes, DeviceIndex, Quantity};
 use world::{
@@ -17,7 +17,7 @@ use world::{
     pressing::{COLD, SECOND, fill, free, node, on_device, pass, steps, tier},
     revoking::{answer, part},
     spec,
-    writing_back::clean,
+    writing_back::{clean, write_back},
 };
 
 #[test]
@@ -329,4 +329,145 @@ fn what_is_guaranteed_or_held_in_the_host_stays_there() {
         "17 MiB may stay, and of these 8 are its own"
     );
     assert_eq!(tier(&world, other[0]), Tier::Device);
+}
+
+/// Moves and write-backs that failed since the last time.
+fn failed(world: &mut World) -> usize {
+    world.notices.drain(..).filter(|notice| matches!(notice, Notice::MoveFailed { .. })).count()
+}
+
+fn looked_at() -> Event {
+    let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::ZERO);
+    Event::Completion(Completion::Surveyed { device: DeviceIndex(0), unbrokered, contexts: 0, host_lacking })
+}
+
+#[test]
+fn what_cannot_be_copied_ahead_is_tried_again_only_once_devices_are_looked_at() {
+    let mut world = without_looks(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 16);
+    world.fail_creates = (0..1000).map(|_| Some(CreateError::OutOfMemory)).collect();
+    pass(&mut world, COLD);
+    (0..20).for_each(|_| pass(&mut world, SECOND));
+    assert_eq!(failed(&mut world), 16, "each once");
+    world.event(looked_at());
+    (0..20).for_each(|_| pass(&mut world, SECOND));
+    assert_eq!(failed(&mut world), 16, "and once more");
+    world.fail_creates.clear();
+    world.event(looked_at());
+    pass(&mut world, SECOND);
+    assert_eq!((clean(&world, "a"), on_device(&world, &parts)), (Bytes::mib(32), 16));
+}
+
+/// A node at whose devices nobody looks unasked.
+fn without_looks(host: u32, disk: u32) -> World {
+    let mut config = config(&[Bytes::mib(40)]);
+    (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));
+    (config.part_size, config.limits.survey_interval) = (Bytes::mib(2), Duration::from_secs(100_000));
+    World::with(config, StoredQuotas::default())
+}
+
+#[test]
+fn what_is_behind_much_that_may_be_lost_leaves() {
+    let mut config = config(&[Bytes::mib(2400)]);
+    (config.devices[0].host, config.part_size) = (Bytes::mib(2400), Bytes::mib(2));
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let lossy = AllocationSpec { discardable: true, ..spec(2048) };
+    world.allocate(client, lossy).expect("room");
+    world.settle();
+    let parts = fill(&mut world, client, 60);
+    assert_eq!(steps(&mut world, Tier::Device).last(), Some(&Pressure::High));
+    pass(&mut world, COLD);
+    (0..3).for_each(|_| pass(&mut world, SECOND));
+    assert_eq!(on_device(&world, &parts), 0, "the first 1024 are to stay");
+}
+
+#[test]
+fn what_is_copied_ahead_leaves_extents_to_others() {
+    let mut config = config(&[Bytes::mib(40)]);
+    (config.devices[0].host, config.part_size) = (Bytes::mib(80), Bytes::mib(2));
+    config.limits.extents_max = 20;
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    fill(&mut world, client, 16);
+    pass(&mut world, COLD * 2);
+    assert_eq!(clean(&world, "a"), Bytes::mib(4), "of twenty, two are left");
+    fill(&mut world, client, 2);
+}
+
+#[test]
+fn what_somebody_waits_for_leaves_though_it_left_for_pressure_first() {
+    let mut world = node(80, 0);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let parts = fill(&mut world, a, 20);
+    parts[1..].iter().for_each(|part| world.pin(a, *part));
+    parts[1..].iter().for_each(|part| world.harvest(a, *part));
+    world.advance(u64::try_from((COLD * 2).as_micros()).expect("short"));
+    assert!(world.broker.moves().iter().any(|it| it.cause == Cause::Pressure && it.part == parts[0]));
+    let items = vec![spec(2)];
+    let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait: COLD });
+    world.pin_call(a, 1, &[parts[0]]);
+    world.settle();
+    assert!(matches!(world.replies.get(&call), Some(Ok(_))), "who came first has the room");
+    let stopped = |notice: &Notice| matches!(notice, Notice::MoveStopped { part, .. } if *part == parts[0]);
+    assert!(!world.notices.iter().any(stopped));
+}
+
+#[test]
+fn what_an_operator_has_written_back_has_nothing_else_looked_at() {
+    let mut config = config(&[Bytes::mib(40)]);
+    (config.devices[0].host, config.part_size) = (Bytes::mib(80), Bytes::mib(2));
+    config.pressure.look_every = COLD * 2;
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 16);
+    pass(&mut world, COLD + SECOND);
+    assert!(matches!(write_back(&mut world, parts[7]), PartMove::Moved));
+    assert_eq!(clean(&world, "a"), Bytes::mib(2));
+    pass(&mut world, COLD);
+    assert_eq!(clean(&world, "a"), Bytes::mib(32), "the next look comes in its time");
+}
+
+#[test]
+fn what_others_take_of_the_device_is_foreseen_too() {
+    let mut world = node(0, 0);
+    world.hears_pressure = true;
+    let client = world.open_pinning("a");
+    fill(&mut world, client, 2);
+    for _ in 0..60 {
+        pass(&mut world, SECOND);
+    }
+    told(&mut world, client);
+    for taken in 1..=6 {
+        world.outside = Bytes::mib(taken * 4);
+        world.event(Event::Completion(Completion::Surveyed {
+            device: DeviceIndex(0),
+            unbrokered: world.outside,
+            contexts: 0,
+            host_lacking: Bytes::ZERO,
+        }));
+        pass(&mut world, SECOND);
+    }
+    // 12 MiB are left, and 4 more go each second, of which most is seen by now.
+    let full_in = told(&mut world, client).last().and_then(|it| it.3);
+    assert!(full_in.is_some_and(|seconds| (3..=6).contains(&seconds)), "{full_in:?}");
+}
+
+#[test]
+fn what_fills_after_a_rest_is_foreseen_as_at_first() {
+    let mut world = without_looks(0, 0);
+    world.hears_pressure = true;
+    let client = world.open_pinning("a");
+    fill(&mut world, client, 1);
+    for _ in 0..60 {
+        pass(&mut world, SECOND);
+    }
+    pass(&mut world, SECOND * 3600);
+    told(&mut world, client);
+    fill(&mut world, client, 10);
+    pass(&mut world, SECOND);
+    // By 20 MiB in a second, of which a third counts: 18 are left.
+    let full_in = told(&mut world, client).last().and_then(|it| it.3);
+    assert_eq!(full_in, Some(3));
 }

@@ -5,8 +5,8 @@
 mod world;
 
 use broker_core::{
-    AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, Event, OperatorRequest,
-    Reply, StoredQuotas, Target, Tier,
+    AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, Event, Notice,
+    OperatorRequest, Reply, StoredQuotas, Target, Tier,
 };
 use vramd_types::{Bytes, DeviceIndex, Reason};
 use world::{Client, World, config, named, persistent, set_quota, spec};
@@ -134,6 +134,58 @@ fn no_more_is_kept_than_the_operator_allows() {
     let client = off.open("a");
     free(&mut off, client, spec(10));
     assert_eq!(off.held(), Bytes::ZERO);
+}
+
+#[test]
+fn what_is_freed_is_kept_rather_than_what_is_older_and_of_another_size() {
+    let mut world = world(64, 8);
+    let client = world.open("a");
+    free(&mut world, client, spec(2));
+    free(&mut world, client, spec(6));
+    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(8), Bytes::mib(8)), "2, and 4 and 2");
+    let kept = |world: &World| world.notices.iter().filter(|it| matches!(it, Notice::Cached { .. })).count();
+    let before = kept(&world);
+    free(&mut world, client, spec(12));
+    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(8), Bytes::mib(8)));
+    assert_eq!(
+        kept(&world),
+        before + 1,
+        "of three that are alike one finds room, and then none goes for another"
+    );
+    assert!(!needs_making(&mut world, client, old(8)).1, "both that are kept are of the usual size");
+    world.settle();
+}
+
+#[test]
+fn what_would_not_fit_at_all_has_nothing_go() {
+    let mut world = world(64, 3);
+    let client = world.open("a");
+    free(&mut world, client, spec(2));
+    free(&mut world, client, spec(4));
+    assert!(!needs_making(&mut world, client, old(2)).1);
+    world.settle();
+}
+
+#[test]
+fn what_is_beyond_the_asked_bytes_and_of_other_sizes_is_counted() {
+    let mut world = world(64, 64);
+    let client = world.open("a");
+    let odd = AllocationSpec { size: Bytes::new((9 << 20) + 1), ..spec(2) };
+    let (first, second) =
+        (world.allocate(client, odd.clone()).unwrap(), world.allocate(client, odd).unwrap());
+    let beyond =
+        |world: &World| -> Vec<_> { world.broker.counts().rounded.into_values().map(Bytes::get).collect() };
+    assert_eq!(beyond(&world), [2 * ((1 << 20) - 1)], "each has two parts of 4 MiB and one of 2");
+    world.call(client, ClientRequest::FreeBatch(vec![first])).expect("freed");
+    let device = |world: &World| {
+        let device = &world.broker.devices()[0];
+        [device.cached, device.cached_smaller, device.cached_larger].map(|bytes| bytes.get() >> 20)
+    };
+    assert_eq!((beyond(&world), device(&world)), (vec![(1 << 20) - 1], [10, 2, 0]));
+    world.call(client, ClientRequest::FreeBatch(vec![second])).expect("freed");
+    let large = AllocationSpec { part_size: Some(Bytes::mib(8)), ..spec(8) };
+    free(&mut world, client, large);
+    assert_eq!((beyond(&world), device(&world)), (vec![], [28, 4, 8]));
 }
 
 #[test]

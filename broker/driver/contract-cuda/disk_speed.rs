@@ -30,11 +30,9 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
     for engine in [DiskEngine::Uring, DiskEngine::Threads] {
         match Measured::open(harness, &folder.0, engine) {
             Ok(mut measured) => {
-                for link in measured.driver.links().iter().filter(|link| link.name == "disk") {
-                    let lane =
-                        |(lane, carries): &(LaneId, u64)| format!("{lane} {:.2} GB/s", *carries as f64 / 1e9);
-                    let lanes: Vec<String> = link.lanes.iter().map(lane).collect();
-                    text.push_str(&format!("disk as measured when it was opened: {}\n", lanes.join(", ")));
+                let of_disk = |(lane, _): &(LaneId, u64)| matches!(lane, LaneId::FromDisk | LaneId::ToDisk);
+                for link in measured.driver.links().iter().filter(|link| link.lanes.iter().any(of_disk)) {
+                    text.push_str(&format!("as measured when it was opened, {link}\n"));
                 }
                 let (figures, line) = measured.all(harness, &folder.0)?;
                 value[engine.to_string()] = figures;
@@ -76,7 +74,7 @@ const ON_DISK: ExtentId = ExtentId::from_raw(3);
 impl Measured {
     fn open(harness: &dyn Harness, directory: &Path, engine: DiskEngine) -> Result<Self, DriverError> {
         let config = DiskConfig { directory: directory.to_owned(), capacity: SIZE, engine: Some(engine) };
-        let (driver, completions) = harness.open_with_disk(config, Vec::new())?;
+        let (driver, completions) = harness.open_with_disk(Some(config), Vec::new())?;
         Ok(Self { driver, completions, copies: 0 })
     }
 

@@ -66,9 +66,7 @@ impl CudaHarness {
             text.push_str(&format!(", links not measured: {problem}"));
         }
         for link in &self.links {
-            let lanes =
-                link.lanes.iter().map(|(lane, carries)| format!(" {lane} {:.1} GB/s", *carries as f64 / 1e9));
-            text.push_str(&format!("\n{}:{}", link.name, lanes.collect::<Vec<_>>().join(",")));
+            text.push_str(&format!("\n{link}"));
         }
         for device in &self.facts.devices {
             text.push_str(&format!(
@@ -115,8 +113,8 @@ impl CudaHarness {
         })
     }
 
-    fn opened(&self, disk: Option<DiskConfig>) -> Result<Opened, DriverError> {
-        let config = CudaConfig { disk, ..self.config.clone() };
+    fn opened(&self, disk: Option<DiskConfig>, files: bool) -> Result<Opened, DriverError> {
+        let config = CudaConfig { disk, files, ..self.config.clone() };
         let probed = probe(&config).unwrap_or_else(|problem| panic!("{problem}"));
         let (sink, completions) = channel();
         // A case that has ended early no longer listens.
@@ -141,12 +139,12 @@ impl Harness for CudaHarness {
 
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
         assert!(faults.is_empty(), "a card's faults can't be scheduled");
-        self.opened(None).unwrap_or_else(|problem| panic!("{problem}"))
+        self.opened(None, false).unwrap_or_else(|problem| panic!("{problem}"))
     }
 
-    fn open_with_disk(&self, disk: DiskConfig, faults: Vec<Fault>) -> Result<Opened, DriverError> {
+    fn open_with_disk(&self, disk: Option<DiskConfig>, faults: Vec<Fault>) -> Result<Opened, DriverError> {
         assert!(faults.is_empty(), "a disk's faults can't be scheduled");
-        self.opened(Some(disk))
+        self.opened(disk, true)
     }
 
     fn directory(&self) -> PathBuf {

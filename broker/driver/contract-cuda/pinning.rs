@@ -32,9 +32,15 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
     let zeroed = pool.create(pieces.min(ZEROED), PIECE, true)?;
     pool.release(pieces.min(ZEROED))?;
     let odd = pool.create(1, ODD, false)?;
+    pool.release(1)?;
+    // Then nothing else is kept, and the first who wants a piece has the rest made into pieces while others come.
+    pool.create(pieces, ODD, false)?;
+    pool.release(pieces)?;
+    let lacking = pool.create(1, PIECE, false)?;
+    let meanwhile = pool.create(pieces / 2, ODD, false)?;
     let text = format!(
         "pinned ahead: {} MiB in {:.3} s{}\na create of {} MiB: kept {:.3} ms (at most {:.3}), zeroed by the CPU {:.2} \
-         ms; pinned anew {:.2} ms",
+         ms; pinned anew {:.2} ms; lacking where all is odd {:.2} ms, and kept odd ones while that is rebuilt at most {:.2} ms",
         kept.get() >> 20,
         filling.as_secs_f64(),
         problem.as_ref().map(|problem| format!(", and no more: {problem}")).unwrap_or_default(),
@@ -43,6 +49,8 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
         kept_ones.last().copied().unwrap_or_default(),
         median(&zeroed),
         median(&odd),
+        median(&lacking),
+        meanwhile.last().copied().unwrap_or_default(),
     );
     let value = json!({
         "pinned_mib": kept.get() >> 20,
@@ -52,6 +60,8 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
         "create_kept_ms": median(&kept_ones),
         "create_kept_zeroed_ms": median(&zeroed),
         "create_pinned_anew_ms": median(&odd),
+        "create_lacking_ms": median(&lacking),
+        "create_while_rebuilt_max_ms": meanwhile.last(),
     });
     Ok((value, text))
 }

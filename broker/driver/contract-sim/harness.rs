@@ -44,10 +44,14 @@ impl SimHarness {
 type Opened = (Arc<dyn Driver>, Receiver<Completion>);
 
 impl SimHarness {
-    fn opened(&self, disk: Option<DiskConfig>, faults: Vec<Fault>) -> Result<Opened, DriverError> {
+    fn opened(
+        &self,
+        (disk, files): (Option<DiskConfig>, bool),
+        faults: Vec<Fault>,
+    ) -> Result<Opened, DriverError> {
         let (sink, completions) = channel();
         let devices = self.devices.clone();
-        let config = SimConfig { devices, host: HOST, disk, faults, ..SimConfig::default() };
+        let config = SimConfig { devices, host: HOST, disk, files, faults, ..SimConfig::default() };
         // A case that has ended early no longer listens.
         let sink = Arc::new(move |completion| drop(sink.send(completion)));
         Ok((Arc::new(sim::open(config, sink)?), completions))
@@ -60,11 +64,11 @@ impl Harness for SimHarness {
     }
 
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {
-        self.opened(None, faults).expect("the simulated driver opens")
+        self.opened((None, false), faults).expect("the simulated driver opens")
     }
 
-    fn open_with_disk(&self, disk: DiskConfig, faults: Vec<Fault>) -> Result<Opened, DriverError> {
-        self.opened(Some(disk), faults)
+    fn open_with_disk(&self, disk: Option<DiskConfig>, faults: Vec<Fault>) -> Result<Opened, DriverError> {
+        self.opened((disk, true), faults)
     }
 
     fn directory(&self) -> PathBuf {

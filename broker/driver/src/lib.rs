@@ -14,6 +14,7 @@
 //! in [`contract`].
 
 mod batch;
+mod cgroup;
 pub mod contract;
 mod copies;
 pub mod cuda;
@@ -27,11 +28,12 @@ mod reserve;
 pub mod sim;
 mod threads;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 pub use vramd_types::{CopyClass, Shares};
 
+pub use cgroup::memory_limit;
 pub use copies::LaneId;
 pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, try_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
@@ -62,11 +64,29 @@ pub enum ExtentKind {
 /// A link by which bytes move, as it was measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkFacts {
-    /// For people: `device 0`, `uplink 0000:17:01.0`, `node 1`, `disk`.
+    /// For people: `to device 0`, `uplink 0000:17:01.0 in`, `node 1`, `disk`.
     pub name: String,
     /// Several where they share it and it carries less than all of them together; each with what the link carries if that
     /// lane has it for itself, in bytes per second.
     pub lanes: Vec<(LaneId, u64)>,
+}
+
+/// For people: with what it carries for each lane.
+impl fmt::Display for LinkFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lane = |(lane, carries): &(LaneId, u64)| format!("{lane} {:.2} GB/s", *carries as f64 / 1e9);
+        let lanes: Vec<String> = self.lanes.iter().map(lane).collect();
+        write!(f, "{}: {}", self.name, lanes.join(", "))
+    }
+}
+
+/// Bytes of a file.
+#[derive(Clone, Debug)]
+pub struct FileSpan {
+    /// Open for reading, past the page cache where its file system can.
+    pub file: Arc<OwnedFd>,
+    pub offset: Bytes,
+    pub bytes: Bytes,
 }
 
 /// What was begun on a lane.
@@ -75,6 +95,19 @@ pub struct Traffic {
     pub lane: LaneId,
     /// Of each class, in their order.
     pub begun: [Bytes; CopyClass::COUNT],
+}
+
+/// What is kept of one node's memory of the host, and is no extent's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptFacts {
+    pub node: HostNode,
+    /// In the pieces that are pinned ahead of need.
+    pub usual: Bytes,
+    /// In other sizes, which serve extents of just these.
+    pub smaller: Bytes,
+    pub larger: Bytes,
+    /// How often it was begun to pin pieces in the place of other sizes.
+    pub rebuilds: u64,
 }
 
 /// For how long a release may be put off.
@@ -95,13 +128,19 @@ pub enum Submission {
     /// From now on there is at most so much memory of that node, what is kept and what extents have. What is released
     /// is kept for extents of the same size to come, unless anybody has asked for its descriptor. What finds no room
     /// beside it has kept memory given up; what is missing is pinned ahead of need, in the background, in pieces of
-    /// this size. So many pieces are kept at most, each of which has a descriptor. Answered once there is no room for
+    /// this size. So many pieces are kept at most, each of which has a descriptor. Where somebody wants a piece and other sizes
+    /// alone are kept, these are given up for pieces, until they are no more than the pieces are: in the background too, and whoever
+    /// comes waits for one piece of it at most. Answered once there is no room for
     /// another piece, or no memory for it; asked for once for each node, before anything is made there.
     KeepHost { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
     /// Makes an extent on disk, in the directory that the driver was opened with. The id is new, the size is a multiple of
     /// 2 MiB. Nobody else can have it, and it is read only where it was written. Answered by
     /// [`Completion::DiskCreated`].
     CreateDisk { extent: ExtentId, size: Bytes },
+    /// Makes an extent that is a piece of a file that is not the driver's: it takes no room and is never written. The id is new, the size is
+    /// a multiple of 2 MiB; what is behind the piece is zeros. Of what is read there first, in each 2 MiB, the driver keeps a checksum: anything else is
+    /// damage from then on. Answered by [`Completion::DiskCreated`].
+    OpenFile { extent: ExtentId, size: Bytes, span: FileSpan },
     /// Copies the first bytes of one extent onto the first of another. Those from the host to a device, from a device
     /// to the host, and from a device to any device are done apart from each other and for each device, and so are those from
     /// disk and those to disk: of one class in the order of their submission, and those of a class before those below it. From
@@ -219,6 +258,11 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 
     /// What was begun on each lane since then.
     fn traffic(&self) -> Vec<Traffic> {
+        Vec::new()
+    }
+
+    /// What is kept of each node's memory that is to be kept.
+    fn kept(&self) -> Vec<KeptFacts> {
         Vec::new()
     }
 

@@ -57,6 +57,7 @@ impl Daemon {
                 sessions_reserved: 0,
                 eviction: broker_core::EvictionPolicy::default(),
                 check_shadows: false,
+                files: false,
                 pressure: broker_core::PressureBounds::default(),
                 shares: vramd_types::Shares::default(),
                 boot_epoch: 1,

@@ -5,7 +5,7 @@ use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
-use super::{Disk, Limits, Pressure, QuantityText, Shares, Telemetry, Tenant, quantity};
+use super::{Disk, Files, Limits, Pressure, QuantityText, Shares, Telemetry, Tenant, quantity};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -14,6 +14,7 @@ pub struct File {
     pub driver: Driver,
     pub memory: Memory,
     pub disk: Disk,
+    pub files: Files,
     pub pressure: Pressure,
     pub shares: Shares,
     pub quota: Quota,

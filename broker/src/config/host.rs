@@ -20,6 +20,15 @@ pub enum HostTooSmall {
         "memory.host_size: {asked} for {devices} devices, and this process may lock {limit} of memory, RLIMIT_MEMLOCK"
     )]
     Locked { asked: Bytes, devices: usize, limit: Bytes },
+    #[error(
+        "memory.host_size: {asked} for {devices} devices, and the cgroup of this process may have {limit} of memory, of which {left} are left to the daemon"
+    )]
+    Cgroup { asked: Bytes, devices: usize, limit: Bytes, left: Bytes },
+}
+
+/// What the daemon itself needs beside it, at least.
+fn left_to_daemon() -> Bytes {
+    Bytes::mib(64)
 }
 
 /// For all devices.
@@ -62,8 +71,13 @@ pub fn check_host(memory: &Memory, devices: usize, host: Host) -> Result<(), Hos
             return Err(HostTooSmall::Memory { asked, devices, total, left });
         }
     }
-    match host.lockable.filter(|limit| asked > *limit) {
-        Some(limit) => Err(HostTooSmall::Locked { asked, devices, limit }),
+    if let Some(limit) = host.lockable.filter(|limit| asked > *limit) {
+        return Err(HostTooSmall::Locked { asked, devices, limit });
+    }
+    let left = left_to_daemon();
+    let is_more = |limit: &Bytes| !asked.is_zero() && asked > limit.saturating_sub(left);
+    match host.in_cgroup.filter(is_more) {
+        Some(limit) => Err(HostTooSmall::Cgroup { asked, devices, limit, left }),
         None => Ok(()),
     }
 }
@@ -91,7 +105,7 @@ mod tests {
     #[test]
     fn what_the_machine_has_not_is_refused_with_its_figures() {
         let memory = Memory { host_size: Bytes::gib(4), ..Memory::default() };
-        let host = |total, lockable| Host { total: Some(Bytes::gib(total)), lockable };
+        let host = |total, lockable| Host { total: Some(Bytes::gib(total)), lockable, in_cgroup: None };
         assert_eq!(check_host(&memory, 2, host(10, None)), Ok(()));
         let refused = check_host(&memory, 2, host(9, None)).unwrap_err();
         assert_eq!(
@@ -103,7 +117,15 @@ mod tests {
             refused.to_string(),
             "memory.host_size: 8 GiB for 2 devices, and this process may lock 8 MiB of memory, RLIMIT_MEMLOCK"
         );
-        assert_eq!(check_host(&Memory::default(), 2, host(0, Some(Bytes::ZERO))), Ok(()), "nothing is asked");
+        let limited = |mib| Host { in_cgroup: Some(Bytes::mib(mib)), ..host(64, None) };
+        assert_eq!(check_host(&memory, 2, limited((8 << 10) + 64)), Ok(()));
+        let refused = check_host(&memory, 2, limited(8 << 10)).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "memory.host_size: 8 GiB for 2 devices, and the cgroup of this process may have 8 GiB of memory, of which 64 MiB are left to the daemon"
+        );
+        let nothing = Host { in_cgroup: Some(Bytes::ZERO), ..host(0, Some(Bytes::ZERO)) };
+        assert_eq!(check_host(&Memory::default(), 2, nothing), Ok(()), "nothing is asked");
         let memory = Memory { host_size: Bytes::MAX, ..Memory::default() };
         assert!(check_host(&memory, 2, host(8, None)).is_err(), "and nothing wraps");
     }

@@ -7,6 +7,7 @@ mod devices;
 mod disk;
 mod error;
 mod file;
+mod files;
 mod host;
 mod limits;
 mod pressure;
@@ -24,6 +25,7 @@ pub use file::{
     Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
     SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
 };
+pub use files::Files;
 pub use host::{HostTooSmall, check_host, host_total, keep_host};
 pub use limits::Limits;
 pub use pressure::Pressure;

@@ -82,6 +82,14 @@ impl Caller {
         Ok(Self(origin))
     }
 
+    /// The process itself, for whoever asks the kernel more of it.
+    pub(super) fn with_peer<T>(&self, look: impl FnOnce(&Peer) -> T) -> Option<T> {
+        match &*self.0.0 {
+            Made::By(peer) => Some(look(peer)),
+            Made::BySomebodyGone(_) | Made::ByNobodyKnown => None,
+        }
+    }
+
     /// The process, if it lives: what speaks after its end is no process of the session.
     pub(super) fn living(&self, session: SessionId) -> Result<core::Peer, Status> {
         match self.0.process()? {

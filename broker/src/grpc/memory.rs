@@ -3,12 +3,17 @@
 //! A method here reads the caller from the socket, turns its request into the core's words, and waits for the
 //! answer. Whether the session is the caller's, and everything else, the core decides.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use broker_core::{Broker, ClientRequest, Event, Refusal, Reply, RequestKey};
+use broker_core::{
+    AllocationSpec, Broker, ClientRequest, Event, FileId, FileSpan, Refusal, Reply, RequestKey,
+};
 use tonic::{Request, Response, Status, async_trait};
 use vramd_proto::v1::{self, memory_service_server::MemoryService};
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, Bytes, SessionId};
 
 use super::{
     caller::Caller,
@@ -18,6 +23,7 @@ use super::{
         view::{self, For},
     },
     decision,
+    load::Loading,
     status::{self, refused},
 };
 use crate::{reactor::Inbox, telemetry::Telemetry};
@@ -28,11 +34,12 @@ pub(super) struct Memory {
     /// No call takes longer.
     call_timeout: Duration,
     telemetry: Telemetry,
+    files: Loading,
 }
 
 impl Memory {
-    pub(super) fn new(inbox: Inbox, call_timeout: Duration, telemetry: Telemetry) -> Self {
-        Self { inbox, call_timeout, telemetry }
+    pub(super) fn new(inbox: Inbox, call_timeout: Duration, telemetry: Telemetry, files: Loading) -> Self {
+        Self { inbox, call_timeout, telemetry, files }
     }
 
     async fn submit(
@@ -47,6 +54,7 @@ impl Memory {
             ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
             ClientRequest::Seal(id) => vec![*id],
             ClientRequest::AllocateBatch { .. }
+            | ClientRequest::Load { .. }
             | ClientRequest::Attach(_)
             | ClientRequest::AttachUnheld(_) => Vec::new(),
         };
@@ -155,6 +163,39 @@ impl MemoryService for Memory {
                 Ok(Response::new(v1::SealResponse { allocation }))
             }
             other => Err(status::wrong_reply("Seal", &other)),
+        }
+    }
+
+    async fn load_file(
+        &self,
+        request: Request<v1::LoadFileRequest>,
+    ) -> Result<Response<v1::LoadFileResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let refused = |refusal| refused(&refusal);
+        let item = message.item.unwrap_or_default();
+        let spec = convert::spec(item).map_err(refused)?;
+        let peer = caller.living(session)?;
+        let offset = Bytes::new(message.offset_bytes);
+        let was_asked = self.inbox.read(move |broker| broker.was_asked_to_load(session, peer, key)).await;
+        let reply = if was_asked == Some(true) {
+            // What has become of the file since is nothing to it.
+            let file = FileSpan { file: FileId(0), path: Arc::from(""), offset };
+            self.submit(caller, session, key, ClientRequest::Load { spec, file }).await?
+        } else {
+            let opened = self.files.open(&caller, message.fd, offset, spec.size).await;
+            // It is found while this is kept, which is until the answer.
+            let (named, file, size) = opened.map_err(refused)?;
+            let load = ClientRequest::Load { spec: AllocationSpec { size, ..spec }, file };
+            let reply = self.submit(caller, session, key, load).await?;
+            drop(named);
+            reply
+        };
+        match reply {
+            Reply::Sealed(view) => {
+                let allocation = Some(view::allocation(*view, For::Clients));
+                Ok(Response::new(v1::LoadFileResponse { allocation }))
+            }
+            other => Err(status::wrong_reply("LoadFile", &other)),
         }
     }
 

@@ -17,6 +17,7 @@ mod convert;
 mod deadline;
 mod decision;
 mod incoming;
+mod load;
 mod memory;
 mod observe;
 mod open_calls;
@@ -24,6 +25,7 @@ mod serve;
 mod status;
 
 pub use admin::NodeFacts;
+pub use load::Loading;
 pub use serve::{Listeners, ServeError, Settings, serve};
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use super::{
     admin::{Admin, NodeFacts},
     deadline::DeadlineLayer,
     incoming::{Door, incoming},
+    load::Loading,
     memory::Memory,
     observe::ObserveLayer,
     open_calls::OpenCalls,
@@ -56,6 +57,7 @@ pub struct Settings {
     /// Each call is told to it.
     pub telemetry: Telemetry,
     pub moves: Moves,
+    pub files: Loading,
     pub facts: NodeFacts,
 }
 
@@ -80,7 +82,8 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let health = HealthReporter::new();
     report(&health, ServingStatus::Serving).await;
-    let memory = Memory::new(inbox.clone(), settings.call_timeout, settings.telemetry.clone());
+    let memory =
+        Memory::new(inbox.clone(), settings.call_timeout, settings.telemetry.clone(), settings.files.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
     let admin = Admin::new(
         inbox,

@@ -95,6 +95,9 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::PartSizeInvalid { .. } => {
             details.add_bad_request_violation("part_size_bytes", message);
         }
+        R::FileInvalid { .. } => {
+            details.add_bad_request_violation("fd", message);
+        }
         R::DeviceUnknown { .. } => {
             details.add_bad_request_violation("device", message);
         }
@@ -144,6 +147,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::AlreadySealed { allocation }
         | R::StillMapped { allocation }
         | R::MapFailed { allocation, .. } => unmet(details, refusal, &allocation.to_string(), message),
+        R::FileMutable { path } => unmet(details, refusal, path, message),
         R::DeviceNotVisible { device } => unmet(details, refusal, device, message),
         R::SessionLost { session } => unmet(details, refusal, &session.to_string(), message),
         R::TierGuaranteed { device, .. } => unmet(details, refusal, device, message),

@@ -46,6 +46,7 @@ fn served(operators: &[u32]) -> Served {
         connections_per_uid_max: 4,
         telemetry: crate::telemetry::Telemetry::default(),
         moves: crate::moves::tests::moves(),
+        files: super::Loading::new(crate::reactor::Files::default(), &[], false),
         facts: NodeFacts {
             version: "1.2.3".to_owned(),
             driver: "sim".to_owned(),

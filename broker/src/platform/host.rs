@@ -1,7 +1,8 @@
-//! How much memory the machine has, and how much of it this process may lock.
+//! How much memory the machine has, and how much of it this process may lock and have.
 
 use std::fs;
 
+use broker_driver::memory_limit;
 use rustix::process::{Resource, getrlimit};
 use vramd_types::Bytes;
 
@@ -13,17 +14,28 @@ const IPC_LOCK: u64 = 1 << 14;
 pub struct Host {
     pub total: Option<Bytes>,
     pub lockable: Option<Bytes>,
+    /// What its cgroup and those above may have.
+    pub in_cgroup: Option<Bytes>,
+}
+
+/// As what the host's memory that is taken counts: what the driver takes by itself is nobody's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostUse {
+    /// As locked by this process.
+    pub locked: bool,
+    /// As had by its cgroup.
+    pub in_cgroup: bool,
 }
 
 impl Host {
-    /// `locks` says whether what is taken of the host counts as locked by this process.
-    pub fn of_process(locks: bool) -> Self {
+    pub fn of_process(by: HostUse) -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let privileged = may_lock_all(&read("/proc/self/status"));
         let limit = || getrlimit(Resource::Memlock).current.map(Bytes::new);
         Self {
             total: total_in(&read("/proc/meminfo")),
-            lockable: (locks && !privileged).then(limit).flatten(),
+            lockable: (by.locked && !privileged).then(limit).flatten(),
+            in_cgroup: by.in_cgroup.then(memory_limit).flatten(),
         }
     }
 }
@@ -58,8 +70,8 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory() {
-        let host = Host::of_process(false);
+        let host = Host::of_process(HostUse::default());
         assert!(host.total.is_some_and(|total| total > Bytes::mib(64)), "{host:?}");
-        assert_eq!(host.lockable, None, "nothing is locked, so nothing bounds it");
+        assert_eq!((host.lockable, host.in_cgroup), (None, None), "it is nobody's, so nothing bounds it");
     }
 }

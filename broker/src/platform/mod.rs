@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod credentials;
 pub mod descriptors;
+pub mod files;
 pub mod host;
 pub mod identity;
 pub mod lock;

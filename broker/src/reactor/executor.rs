@@ -7,7 +7,7 @@ use broker_core::{
     ChannelId, Command, Completion, CreateError, DaemonFrame, DigestError, Event, Kind, PartRef, RevokedPart,
     Slot, StoredQuotas, Tier, WordsOutcome,
 };
-use broker_driver::{CopyError, Driver, DriverError, ExtentKind, Submission};
+use broker_driver::{CopyError, Driver, DriverError, ExtentKind, FileSpan, Submission};
 use thiserror::Error;
 use vramd_proto::v1;
 use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, HostNode, SessionId};
@@ -17,6 +17,7 @@ use super::{
     copies::Copies,
     digests::{Digests, Hashed},
     extents::Extents,
+    files::Files,
     inbox::Inbox,
     notice::Notices,
     revoker::Revoker,
@@ -56,6 +57,7 @@ pub struct Executor {
     moves: Option<Moves>,
     copies: Copies,
     digests: Digests,
+    files: Files,
     /// For tests alone.
     revoker: Option<Revoker>,
 }
@@ -90,6 +92,7 @@ impl Executor {
             moves: None,
             copies: Copies::default(),
             digests: Digests::default(),
+            files: Files::default(),
             revoker: None,
         }
     }
@@ -105,6 +108,13 @@ impl Executor {
     #[must_use]
     pub fn recording(mut self, moves: Moves, copies: Copies) -> Self {
         (self.moves, self.copies) = (Some(moves), copies);
+        self
+    }
+
+    /// What is being loaded is found there.
+    #[must_use]
+    pub fn loading(mut self, files: Files) -> Self {
+        self.files = files;
         self
     }
 
@@ -146,6 +156,16 @@ impl Executor {
             Command::CreateExtent { extent, device, tier, size, kind, zeroed } => {
                 self.create(extent, device, tier, size, kind, zeroed);
             }
+            Command::OpenExtent { extent, file, offset, bytes, size } => match self.files.find(file) {
+                Some(file) => {
+                    let span = FileSpan { file, offset, bytes };
+                    self.driver.submit(Submission::OpenFile { extent, size, span });
+                }
+                None => {
+                    let result = Err(CreateError::Failed("nobody waits for its file any more".to_owned()));
+                    self.inbox.event(Event::Completion(Completion::Created { extent, result }));
+                }
+            },
             Command::Copy { from, to, bytes, shadow: true, .. } => {
                 for (ticket, end) in self.digests.of_shadow(from, to, bytes) {
                     self.driver.submit(Submission::Digest { ticket, spans: vec![(end, bytes)] });

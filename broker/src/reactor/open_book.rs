@@ -99,6 +99,7 @@ mod tests {
             sessions_reserved: 0,
             eviction: broker_core::EvictionPolicy::default(),
             check_shadows: false,
+            files: false,
             pressure: broker_core::PressureBounds::default(),
             shares: vramd_types::Shares::default(),
             devices: Vec::new(),

@@ -64,6 +64,7 @@ impl Driver for Prompt {
             },
             Submission::CreateHost { .. }
             | Submission::CreateDisk { .. }
+            | Submission::OpenFile { .. }
             | Submission::KeepHost { .. }
             | Submission::Copy { .. }
             | Submission::CancelCopy { .. }
@@ -116,6 +117,7 @@ fn config() -> Config {
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
+        files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
         devices: vec![DeviceConfig {

@@ -43,6 +43,8 @@ pub(super) struct Figures {
     pub(super) tenants: BTreeMap<Account, Balance>,
     /// By tenant.
     pub(super) allocations_of: BTreeMap<String, u64>,
+    /// By tenant and device.
+    pub(super) rounded: BTreeMap<(String, String), Bytes>,
     /// By the state's name.
     pub(super) allocations: BTreeMap<String, u64>,
     pub(super) sessions: BTreeMap<String, u64>,
@@ -138,6 +140,10 @@ impl Roll {
             let sum = figures.allocations_of.entry(self.name(tenant)).or_default();
             *sum = sum.saturating_add(wide(count));
         }
+        for ((tenant, device), bytes) in counts.rounded {
+            let sum = figures.rounded.entry((self.name(tenant), device)).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
         figures
     }
 
@@ -225,6 +231,9 @@ pub(super) mod tests {
             allocations: [(AllocationState::Unmapping, tenants), (AllocationState::Digesting, tenants)]
                 .into(),
             allocations_of: (0..tenants).map(|tenant| (format!("team-{tenant:03}"), 2)).collect(),
+            rounded: (0..tenants)
+                .map(|tenant| ((format!("team-{tenant:03}"), "GPU-a".to_owned()), Bytes::mib(1)))
+                .collect(),
         };
         let node = NodeView {
             draining: false,
@@ -250,7 +259,9 @@ pub(super) mod tests {
             capacity: mib(1000),
             held: mib(32),
             unreturned: mib(8),
-            cached: mib(2),
+            cached: mib(8),
+            cached_smaller: mib(2),
+            cached_larger: mib(4),
             disk: None,
             host: Some(TierView {
                 total: mib(512),
@@ -331,6 +342,8 @@ pub(super) mod tests {
         assert_eq!(Bytes::checked_sum(held), Some(Bytes::mib(2 * 4 * 200)));
         assert_eq!(figures.allocations_of.values().sum::<u64>(), 400);
         assert_eq!(figures.allocations_of.len(), 512 / each);
+        assert_eq!(figures.rounded.len(), 512 / each);
+        assert_eq!(Bytes::checked_sum(figures.rounded.values().copied()), Some(Bytes::mib(200)));
         assert_eq!(figures.allocations, [("sealing".to_owned(), 400)].into());
     }
 

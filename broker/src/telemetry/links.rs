@@ -22,15 +22,15 @@ impl Links {
 
     /// The way of a lane, and its device's UUID, which is empty where it has none.
     pub(super) fn place(&self, lane: LaneId) -> [KeyValue; 2] {
-        let (way, device) = match lane {
-            LaneId::In(device) => ("to_device", Some(device)),
-            LaneId::Out(device) => ("from_device", Some(device)),
-            LaneId::Aside(device) => ("between_devices", Some(device)),
-            LaneId::WithinHost => ("within_host", None),
-            LaneId::FromDisk => ("from_disk", None),
-            LaneId::ToDisk => ("to_disk", None),
+        let way = match lane {
+            LaneId::In(_) => "to_device",
+            LaneId::Out(_) => "from_device",
+            LaneId::Aside(_) => "between_devices",
+            LaneId::WithinHost => "within_host",
+            LaneId::FromDisk => "from_disk",
+            LaneId::ToDisk => "to_disk",
         };
-        let uuid = device.and_then(|DeviceIndex(at)| self.0.devices().get(usize::from(at)));
+        let uuid = lane.device().and_then(|DeviceIndex(at)| self.0.devices().get(usize::from(at)));
         let uuid = uuid.map(|info| info.uuid.clone()).unwrap_or_default();
         [KeyValue::new(of::LINK_WAY, way), KeyValue::new(of::HW_ID, uuid)]
     }

@@ -61,6 +61,7 @@ pub(super) struct Shown {
     pub(super) moves: Moves,
     pub(super) pressures: Pressures,
     pub(super) links: Links,
+    pub(super) driver: Arc<dyn Driver>,
 }
 
 impl Shown {
@@ -98,8 +99,8 @@ impl Metrics {
             .build();
         let moves = Moves::new(series_max, devices);
         let pressures = Pressures::new(devices);
-        let shown =
-            Arc::new(Shown { figures: Mutex::default(), counters, moves, pressures, links: Links(driver) });
+        let (figures, links) = (Mutex::default(), Links(Arc::clone(&driver)));
+        let shown = Arc::new(Shown { figures, counters, moves, pressures, links, driver });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));

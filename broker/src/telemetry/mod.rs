@@ -26,6 +26,7 @@ mod metrics;
 mod moves;
 mod otlp;
 mod pins;
+mod pools;
 mod pressures;
 pub mod registry;
 mod revocations;

@@ -52,6 +52,8 @@ pub const PRESSURE_LEVEL: &str = "vramd.pressure.level";
 pub const LINK: &str = "vramd.link";
 pub const LINK_WAY: &str = "vramd.link.way";
 pub const COPY_CLASS: &str = "vramd.copy.class";
+pub const HOST_NODE: &str = "vramd.host.node";
+pub const EXTENT_SIZE: &str = "vramd.extent.size";
 pub const WAIT_KIND: &str = "vramd.wait.kind";
 pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
@@ -106,6 +108,12 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         COPY_CLASS,
         "`demand` (somebody waits for it), `prefetch` (it is brought in, and nobody does) or `write_back` (it leaves, or is written \
          back, and nobody does)",
+    ),
+    (HOST_NODE, "Number of the node of the host's memory; empty where it is about a device"),
+    (
+        EXTENT_SIZE,
+        "`smaller` or `larger` than `memory.part_size`, which most parts have: the last part of an allocation is smaller, and clients may \
+         choose a size of their own",
     ),
     (WAIT_KIND, "`part` (somebody wants it on its device) or `batch` (an `AllocateBatch`)"),
     (
@@ -261,20 +269,42 @@ pub const MIGRATION_SIZE: Definition = Definition {
     attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: BYTES_MIGRATION,
 };
-pub const LINK_LIMIT: Definition = Definition {
-    name: "vramd.link.limit",
-    kind: Kind::Gauge,
-    unit: "By/s",
-    meaning: "What a link carries if one way of one device has it for itself, as it was measured when the daemon started.",
-    attributes: &[LINK, LINK_WAY, HW_ID],
-    boundaries: &[],
-};
+pub const LINK_LIMIT: Definition = count(
+    Kind::Gauge,
+    "vramd.link.limit",
+    "By/s",
+    &[LINK, LINK_WAY, HW_ID],
+    "What a link carries if one way of one device has it for itself, as it was measured when the daemon started.",
+);
 pub const LINK_IO: Definition = count(
     Kind::Counter,
     "vramd.link.io",
     "By",
     &[LINK_WAY, HW_ID, COPY_CLASS],
     "What was begun to be copied that way. `rate` of it beside `vramd.link.limit` is how busy a link is, and with what.",
+);
+pub const FRAGMENTATION_INTERNAL: Definition = bytes(
+    "vramd.fragmentation.internal",
+    &[TENANT, HW_ID],
+    "What the parts of a tenant's allocations have beyond what was asked for: each allocation is rounded up to 2 MiB. Counted once, by the \
+     allocation's device, wherever the part lies.",
+);
+pub const FRAGMENTATION_EXTERNAL: Definition = bytes(
+    "vramd.fragmentation.external",
+    &[TIER, HW_ID, HOST_NODE, EXTENT_SIZE],
+    "Of `vramd.pool.usage`, what is of another size than `memory.part_size`: no part of the usual size can have it, though it is taken.",
+);
+pub const POOL_USAGE: Definition = bytes(
+    "vramd.pool.usage",
+    &[TIER, HW_ID, HOST_NODE],
+    "What is held ready for parts to come, and is none's: of a device what is cached for its tenants, of the host what is pinned and kept.",
+);
+pub const POOL_REBUILDS: Definition = count(
+    Kind::Counter,
+    "vramd.pool.rebuilds",
+    "{rebuild}",
+    &[HOST_NODE],
+    "Times that it was begun to pin pieces of `memory.part_size` in the place of other kept sizes, since one was wanted and none was there.",
 );
 pub const QUEUE_SIZE: Definition = count(
     Kind::UpDownCounter,
@@ -403,6 +433,10 @@ pub const ALL: &[&Definition] = &[
     &MIGRATION_SIZE,
     &LINK_LIMIT,
     &LINK_IO,
+    &FRAGMENTATION_INTERNAL,
+    &POOL_USAGE,
+    &FRAGMENTATION_EXTERNAL,
+    &POOL_REBUILDS,
     &QUEUE_SIZE,
     &QUEUE_WAIT,
     &PIN_WAIT,

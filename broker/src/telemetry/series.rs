@@ -10,6 +10,7 @@ use super::{
     figures::{Account, Balance},
     metrics::Shown,
     moves::Count,
+    pools,
     registry::{self as of, Definition},
 };
 
@@ -49,6 +50,14 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     }),
     (&of::LINK_LIMIT, link_limits),
     (&of::LINK_IO, link_io),
+    (&of::FRAGMENTATION_INTERNAL, |shown, say| {
+        for ((tenant, device), bytes) in &shown.figures().rounded {
+            say(bytes.get(), &[text(of::TENANT, tenant.clone()), text(of::HW_ID, device.clone())]);
+        }
+    }),
+    (&of::POOL_USAGE, pools::usage),
+    (&of::FRAGMENTATION_EXTERNAL, pools::other_sizes),
+    (&of::POOL_REBUILDS, pools::rebuilds),
     (&of::QUEUE_SIZE, |shown, say| {
         let figures = shown.figures();
         say(figures.parts_waiting, &[text(of::WAIT_KIND, ends::PART)]);
@@ -299,6 +308,6 @@ fn node_place(device: &DeviceView, tier: Tier) -> [KeyValue; 3] {
     ]
 }
 
-fn text(key: &'static str, value: impl Into<Value>) -> KeyValue {
+pub(super) fn text(key: &'static str, value: impl Into<Value>) -> KeyValue {
     KeyValue::new(key, value)
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use broker_core::{Notice, PartRef, Pressure, Tier, Time, WaitEnd, Waited};
-use broker_driver::{DeviceInfo, Driver, ExtentKind, LaneId, LinkFacts, Submission, Traffic};
+use broker_driver::{DeviceInfo, Driver, ExtentKind, KeptFacts, LaneId, LinkFacts, Submission, Traffic};
 use opentelemetry::{
     Context,
     metrics::{Histogram, MeterProvider as _},
@@ -156,6 +156,11 @@ impl Driver for Linked {
         vec![Traffic { lane: LaneId::In(DeviceIndex(1)), begun }]
     }
 
+    fn kept(&self) -> Vec<KeptFacts> {
+        let [usual, smaller, larger] = [64, 8, 16].map(Bytes::mib);
+        vec![KeptFacts { node: HostNode(1), usual, smaller, larger, rebuilds: 3 }]
+    }
+
     fn copied_bytes(&self, _: CopyId) -> Option<Bytes> {
         None
     }
@@ -174,6 +179,30 @@ fn links_have_what_they_carry_and_what_was_begun_on_them() {
     assert_eq!(of("vramd_link_limit", "hw_id=\"GPU-1\""), Some(55e9));
     assert_eq!(of("vramd_link_io_bytes_total{", "vramd_copy_class=\"prefetch\""), Some(8_388_608.0));
     assert_eq!(of("vramd_link_io_bytes_total{", "vramd_copy_class=\"demand\""), None);
+}
+
+#[test]
+fn what_is_ready_is_told_of_devices_and_the_host_with_what_of_it_is_of_other_sizes() {
+    let (metrics, _) = metrics(4000);
+    let all = series(&metrics.text(super::figures::tests::full_look()).unwrap());
+    let of = |metric: &str, labels: &[&str]| {
+        let is = |name: &str| name.starts_with(metric) && labels.iter().all(|label| name.contains(label));
+        let found = all.iter().filter(|(name, _)| is(name));
+        found.map(|(_, bytes)| *bytes).sum::<f64>() / f64::from(1 << 20)
+    };
+    let (usage, other) = ("vramd_pool_usage_bytes{", "vramd_fragmentation_external_bytes{");
+    let device = "hw_id=\"GPU-a\",vramd_host_node=\"\",vramd_tier=\"device\"";
+    let host = "hw_id=\"\",vramd_host_node=\"1\",vramd_tier=\"host\"";
+    assert_eq!((of(usage, &[device]), of(usage, &[host]), of(usage, &[])), (8.0, 88.0, 96.0));
+    for (labels, [smaller, larger]) in
+        [(["\"GPU-a\"", "\"device\""], [2.0, 4.0]), (["\"1\"", "\"host\""], [8.0, 16.0])]
+    {
+        let [place, tier] = labels;
+        assert_eq!(of(other, &[place, tier, "vramd_extent_size=\"smaller\""]), smaller);
+        assert_eq!(of(other, &[place, tier, "vramd_extent_size=\"larger\""]), larger);
+    }
+    assert_eq!(all["vramd_pool_rebuilds_total{vramd_host_node=\"1\"}"], 3.0);
+    assert_eq!(of("vramd_fragmentation_internal_bytes{", &["team-000", "GPU-a"]), 1.0);
 }
 
 fn metrics(series_max: usize) -> (Metrics, Arc<Counters>) {
@@ -236,7 +265,7 @@ fn every_metric_has_the_name_that_the_table_says() {
         all.iter().find(|(name, _)| of(name)).map_or(0.0, |(_, bytes)| bytes / f64::from(1 << 20))
     };
     // As much as is held, in each tier by itself.
-    assert_eq!((usage("device", "resident"), usage("device", "reserved")), (20.0, 2.0));
+    assert_eq!((usage("device", "resident"), usage("device", "reserved")), (14.0, 2.0));
     assert_eq!((usage("host", "resident"), usage("host", "reserved")), (21.0, 2.0));
 }
 
@@ -328,8 +357,9 @@ fn two_hundred_tenants_have_series_of_their_own() {
     let text = metrics.text(look(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
-    // In each place a guarantee, a limit and the states; where three levels begin, and three of links.
-    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 1) + 4 + 3 + 3);
+    // In each place a guarantee, a limit and the states, allocations, and what they have beyond what was asked for; where three
+    // levels begin, three of links, and four of what is kept.
+    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 2) + 4 + 3 + 3 + 4);
 }
 
 fn points(data: &ResourceMetrics, name: &str) -> usize {

@@ -1,6 +1,6 @@
 //! Memory of the host: where it is from, and what comes of it where it cannot be had.
 
-use std::{panic, path::Path, process::Command, thread, time::Duration};
+use std::{fs, panic, path::Path, process::Command, thread, time::Duration};
 
 use fake_cuda::Fake;
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
@@ -46,7 +46,10 @@ fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes: &[u8]) {
 
 /// What cannot be pinned ahead is told in the log, and who needs it gets an exact answer and loses nothing.
 fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
-    let daemon = Daemon::start_with_host(fake, "16MiB");
+    has_less(&Daemon::start_with_host(fake, "16MiB"), pinned, why);
+}
+
+fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
     let said = format!(
         "WARN no more memory of the host is pinned ahead of need: parts wait for it as they move \
          node=0 pinned_bytes={pinned} problem=out of host memory: {why}"
@@ -58,7 +61,7 @@ fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
     session.write(allocation, &bytes);
     let parts_pinned = u32::try_from(pinned / (4 << 20)).unwrap();
     for part in 0..=parts_pinned {
-        let answer = evicting(&daemon, allocation, part);
+        let answer = evicting(daemon, allocation, part);
         unmap_as_told(&mut session, || answer.is_answered());
         let answer = answer.ok();
         if part < parts_pinned {
@@ -93,6 +96,24 @@ fn host_memory_that_cannot_be_had() {
 fn host_memory_that_cannot_be_registered() {
     let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@1");
     has_less_than_was_configured(&fake, 0, "");
+}
+
+/// Where the driver pins in the daemon's name, and its cgroup has no more: what it may have at most is enough.
+#[test]
+fn a_cgroup_that_is_full() {
+    assert!(rustix::process::geteuid().is_root(), "only root can mount something: run this test as root");
+    let fake = Fake::new().says("attribute.141 = 0");
+    let place = tempfile::tempdir().unwrap();
+    let cgroups = place.path().join("cgroups");
+    fs::create_dir(&cgroups).unwrap();
+    for (name, bytes) in [("memory.max", 128 << 20), ("memory.current", 127 << 20)] {
+        fs::write(cgroups.join(name), format!("{bytes}\n")).unwrap();
+    }
+    let mut command = Command::new("unshare");
+    let line = format!("mount --bind '{}' /sys/fs/cgroup && exec \"$0\" \"$@\"", cgroups.display());
+    command.args(["--mount", "sh", "-c", &line, env!("CARGO_BIN_EXE_vramd"), "--config"]);
+    command.arg(configured(&place, &fake, "16MiB"));
+    has_less(&Daemon::start_by(command, place), 0, "its cgroup's limit leaves 1048576 bytes");
 }
 
 /// Who needs room that could only be made in the host is refused meanwhile, and nobody loses anything.

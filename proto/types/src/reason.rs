@@ -189,6 +189,10 @@ reasons! {
         "This node has no such tier.";
     StreamsUnsupported, "STREAMS_UNSUPPORTED", Unimplemented, ["allocation"],
         "The allocation lies in memory that has no streams. Never sent by the daemon.";
+    FileInvalid, "FILE_INVALID", InvalidArgument, ["problem"],
+        "The descriptor is not of a regular file that the calling process has open for reading, or there are not so many bytes.";
+    FileMutable, "FILE_MUTABLE", FailedPrecondition, ["path"],
+        "The file may change: it lies on no fs-verity, and below no path of `files.immutable_paths`. Copy it into an allocation.";
     ContentLost, "CONTENT_LOST", DataLoss, ["allocation", "part_index"],
         "The bytes of that part of the allocation are lost, and of no other.";
     DigestMismatch, "DIGEST_MISMATCH", DataLoss, ["expected", "found"],

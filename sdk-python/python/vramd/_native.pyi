@@ -85,6 +85,28 @@ class Client:
         larger than the device. Parts of `discardable` memory that nobody holds or pins are dropped where somebody needs their
         room, not copied: `Pin.losses` says so. It can't be sealed. Where there is no room, `wait` is for how many seconds it waits for some.
         """
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        offset: int = 0,
+        size: int | str | None = None,
+        name: str | None = None,
+        device: str | None = None,
+        lifetime: Literal["session", "persistent"] = "session",
+        readers: Sequence[str] = (),
+        part_size: int | str | None = None,
+        replace: bool = False,
+        unheld: bool = False,
+        wait: float = 0.0,
+    ) -> Sealed:
+        """Loads what a file has from `offset` on, all of it unless `size` is given, as sealed memory.
+
+        Where the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`) the file
+        itself is what the memory has below its device: what nobody uses leaves without being copied, and costs nothing. Any
+        other file is copied. One that was changed all the same is found out: who looks is told `ContentLost`. It takes as long as
+        it takes to read the file. `wait` counts where it is copied; all else is as for `allocate`.
+        """
     def attach(self, name_or_id: str | int, *, unheld: bool = False) -> Sealed:
         """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id.
 
@@ -303,6 +325,10 @@ class AllocationInfo:
     def charged(self) -> int: ...
     @property
     def resident(self) -> int: ...
+    @property
+    def file(self) -> str | None: ...
+    @property
+    def in_file(self) -> int: ...
     @property
     def unreturned(self) -> int: ...
     @property

@@ -1,5 +1,7 @@
 //! A client whose operations are futures.
 
+use std::path::PathBuf;
+
 use tokio::task::spawn_blocking;
 use vramd_types::AllocationId;
 
@@ -9,7 +11,7 @@ use crate::{
     error::{Error, Result},
     face::Face,
     info::{AllocationInfo, AllocationKind},
-    operations,
+    load, operations,
     pressure::Pressure,
     request::{AllocationRequest, Target},
     session::{Released, missing},
@@ -64,6 +66,17 @@ impl Client {
     pub async fn attach_unheld(&self, target: impl Into<Target>) -> Result<Sealed> {
         let (session, kind) = (self.client.session(), AllocationKind::Movable);
         operations::claim_attached(Face::Async, session, target.into(), kind, true).await.map(Sealed::new)
+    }
+
+    /// See [`crate::Client::load`].
+    pub async fn load(
+        &self,
+        path: impl Into<PathBuf>,
+        offset_bytes: u64,
+        request: AllocationRequest,
+    ) -> Result<Sealed> {
+        let session = self.client.session();
+        load::load(Face::Async, session, path.into(), offset_bytes, request).await.map(Sealed::new)
     }
 
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.

@@ -162,6 +162,7 @@ fn tiers(allocation: &v1::Allocation) -> String {
         (v1::Tier::Disk, allocation.disk_bytes),
     ];
     let tiers = lies.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(tier, _)| tier_name(tier));
+    let tiers = tiers.chain((allocation.file_bytes > 0).then_some("file"));
     text_or_dash(&tiers.collect::<Vec<_>>().join("+"))
 }
 
@@ -181,6 +182,8 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("resident", size(allocation.resident_bytes)),
         ("in-host", size_or_dash(allocation.host_bytes)),
         ("on-disk", size_or_dash(allocation.disk_bytes)),
+        ("in-file", size_or_dash(allocation.file_bytes)),
+        ("file", text_or_dash(&allocation.file)),
         ("unreturned", size_or_dash(allocation.unreturned_bytes)),
         ("digest", text_or_dash(&allocation.digest)),
         ("readers", text_or_dash(&allocation.readers.join(" "))),
@@ -266,6 +269,8 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
             "host": allocation.host_bytes,
             "disk": allocation.disk_bytes,
         },
+        "file": (!allocation.file.is_empty()).then_some(&allocation.file),
+        "file_bytes": allocation.file_bytes,
         "digest": allocation.digest,
         "readers": allocation.readers,
         "owner_session_id": owner(allocation).map(|session| session.to_string()),

@@ -35,16 +35,41 @@ pub(crate) struct Put {
     /// The size of its parts, a multiple of 2 MiB, in bytes [default: the daemon's].
     #[arg(long, value_name = "BYTES", value_parser = vramd_types::Quantity::parse_bytes)]
     part_size: Option<Bytes>,
+    /// Has the daemon read the file itself, and keep that for what the memory has below its device, if it knows that the file never
+    /// changes; else it is copied as without this.
+    #[arg(long)]
+    in_place: bool,
     /// Keeps it until standard input ends, and no longer: it is this process's own, and goes with it.
     #[arg(long)]
     hold: bool,
 }
 
 pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
-    let mut file = File::open(&put.file).map_err(Failure::file(&put.file))?;
-    let size = file.metadata().map_err(Failure::file(&put.file))?.len();
-
+    let file = File::open(&put.file).map_err(Failure::file(&put.file))?;
     let client = Client::builder().socket_dir(socket_dir).name("vramctl put").connect()?;
+    let sealed = match put.in_place {
+        true => load(put, &client, output)?,
+        false => copy(put, &client, file, output)?,
+    };
+    report(&sealed, output)?;
+    if put.hold {
+        hold::until_input_ends()?;
+        sealed.free()?;
+        return Ok(());
+    }
+    Ok(sealed.detach()?)
+}
+
+/// Nothing of it is brought to its device.
+fn load(put: &Put, client: &Client, output: &Output) -> Result<Sealed, Failure> {
+    let loading = progress::waiting("loading", output);
+    let sealed = client.load(&put.file, 0, request(put, Bytes::ZERO).unheld())?;
+    loading.finish_and_clear();
+    Ok(sealed)
+}
+
+fn copy(put: &Put, client: &Client, mut file: File, output: &Output) -> Result<Sealed, Failure> {
+    let size = file.metadata().map_err(Failure::file(&put.file))?.len();
     let mut memory = client.allocate(request(put, Bytes::new(size)))?;
     let read = fill(&mut memory, &mut file, &put.file, output)?;
 
@@ -56,13 +81,7 @@ pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), F
         sealed.free()?;
         return Err(error.into());
     }
-    report(&sealed, output)?;
-    if put.hold {
-        hold::until_input_ends()?;
-        sealed.free()?;
-        return Ok(());
-    }
-    Ok(sealed.detach()?)
+    Ok(sealed)
 }
 
 fn request(put: &Put, size: Bytes) -> AllocationRequest {
@@ -104,7 +123,8 @@ fn fill(memory: &mut Allocation, file: &mut File, path: &Path, output: &Output) 
 fn report(sealed: &Sealed, output: &Output) -> Result<(), Failure> {
     let info = sealed.info();
     let name = info.name.as_deref().unwrap_or_default();
-    let text = || format!("sealed {} {name} {} bytes {}", info.id, info.size.get(), sealed.digest());
+    let file = info.file.as_ref().map(|file| format!(" in {file}")).unwrap_or_default();
+    let text = || format!("sealed {} {name} {} bytes {}{file}", info.id, info.size.get(), sealed.digest());
     let fields = json!({
         "allocation_id": info.id.to_string(),
         "name": name,
@@ -112,6 +132,7 @@ fn report(sealed: &Sealed, output: &Output) -> Result<(), Failure> {
         "size_bytes": info.size.get(),
         "charged_bytes": info.charged.get(),
         "digest": sealed.digest(),
+        "file": info.file,
     });
     output.show(text, fields)
 }

@@ -58,7 +58,7 @@ impl Kind {
                 ClientRequest::FreeBatch(_) => Self::FreeBatch,
                 ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Self::Attach,
                 ClientRequest::Detach(_) => Self::Detach,
-                ClientRequest::Seal(_) => Self::Seal,
+                ClientRequest::Seal(_) | ClientRequest::Load { .. } => Self::Seal,
             },
             Event::Operator { .. } => Self::Operator,
             Event::Completion(completion) => match completion {

@@ -98,7 +98,7 @@ impl Shell {
         match command {
             Command::Reply { call, outcome } => self.replies.push((call, outcome)),
             Command::Send { channel, frame } => self.deliver(channel, frame),
-            Command::CreateExtent { extent, .. } => {
+            Command::CreateExtent { extent, .. } | Command::OpenExtent { extent, .. } => {
                 self.complete(Completion::Created { extent, result: Ok(()) })
             }
             Command::ReleaseExtent { extent } => {
@@ -200,6 +200,7 @@ pub fn config() -> Config {
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
+        files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
         limits,

@@ -26,7 +26,7 @@ use super::{
 };
 
 /// Bytes of a part.
-const PART: usize = 2 << 20;
+pub(super) const PART: usize = 2 << 20;
 
 /// MiB charged on the device, in the host and on disk.
 fn held(daemon: &Daemon) -> [u64; 3] {
@@ -35,19 +35,19 @@ fn held(daemon: &Daemon) -> [u64; 3] {
 }
 
 #[track_caller]
-fn until_held(daemon: &Daemon, should: [u64; 3]) {
+pub(super) fn until_held(daemon: &Daemon, should: [u64; 3]) {
     until("the books say where it is", || held(daemon) == should);
 }
 
 /// Files of extents in the directory.
-fn files(home: &Path) -> Vec<PathBuf> {
+pub(super) fn files(home: &Path) -> Vec<PathBuf> {
     let there =
         fs::read_dir(home.join("disk")).expect("it is there").map(|entry| entry.expect("an entry").path());
     there.filter(|path| path.to_string_lossy().contains("vramd-extent-")).collect()
 }
 
 /// So many parts of 2 MiB of which none is held, each written by a pin of its own.
-fn unheld(client: &Client, count: u32) -> Allocation {
+pub(super) fn unheld(client: &Client, count: u32) -> Allocation {
     let request =
         AllocationRequest::new(Bytes::new(u64::from(count) * MIB_2)).part_size(Bytes::new(MIB_2)).unheld();
     let memory = client.allocate(request).expect("room below");
@@ -198,7 +198,7 @@ fn a_disk_that_is_full_is_told_and_the_part_stays() {
 }
 
 /// The file of a part: they are the daemon's own, and whoever changes them does what a disk does that has gone bad.
-fn file_of(daemon: &Daemon, allocation: u64, part: usize) -> fs::File {
+pub(super) fn file_of(daemon: &Daemon, allocation: u64, part: usize) -> fs::File {
     let content = content((part as u64 + 1) * MIB_2, allocation)[part * PART..].to_vec();
     let file = files(daemon.home().path()).into_iter().find(|path| fs::read(path).expect("ours") == content);
     fs::File::options().read(true).write(true).open(file.expect("the part's")).expect("ours")
@@ -213,7 +213,7 @@ fn spoil(daemon: &Daemon, allocation: u64, part: usize) {
     file.sync_all().expect("it is on disk");
 }
 
-fn is_lost(error: &Error, allocation: u64, part: u64) -> bool {
+pub(super) fn is_lost(error: &Error, allocation: u64, part: u64) -> bool {
     let id = vramd_types::AllocationId::from_raw(allocation).to_string();
     matches!(error, Error::ContentLost { allocation, part_index } if *allocation == id && *part_index == part)
 }
@@ -314,19 +314,19 @@ fn a_seal_is_told_which_part_is_lost() {
     nothing_is_left(&daemon);
 }
 
-fn text(directory: &str, size: &str, engine: &str) -> String {
+pub(super) fn text(directory: &str, size: &str, engine: &str) -> String {
     format!(
         "[daemon]\nsocket_dir = \"run\"\nstate_dir = \"state\"\n[driver]\nkind = \"sim\"\n[disk]\ndirectory = \"{directory}\"\nsize = \"{size}\"\nengine = \"{engine}\"\n"
     )
 }
 
-fn heard(output: &Output) -> String {
+pub(super) fn heard(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 /// A start and a check end with that, each naming the line of the field.
 #[track_caller]
-fn refused(home: &Home, status: i32, field: &str, why: &str) {
+pub(super) fn refused(home: &Home, status: i32, field: &str, why: &str) {
     let line = if field == "disk.size" { "vramd.toml:8:8: " } else { "vramd.toml:7:13: " };
     for check in [true, false] {
         let mut command = home.command();

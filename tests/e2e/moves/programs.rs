@@ -44,9 +44,14 @@ pub(super) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
 /// Once nobody uses it: that a pin has ended comes by another socket.
 #[track_caller]
 pub(super) fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
-    let id = memory.id().to_string();
+    send_by_id(daemon, &memory.id().to_string(), to);
+}
+
+/// The same of an allocation by its id.
+#[track_caller]
+pub(super) fn send_by_id(daemon: &Daemon, id: &str, to: &str) {
     until("it goes there", || {
-        let told = said(daemon, &["alloc", "evict", &id, "--to", to]);
+        let told = said(daemon, &["alloc", "evict", id, "--to", to]);
         let parts = told["parts"].as_array().expect("its parts");
         parts.iter().all(|part| part["outcome"] == "moved")
     });

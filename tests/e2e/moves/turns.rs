@@ -11,14 +11,16 @@ use vramd_tests::{Config, Daemon, MIB, MIB_2, Probe, wait::until};
 use super::{held, nothing_is_left, said, tiers};
 use crate::has_other_users;
 
-/// What the device has.
-const DEVICE: &str = "16MiB";
+/// What the device has, in MiB.
+const DEVICE: u64 = 16;
 /// How long they may go on for their moves, beside the time in which others die.
 const LONGER: Duration = Duration::from_secs(24);
 
 /// How much the tenants do.
 struct Turns {
     name: &'static str,
+    /// MiB.
+    device: u64,
     parts_each: u64,
     /// So many parts are to be copied at least, each in one of both directions.
     moves: u64,
@@ -27,6 +29,11 @@ struct Turns {
 }
 
 impl Turns {
+    /// MiB of all of them.
+    const fn owned(&self) -> u64 {
+        3 * self.parts_each * MIB_2 / MIB
+    }
+
     fn tenant(&self, daemon: &Daemon, number: u32) -> Probe {
         let mut probe = match has_other_users(self.name) {
             true => daemon.probe_as(20_001 + number),
@@ -49,8 +56,7 @@ impl Turns {
         pins
     }
 
-    /// The tiers in which something lay.
-    fn run(&self, config: &Config) -> BTreeSet<&'static str> {
+    fn run(&self, config: &Config) -> Ran {
         let daemon = Daemon::start(&config.clone().telemetry("prometheus_listen = \"127.0.0.1:0\""));
         let mut probes: Vec<_> = (0..3).map(|number| self.tenant(&daemon, number)).collect();
         for (seed, probe) in (7..).zip(&mut probes) {
@@ -64,7 +70,7 @@ impl Turns {
                 // The youngest is the last.
                 daemon.books().sessions.get(3).is_some_and(|session| session.mapped_bytes > 0)
             });
-            assert!(held(&daemon).0 <= 16, "never more than there is");
+            assert!(held(&daemon).0 <= self.device, "never more than there is");
             seen.extend(used(&daemon));
             short.kill();
             until("it is gone", || daemon.books().sessions.len() == 3);
@@ -84,33 +90,71 @@ impl Turns {
         assert_eq!(node["node"]["invariant_violations"], 0, "{node}");
         let moves = moves(&daemon);
         assert!(moves >= self.moves, "{moves} moves for {pins} pins");
-        seen
+        Ran { tiers: seen, for_pressure: ended(&daemon, "vramd_migration_cause=\"pressure\"") }
     }
+}
+
+/// What was seen of it.
+struct Ran {
+    /// In which something lay.
+    tiers: BTreeSet<&'static str>,
+    /// Parts that left because of pressure alone, with a copy or without.
+    for_pressure: u64,
 }
 
 #[test]
 fn three_tenants_four_times_the_device() {
-    let config = tiers(DEVICE, "128MiB").memory("part_size = \"2MiB\"\nharvest_ms = 10");
-    let turns =
-        Turns { name: "three_tenants_four_times_the_device", parts_each: 11, moves: 2_000, killed: 6 };
-    turns.run(&config);
+    let config = node(DEVICE, 128);
+    let name = "three_tenants_four_times_the_device";
+    Turns { name, device: DEVICE, parts_each: 11, moves: 2_000, killed: 6 }.run(&config);
 }
 
 /// The host's memory has not half of what does not fit on the device: the rest is on disk, and what is cold goes there.
 #[test]
 fn three_tenants_ten_times_the_device() {
-    let config = tiers(DEVICE, "64MiB").memory("part_size = \"2MiB\"\nharvest_ms = 10").disk("512MiB");
-    let turns = Turns { name: "three_tenants_ten_times_the_device", parts_each: 27, moves: 1_000, killed: 6 };
-    assert!(3 * turns.parts_each * MIB_2 >= 10 * 16 * MIB);
-    let used = turns.run(&config);
-    assert_eq!(used, ["device", "disk", "host"].into());
+    let config = node(DEVICE, 64).disk("512MiB");
+    let name = "three_tenants_ten_times_the_device";
+    let turns = Turns { name, device: DEVICE, parts_each: 27, moves: 1_000, killed: 6 };
+    assert!(turns.owned() >= 10 * DEVICE);
+    let ran = turns.run(&config);
+    assert_eq!(ran.tiers, ["device", "disk", "host"].into());
+}
+
+/// What nobody has used for a moment is cold here, and the device is soon full: parts leave for that alone all the time, beside those that
+/// leave for who needs the room.
+#[test]
+fn three_tenants_ten_times_the_device_of_which_what_is_cold_leaves() {
+    let config = node(48, 192).disk("1GiB").pressure("cold_after_ms = 10");
+    let levels =
+        ["elevated_percent = 40", "high_percent = 50", "critical_percent = 60", "evict_to_percent = 40"];
+    let config = levels.iter().fold(config, |config, line| config.pressure(line));
+    let name = "three_tenants_ten_times_the_device_of_which_what_is_cold_leaves";
+    let turns = Turns { name, device: 48, parts_each: 80, moves: 1_000, killed: 3 };
+    assert!(turns.owned() >= 10 * turns.device);
+    let ran = turns.run(&config);
+    assert_eq!(ran.tiers, ["device", "disk", "host"].into());
+    assert!(ran.for_pressure >= 50, "{} parts left for it", ran.for_pressure);
+}
+
+/// So many MiB of a device, and of the host beside it, in small parts.
+fn node(device: u64, host: u64) -> Config {
+    let config = tiers(&format!("{device}MiB"), &format!("{host}MiB"));
+    config.memory("part_size = \"2MiB\"\nharvest_ms = 10")
 }
 
 /// Parts that have been copied, in either direction.
 fn moves(daemon: &Daemon) -> u64 {
+    ended(daemon, "\"moved\"")
+}
+
+/// Moves that ended well, of which that is said.
+fn ended(daemon: &Daemon, of: &str) -> u64 {
     let scrape = daemon.metrics();
-    let moved = |line: &&str| line.starts_with("vramd_migrations_total{") && line.contains("\"moved\"");
-    let counts = scrape.lines().filter(moved).filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+    let ended_well = |line: &str| line.contains("\"moved\"") || line.contains("\"clean\"");
+    let is_meant =
+        |line: &&str| line.starts_with("vramd_migrations_total{") && ended_well(line) && line.contains(of);
+    let counts =
+        scrape.lines().filter(is_meant).filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
     counts.sum()
 }
 

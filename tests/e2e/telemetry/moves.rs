@@ -26,7 +26,7 @@ use crate::moves::{
 };
 
 /// The sum of all series of a metric that have these values.
-fn value(scrape: &str, metric: &str, values: &[&str]) -> f64 {
+pub(super) fn value(scrape: &str, metric: &str, values: &[&str]) -> f64 {
     let is = |line: &&str| {
         let name = line.split(['{', ' ']).next();
         name == Some(metric) && values.iter().all(|value| line.contains(&format!("=\"{value}\"")))
@@ -36,7 +36,7 @@ fn value(scrape: &str, metric: &str, values: &[&str]) -> f64 {
 
 /// What is told of an event comes with it, and not always before its answer.
 #[track_caller]
-fn until_said(daemon: &Daemon, metric: &str, values: &[&str], expected: f64) {
+pub(super) fn until_said(daemon: &Daemon, metric: &str, values: &[&str], expected: f64) {
     let mut last = String::new();
     let found = within(PATIENCE, || {
         last = scrape(daemon);
@@ -52,7 +52,7 @@ fn cancel(daemon: &Daemon, is: impl Fn(&What) -> bool) {
     daemon.admin.cancel_wait(CancelWaitRequest { wait_id: wait.wait_id, ..Default::default() }).ok();
 }
 
-fn mib(count: u64) -> f64 {
+pub(super) fn mib(count: u64) -> f64 {
     (count * MIB) as f64
 }
 

@@ -13,6 +13,23 @@ use crate::forced;
 /// One cell of a table: state and event.
 pub type Cell = (&'static str, String);
 
+/// What becomes of what is loaded: worlds without it would prove nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileStep {
+    /// It was read, and is sealed.
+    Loaded,
+    /// A part of it was copied out of its file.
+    Read,
+    /// Its file has changed.
+    Lost,
+    /// A part of it has left its device without a copy.
+    Left,
+}
+
+impl FileStep {
+    const ALL: [Self; 4] = [Self::Loaded, Self::Read, Self::Lost, Self::Left];
+}
+
 /// Counts by cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
@@ -38,6 +55,10 @@ impl Coverage {
         }
     }
 
+    pub fn saw(&mut self, step: FileStep) {
+        *self.counts.entry(key_of(step)).or_default() += 1;
+    }
+
     pub fn add(&mut self, other: &Self) {
         for (key, count) in &other.counts {
             *self.counts.entry(*key).or_default() += count;
@@ -46,7 +67,13 @@ impl Coverage {
 
     /// Every cell of every table, taken or not.
     pub fn rows(&self) -> Vec<Row> {
-        cells().into_iter().map(|transition| self.row(transition)).collect()
+        let of_files = FileStep::ALL.into_iter().map(|step| self.row_of(step));
+        cells().into_iter().map(|transition| self.row(transition)).chain(of_files).collect()
+    }
+
+    fn row_of(&self, step: FileStep) -> Row {
+        let count = self.counts.get(&key_of(step)).copied().unwrap_or_default();
+        Row { table: "file", cell: format!("{step:?}"), legal: true, count, refused: false }
     }
 
     fn row(&self, transition: Transition) -> Row {
@@ -107,6 +134,10 @@ fn cells() -> Vec<Transition> {
         }
     }
     all
+}
+
+const fn key_of(step: FileStep) -> (u8, u8, u8) {
+    (5, step as u8, 0)
 }
 
 const fn key(transition: Transition) -> (u8, u8, u8) {

@@ -40,6 +40,7 @@ fn broker_with_one_of_each() -> Broker {
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
+        files: false,
         shares: vramd_types::Shares::default(),
         pressure: broker_core::PressureBounds::default(),
         limits: Limits::default(),

@@ -15,7 +15,7 @@ fn trace(seed: u64) -> Vec<u8> {
 
 #[test]
 fn the_same_seed_gives_the_same_trace_in_two_processes() {
-    // In the world of 3 copies go by lanes.
+    // In the world of 3 copies go by lanes, and files are loaded.
     for seed in [1, 3, 5, 77] {
         let (first, second) = (trace(seed), trace(seed));
         assert!(first.len() > 100_000, "seed {seed} tells nothing");

@@ -37,6 +37,11 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::SettingsBelievedLate,
         Bug::SettingsHalfApplied,
         Bug::ClassInverted,
+        Bug::FileCharged,
+        Bug::CopiedToFile,
+        Bug::FileForgotten,
+        Bug::UnreadSealed,
+        Bug::PiecesFromTheStart,
     ] {
         let hunt = hunt(bug, 0, 20, 5_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());

@@ -1,6 +1,9 @@
 //! Least recently used.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
 use vramd_types::DeviceIndex;
 
@@ -26,9 +29,16 @@ impl Policy for Lru {
         }
     }
 
-    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
-        let from = (device, Time::START, PartRef::FIRST);
-        let of = self.order.range(from..).take_while(move |(of, ..)| *of == device);
+    fn order(
+        &self,
+        device: DeviceIndex,
+        behind: Option<(PartRef, Time)>,
+    ) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        let from = match behind {
+            Some((part, when)) => Bound::Excluded((device, when, part)),
+            None => Bound::Included((device, Time::START, PartRef::FIRST)),
+        };
+        let of = self.order.range((from, Bound::Unbounded)).take_while(move |(of, ..)| *of == device);
         Box::new(of.map(|(.., part)| *part))
     }
 }
@@ -50,7 +60,11 @@ mod tests {
         lru.used(other, part(9), Time::from_micros(1));
         lru.used(one, part(0), Time::from_micros(5));
         lru.gone(part(2));
-        let order = |device| lru.order(device).collect::<Vec<_>>();
+        let order = |device| lru.order(device, None).collect::<Vec<_>>();
         assert_eq!((order(one), order(other)), (vec![part(1), part(0)], vec![part(9)]));
+        // Behind what is there, and behind what was there.
+        let behind = |index, micros| lru.order(one, Some((part(index), Time::from_micros(micros)))).collect();
+        let all: [Vec<_>; 4] = [behind(1, 1), behind(2, 2), behind(0, 0), behind(0, 5)];
+        assert_eq!(all, [vec![part(0)], vec![part(0)], vec![part(1), part(0)], vec![]]);
     }
 }

@@ -41,6 +41,11 @@ pub(crate) trait Policy: fmt::Debug + Send {
     fn used(&mut self, device: DeviceIndex, part: PartRef, now: Time);
     /// It is not there any more.
     fn gone(&mut self, part: PartRef);
-    /// All that are there, those first that should leave first.
-    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_>;
+    /// Those that are there, those first that should leave first: all, or those behind a part that was used last at that time,
+    /// be it there or not.
+    fn order(
+        &self,
+        device: DeviceIndex,
+        behind: Option<(PartRef, Time)>,
+    ) -> Box<dyn Iterator<Item = PartRef> + '_>;
 }

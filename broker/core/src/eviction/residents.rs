@@ -113,14 +113,23 @@ impl Residents {
         self.devices.contains_key(&part)
     }
 
-    /// Whether it has not been used since.
-    pub(crate) fn is_unused_since(&self, part: PartRef, since: Time) -> bool {
-        self.devices.get(&part).is_some_and(|(_, last)| *last < since)
-    }
-
     /// Those that nobody is known to pin, first those that should leave first.
     pub(crate) fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
-        let free = |part: &PartRef| !self.pinned.contains_key(part) && !self.stuck.contains(part);
-        self.policy.order(device).filter(free)
+        self.policy.order(device, None).filter(|part| self.is_free(*part))
+    }
+
+    /// All of them with when each was used last, those first that should leave first, from behind one that was looked at.
+    pub(crate) fn behind(
+        &self,
+        device: DeviceIndex,
+        seen: Option<(PartRef, Time)>,
+    ) -> impl Iterator<Item = (PartRef, Time)> {
+        let parts = self.policy.order(device, seen);
+        parts.filter_map(|part| self.devices.get(&part).map(|(_, last)| (part, *last)))
+    }
+
+    /// Whether nobody is known to pin it, and it is to be tried.
+    pub(crate) fn is_free(&self, part: PartRef) -> bool {
+        !self.pinned.contains_key(&part) && !self.stuck.contains(&part)
     }
 }

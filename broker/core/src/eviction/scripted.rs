@@ -1,6 +1,9 @@
 //! In an order that was given.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
 use vramd_types::DeviceIndex;
 
@@ -38,8 +41,16 @@ impl Policy for Scripted {
         }
     }
 
-    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
-        let of = self.order.range((device, 0, PartRef::FIRST)..).take_while(move |(of, ..)| *of == device);
+    fn order(
+        &self,
+        device: DeviceIndex,
+        behind: Option<(PartRef, Time)>,
+    ) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        let from = match behind {
+            Some((part, _)) => Bound::Excluded((device, self.rank(part), part)),
+            None => Bound::Included((device, 0, PartRef::FIRST)),
+        };
+        let of = self.order.range((from, Bound::Unbounded)).take_while(move |(of, ..)| *of == device);
         Box::new(of.map(|(.., part)| *part))
     }
 }

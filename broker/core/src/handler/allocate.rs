@@ -14,13 +14,14 @@ use super::{
     attach::{FIXED_STAYS, NEVER_PINNED},
     batch::{Asked, Batch, Lack},
     create::Order,
+    load::Piece,
 };
 use crate::{
     broker::Broker,
     collections::Few,
     command::Notice,
     error::Refusal,
-    event::{AllocationSpec, Kind, Lifetime, PartRef, Tier},
+    event::{AllocationSpec, FileSpan, Kind, Lifetime, PartRef, Tier},
     invariants,
     ledger::Place,
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
@@ -33,11 +34,13 @@ use crate::{
 /// An item that was found to be good, with its sizes worked out.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    spec: AllocationSpec,
+    pub(super) spec: AllocationSpec,
     pub(super) device: DeviceIndex,
-    part_size: Bytes,
-    span: Bytes,
-    part_count: usize,
+    pub(super) part_size: Bytes,
+    pub(super) span: Bytes,
+    pub(super) part_count: usize,
+    /// Whose bytes it has, if it is to be loaded.
+    pub(super) file: Option<FileSpan>,
 }
 
 impl Plan {
@@ -143,7 +146,12 @@ impl Broker {
         Ok(OpKind::Allocate { since: self.now, asked, allocations, extents_left, failure: None })
     }
 
-    fn plan(&self, session: SessionId, tenant: TenantId, spec: AllocationSpec) -> Result<Plan, Refusal> {
+    pub(super) fn plan(
+        &self,
+        session: SessionId,
+        tenant: TenantId,
+        spec: AllocationSpec,
+    ) -> Result<Plan, Refusal> {
         let size_invalid = Refusal::SizeInvalid { field: "size_bytes", size: spec.size };
         let span =
             spec.size.checked_round_up(GRANULARITY).filter(|span| !span.is_zero()).ok_or(size_invalid)?;
@@ -169,7 +177,7 @@ impl Broker {
             return Err(Refusal::NameInvalid { field: "readers", name: bad.clone() });
         }
         let part_count = usize::try_from(part_count).unwrap_or(usize::MAX);
-        Ok(Plan { device, part_size, span, part_count, spec })
+        Ok(Plan { device, part_size, span, part_count, spec, file: None })
     }
 
     /// Whether the device's driver can make it, and the rest of the wish goes with it.
@@ -413,7 +421,7 @@ impl Broker {
 
     /// Reserves the bytes of one allocation and orders its extents, but for those that are cached. Says how many were
     /// ordered.
-    fn make(
+    pub(super) fn make(
         &mut self,
         op: OpId,
         session: SessionId,
@@ -424,7 +432,7 @@ impl Broker {
         let id = self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
         let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
         let lazy = self.is_lazy(&plan);
-        let Plan { spec, device, part_size, span, part_count } = plan;
+        let Plan { spec, device, part_size, span, part_count, file } = plan;
         let mut allocation = Allocation {
             tenant,
             owner: Some(session),
@@ -443,6 +451,7 @@ impl Broker {
             digesting: false,
             unheld: spec.unheld,
             discardable: spec.discardable,
+            file: file.as_ref().map(|file| Arc::clone(&file.path)),
             extents_left: 0,
             hold_count: 0,
             extents_unreturned: 0,
@@ -454,6 +463,13 @@ impl Broker {
         let parts = (0..).map(PartIndex).take(part_count).map(|index| {
             let part = PartRef { allocation: id, part: index };
             let size = allocation.size_of(index);
+            if let Some(file) = &file {
+                ordered += 1;
+                let (at, bytes) = (allocation.offset_of(index), allocation.asked_of(index));
+                let place = Place { device, tier: Tier::Disk };
+                let extent = self.order_in_file(tenant, part, place, Piece { file, at, bytes, size })?;
+                return Ok(Part { extent, holds: Few::default() });
+            }
             let on_device = Place::device(device);
             let begins_below = lazy && (waited_for || self.ledger.admit(tenant, on_device, size).is_err());
             let below = || self.ledger.place_below(tenant, device, size);
@@ -540,6 +556,11 @@ impl Broker {
             self.advance(*id, AllocationEvent::Created);
             self.note_made(*id);
             self.all_reside(*id);
+        }
+        if let [loaded] = *ids
+            && self.seal_loaded(op, loaded)
+        {
+            return;
         }
         self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
         if let Some(owner) = owner {

@@ -118,6 +118,7 @@ impl Broker {
 
     /// A part that is freed needs nothing below.
     pub(crate) fn forget_backing(&mut self, part: PartRef) {
+        self.pressing.failed.remove(&part);
         self.residents.gone(part);
         self.lodgers.gone(part);
         if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
@@ -130,8 +131,9 @@ impl Broker {
     pub(super) fn give_backing_back(&mut self, part: PartRef) {
         match self.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
+            Some(Backing::File { .. }) if planted!(self, FileKept) => {}
             // What has not been made yet is released once it is.
-            Some(Backing::Kept { extent, .. }) => self.release_extent(extent),
+            Some(Backing::Kept { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
             Some(Backing::Needless) | None => {}
         }
     }
@@ -158,14 +160,21 @@ impl Broker {
         if !stays {
             return self.release_extent(extent);
         }
-        let made = self.pool.get(extent).map(|it| (it.is_nothing(), it.place.tier));
+        let made = self.pool.get(extent).map(|it| (it.is_nothing(), it.in_file, it.place.tier));
         match self.piece_of(part).zip(made) {
-            Some((piece, (true, _))) => {
+            Some((piece, (true, _, _))) => {
                 self.nothing_left(extent);
                 self.needs_no_backing(part, piece);
             }
-            Some((Piece { tenant, device, size }, (false, tier))) => {
-                let kept = Backing::Kept { extent, tier, clean };
+            Some((Piece { tenant, device, size }, (false, in_file, tier))) => {
+                let kept = match in_file {
+                    true if planted!(self, FileForgotten) => {
+                        self.release_extent(extent);
+                        return self.set_aside_anew(part);
+                    }
+                    true => Backing::File { extent },
+                    false => Backing::Kept { extent, tier, clean },
+                };
                 self.backings.insert(part, (tenant, device), size, kept);
             }
             // It could not be made.
@@ -216,7 +225,8 @@ impl Broker {
 
     /// Whether the memory is what a part has below.
     pub(crate) fn is_kept(&self, part: PartRef, id: ExtentId) -> bool {
-        matches!(self.backings.get(&part), Some(Backing::Kept { extent, .. }) if *extent == id)
+        let its = self.backings.get(&part);
+        matches!(its, Some(Backing::Kept { extent, .. } | Backing::File { extent }) if *extent == id)
     }
 
     /// Somebody has written the part, or may have: what was copied of it is old.

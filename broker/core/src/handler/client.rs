@@ -26,6 +26,7 @@ impl Broker {
             ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Method::Attach,
             ClientRequest::Detach(_) => Method::Detach,
             ClientRequest::Seal(_) => Method::Seal,
+            ClientRequest::Load { .. } => Method::Load,
         };
         let tenant = match self.authenticate(session, peer) {
             Ok(tenant) => tenant,
@@ -50,6 +51,7 @@ impl Broker {
             ClientRequest::AttachUnheld(target) => self.attach(session, tenant, &target, true),
             ClientRequest::Detach(ids) => self.detach(op, session, tenant, &ids),
             ClientRequest::Seal(id) => self.seal(op, session, tenant, id),
+            ClientRequest::Load { spec, file } => self.load(op, session, tenant, spec, file),
         };
         self.started(op, call, requester, method, key, start);
     }

@@ -4,7 +4,6 @@ use vramd_types::{Bytes, ExtentId};
 
 use crate::{
     broker::Broker,
-    collections::Few,
     command::{Command, Notice},
     error::Refusal,
     event::{CreateError, Kind, PartRef, Tier},
@@ -49,19 +48,24 @@ impl Broker {
     /// Has an extent made in bytes that are reserved.
     pub(crate) fn order_from(&mut self, reservation: Reservation, order: Order) -> Result<ExtentId, Refusal> {
         let Order { place, size, part, kind, zeroed } = order;
-        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
-        let Some(extent) = self.ids.extents.next_raw().map(ExtentId::from_raw) else {
-            self.ledger.cancel(reservation);
-            return Err(exhausted);
+        let extent = match self.next_extent() {
+            Ok(extent) => extent,
+            Err(exhausted) => {
+                self.ledger.cancel(reservation);
+                return Err(exhausted);
+            }
         };
-        let state = ExtentState::Creating(reservation);
-        let (part, sent_to) = (Some(part), Few::default());
-        let unwritten = place.tier == Tier::Disk;
-        self.pool
-            .insert(extent, Extent { place, size, part, state, sent_to, unacknowledged: false, unwritten });
+        let made = Extent::new(place, size, part, ExtentState::Creating(reservation));
+        self.pool.insert(extent, Extent { unwritten: place.tier == Tier::Disk, ..made });
         let Place { device, tier } = place;
         self.command(Command::CreateExtent { extent, device, tier, size, kind, zeroed });
         Ok(extent)
+    }
+
+    /// The id of one more.
+    pub(crate) fn next_extent(&mut self) -> Result<ExtentId, Refusal> {
+        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
+        self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)
     }
 
     pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {

@@ -11,6 +11,7 @@ use super::room::Piece;
 use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, PartMove, WaitEnd},
+    config::DeviceConfig,
     error::Refusal,
     event::{PartRef, Tier},
     migration::{Cause, Demand, InLine, Waiter},
@@ -42,7 +43,8 @@ impl Broker {
 
     /// Whether parts can be anywhere else than on their devices.
     pub(crate) fn has_tiers(&self) -> bool {
-        self.config.devices.iter().any(|device| !(device.host.is_zero() && device.disk.is_zero()))
+        let has_below = |device: &DeviceConfig| !(device.host.is_zero() && device.disk.is_zero());
+        self.config.files || self.config.devices.iter().any(has_below)
     }
 
     /// A session is to be sent the part once it is on its device.
@@ -55,7 +57,10 @@ impl Broker {
     pub(crate) fn want(&mut self, part: PartRef) {
         match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
-            Some((_, Cause::Operator | Cause::Pressure)) => self.stop_migration(part, PartMove::Wanted),
+            Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
+            Some((_, Cause::Pressure)) if !self.is_room_awaited(part) => {
+                self.stop_migration(part, PartMove::Wanted);
+            }
             // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
             Some(_) => self.hasten_migration(part),
             None if self.is_elsewhere(part) => {

@@ -8,10 +8,8 @@ use vramd_types::{Bytes, ExtentId};
 use super::room::Piece;
 use crate::{
     broker::Broker,
-    collections::Few,
     error::Refusal,
     event::PartRef,
-    invariants,
     ledger::Place,
     migration::Backing,
     pool::{Extent, ExtentState},
@@ -30,11 +28,8 @@ impl Broker {
 
     /// What a part goes to whose content is given up.
     pub(crate) fn nothing(&mut self, part: PartRef, place: Place, size: Bytes) -> Result<ExtentId, Refusal> {
-        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
-        let id = self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)?;
-        let (state, sent_to) = (ExtentState::Nothing, Few::default());
-        let (part, unacknowledged, unwritten) = (Some(part), false, false);
-        self.pool.insert(id, Extent { place, size, part, state, sent_to, unacknowledged, unwritten });
+        let id = self.next_extent()?;
+        self.pool.insert(id, Extent::new(place, size, part, ExtentState::Nothing));
         Ok(id)
     }
 
@@ -60,14 +55,12 @@ impl Broker {
 
     /// Whether the part is nowhere.
     pub(crate) fn is_nowhere(&self, part: PartRef) -> bool {
-        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
-        entry.and_then(|entry| self.pool.get(entry.extent)).is_some_and(Extent::is_nothing)
+        self.extent_of(part).is_some_and(Extent::is_nothing)
     }
 
     /// Whether the part lies on disk and nobody has ever written it: then it is zeros, wherever it goes.
     pub(crate) fn is_unwritten(&self, part: PartRef) -> bool {
-        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
-        entry.and_then(|entry| self.pool.get(entry.extent)).is_some_and(|extent| extent.unwritten)
+        self.extent_of(part).is_some_and(|extent| extent.unwritten)
     }
 
     pub(crate) fn forget_losses(&mut self, id: vramd_types::AllocationId) {

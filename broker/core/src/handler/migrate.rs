@@ -17,7 +17,7 @@ use crate::{
     ledger::{Place, Reservation},
     migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, MigrationStep, Waiter},
     observed::Transition,
-    pool::ExtentState,
+    pool::{Extent, ExtentState},
     residency::AllocationState,
     tenancy::{Arrival, OpId, TenantId},
     time::Time,
@@ -180,6 +180,7 @@ impl Broker {
                 (self.has_stray(part, to), true)
             }
             (_, Some(Backing::Kept { extent, clean, .. })) => (extent, clean),
+            (_, Some(Backing::File { extent })) => (extent, !planted!(self, CopiedToFile)),
             (_, Some(Backing::Reserved(reserved))) => {
                 (self.order_beside(tenant, Some(reserved), order)?, false)
             }
@@ -230,6 +231,13 @@ impl Broker {
     /// Whether it is on its way out of its device.
     pub(super) fn is_leaving(&self, part: PartRef) -> bool {
         self.migrations.get(&part).is_some_and(|migration| migration.here == Tier::Device)
+    }
+
+    /// Whether it leaves its device, and somebody waits for its room by now.
+    pub(super) fn is_room_awaited(&self, part: PartRef) -> bool {
+        self.migrations
+            .get(&part)
+            .is_some_and(|migration| migration.here == Tier::Device && migration.awaited)
     }
 
     /// Somebody waits for the part from now on, or for its room: it is copied before those for which nobody does.
@@ -317,9 +325,11 @@ impl Broker {
         };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
-        // What is discardable has none: it is dropped, or made anew.
-        let shadow =
-            clean && self.config.check_shadows && !allocation.discardable && migration.here == Tier::Device;
+        // What is discardable has none: it is dropped, or made anew. And what would be copied to a file where it differs is not compared
+        // with it.
+        let in_file = self.pool.get(to).is_some_and(|extent| extent.in_file);
+        let has_shadow = !allocation.discardable && !in_file && migration.here == Tier::Device;
+        let shadow = clean && self.config.check_shadows && has_shadow;
         if clean && !shadow && is_new {
             return self.migration_step(part, MigrationEvent::Clean, None);
         }
@@ -378,6 +388,9 @@ impl Broker {
         let Some(part) = part.filter(is_copied) else {
             return self.on_copied(to, Err(problem));
         };
+        if planted!(self, DamageIgnored) {
+            return self.migration_step(part, MigrationEvent::Copied, None);
+        }
         let PartRef { allocation, part: index } = part;
         let refusal = Box::new(Refusal::ContentLost { allocation, part: index, problem });
         self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
@@ -646,8 +659,13 @@ impl Broker {
 
     /// Where the part's bytes are: until a migration is over, where they come from.
     pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
+        Some(self.extent_of(part)?.place.tier)
+    }
+
+    /// What the part is in.
+    pub(crate) fn extent_of(&self, part: PartRef) -> Option<&Extent> {
         let entry = self.allocations.get(part.allocation)?.part(part.part)?;
-        Some(self.pool.get(entry.extent)?.place.tier)
+        self.pool.get(entry.extent)
     }
 
     /// What the part has left and is there still, for the bug of that name.

@@ -16,6 +16,7 @@ mod fd_budget;
 mod forget;
 mod hold;
 mod line;
+mod load;
 mod mapping;
 mod migrate;
 mod notice;

@@ -28,12 +28,14 @@ impl Broker {
     }
 
     pub(crate) fn move_parts(&self, target: &Target, parts: Vec<PartIndex>, wish: Wish) -> Start {
-        let (_, allocation) = self.find_any(target)?;
+        let (id, allocation) = self.find_any(target)?;
         let tier = match wish {
             Wish::In(tier) => tier,
             Wish::WrittenBack => self.ledger.below(allocation.device).next().map_or(Tier::Host, |it| it.tier),
         };
-        if self.ledger.books(Place { device: allocation.device, tier }).is_none() {
+        // What lies in a file goes back to it.
+        let is_file = tier == Tier::Disk && self.has_file(id);
+        if self.ledger.books(Place { device: allocation.device, tier }).is_none() && !is_file {
             return Err(Refusal::TierUnsupported { tier });
         }
         if wish == Wish::WrittenBack && allocation.discardable {

@@ -51,6 +51,7 @@ impl Fenced {
             sessions_reserved: 1,
             eviction: crate::eviction::EvictionPolicy::default(),
             check_shadows: false,
+            files: false,
             pressure: crate::pressure::PressureBounds::default(),
             shares: vramd_types::Shares::default(),
             limits: Limits::default(),

@@ -10,13 +10,14 @@ use vramd_types::{Bytes, DeviceIndex, SessionId};
 use super::Timer;
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame, Notice},
+    command::{Command, DaemonFrame, Notice, PartMove},
     event::{PartRef, Tier},
     ledger::Place,
-    limits::{COLD_LOOKED_AT, WRITTEN_AHEAD_MAX},
+    limits::{COLD_LOOKED_AT, EXTENTS_LEFT_TO_OTHERS, WRITTEN_AHEAD_MAX},
     migration::{Backing, Cause},
     pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
     tenancy::{Session, TenantId},
+    time::Time,
 };
 
 impl Broker {
@@ -27,7 +28,7 @@ impl Broker {
     /// A place may be fuller than before, or less full.
     pub(crate) fn heed_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
-        let gauge = self.pressing.gauges.entry(place).or_insert_with(|| Gauge::new(self.now));
+        let gauge = self.pressing.gauges.entry(place).or_insert_with(|| Gauge::new(self.now, fill.capacity));
         let mut bounds = self.settings.pressure;
         if planted!(self, LevelWithoutHysteresis) {
             bounds.fall_percent = 0;
@@ -49,6 +50,7 @@ impl Broker {
 
     fn arm_pressure(&mut self) {
         if !std::mem::replace(&mut self.pressing.is_armed, true) {
+            self.pressing.gauges.values_mut().for_each(|gauge| gauge.wakes(self.now));
             self.arm(self.now.after(self.settings.pressure.look_every), Timer::Pressure);
         }
     }
@@ -76,20 +78,21 @@ impl Broker {
     /// Does what its pressure asks for.
     pub(crate) fn relieve(&mut self, place: Place) {
         if !self.is_relieved(place) {
+            self.pressing.seen.remove(&place);
             return;
         }
         let high = self.pressure_of(place) >= Pressure::High;
         match place.tier {
             Tier::Device => {
-                let cold = self.cold_in(place);
+                let (cold, next) = self.cold_in(place);
                 let evicted = high && self.evict_cold(place, &cold);
                 let written = self.write_ahead(place.device, &cold);
-                self.has_looked(place, cold.len(), evicted || written);
+                self.has_looked(place, next, evicted || written);
             }
             Tier::Host if high => {
-                let cold = self.cold_in(place);
+                let (cold, next) = self.cold_in(place);
                 let demoted = self.demote_cold(place, &cold);
-                self.has_looked(place, cold.len(), demoted);
+                self.has_looked(place, next, demoted);
             }
             Tier::Host | Tier::Disk => {}
         }
@@ -102,29 +105,40 @@ impl Broker {
             Tier::Host => Pressure::High,
             Tier::Disk => return false,
         };
-        let has_below = self.ledger.below(device).any(|below| below.tier > tier);
+        let has_below = self.ledger.below(device).any(|below| below.tier > tier)
+            || (tier == Tier::Device && self.config.files);
         has_below
             && !self.settings.pressure.cold_after.is_zero()
             && self.pressure_of(Place { device, tier }) >= begins
     }
 
-    /// Parts that nobody has used for long, those first that should leave first. What may be lost is not among them: it
-    /// leaves without being copied, so there is nothing to be won by doing that before its room is needed.
-    fn cold_in(&self, place: Place) -> Vec<PartRef> {
+    /// Of so many parts those that nobody has used for long, first those that should leave first; and behind which one the next
+    /// look begins if none of them can do anything. What may be lost is not among them: it leaves without being copied, so there
+    /// is nothing to be won by doing that before its room is needed.
+    fn cold_in(&self, place: Place) -> (Vec<PartRef>, Option<(PartRef, Time)>) {
         let cold_after =
             if planted!(self, HotEvicted) { Duration::ZERO } else { self.settings.pressure.cold_after };
         let since = self.now.before(cold_after);
         let among = if place.tier == Tier::Device { &self.residents } else { &self.lodgers };
-        let passed = self.pressing.passed.get(&place).copied().unwrap_or_default();
-        let looked_at = among.order(place.device).skip(passed).take(COLD_LOOKED_AT);
-        let cold = looked_at.filter(|part| among.is_unused_since(*part, since));
-        cold.filter(|part| !matches!(self.backings.get(part), Some(Backing::Needless))).collect()
+        let seen = self.pressing.seen.get(&place).copied();
+        let looked_at: Vec<_> = among.behind(place.device, seen).take(COLD_LOOKED_AT).collect();
+        let is_meant = |(part, last): &(PartRef, Time)| {
+            *last < since
+                && among.is_free(*part)
+                && !matches!(self.backings.get(part), Some(Backing::Needless))
+        };
+        let cold = looked_at.iter().filter(|it| is_meant(it)).map(|(part, _)| *part).collect();
+        let is_full = looked_at.len() == COLD_LOOKED_AT;
+        // Behind what was used just now is what was used later still.
+        (cold, looked_at.last().filter(|(_, last)| is_full && *last < since).copied())
     }
 
-    /// Where all that were looked at were cold, and none could do anything, the next look begins behind them.
-    fn has_looked(&mut self, place: Place, cold: usize, done: bool) {
-        let passed = self.pressing.passed.entry(place).or_default();
-        *passed = if done || cold < COLD_LOOKED_AT { 0 } else { passed.saturating_add(cold) };
+    fn has_looked(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
+        match next {
+            _ if done => {}
+            Some(last) => _ = self.pressing.seen.insert(place, last),
+            None => _ = self.pressing.seen.remove(&place),
+        }
     }
 
     /// Whether any of them leaves their device.
@@ -148,8 +162,13 @@ impl Broker {
             if left == 0 {
                 break;
             }
-            let is_clean = matches!(self.backings.get(part), Some(Backing::Kept { clean: true, .. }) | None);
-            if is_clean || self.is_under_way(*part) || !self.pressing.tried.insert(*part) {
+            let is_done = match self.backings.get(part) {
+                Some(Backing::Kept { clean, .. }) => *clean,
+                Some(Backing::Reserved(_)) => self.are_extents_scarce(),
+                Some(Backing::File { .. } | Backing::Needless) | None => true,
+            };
+            let has_failed = self.pressing.failed.contains(part);
+            if is_done || has_failed || self.is_under_way(*part) || !self.pressing.tried.insert(*part) {
                 continue;
             }
             if self.write_back_part(None, *part).is_none() {
@@ -157,6 +176,11 @@ impl Broker {
             }
         }
         left < before
+    }
+
+    fn are_extents_scarce(&self) -> bool {
+        let extents_max = self.config.limits.extents_max;
+        self.pool.len() >= extents_max.saturating_sub(extents_max / EXTENTS_LEFT_TO_OTHERS)
     }
 
     /// Whether any of them begins to go from the host's memory to the disk.
@@ -223,7 +247,11 @@ impl Broker {
     }
 
     /// A part was copied ahead, or was not: others may be now.
-    pub(crate) fn went_ahead(&mut self, part: PartRef) {
+    pub(crate) fn went_ahead(&mut self, part: PartRef, outcome: &PartMove) {
+        // What could not be made or written below will not be a moment later.
+        if matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. }) {
+            self.pressing.failed.insert(part);
+        }
         if let Some(piece) = self.piece_of(part) {
             self.unsettled.pressed.insert(Place::device(piece.device));
         }

@@ -148,6 +148,7 @@ impl Broker {
     pub fn devices(&self) -> Vec<DeviceView> {
         let view = |(index, config): (_, &crate::config::DeviceConfig)| {
             let books = self.ledger.books(Place::device(index))?;
+            let (cached_smaller, cached_larger) = self.pool.cache().beside(index, self.config.part_size);
             Some(DeviceView {
                 index,
                 uuid: config.uuid.clone(),
@@ -157,6 +158,8 @@ impl Broker {
                 held: books.held(),
                 unreturned: books.unreturned(),
                 cached: self.pool.cache().bytes_on(index),
+                cached_smaller,
+                cached_larger,
                 host: self.tier_view(Place { device: index, tier: Tier::Host }),
                 disk: self.tier_view(Place { device: index, tier: Tier::Disk }),
                 moving_in: self.moving(index, |it| it.towards == Tier::Device),
@@ -202,7 +205,7 @@ impl Broker {
         }
     }
 
-    /// How many sessions and allocations are in which state.
+    /// How many sessions and allocations are in which state, and what allocations have that nobody asked for.
     pub fn counts(&self) -> Counts {
         let mut sessions = BTreeMap::new();
         for (_, session) in self.sessions.iter() {
@@ -215,7 +218,16 @@ impl Broker {
             sessions,
             allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
             allocations_of: tenants.filter(|(_, count)| *count > 0).collect(),
+            rounded: self.rounded(),
         }
+    }
+
+    fn rounded(&self) -> BTreeMap<(String, String), Bytes> {
+        let of = |(name, tenant): (&str, TenantId)| {
+            let (name, rounded) = (name.to_owned(), self.allocations.rounded_of(tenant));
+            rounded.map(move |(device, bytes)| ((name.clone(), self.uuid(device).to_owned()), bytes))
+        };
+        self.tenants.iter().flat_map(of).collect()
     }
 
     fn page<'a>(
@@ -273,10 +285,11 @@ impl Broker {
         };
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         let (mut charged, mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-        let (mut in_host, mut on_disk) = (Bytes::ZERO, Bytes::ZERO);
+        let (mut in_host, mut on_disk, mut in_file) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         for (_, extent) in self.charged_extents(id, allocation) {
-            charged = charged.saturating_add(extent.size);
+            charged = charged.saturating_add(extent.cost());
             match extent.state {
+                ExtentState::Live(_) if extent.in_file => in_file = in_file.saturating_add(extent.size),
                 ExtentState::Live(_) if extent.place.tier == Tier::Host => {
                     in_host = in_host.saturating_add(extent.size);
                 }
@@ -305,6 +318,8 @@ impl Broker {
             resident,
             in_host,
             on_disk,
+            in_file,
+            file: allocation.file.as_deref().filter(|_| self.has_file(id)).map(str::to_owned),
             unreturned,
             digest: allocation.digest.as_deref().copied(),
             readers: allocation.readers.iter().map(str::to_owned).collect(),
@@ -331,7 +346,7 @@ impl Broker {
     /// What an allocation is charged for, what its parts have below their devices left out: the extents that are not gone.
     pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
         let extents = self.charged_extents(id, allocation);
-        Bytes::checked_sum(extents.map(|(_, extent)| extent.size)).unwrap_or(Bytes::MAX)
+        Bytes::checked_sum(extents.map(|(_, extent)| extent.cost())).unwrap_or(Bytes::MAX)
     }
 
     fn charged_extents<'a>(

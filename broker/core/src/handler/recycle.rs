@@ -4,7 +4,7 @@
 //! nobody else and whoever was sent it has said that it let go; of all others the driver's count of references is the
 //! only true end.
 
-use vramd_types::ExtentId;
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use super::Timer;
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     command::Notice,
     event::{Kind, PartRef, Tier},
     ledger::Place,
-    pool::{Age, ExtentState},
+    pool::{Age, Extent, ExtentState},
     residency::Allocation,
     tenancy::TenantId,
     time::Time,
@@ -25,9 +25,27 @@ impl Broker {
         if !self.may_be_cached(allocation, id) {
             return false;
         }
+        self.make_way_in_cache(id);
         self.cache(part, id);
         self.unsettled.demands = true;
         true
+    }
+
+    /// Where as much is cached as may be, what was cached first of other sizes goes for it: of its own size there is as
+    /// much as before, and what is freed now is likelier to be wanted again.
+    fn make_way_in_cache(&mut self, id: ExtentId) {
+        let Some((tenant, device, size)) = self.pool.get(id).and_then(live_on) else { return };
+        while !planted!(self, CachedBeyondMax)
+            && self.cached_with(tenant, device, size) > self.config.limits.cached_bytes_per_tenant_max
+        {
+            let Some(age) = self.pool.cache().oldest_beside(tenant, device, size) else { return };
+            self.give_up([age]);
+        }
+    }
+
+    /// What a tenant would have cached on a device with so much more.
+    fn cached_with(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> Bytes {
+        self.pool.cache().bytes_of(tenant, device).saturating_add(size)
     }
 
     /// Keeps what a part has left for a part of its tenant that waits for as much.
@@ -89,7 +107,8 @@ impl Broker {
             return false;
         }
         let acknowledged = !extent.unacknowledged || planted!(self, CachedThoughCrashed);
-        let cached = self.pool.cache().bytes_of(tenant, device).saturating_add(extent.size);
+        // What else is cached goes for it.
+        let cached = self.pool.cache().bytes_of_size(tenant, device, extent.size).saturating_add(extent.size);
         own && acknowledged && cached <= max && self.has_room_to_keep(tenant, Place::device(device))
     }
 
@@ -139,10 +158,18 @@ impl Broker {
     }
 
     /// Nothing is kept: of one device, or of all.
-    pub(crate) fn give_up_cached(&mut self, device: Option<vramd_types::DeviceIndex>) {
+    pub(crate) fn give_up_cached(&mut self, device: Option<DeviceIndex>) {
         let on_device =
             self.pool.cache().iter().filter(|(_, it)| device.is_none_or(|device| it.device == device));
         let all: Vec<Age> = on_device.map(|(age, _)| age).collect();
         self.give_up(all);
+    }
+}
+
+/// Who pays for a live extent, where it lies, and how large it is.
+fn live_on(extent: &Extent) -> Option<(TenantId, DeviceIndex, Bytes)> {
+    match &extent.state {
+        ExtentState::Live(charge) => Some((charge.tenant(), extent.place.device, extent.size)),
+        _ => None,
     }
 }

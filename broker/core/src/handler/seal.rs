@@ -88,6 +88,7 @@ impl Broker {
         let Some(allocation) = self.allocations.get_mut(id) else { return };
         allocation.digesting = false;
         let (op, owner, device) = (allocation.op, allocation.owner, allocation.device);
+        let in_file = allocation.file.is_some();
         if allocation.state != AllocationState::Digesting {
             // Freed meanwhile: the extents were kept only for the driver that was reading them.
             return self.give_back(id);
@@ -115,8 +116,22 @@ impl Broker {
                 Err(refusal)
             }
         };
+        let failed = outcome.is_err();
         if let Some(op) = op {
             self.finish(op, outcome);
+        }
+        if in_file {
+            // Nobody maps it that has not attached it, and what can't be sealed is of no use to anybody.
+            if failed && !planted!(self, UnreadableKept) {
+                self.start_free(id);
+            }
+            if planted!(self, LoadedToOwner)
+                && !failed
+                && let Some(owner) = owner
+            {
+                self.queue_maps(owner, id, Unasked::All);
+            }
+            return;
         }
         if let Some(owner) = owner {
             // What its owner did not hold was elsewhere, and stays there until it is pinned.

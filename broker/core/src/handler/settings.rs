@@ -69,7 +69,8 @@ impl Broker {
         }
         self.unsettled.demands = true;
         self.pressing.tried.clear();
-        self.pressing.passed.clear();
+        self.pressing.failed.clear();
+        self.pressing.seen.clear();
         self.unsettled.pressed.extend(places.iter().copied());
         if !planted!(self, SettingsBelievedLate) {
             self.ledger.changed.extend(places);

@@ -48,7 +48,7 @@ impl Broker {
             Ok(word) => word,
             Err(outcome) => return Some(outcome.into()),
         };
-        if word.is_none() && matches!(self.backings.get(&part), Some(Backing::Kept { clean: true, .. })) {
+        if word.is_none() && self.backings.get(&part).is_some_and(Backing::is_clean) {
             return Some(PartMove::Moved);
         }
         let to = match self.memory_below(part) {
@@ -257,7 +257,10 @@ impl Broker {
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
         self.tell_of_write_back(part, &over, &outcome, clean);
-        self.went_ahead(part);
+        // What an operator had written back is over without anything else to be done.
+        if over.ops.is_empty() {
+            self.went_ahead(part, &outcome);
+        }
         for op in over.ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
             self.check_op(op);
@@ -281,7 +284,7 @@ impl Broker {
     }
 
     /// Whether what a part has below is being written, and must not be released.
-    pub(super) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
+    pub(crate) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
         self.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.copies())
     }
 

@@ -26,6 +26,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 piece.is_some_and(|piece| (it.tenant(), it.bytes()) == (piece.tenant, piece.size))
             }
             Backing::Needless => broker.is_discardable(*part),
+            Backing::File { extent } => broker
+                .pool
+                .behind(*part, *extent)
+                .is_some_and(|extent| extent.in_file && matches!(extent.state, ExtentState::Live(_))),
             Backing::Kept { extent, tier, .. } => {
                 let extent = broker.pool.behind(*part, *extent);
                 let is = |it: &Extent| {

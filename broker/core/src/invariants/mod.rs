@@ -9,6 +9,7 @@ mod cached;
 mod descriptors;
 mod extent_backing;
 mod extent_released;
+mod files;
 mod ledger_books;
 mod ledger_sums;
 mod line;
@@ -40,12 +41,13 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 18] = [
+const CHECKS: [Check; 19] = [
     ledger_books::check,
     ledger_sums::check,
     extent_backing::check,
     extent_released::check,
     backings::check,
+    files::check,
     cached::check,
     mapper_sets::check,
     migrations::check,

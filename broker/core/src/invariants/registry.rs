@@ -129,6 +129,10 @@ registry! {
         "what is written back lies on its device, and is copied to what it has below";
     LINE = "INV-MOVE-9", Recomputed "line.rs",
         "for those of the line who were looked at all leaves that is to leave, or it would not be enough";
+    FILES = "INV-FILE-1", Recomputed "files.rs",
+        "nothing is copied to a file, and what lies in one costs nothing";
+    LOADED = "INV-FILE-2", Oracle "files.rs",
+        "what is loaded is sealed, read whole and hashed, piece by piece of its file, and leaves its device for that without a copy";
     LINK_ORDER = "INV-LINK-1", Oracle "links.rs",
         "no prefetch goes before demand in its lane, unless it has stood for a second in which 16 chunks passed it, or none";
     LINK_SHARES = "INV-LINK-2", Oracle "links.rs",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{AllocationId, Bytes, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
 use super::{SUMS, Violation, expect_equal, scope::Scope};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     event::Tier,
     migration::{BackedBy, Backing, Below, Waiter},
     residency::{Allocation, MapState, mappers_of},
-    tenancy::Session,
+    tenancy::{Session, TenantId},
 };
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
@@ -32,19 +32,40 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         );
         let below = broker.backings.sums().filter(|(_, below)| *below != Below::default()).collect();
         expect_equal(found, SUMS, || "what parts have below".to_owned(), &below, &below_of(broker));
+        let counted = broker.tenants.iter().flat_map(|(_, of)| {
+            broker.allocations.rounded_of(of).map(move |(device, bytes)| ((of, device), bytes))
+        });
+        let what = || "bytes beyond what was asked for".to_owned();
+        expect_equal(found, SUMS, what, &counted.collect(), &rounded_of(broker));
         let batches = broker.demands.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
         let waiting = (broker.demands.iter().count().saturating_sub(batches), batches);
         expect_equal(found, SUMS, || "what waits for room".to_owned(), &broker.demands.counts(), &waiting);
     }
 }
 
+fn rounded_of(broker: &Broker) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
+    let mut sums: BTreeMap<_, Bytes> = BTreeMap::new();
+    for (_, allocation) in broker.allocations.iter_after(None).filter(|(_, it)| it.span > it.size) {
+        let sum = sums.entry((allocation.tenant, allocation.device)).or_default();
+        *sum = sum.saturating_add(allocation.span.saturating_sub(allocation.size));
+    }
+    sums
+}
+
 fn below_of(broker: &Broker) -> BTreeMap<(BackedBy, Tier), Below> {
     let mut sums: BTreeMap<_, Below> = BTreeMap::new();
     for (part, backing) in broker.backings.iter() {
-        if let (Backing::Kept { tier, clean, .. }, Some(piece)) = (backing, broker.piece_of(*part)) {
-            let sum = sums.entry(((piece.tenant, piece.device), *tier)).or_default();
-            sum.kept = sum.kept.saturating_add(piece.size);
-            if *clean {
+        let (tier, kept) = match backing {
+            Backing::Kept { tier, .. } => (*tier, true),
+            Backing::File { .. } => (Tier::Disk, false),
+            Backing::Reserved(_) | Backing::Needless => continue,
+        };
+        if let Some(piece) = broker.piece_of(*part) {
+            let sum = sums.entry(((piece.tenant, piece.device), tier)).or_default();
+            if kept {
+                sum.kept = sum.kept.saturating_add(piece.size);
+            }
+            if backing.is_clean() {
                 sum.clean = sum.clean.saturating_add(piece.size);
             }
         }

@@ -237,6 +237,11 @@ impl Ledger {
         Ok(Reservation::new(tenant, place, bytes))
     }
 
+    /// For a piece of a file that is nobody's: it costs nothing, wherever it counts.
+    pub(crate) const fn costless(tenant: TenantId, place: Place) -> Reservation {
+        Reservation::new(tenant, place, Bytes::ZERO)
+    }
+
     /// Where below a device bytes of a tenant are set aside: as near to it as there are any. Where there are none nowhere, the
     /// place that was tried last.
     pub(crate) fn place_below(&self, tenant: TenantId, device: DeviceIndex, bytes: Bytes) -> Option<Place> {
@@ -253,7 +258,7 @@ impl Ledger {
     /// What was reserved has been made.
     pub(crate) fn settle(&mut self, reservation: Reservation) -> Charge {
         let (tenant, place, bytes) = reservation.redeem();
-        if planted!(self, SettleSkipped) {
+        if planted!(self, SettleSkipped) || bytes.is_zero() {
             return Charge::new(tenant, place, bytes);
         }
         self.change(tenant, place, |account| {
@@ -267,7 +272,7 @@ impl Ledger {
     /// What was reserved will not be made.
     pub(crate) fn cancel(&mut self, reservation: Reservation) {
         let (tenant, place, bytes) = reservation.redeem();
-        if planted!(self, ReservationKept) {
+        if planted!(self, ReservationKept) || bytes.is_zero() {
             return;
         }
         self.change(tenant, place, |account| {
@@ -278,6 +283,9 @@ impl Ledger {
     /// What was made has been given back.
     pub(crate) fn discharge(&mut self, charge: Charge) {
         let (tenant, place, bytes) = charge.redeem();
+        if bytes.is_zero() {
+            return;
+        }
         self.change(tenant, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
     }
 

@@ -19,6 +19,8 @@ pub(crate) enum Backing {
     /// Memory that it came from, or was about to go to. A clean one holds what the part holds: then it leaves without being
     /// copied.
     Kept { extent: ExtentId, tier: Tier, clean: bool },
+    /// A piece of a file holds what the part holds, for ever: it costs nothing, and the part leaves without being copied.
+    File { extent: ExtentId },
     /// Its content may be given up: it needs none.
     Needless,
 }
@@ -29,8 +31,14 @@ impl Backing {
         match self {
             Self::Reserved(reservation) => Some(reservation.place().tier),
             Self::Kept { tier, .. } => Some(*tier),
+            Self::File { .. } => Some(Tier::Disk),
             Self::Needless => None,
         }
+    }
+
+    /// Whether it holds what the part holds.
+    pub(crate) const fn is_clean(&self) -> bool {
+        matches!(self, Self::Kept { clean: true, .. } | Self::File { .. })
     }
 }
 
@@ -56,7 +64,7 @@ struct Backed {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Below {
     pub(crate) kept: Bytes,
-    /// Of that, what holds the same as its parts.
+    /// Of that and of files, what holds the same as its parts.
     pub(crate) clean: Bytes,
 }
 
@@ -122,10 +130,13 @@ impl Backings {
 }
 
 fn count(sums: &mut BTreeMap<(Account, Tier), Below>, backed: &Backed, change: fn(Bytes, Bytes) -> Bytes) {
-    let Backed { backing: Backing::Kept { tier, clean, .. }, account, size } = backed else { return };
-    let below = sums.entry((*account, *tier)).or_default();
-    below.kept = change(below.kept, *size);
-    if *clean {
+    let Backed { backing, account, size } = backed;
+    let Some(tier) = backing.tier().filter(|_| !matches!(backing, Backing::Reserved(_))) else { return };
+    let below = sums.entry((*account, tier)).or_default();
+    if matches!(backing, Backing::Kept { .. }) {
+        below.kept = change(below.kept, *size);
+    }
+    if backing.is_clean() {
         below.clean = change(below.clean, *size);
     }
 }
@@ -169,6 +180,10 @@ mod tests {
         backings.insert(part(0), account, Bytes::new(3), kept_in(Tier::Disk, true));
         assert_eq!(sums(&backings), (0, 0));
         assert_eq!(backings.below(account, Tier::Disk), Below { kept: Bytes::new(3), clean: Bytes::new(3) });
+        // A file costs nothing.
+        backings.insert(part(0), account, Bytes::new(3), Backing::File { extent: ExtentId::from_raw(9) });
+        backings.mark(&part(0), false);
+        assert_eq!(backings.below(account, Tier::Disk), Below { kept: Bytes::ZERO, clean: Bytes::new(3) });
         // What needs none has none, and can leave.
         backings.insert(part(0), account, Bytes::new(3), Backing::Needless);
         backings.mark(&part(0), true);

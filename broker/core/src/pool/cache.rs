@@ -73,6 +73,29 @@ impl Cache {
         on_device.fold(Bytes::ZERO, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
+    /// What is cached on a device in extents smaller than that, and in larger ones.
+    pub(crate) fn beside(&self, device: DeviceIndex, size: Bytes) -> (Bytes, Bytes) {
+        let (mut smaller, mut larger) = (Bytes::ZERO, Bytes::ZERO);
+        for ((_, _, of), ages) in self.by_size.iter().filter(|((_, on, of), _)| *on == device && *of != size)
+        {
+            let sum = if *of < size { &mut smaller } else { &mut larger };
+            *sum = sum.saturating_add(all_of(*of, ages));
+        }
+        (smaller, larger)
+    }
+
+    /// What a tenant has there in extents of that size.
+    pub(crate) fn bytes_of_size(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> Bytes {
+        self.by_size.get(&(tenant, device, size)).map_or(Bytes::ZERO, |ages| all_of(size, ages))
+    }
+
+    /// The oldest that a tenant has there of any other size.
+    pub(crate) fn oldest_beside(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> Option<Age> {
+        let all = self.by_size.range((tenant, device, Bytes::ZERO)..=(tenant, device, Bytes::MAX));
+        let others = all.filter(|((_, _, of), _)| *of != size);
+        others.filter_map(|(_, ages)| ages.first()).min().copied()
+    }
+
     pub(crate) fn get(&self, age: Age) -> Option<&Cached> {
         self.entries.get(&age)
     }
@@ -85,4 +108,8 @@ impl Cache {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Age, &Cached)> {
         self.entries.iter().map(|(age, entry)| (*age, entry))
     }
+}
+
+fn all_of(size: Bytes, ages: &BTreeSet<Age>) -> Bytes {
+    Bytes::new(size.get().saturating_mul(u64::try_from(ages.len()).unwrap_or(u64::MAX)))
 }

@@ -52,12 +52,20 @@ pub(crate) struct Extent {
     pub(crate) unacknowledged: bool,
     /// It lies on disk, and nothing was written there: it stands for zeros, and nothing can be read of it.
     pub(crate) unwritten: bool,
+    /// It is a piece of a file that is nobody's: it costs nothing, and is never written.
+    pub(crate) in_file: bool,
 }
 
 /// The state of an extent between two others, inside one method.
 const NOBODY_PAYS: ExtentState = ExtentState::Unreturned(Vec::new());
 
 impl Extent {
+    /// Of a part, and sent to nobody yet.
+    pub(crate) fn new(place: Place, size: Bytes, part: PartRef, state: ExtentState) -> Self {
+        let (part, sent_to, unacknowledged) = (Some(part), Few::default(), false);
+        Self { place, size, part, state, sent_to, unacknowledged, unwritten: false, in_file: false }
+    }
+
     /// Takes out what was reserved for it while it was made, so that it can be settled or cancelled.
     pub(crate) fn take_reservation(&mut self) -> Option<Reservation> {
         match std::mem::replace(&mut self.state, NOBODY_PAYS) {
@@ -92,6 +100,11 @@ impl Extent {
     /// Whether a part can be in it.
     pub(crate) const fn is_there(&self) -> bool {
         matches!(self.state, ExtentState::Live(_) | ExtentState::Nothing)
+    }
+
+    /// What it costs whoever pays for it.
+    pub(crate) const fn cost(&self) -> Bytes {
+        if self.in_file { Bytes::ZERO } else { self.size }
     }
 
     pub(crate) const fn is_nothing(&self) -> bool {

@@ -24,11 +24,11 @@ const FORESEEN: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(crate) struct Gauge {
     pub(crate) pressure: Pressure,
-    /// When it was looked at last, and what was held then.
+    /// When it was looked at last, and what was left then.
     seen: (Time, Bytes),
     /// Thousandths.
     factor: i64,
-    /// Bytes a second, by which more is held.
+    /// Bytes a second, by which less is left: more is held there, or others take it.
     growth: i64,
     told: Outlook,
 }
@@ -49,11 +49,18 @@ pub(crate) struct Fill {
     pub(crate) capacity: Bytes,
 }
 
+impl Fill {
+    fn left(self) -> Bytes {
+        self.capacity.saturating_sub(self.held)
+    }
+}
+
 impl Gauge {
-    pub(crate) const fn new(now: Time) -> Self {
+    /// Of a place in which nothing was held.
+    pub(crate) const fn new(now: Time, capacity: Bytes) -> Self {
         Self {
             pressure: Pressure::Normal,
-            seen: (now, Bytes::ZERO),
+            seen: (now, capacity),
             factor: 1000,
             growth: 0,
             told: Outlook { pressure: Pressure::Normal, batch_factor: 1000, full_in: None },
@@ -67,11 +74,16 @@ impl Gauge {
         (self.pressure != was).then_some(was)
     }
 
+    /// It is looked at again after a rest, in which nothing has changed.
+    pub(crate) const fn wakes(&mut self, now: Time) {
+        self.seen.0 = now;
+    }
+
     /// Time has passed: the means move. Whether they would move again.
     pub(crate) fn look(&mut self, now: Time, fill: Fill) -> bool {
-        let (when, held) = std::mem::replace(&mut self.seen, (now, fill.held));
+        let (when, left) = std::mem::replace(&mut self.seen, (now, fill.left()));
         let micros = i128::try_from(now.since(when).as_micros()).unwrap_or(i128::MAX).max(1);
-        let more = i128::from(fill.held.get()).saturating_sub(i128::from(held.get()));
+        let more = i128::from(left.get()).saturating_sub(i128::from(fill.left().get()));
         let growth = i64::try_from(more.saturating_mul(1_000_000) / micros).unwrap_or(i64::MAX);
         let (factor, old) = (target(fill), (self.factor, self.growth));
         (self.factor, self.growth) = (mean(self.factor, factor), mean(self.growth, growth));
@@ -86,7 +98,7 @@ impl Gauge {
         let is_news = outlook.pressure != told.pressure
             || factor >= FACTOR_STEP.unsigned_abs()
             || outlook.full_in.is_some() != told.full_in.is_some()
-            || outlook.full_in.zip(told.full_in).is_some_and(|(new, old)| new.saturating_mul(2) <= old);
+            || outlook.full_in.zip(told.full_in).is_some_and(is_much_else);
         is_news.then(|| {
             self.told = outlook;
             outlook
@@ -98,8 +110,8 @@ impl Gauge {
         self.told
     }
 
-    fn outlook(&self, Fill { held, capacity }: Fill) -> Outlook {
-        let left = capacity.saturating_sub(held).get();
+    fn outlook(&self, fill: Fill) -> Outlook {
+        let left = fill.left().get();
         let second = u64::try_from(self.growth).ok().filter(|growth| *growth > 0);
         let millis = second.map(|second| u128::from(left).saturating_mul(1000) / u128::from(second));
         let full_in = millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)));
@@ -109,6 +121,11 @@ impl Gauge {
             full_in: full_in.filter(|it| *it <= FORESEEN),
         }
     }
+}
+
+/// Whether one is at least twice the other.
+fn is_much_else((one, other): (Duration, Duration)) -> bool {
+    one != other && (one.saturating_mul(2) <= other || other.saturating_mul(2) <= one)
 }
 
 /// The factor that a place so full asks for.
@@ -140,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_fills_steadily_is_foreseen_and_what_stands_still_is_not() {
-        let mut gauge = Gauge::new(Time::START);
+        let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         for now in 1..=20 {
             gauge.look(second(now), fill(now * 10));
         }
@@ -158,7 +175,7 @@ mod tests {
     #[test]
     fn the_factor_comes_to_rest_near_what_the_place_asks_for() {
         for (held, expected) in [(0, 1197..=1200), (599, 1197..=1200), (700, 1000..=1000), (800, 800..=800)] {
-            let mut gauge = Gauge::new(Time::START);
+            let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
             let moves = (1..100).take_while(|now| gauge.look(second(*now), fill(held))).count();
             assert!(moves < 50, "{moves}");
             let factor = gauge.outlook(fill(held)).batch_factor;
@@ -169,7 +186,7 @@ mod tests {
     #[test]
     fn only_what_is_another_is_told() {
         let bounds = PressureBounds::default();
-        let mut gauge = Gauge::new(Time::START);
+        let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         assert_eq!(gauge.news(fill(0)), None);
         assert_eq!(gauge.heed(fill(850), &bounds), Some(Pressure::Normal));
         let told = gauge.news(fill(850)).map(|it| it.pressure);
@@ -182,5 +199,49 @@ mod tests {
             told.extend(gauge.news(fill(860)).map(|it| it.batch_factor));
         }
         assert_eq!(told, [940, 868, 815]);
+    }
+
+    #[test]
+    fn what_others_take_is_foreseen_too() {
+        let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
+        for now in 1..=20 {
+            gauge.look(second(now), Fill { held: Bytes::new(100), capacity: Bytes::new(900 - now * 10) });
+        }
+        let fill = Fill { held: Bytes::new(100), capacity: Bytes::new(700) };
+        let full_in = gauge.outlook(fill).full_in.map(|it| it.as_secs());
+        assert!(full_in.is_some_and(|seconds| (55..=75).contains(&seconds)), "{full_in:?}");
+    }
+
+    #[test]
+    fn it_is_told_when_it_is_half_as_far_off_or_twice() {
+        let mut gauge = Gauge::new(Time::START, Bytes::new(10_000));
+        let (mut told, mut held) = (Vec::new(), 0);
+        for now in 1..=60 {
+            held += if now <= 20 { 100 } else { 30 };
+            let fill = Fill { held: Bytes::new(held), capacity: Bytes::new(10_000) };
+            gauge.look(second(now), fill);
+            told.extend(gauge.news(fill).and_then(|it| it.full_in).map(|it| (now, it.as_secs())));
+        }
+        // After 20 seconds 8000 are left, for 80 seconds; in the end 6800, for more than 200.
+        let (first, last) = (told.iter().rfind(|(now, _)| *now <= 20), told.last());
+        assert!(first.is_some_and(|(_, left)| *left < 170), "{told:?}");
+        assert!(last.is_some_and(|(now, left)| *now > 20 && *left > 160), "{told:?}");
+    }
+
+    #[test]
+    fn what_is_full_is_told_once() {
+        let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
+        gauge.look(second(1), fill(1000));
+        assert_eq!(gauge.news(fill(1000)).and_then(|it| it.full_in), Some(Duration::ZERO));
+        assert_eq!(gauge.news(fill(1000)), None);
+    }
+
+    #[test]
+    fn a_rest_is_no_part_of_how_fast_it_fills() {
+        let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
+        gauge.wakes(second(3600));
+        gauge.look(second(3601), fill(200));
+        // 200 in a second, of which three tenths count.
+        assert_eq!(gauge.outlook(fill(200)).full_in.map(|it| it.as_secs()), Some(13));
     }
 }

@@ -21,6 +21,7 @@ pub use level::Pressure;
 use crate::{
     event::{PartRef, Tier},
     ledger::Place,
+    time::Time,
 };
 
 /// What a client is told, whenever it is another.
@@ -43,6 +44,8 @@ pub(crate) struct Pressing {
     pub(crate) is_armed: bool,
     /// Parts that something was tried with since the last look.
     pub(crate) tried: BTreeSet<PartRef>,
-    /// How many of those that leave first were found cold and could do nothing, so that the next look begins behind them.
-    pub(crate) passed: BTreeMap<Place, usize>,
+    /// Parts that could not be copied ahead: they are not tried until devices are looked at.
+    pub(crate) failed: BTreeSet<PartRef>,
+    /// Parts up to this one, which was used last then, could do nothing: the next look begins behind it.
+    pub(crate) seen: BTreeMap<Place, (PartRef, Time)>,
 }

@@ -108,6 +108,8 @@ pub(crate) struct Allocation {
     pub(crate) unheld: bool,
     /// Its parts leave their device without being copied.
     pub(crate) discardable: bool,
+    /// Its path, if its bytes are those of a file.
+    pub(crate) file: Option<Arc<str>>,
     /// Extents that are not gone from the pool yet.
     pub(crate) extents_left: usize,
     /// How many holds there are on its parts.
@@ -174,6 +176,11 @@ impl Allocation {
     /// Asked bytes in the part, without the rounding.
     pub(crate) fn asked_of(&self, index: PartIndex) -> Bytes {
         self.size.saturating_sub(self.offset_of(index)).min(self.part_size)
+    }
+
+    /// What its parts have beyond what was asked for.
+    pub(crate) fn rounded(&self) -> Bytes {
+        self.span.saturating_sub(self.size)
     }
 
     /// Only its owner may write, and only until it is sealed; a legacy handle is always writable.

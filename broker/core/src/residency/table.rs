@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
 use super::{Allocation, AllocationState, MapState, allocation::Entry};
 use crate::{
@@ -32,9 +32,25 @@ struct OfTenant {
     /// Of these, those that others may read once they are sealed.
     shared: BTreeSet<AllocationId>,
     parts: usize,
+    /// What they have on each device beyond what was asked for; none where that is nothing.
+    rounded: BTreeMap<DeviceIndex, Bytes>,
     bearers: BTreeMap<Arc<str>, AllocationId>,
     /// Those that have a name and do not bear it: replacements in the making, and what is freed and mapped still.
     not_bearing: BTreeSet<AllocationId>,
+}
+
+impl OfTenant {
+    fn round(&mut self, allocation: &Allocation, change: impl FnOnce(Bytes, Bytes) -> Bytes) {
+        let beyond = allocation.rounded();
+        if beyond.is_zero() {
+            return;
+        }
+        let sum = self.rounded.entry(allocation.device).or_default();
+        *sum = change(*sum, beyond);
+        if sum.is_zero() {
+            self.rounded.remove(&allocation.device);
+        }
+    }
 }
 
 impl AllocationTable {
@@ -58,6 +74,7 @@ impl AllocationTable {
         self.by_tenant.change(allocation.tenant, |of| {
             of.ids.insert(id);
             of.parts += allocation.parts.len();
+            of.round(&allocation, Bytes::saturating_add);
             if !allocation.readers.is_empty() {
                 of.shared.insert(id);
             }
@@ -79,6 +96,7 @@ impl AllocationTable {
         if let Some(of) = self.by_tenant.get_mut(allocation.tenant) {
             of.ids.remove(&id);
             of.parts = of.parts.saturating_sub(allocation.parts.len());
+            of.round(&allocation, Bytes::saturating_sub);
             if !allocation.readers.is_empty() {
                 of.shared.remove(&id);
             }
@@ -94,6 +112,12 @@ impl AllocationTable {
     /// Allocations and parts of a tenant.
     pub(crate) fn count_of(&self, tenant: TenantId) -> (usize, usize) {
         self.by_tenant.get(tenant).map(|of| (of.ids.len(), of.parts)).unwrap_or_default()
+    }
+
+    /// What a tenant's allocations have on each device beyond what was asked for, where that is anything.
+    pub(crate) fn rounded_of(&self, tenant: TenantId) -> impl Iterator<Item = (DeviceIndex, Bytes)> {
+        let of = self.by_tenant.get(tenant).into_iter();
+        of.flat_map(|of| &of.rounded).map(|(device, bytes)| (*device, *bytes))
     }
 
     /// One has gone from a state to another.

@@ -86,6 +86,8 @@ pub struct World {
     pub lost: Vec<(ChannelId, PartRef)>,
     /// What lies in each extent that was written or copied to: else zeros.
     pub contents: BTreeMap<ExtentId, u64>,
+    /// Extents that are pieces of files.
+    pub in_files: BTreeSet<ExtentId>,
     /// Extents on disk to which nothing was written.
     pub unwritten: BTreeSet<ExtentId>,
     /// What each client has written since that was collected last.
@@ -128,6 +130,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
         check_shadows: false,
+        files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
         limits: Limits::default(),
@@ -167,6 +170,7 @@ impl World {
             damaged: BTreeSet::new(),
             lost: Vec::new(),
             contents: BTreeMap::new(),
+            in_files: BTreeSet::new(),
             unwritten: BTreeSet::new(),
             written: BTreeSet::new(),
             extents: BTreeMap::new(),
@@ -271,11 +275,20 @@ impl World {
                 let failure = self.fail_creates.pop_front().flatten();
                 Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
             }
+            Command::OpenExtent { extent, file, offset, .. } => {
+                let failure = self.fail_creates.pop_front().flatten();
+                if failure.is_none() {
+                    self.in_files.insert(extent);
+                    self.contents.insert(extent, file_content(file, offset));
+                }
+                Event::Completion(Completion::Created { extent, result: failure.map_or(Ok(()), Err) })
+            }
             Command::Copy { from, to, .. } if self.damaged.contains(&from) => {
                 let problem = format!("{from} is damaged");
                 Event::Completion(Completion::Damaged { to, problem })
             }
             Command::Copy { from, to, shadow, .. } => {
+                assert!(!self.in_files.contains(&to), "{to} is a piece of a file, and copied to");
                 let differs = self.content(from) != self.content(to);
                 if shadow && differs {
                     self.event(Event::Completion(Completion::ShadowDiffers { to }));
@@ -294,6 +307,7 @@ impl World {
             Command::ReleaseExtent { extent } => {
                 self.contents.remove(&extent);
                 self.unwritten.remove(&extent);
+                self.in_files.remove(&extent);
                 let returned = !self.clung_to.contains(&extent);
                 if !returned {
                     self.unreturned.insert(extent);
@@ -599,6 +613,11 @@ pub fn spec(mib: u32) -> AllocationSpec {
         unheld: false,
         discardable: false,
     }
+}
+
+/// What lies in a file from some place on.
+pub fn file_content(file: broker_core::FileId, offset: Bytes) -> u64 {
+    file.0 << 32 | offset.get() >> 20
 }
 
 pub fn named(mib: u32, name: &str) -> AllocationSpec {

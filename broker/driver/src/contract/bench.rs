@@ -16,7 +16,7 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 use super::{Access, Harness, Importer};
 use crate::{
     Completion, CopyClass, CopyError, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Handle,
-    Submission, sim::Fault,
+    KeptFacts, Submission, sim::Fault,
 };
 
 /// Nothing here takes long; this only turns a hang into a failure.
@@ -64,6 +64,11 @@ impl<'a> Bench<'a> {
 
     /// With extents on disk in that folder.
     pub(super) fn with_disk(harness: &'a dyn Harness, disk: DiskConfig, faults: Vec<Fault>) -> Self {
+        Self::with_files(harness, Some(disk), faults)
+    }
+
+    /// With pieces of files, and a directory if one is given.
+    pub(super) fn with_files(harness: &'a dyn Harness, disk: Option<DiskConfig>, faults: Vec<Fault>) -> Self {
         let opened = harness.open_with_disk(disk, faults);
         let (driver, completions) = opened.unwrap_or_else(|error| panic!("open with a disk: {error}"));
         Self { harness, driver, completions, early: VecDeque::new() }
@@ -192,6 +197,20 @@ impl<'a> Bench<'a> {
             Completion::HostKept { kept, problem, .. } => Some((*kept, problem.clone())),
             _ => None,
         })
+    }
+
+    /// What is kept once it is as it should be. What a driver does while nobody waits it does not tell.
+    pub(super) fn kept_until(&self, what: &str, is_right: impl Fn(&KeptFacts) -> bool) -> KeptFacts {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let of_node = |it: &KeptFacts| it.node == self.host_node();
+            let kept = self.driver.kept().into_iter().find(of_node).expect("memory of the node is kept");
+            if is_right(&kept) {
+                return kept;
+            }
+            assert!(Instant::now() < deadline, "{what}: {kept:?}");
+            thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Another process that maps the extent and has closed its descriptor.

@@ -134,7 +134,7 @@ pub fn the_engine_is_told(harness: &dyn Harness) -> Verdict {
 }
 
 fn refused(harness: &dyn Harness, config: DiskConfig) -> DirectoryError {
-    match harness.open_with_disk(config, Vec::new()) {
+    match harness.open_with_disk(Some(config), Vec::new()) {
         Err(DriverError::Directory(error)) => error,
         Err(error) => panic!("{error:?}"),
         Ok(_) => panic!("it was opened"),

@@ -24,7 +24,7 @@ fn engines() -> Vec<DiskEngine> {
 }
 
 /// The case with each of them.
-fn by_each(harness: &dyn Harness, case: impl Fn(Bench<'_>, &Folder)) -> Verdict {
+pub(super) fn by_each(harness: &dyn Harness, case: impl Fn(Bench<'_>, &Folder)) -> Verdict {
     for engine in engines() {
         let folder = Folder::new(harness);
         let bench = Bench::with_disk(harness, folder.config_with(Some(engine)), Vec::new());
@@ -35,11 +35,11 @@ fn by_each(harness: &dyn Harness, case: impl Fn(Bench<'_>, &Folder)) -> Verdict 
     Verdict::Passed
 }
 
-fn on_disk(bench: &mut Bench<'_>, size: Bytes) -> ExtentId {
+pub(super) fn on_disk(bench: &mut Bench<'_>, size: Bytes) -> ExtentId {
     bench.create_disk(size).expect("there is room for a few MiB")
 }
 
-fn release_all(bench: &mut Bench<'_>, extents: impl IntoIterator<Item = ExtentId>) {
+pub(super) fn release_all(bench: &mut Bench<'_>, extents: impl IntoIterator<Item = ExtentId>) {
     extents.into_iter().for_each(|extent| assert!(bench.release_id(extent), "{extent} is deleted"));
 }
 

@@ -11,6 +11,9 @@ use crate::{Completion, CopyError, DriverError, HostLimit, Submission};
 /// More than any case needs.
 const MANY: usize = 100;
 
+/// Of no usual size where pieces are small.
+const LARGE: Bytes = Bytes::mib(4);
+
 fn content(seed: u8) -> Vec<u8> {
     pattern(seed, usize::try_from(SMALL.get()).expect("2 MiB fit in memory"))
 }
@@ -117,6 +120,61 @@ pub fn another_size_has_kept_memory_given_up(harness: &dyn Harness) -> Verdict {
         bench.free(small);
     }
     bench.free(source);
+    bench.finish();
+    Verdict::Passed
+}
+
+/// As many of 4 MiB as fit, and no piece: who wants none has no other size given up.
+fn fragmented(bench: &mut Bench<'_>, all: Bytes) {
+    assert_eq!(filled(bench, all, MANY), all);
+    for _ in 0..3 {
+        let large: Vec<_> = (0..all.get() / LARGE.get())
+            .map(|_| bench.create_host_as(LARGE, false).expect("pieces go for it"))
+            .collect();
+        large.into_iter().for_each(|extent| bench.free(extent));
+        let kept = bench.kept_until("all is kept as it was", |kept| kept.larger == all);
+        assert_eq!((kept.usual, kept.smaller, kept.rebuilds), (Bytes::ZERO, Bytes::ZERO, 0));
+    }
+}
+
+pub fn other_sizes_become_pieces_once_a_piece_is_lacking(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    fragmented(&mut bench, Bytes::mib(16));
+    let source = written(&mut bench, 5);
+    let first = make_unzeroed(&mut bench, SMALL).expect("something goes for it");
+    assert_eq!(bench.copy(&source, &first, SMALL), Ok(()));
+    // Of the 14 MiB beside it one of 4 MiB is left when there are more than as many in pieces.
+    let kept = bench.kept_until("half of it are pieces", |kept| kept.usual == Bytes::mib(10));
+    assert_eq!((kept.larger, kept.rebuilds), (LARGE, 1));
+    let extents: Vec<_> = (0..5).map(|_| bench.make_host()).collect();
+    for extent in &extents {
+        assert_eq!(bench.digest(&[(extent.id, SMALL)]), hash(&vec![0; content(0).len()]));
+    }
+    assert_eq!(bench.kept_until("all are taken", |kept| kept.usual.is_zero()).larger, LARGE);
+    let large = bench.create_host_as(LARGE, false).expect("that size is kept too");
+    assert_eq!(bench.digest(&[(first.id, SMALL)]), hash(&content(5)), "what extents have nobody touches");
+    extents.into_iter().chain([large, first, source]).for_each(|extent| bench.free(extent));
+    let kept = bench.kept_until("all is back", |kept| kept.usual == Bytes::mib(12));
+    assert_eq!((kept.larger, kept.rebuilds), (LARGE, 1), "there were pieces all the time");
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn who_comes_while_pieces_are_made_of_others_is_served(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    fragmented(&mut bench, Bytes::mib(64));
+    let mut extents = Vec::new();
+    for _ in 0..8 {
+        extents.push(make_unzeroed(&mut bench, SMALL).expect("there is room"));
+        extents.push(bench.create_host(LARGE).expect("for either"));
+    }
+    // What is left lies in pieces or in what is large, or goes from one to the other just now.
+    for _ in 0..8 {
+        extents.push(bench.make_host());
+    }
+    let full = Some(DriverError::OutOfHostMemory(HostLimit::Capacity(Bytes::mib(64))));
+    assert_eq!(bench.create_host(SMALL).err(), full);
+    extents.into_iter().for_each(|extent| bench.free(extent));
     bench.finish();
     Verdict::Passed
 }

@@ -15,6 +15,7 @@ pub mod digest;
 pub mod directory;
 pub mod disk;
 pub mod faults;
+pub mod files;
 pub mod fixed;
 mod folder;
 pub mod host;
@@ -41,10 +42,10 @@ pub trait Harness {
     /// `faults` are empty unless the facts say that they can be scheduled.
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>);
 
-    /// The same, with extents on disk.
+    /// The same, with extents on disk, and pieces of files; of these alone where there is no directory.
     fn open_with_disk(
         &self,
-        disk: DiskConfig,
+        disk: Option<DiskConfig>,
         faults: Vec<Fault>,
     ) -> Result<(Arc<dyn Driver>, Receiver<Completion>), DriverError>;
 
@@ -154,6 +155,8 @@ macro_rules! contract_tests {
             kept::what_another_process_may_have_is_not_used_again,
             kept::what_is_kept_and_used_is_never_more_than_it_may_be,
             kept::another_size_has_kept_memory_given_up,
+            kept::other_sizes_become_pieces_once_a_piece_is_lacking,
+            kept::who_comes_while_pieces_are_made_of_others_is_served,
             kept::no_more_pieces_are_kept_than_may_be,
             kept::keeping_is_asked_once_of_a_node_that_there_is,
             kept::an_end_waits_for_no_filling,
@@ -183,6 +186,13 @@ macro_rules! contract_tests {
             disk::a_copy_keeps_what_it_moves_on_disk,
             disk::copies_of_the_disk_are_done_though_the_driver_is_dropped,
             disk::nonsense_of_the_disk_is_answered,
+            files::bytes_of_a_file_come_from_wherever_they_begin,
+            files::what_is_behind_the_end_is_zeros_whatever_was_in_the_memory,
+            files::a_file_that_changes_is_told_and_what_was_read_first_counts,
+            files::a_file_that_was_cut_off_or_taken_away_is_told,
+            files::nothing_is_ever_written_to_a_file,
+            files::files_need_no_directory,
+            files::nonsense_of_files_is_answered,
             directory::files_are_named_preallocated_and_deleted,
             directory::the_capacity_is_kept_to_and_comes_back,
             directory::what_an_earlier_daemon_left_is_deleted_and_nothing_else,

@@ -208,8 +208,10 @@ impl<L: Link> Lane<L> {
     }
 
     fn begin(&mut self) {
-        while self.under_way.len() < L::UNDER_WAY_MAX {
-            let Some(at) = self.next_to_begin() else { break };
+        loop {
+            self.links.waits(self.ready());
+            let has_room = self.under_way.len() < L::UNDER_WAY_MAX;
+            let Some(at) = has_room.then(|| self.next_to_begin()).flatten() else { return };
             let begun = &mut self.begun[at];
             let (of, class) = (begun.job.copy, begun.job.entry.class());
             // What could not be begun is told with the next that has ended.
@@ -218,7 +220,6 @@ impl<L: Link> Lane<L> {
                 self.links.begun(class, Bytes::new(length));
             }
         }
-        self.links.waits(self.ready());
     }
 
     /// The classes of which something is left to begin.
@@ -242,7 +243,6 @@ impl<L: Link> Lane<L> {
 
     /// The place of the one that goes on.
     fn next_to_begin(&mut self) -> Option<usize> {
-        self.links.waits(self.ready());
         let classes: Vec<CopyClass> = self.links.permitted().collect();
         classes.into_iter().find_map(|class| self.begun_of(class))
     }

@@ -42,6 +42,16 @@ pub enum LaneId {
     ToDisk,
 }
 
+impl LaneId {
+    /// Which it is of; none is the disk's, or the host's own.
+    pub fn device(self) -> Option<DeviceIndex> {
+        match self {
+            Self::In(device) | Self::Out(device) | Self::Aside(device) => Some(device),
+            Self::WithinHost | Self::FromDisk | Self::ToDisk => None,
+        }
+    }
+}
+
 impl fmt::Display for LaneId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,7 +1,7 @@
 //! Moves bytes between memory and disk: the disk reads and writes memory of the host where it is, and memory of a device by way of
 //! pinned buffers.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use super::{
     api::{CudaError, Pinned, Stream, Transfer, Way},
@@ -79,16 +79,22 @@ impl Side for CudaSide {
         }
     }
 
-    fn store(&mut self, held: &Held, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
+    fn store(
+        &mut self,
+        held: &Held,
+        at: u64,
+        range: Range<usize>,
+        buffer: CudaRoom,
+    ) -> Result<Hop, DriverError> {
         match (held, buffer) {
             (Held::Device(memory), CudaRoom::Ring(pinned)) => {
-                let (from, to) = (pinned.address(), memory.address()? + at);
+                let (from, to) = (pinned.address() + range.start as u64, memory.address()? + at);
                 let stream = self.stream(memory)?;
-                Ok(Hop::Device(stream.copy((pinned, held.clone()), Way::In, from, to, length)?))
+                Ok(Hop::Device(stream.copy((pinned, held.clone()), Way::In, from, to, range.len())?))
             }
             (Held::Host(memory), CudaRoom::Ring(pinned)) => {
                 let at = usize::try_from(at).unwrap_or(usize::MAX);
-                memory.view().write(at, &pinned.bytes()[..length]);
+                memory.view().write(at, &pinned.bytes()[range]);
                 Ok(Hop::Host(Some(pinned)))
             }
             (_, CudaRoom::Host(_)) => Err(needs_no_buffer()),

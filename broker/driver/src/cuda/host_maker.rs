@@ -83,7 +83,7 @@ impl HostMaker {
                     state.tell(Completion::Released { extent, returned });
                 }
             }
-            self.say_what_is_missing(state);
+            self.say_what_there_is(state);
         }
         for (node, it) in &mut self.nodes {
             if let Some(kept) = it.give_up_filling() {
@@ -95,16 +95,17 @@ impl HostMaker {
 
     fn fill_and_say(&mut self, state: &State) -> bool {
         let filled = self.fill(state);
-        self.say_what_is_missing(state);
+        self.say_what_there_is(state);
         filled
     }
 
-    /// Whoever looks at what others hold looks whether that could be had.
-    fn say_what_is_missing(&self, state: &State) {
-        state.will_pin(self.nodes.iter().map(|(node, it)| (*node, it.to_pin())).collect());
+    /// Whoever looks at what others hold looks whether what is missing could be had.
+    fn say_what_there_is(&self, state: &State) {
+        let to_pin = self.nodes.iter().map(|(node, it)| (*node, it.to_pin())).collect();
+        state.will_pin(to_pin, self.nodes.values().filter_map(Node::kept).collect());
     }
 
-    /// Whether a piece was pinned ahead of need.
+    /// Whether a piece was pinned ahead of need, or way was made for one.
     fn fill(&mut self, state: &State) -> bool {
         let all = self.pinned();
         for (node, it) in &mut self.nodes {

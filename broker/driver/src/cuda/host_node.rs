@@ -4,8 +4,8 @@ use vramd_types::{Bytes, HostNode};
 
 use super::host_memory::{HostMemory, Pinner};
 use crate::{
-    DriverError, HostLimit,
-    pool::{Kept, Pool},
+    DriverError, HostLimit, KeptFacts,
+    pool::{Kept, Pool, Step},
 };
 
 #[derive(Debug)]
@@ -72,12 +72,26 @@ impl Node {
         }
     }
 
-    /// Whether a piece was missing, and is there now. If it can't be had, no other will be tried.
+    /// Whether a piece was missing, and is there now, or what stood in its way has gone. If it can't be had, no other
+    /// will be tried.
     pub(super) fn fill(&mut self, pinner: &Pinner, elsewhere: Bytes) -> Result<bool, DriverError> {
-        let Some(size) = self.pool.missing(self.room()) else { return Ok(false) };
-        let pinned = elsewhere.saturating_add(self.pinned());
-        let kept = pinner.pin(self.node, size, pinned).inspect_err(|_| self.pool.stop())?;
-        Ok(self.pool.keep(size, kept).is_ok())
+        match self.pool.step(self.room()) {
+            None => Ok(false),
+            Some(Step::GiveUp(memory)) => {
+                drop(memory);
+                Ok(true)
+            }
+            Some(Step::Pin(size)) => {
+                let pinned = elsewhere.saturating_add(self.pinned());
+                let kept = pinner.pin(self.node, size, pinned).inspect_err(|_| self.pool.stop())?;
+                Ok(self.pool.keep(size, kept).is_ok())
+            }
+        }
+    }
+
+    /// Of a node whose memory is kept.
+    pub(super) fn kept(&self) -> Option<KeptFacts> {
+        self.is_keeping.then(|| self.pool.facts(self.node))
     }
 
     pub(super) fn is_missing(&self) -> bool {

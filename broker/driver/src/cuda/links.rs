@@ -16,7 +16,7 @@ use super::{
     api::{Block, CudaError, Pinned, Stream, Transfer, Used, Way},
     device::Device,
 };
-use crate::{LaneId, LinkFacts, copies::shared};
+use crate::{LaneId, LinkFacts, copies::shared, disk::Disk};
 
 /// Long enough that a chunk more or less is a hundredth of it, on a link of 55 GB/s.
 const LASTS: Duration = Duration::from_millis(20);
@@ -82,6 +82,15 @@ pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
 }
 
 impl Measured {
+    /// And the disk's, if there is one.
+    pub(super) fn and_disk(mut self, disk: Option<&Disk>) -> Self {
+        match disk.map_or(Ok(Vec::new()), Disk::measure) {
+            Ok(links) => self.links.extend(links),
+            Err(error) => self.failed("disk", &error),
+        }
+        self
+    }
+
     fn failed(&mut self, what: &str, problem: &dyn fmt::Display) {
         let before = self.problem.take().map_or_else(String::new, |before| before + "; ");
         self.problem = Some(format!("{before}{what}: {problem}"));

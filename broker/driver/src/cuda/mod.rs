@@ -82,8 +82,8 @@ use self::{
     state::{State, hand},
 };
 use crate::{
-    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, LinkFacts, Sink,
-    Submission, Traffic,
+    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LinkFacts,
+    Sink, Submission, Traffic,
     copies::{Lanes, Links, Table},
     disk::{self, Disk, DiskLink, DiskOrder, DiskWork},
     threads::Threads,
@@ -103,6 +103,8 @@ pub struct CudaConfig {
     /// What `/sys/bus/pci/devices` is.
     pub buses: Option<PathBuf>,
     pub disk: Option<DiskConfig>,
+    /// Whether extents may be pieces of files.
+    pub files: bool,
 }
 
 /// Opens the devices of these UUIDs, numbered in this order. Makes a context on each, and looks whether memory is
@@ -112,7 +114,7 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let params = config.params.as_deref().unwrap_or_else(|| Path::new(scrub::PARAMS));
     let nodes = config.nodes.as_deref().unwrap_or_else(|| Path::new(node::NODES));
     // Before any device, where it takes longer to fail.
-    let disk = config.disk.as_ref().map(Disk::open).transpose()?;
+    let disk = Disk::open(config.disk.as_ref(), config.files)?;
     let (mut makers, mut facts) = (Vec::new(), Vec::new());
     for uuid in uuids {
         let found = found.iter().find(|found| found.info.uuid == *uuid);
@@ -136,28 +138,12 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let by_descriptor = devices.iter().all(|it| probe::host_by_descriptor(&api, it.context().device()));
     let host = if by_descriptor { HostKind::Numa } else { HostKind::Registered };
     let is_zero = host == HostKind::Registered || scrub::zeroes_host(params);
-    let Measured { links, problem: unmeasured } =
-        links::measure(&devices, config.buses.as_deref().unwrap_or_else(|| Path::new(node::BUSES)));
-    let (links, unmeasured) = with_disk(links, unmeasured, disk.as_ref());
+    let buses = config.buses.as_deref().unwrap_or_else(|| Path::new(node::BUSES));
+    let Measured { links, problem: unmeasured } = links::measure(&devices, buses).and_disk(disk.as_ref());
     let host_maker = HostMaker::new(Pinner { kind: host, devices: devices.clone(), is_zero });
     let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, unmeasured, devices: facts };
     let state = State::new(api, devices, host == HostKind::Registered, sink);
     start(Arc::new(state), makers, host_maker, disk, links, facts)
-}
-
-fn with_disk(
-    mut links: Vec<LinkFacts>,
-    mut unmeasured: Option<String>,
-    disk: Option<&Disk>,
-) -> (Vec<LinkFacts>, Option<String>) {
-    match disk.map_or(Ok(Vec::new()), Disk::measure) {
-        Ok(measured) => links.extend(measured),
-        Err(error) => {
-            let before = unmeasured.take().map_or_else(String::new, |before| before + "; ");
-            unmeasured = Some(format!("{before}disk: {error}"));
-        }
-    }
-    (links, unmeasured)
 }
 
 /// What is found out about a device once it is open.
@@ -210,10 +196,11 @@ fn start(
     let devices: Vec<DeviceInfo> = state.devices.iter().map(|device| device.info().clone()).collect();
     let fixed = makers.iter().all(|maker| maker.fixed);
     let mut threads = Threads::default();
-    let (mut makes, (looks, looks_end), (frees, frees_end), (digests, digests_end)) =
-        (Vec::new(), channel(), channel(), channel());
+    let (mut makes, (looks, looks_end), (frees, frees_end)) = (Vec::new(), channel(), channel());
+    let ((digests, digests_end), (file_digests, file_digests_end)) = (channel(), channel());
     let ((hosts, hosts_end), (disks, disks_end)) = (channel(), channel());
-    let disk_facts = disk.as_ref().map(|disk| disk.facts().clone());
+    let disk_facts = disk.as_ref().and_then(Disk::facts).cloned();
+    let engine = disk.as_ref().map(Disk::engine);
     for maker in makers {
         let (order, orders) = channel();
         makes.push(order);
@@ -228,23 +215,26 @@ fn start(
     threads.start("cuda-host", Box::new(move || host_maker.run(&own, &hosts_end)))?;
     let own = Arc::clone(&state);
     threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &disks_end)))?;
-    let digests_end = Arc::new(Mutex::new(digests_end));
-    for _ in 0..digester::THREADS {
-        let (own, orders) = (Arc::clone(&state), Arc::clone(&digests_end));
-        threads.start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
+    // Files take as long as their disk does, and hold up nobody's seal.
+    for end in [digests_end, file_digests_end] {
+        let end = Arc::new(Mutex::new(end));
+        for _ in 0..digester::THREADS {
+            let (own, orders) = (Arc::clone(&state), Arc::clone(&end));
+            threads.start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
+        }
     }
-    let (lanes, lane_ends) = Lanes::new(devices.len(), disk_facts.is_some(), &links);
+    let (lanes, lane_ends) = Lanes::new(devices.len(), engine.is_some(), &links);
     for end in lane_ends.memory {
         let (own, wire) = (Arc::clone(&state), Wire::new(&state, end.of)?);
         threads.start("cuda-copy", Box::new(move || wire.run(&own, end)))?;
     }
-    for (end, facts) in lane_ends.disk.into_iter().zip(disk_facts.iter().cycle()) {
-        let link = DiskLink::new(end.of, CudaSide::new(&state)?, facts.engine)?;
+    for (end, engine) in lane_ends.disk.into_iter().zip(engine.into_iter().cycle()) {
+        let link = DiskLink::new(end.of, CudaSide::new(&state)?, engine)?;
         let own = Arc::clone(&state);
         threads.start("disk-copy", Box::new(move || disk::run_lane(link, end, |it| own.tell(it))))?;
     }
     let (copies, own_links) = (Arc::clone(lanes.table()), Arc::clone(lanes.links()));
-    let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, hosts, disks, lanes }));
+    let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, file_digests, hosts, disks, lanes }));
     Ok(CudaDriver {
         devices,
         disk: disk_facts,
@@ -279,6 +269,7 @@ struct Inlet {
     makes: Vec<Sender<Make>>,
     looks: Sender<Look>,
     digests: Sender<Digest>,
+    file_digests: Sender<Digest>,
     hosts: Sender<HostOrder>,
     disks: Sender<DiskOrder>,
     lanes: Lanes<copier::Work, DiskWork<Held>>,
@@ -323,6 +314,10 @@ impl Driver for CudaDriver {
         self.lanes.traffic()
     }
 
+    fn kept(&self) -> Vec<KeptFacts> {
+        self.inlet().as_ref().map(|inlet| inlet.state.kept()).unwrap_or_default()
+    }
+
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
         self.copies.copied(copy)
     }
@@ -348,7 +343,11 @@ impl Inlet {
             }
             Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
             Submission::Survey { device, clients } => hand(&self.looks, Look::Survey { device, clients }),
-            Submission::Digest { ticket, spans } => hand(&self.digests, Digest { ticket, spans }),
+            Submission::Digest { ticket, spans } => {
+                let of_file = spans.first().is_some_and(|(extent, _)| self.state.is_in_file(*extent));
+                let to = if of_file { &self.file_digests } else { &self.digests };
+                hand(to, Digest { ticket, spans });
+            }
             Submission::CreateHost { extent, node, size, zeroed } => {
                 hand(&self.hosts, HostOrder::Make { extent, node, size, zeroed });
             }
@@ -357,6 +356,9 @@ impl Inlet {
             }
             Submission::CreateDisk { extent, size } => {
                 hand(&self.disks, DiskOrder::Make { extent, size, failure: None });
+            }
+            Submission::OpenFile { extent, size, span } => {
+                hand(&self.disks, DiskOrder::Open { extent, size, span });
             }
             Submission::Copy { copy, from, to, size, class } => {
                 let asked = self.lanes.table().ask(copy, size, class);

@@ -95,10 +95,10 @@ impl Probed {
         self.api.version()
     }
 
-    /// With another disk: how much of one there is to be may depend on the devices that were found.
+    /// With another disk, and pieces of files or none: how much of one there is to be may depend on the devices that were found.
     #[must_use]
-    pub fn with_disk(self, disk: Option<DiskConfig>) -> Self {
-        Self { config: CudaConfig { disk, ..self.config }, ..self }
+    pub fn with_disk(self, disk: Option<DiskConfig>, files: bool) -> Self {
+        Self { config: CudaConfig { disk, files, ..self.config }, ..self }
     }
 }
 

@@ -14,7 +14,7 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 
 use super::{api::Api, device::Device, host_room, memory::Held};
 use crate::{
-    Completion, DriverError, Sink,
+    Completion, DriverError, KeptFacts, Sink,
     disk::{DiskExtent, Registry},
 };
 
@@ -24,6 +24,7 @@ pub(super) struct State {
     extents: Mutex<HashMap<ExtentId, Extent>>,
     /// What is to be pinned yet of the memory of each node that is to be kept.
     to_pin: Mutex<BTreeMap<HostNode, Bytes>>,
+    kept: Mutex<Vec<KeptFacts>>,
     /// Whether that is charged to the process's cgroup.
     in_cgroup: bool,
     lost: AtomicBool,
@@ -60,13 +61,18 @@ impl Live {
 
 impl State {
     pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, in_cgroup: bool, sink: Sink) -> Self {
-        let (extents, to_pin, lost) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        Self { devices, api, extents, to_pin, in_cgroup, lost, sink }
+        let (extents, to_pin, kept) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { devices, api, extents, to_pin, kept, in_cgroup, lost: AtomicBool::new(false), sink }
     }
 
-    /// What is to be pinned yet, by node.
-    pub(super) fn will_pin(&self, to_pin: BTreeMap<HostNode, Bytes>) {
+    /// What is to be pinned yet, by node, and what is kept there.
+    pub(super) fn will_pin(&self, to_pin: BTreeMap<HostNode, Bytes>, kept: Vec<KeptFacts>) {
         *self.to_pin.lock().unwrap_or_else(PoisonError::into_inner) = to_pin;
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+    }
+
+    pub(super) fn kept(&self) -> Vec<KeptFacts> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What could not be pinned now of what is to be kept near one device of a node.
@@ -93,6 +99,11 @@ impl State {
             extents.insert(extent, Extent::Making);
         }
         free
+    }
+
+    /// Whether it is a piece of a file that is somebody's.
+    pub(super) fn is_in_file(&self, extent: ExtentId) -> bool {
+        matches!(self.find(extent), Ok(Live::Disk(disk)) if !disk.is_own())
     }
 
     /// What can be copied.

@@ -5,27 +5,58 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use super::{
+    ALIGNMENT, PIECE,
     directory::{Directory, ExtentFile},
-    sums::Sums,
+    sums::{Sum, Sums},
 };
-use crate::DriverError;
+use crate::{CopyError, DriverError, FileSpan};
 
-/// Dropping it deletes its file.
+/// Dropping it deletes its file, if that is its own.
 #[derive(Debug)]
 pub(crate) struct DiskExtent {
     id: ExtentId,
     size: Bytes,
     sums: Sums,
-    file: ExtentFile,
+    bytes: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    Own(ExtentFile),
+    Anothers(FileSpan),
+}
+
+/// How a piece is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reading {
+    /// In the file: whole blocks from here on.
+    pub(super) at: u64,
+    pub(super) blocks: usize,
+    /// In the first block the piece begins here.
+    pub(super) skip: usize,
+    /// So much of it is there; what is behind it is zeros.
+    pub(super) length: usize,
+    /// What it must be; of a file none, before it is read.
+    pub(super) expected: Option<Sum>,
 }
 
 impl DiskExtent {
     pub(super) fn new(directory: &Arc<Directory>, id: ExtentId, size: Bytes) -> Result<Self, DriverError> {
-        if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
-            return Err(DriverError::Failed(format!("{} bytes are no multiple of 2 MiB", size.get())));
-        }
+        check(size)?;
         let file = directory.make(id, size)?;
-        Ok(Self { id, size, sums: Sums::new(id, size), file })
+        Ok(Self { id, size, sums: Sums::new(id, size), bytes: Store::Own(file) })
+    }
+
+    pub(super) fn of_file(id: ExtentId, size: Bytes, span: FileSpan) -> Result<Self, DriverError> {
+        check(size)?;
+        let fits = span.bytes <= size && span.offset.checked_add(size).is_some();
+        if !fits {
+            let (bytes, offset) = (span.bytes.get(), span.offset.get());
+            return Err(DriverError::Failed(format!(
+                "{id} cannot be {bytes} bytes of a file from {offset} on"
+            )));
+        }
+        Ok(Self { id, size, sums: Sums::new(id, size), bytes: Store::Anothers(span) })
     }
 
     pub(crate) fn id(&self) -> ExtentId {
@@ -37,10 +68,96 @@ impl DiskExtent {
     }
 
     pub(crate) fn file(&self) -> &Arc<OwnedFd> {
-        &self.file.fd
+        match &self.bytes {
+            Store::Own(file) => &file.fd,
+            Store::Anothers(span) => &span.file,
+        }
+    }
+
+    /// Whether its file is its own: another's is never written.
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(self.bytes, Store::Own(_))
     }
 
     pub(super) fn sums(&self) -> &Sums {
         &self.sums
+    }
+
+    /// Whether there is anything to read of a piece: what was never written is zeros.
+    pub(super) fn is_any_of(&self, at: u64) -> bool {
+        !self.is_own() || self.sums.is_any_of(at)
+    }
+
+    /// The piece that begins there, of which somebody wants so much. All of it is read that can be verified.
+    pub(super) fn reading(&self, at: u64, wanted: usize) -> Result<Reading, CopyError> {
+        match &self.bytes {
+            Store::Own(_) => {
+                let sum = self.sums.expected(at, wanted)?;
+                let blocks = sum.length.next_multiple_of(ALIGNMENT);
+                Ok(Reading { at, blocks, skip: 0, length: sum.length, expected: Some(sum) })
+            }
+            Store::Anothers(span) => {
+                let length = as_length(span.bytes.get().saturating_sub(at).min(PIECE));
+                if length == 0 {
+                    return Ok(Reading { at: 0, blocks: 0, skip: 0, length, expected: None });
+                }
+                let begins = span.offset.get() + at;
+                let skip = as_length(begins % ALIGNMENT as u64);
+                let blocks = (skip + length).next_multiple_of(ALIGNMENT);
+                Ok(Reading { at: begins - skip as u64, blocks, skip, length, expected: None })
+            }
+        }
+    }
+
+    /// Whether what was read of a piece is what it must be. Of a file that is what was read there first.
+    pub(super) fn verify(&self, at: u64, expected: Option<Sum>, found: Sum) -> Result<(), CopyError> {
+        match expected {
+            Some(expected) => self.sums.compare(at, expected, found),
+            None => self.sums.learn(at, found),
+        }
+    }
+}
+
+fn check(size: Bytes) -> Result<(), DriverError> {
+    match size.is_zero() || !size.is_multiple_of(GRANULARITY) {
+        true => Err(DriverError::Failed(format!("{} bytes are no multiple of 2 MiB", size.get()))),
+        false => Ok(()),
+    }
+}
+
+/// No more than a piece, which fits in memory.
+fn as_length(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_blocks_are_read_around_a_piece_of_a_file() {
+        let file = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let bytes = Bytes::new(PIECE + 5000);
+        let span = |offset| FileSpan { file: Arc::clone(&file), offset: Bytes::new(offset), bytes };
+        let of = |offset| DiskExtent::of_file(ExtentId::from_raw(7), Bytes::mib(6), span(offset)).unwrap();
+        let read = |offset, at| of(offset).reading(at, 1).unwrap();
+        let reading = |at, blocks, skip, length| Reading { at, blocks, skip, length, expected: None };
+        let piece = as_length(PIECE);
+        assert_eq!(read(0, 0), reading(0, piece, 0, piece));
+        assert_eq!(read(4096, PIECE), reading(4096 + PIECE, 8192, 0, 5000));
+        assert_eq!(read(4100, 0), reading(4096, piece + 4096, 4, piece));
+        assert_eq!(read(4000, PIECE), reading(PIECE, 12_288, 4000, 5000));
+        // Behind its end there is nothing.
+        for offset in [0, 4100] {
+            assert_eq!(read(offset, 2 * PIECE), reading(0, 0, 0, 0), "{offset}");
+        }
+        for (size, offset) in
+            [(Bytes::mib(2), 0), (Bytes::mib(6), u64::MAX), (Bytes::new(7), 0), (Bytes::ZERO, 0)]
+        {
+            assert!(
+                DiskExtent::of_file(ExtentId::from_raw(7), size, span(offset)).is_err(),
+                "{size} {offset}"
+            );
+        }
     }
 }

@@ -10,15 +10,16 @@
 //! As many pieces as there are buffers are under way, each somewhere else on its way: so the disk reads one while others are
 //! summed up, by other threads, and the device takes another.
 
-use std::{collections::VecDeque, num::NonZeroU64, sync::Arc, time::Duration};
+use std::{collections::VecDeque, num::NonZeroU64, ops::Range, sync::Arc, time::Duration};
 
 use rustix::thread::set_current_timer_slack;
 
 use super::{
     ALIGNMENT, PIECE, READS_MAX, RING_PIECES,
-    engine::{DiskEngine, Done, Engine, Op, Way},
-    extent::DiskExtent,
-    piece::{DiskWork, OnDisk, Piece, Stage, Summing, failed},
+    engine::{DiskEngine, Done, Engine, Flaw, Op, Way},
+    extent::{DiskExtent, Reading},
+    piece::{DiskWork, Doing, OnDisk, Piece, Stage, Summing, failed},
+    room::{Room as _, clear},
     side::Side,
     summing::{Summed, Summers, ToSum, summers},
 };
@@ -92,14 +93,19 @@ impl<S: Side> DiskLink<S> {
         at: u64,
         length: usize,
     ) -> Result<Stage<S::Hop>, CopyError> {
-        let sum = work.disk.sums().expected(at, length)?;
-        let blocks = sum.length.next_multiple_of(ALIGNMENT);
-        // What is verified is all that was written there, of which memory may be to get a part only.
-        let straight = (blocks == length).then(|| self.side.straight(&work.memory, at, blocks)).flatten();
+        let reading = work.disk.reading(at, length)?;
+        let Reading { blocks, skip, .. } = reading;
+        // What is verified is all that is there, of which memory may be to get a part only, or more.
+        let is_whole = skip == 0 && blocks == length && reading.length == length;
+        let straight = is_whole.then(|| self.side.straight(&work.memory, at, blocks)).flatten();
         let is_straight = straight.is_some();
-        let room = straight.map_or_else(|| self.buffer(), Ok)?;
-        self.submit(tag, &work.disk, at, blocks, room);
-        Ok(Stage::OnDisk(OnDisk { sum, is_straight }))
+        let room = straight.map_or_else(|| self.buffer(blocks.max(skip + length)), Ok)?;
+        if blocks == 0 {
+            let summing = Summing { read: Some(reading), is_straight };
+            return Ok(self.sum_up(tag, &work.disk, at, 0..0, room, summing));
+        }
+        self.submit(tag, &work.disk, reading.at, blocks, room);
+        Ok(Stage::OnDisk(OnDisk { is: Doing::Reads(reading), is_straight }))
     }
 
     fn begin_write(
@@ -109,30 +115,35 @@ impl<S: Side> DiskLink<S> {
         at: u64,
         length: usize,
     ) -> Result<Stage<S::Hop>, CopyError> {
+        if !work.disk.is_own() {
+            let problem = format!("{} is a piece of a file that is not ours", work.disk.id());
+            return Err(DriverError::Failed(problem).into());
+        }
         let blocks = length.next_multiple_of(ALIGNMENT);
         match self.side.straight(&work.memory, at, blocks) {
             Some(room) => {
-                let summing = Summing { expected: None, is_straight: true };
-                Ok(self.sum_up(tag, &work.disk, at, length, room, summing))
+                let summing = Summing { read: None, is_straight: true };
+                Ok(self.sum_up(tag, &work.disk, at, 0..length, room, summing))
             }
             None => {
-                let buffer = self.buffer()?;
+                let buffer = self.buffer(blocks)?;
                 Ok(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?))
             }
         }
     }
 
-    /// What comes of it is compared with what is expected, or else the piece is written.
+    /// What comes of it is verified, or else the piece is written.
     fn sum_up(
         &self,
         tag: u64,
         disk: &Arc<DiskExtent>,
         at: u64,
-        length: usize,
+        range: Range<usize>,
         room: S::Room,
         summing: Summing,
     ) -> Stage<S::Hop> {
-        self.summers.begin(ToSum { tag, disk: Arc::clone(disk), at, length, room });
+        let (skip, length) = (range.start, range.len());
+        self.summers.begin(ToSum { tag, disk: Arc::clone(disk), at, skip, length, room });
         Stage::Summing(summing)
     }
 
@@ -140,10 +151,15 @@ impl<S: Side> DiskLink<S> {
         self.engine.begin(Op { tag, file: Arc::clone(disk.file()), way: self.way, at, length, room });
     }
 
-    fn buffer(&mut self) -> Result<S::Room, DriverError> {
+    /// Of so many bytes at least. One that is too small gives way to one of a piece and the blocks around it.
+    fn buffer(&mut self, length: usize) -> Result<S::Room, DriverError> {
         match self.idle.pop() {
-            Some(buffer) => Ok(buffer),
-            None => self.side.buffer(usize::try_from(PIECE).unwrap_or(usize::MAX)),
+            Some(buffer) if buffer.length() >= length => Ok(buffer),
+            small => {
+                drop(small);
+                let piece = usize::try_from(PIECE).unwrap_or(usize::MAX);
+                self.side.buffer(if length > piece { piece + ALIGNMENT } else { piece })
+            }
         }
     }
 
@@ -184,8 +200,8 @@ impl<S: Side> DiskLink<S> {
             }
             Ok(Some(buffer)) => {
                 let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
-                let summing = Summing { expected: None, is_straight: false };
-                self.sum_up(self.first + index as u64, &disk, at, length, buffer, summing)
+                let summing = Summing { read: None, is_straight: false };
+                self.sum_up(self.first + index as u64, &disk, at, 0..length, buffer, summing)
             }
         };
         self.pieces[index].stage = stage;
@@ -195,41 +211,44 @@ impl<S: Side> DiskLink<S> {
         let Done { tag, room, result } = done;
         let index = self.index(tag);
         let piece = &self.pieces[index];
-        let Stage::OnDisk(OnDisk { sum, is_straight }) = piece.stage else {
+        let Stage::OnDisk(OnDisk { is, is_straight }) = piece.stage else {
             unreachable!("the disk answers each once");
         };
         let (disk, at) = (Arc::clone(&piece.work.disk), piece.at);
-        let stage = match result {
-            Err(flaw) => self.end(room, is_straight, Err(failed(disk.id(), at, self.way, flaw))),
-            Ok(()) if self.way == Way::FromDisk => {
-                let summing = Summing { expected: Some(sum), is_straight };
-                self.sum_up(tag, &disk, at, sum.length, room, summing)
+        let stage = match (is, result) {
+            (Doing::Reads(read), result) if is_read(read, result) => {
+                let summing = Summing { read: Some(read), is_straight };
+                self.sum_up(tag, &disk, at, read.skip..read.skip + read.length, room, summing)
             }
-            Ok(()) => {
+            (_, Err(flaw)) => self.end(room, is_straight, Err(failed(disk.id(), at, self.way, flaw))),
+            (Doing::Writes(sum), Ok(())) => {
                 disk.sums().enter(at, sum);
                 self.end(room, is_straight, Ok(()))
             }
+            (Doing::Reads(_), Ok(())) => unreachable!("all of it was read"),
         };
         self.pieces[index].stage = stage;
     }
 
     fn has_been_summed(&mut self, summed: Summed<S::Room>) {
-        let Summed { tag, room, sum } = summed;
+        let Summed { tag, mut room, sum } = summed;
         let index = self.index(tag);
         let piece = &self.pieces[index];
-        let Stage::Summing(Summing { expected, is_straight }) = piece.stage else {
+        let Stage::Summing(Summing { read, is_straight }) = piece.stage else {
             unreachable!("each is summed up once");
         };
         let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
-        let Some(expected) = expected else {
+        let Some(read) = read else {
             disk.sums().forget(at);
             self.submit(tag, &disk, at, length.next_multiple_of(ALIGNMENT), room);
-            self.pieces[index].stage = Stage::OnDisk(OnDisk { sum, is_straight });
+            self.pieces[index].stage = Stage::OnDisk(OnDisk { is: Doing::Writes(sum), is_straight });
             return;
         };
-        let stage = match disk.sums().compare(at, expected, sum) {
+        let stage = match disk.verify(at, read.expected, sum) {
             Ok(()) if !is_straight => {
-                let stored = self.side.store(&piece.work.memory, at, length, room);
+                let range = read.skip..read.skip + length;
+                clear(&mut room, (read.skip + read.length).min(range.end)..range.end);
+                let stored = self.side.store(&piece.work.memory, at, range, room);
                 stored.map_or_else(|error| Stage::Ended(Err(error.into())), Stage::Storing)
             }
             result => self.end(room, is_straight, result),
@@ -249,6 +268,15 @@ impl<S: Side> DiskLink<S> {
     fn index(&self, tag: u64) -> usize {
         let index = tag.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         index.filter(|index| *index < self.pieces.len()).expect("a piece waits for it")
+    }
+}
+
+/// Whether all of a piece is there. Behind the end of a file there is nothing, of which its last block is short.
+fn is_read(reading: Reading, result: Result<(), Flaw>) -> bool {
+    match result {
+        Ok(()) => true,
+        Err(Flaw::Short(came)) => reading.expected.is_none() && came >= reading.skip + reading.length,
+        Err(Flaw::Failed(_)) => false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Makes and deletes files for extents, on a thread of its own: a file system takes its time for either.
+//! Makes and deletes files for extents, and takes those of others, on a thread of its own: a file system takes its time for either.
 
 use std::{
     sync::{
@@ -12,7 +12,7 @@ use std::{
 use vramd_types::{Bytes, ExtentId};
 
 use super::{Disk, extent::DiskExtent};
-use crate::{Completion, DriverError};
+use crate::{Completion, DriverError, FileSpan};
 
 /// Between two looks whether the copies of what was released have ended.
 const NAP: Duration = Duration::from_millis(2);
@@ -25,6 +25,8 @@ pub(crate) enum DiskOrder {
         /// Where it is to fail.
         failure: Option<DriverError>,
     },
+    /// A piece of a file.
+    Open { extent: ExtentId, size: Bytes, span: FileSpan },
     /// What nobody can find any more.
     Release { extent: ExtentId, released: Arc<DiskExtent> },
 }
@@ -53,7 +55,13 @@ pub(crate) fn run(disk: Option<&Disk>, registry: &impl Registry, orders: &Receiv
         };
         match order {
             Ok(DiskOrder::Make { extent, size, failure }) => {
-                let result = failure.map_or_else(|| make(disk, registry, extent, size), Err);
+                let made = || enter(registry, extent, || own(disk, extent, size));
+                let result = failure.map_or_else(made, Err);
+                registry.tell(Completion::DiskCreated { extent, result });
+            }
+            Ok(DiskOrder::Open { extent, size, span }) => {
+                let opened = || disk.map(|_| DiskExtent::of_file(extent, size, span)).unwrap_or_else(no_disk);
+                let result = enter(registry, extent, opened);
                 registry.tell(Completion::DiskCreated { extent, result });
             }
             Ok(DiskOrder::Release { extent, released }) => leaving.push((extent, released)),
@@ -65,18 +73,24 @@ pub(crate) fn run(disk: Option<&Disk>, registry: &impl Registry, orders: &Receiv
     }
 }
 
-fn make(
-    disk: Option<&Disk>,
+fn own(disk: Option<&Disk>, extent: ExtentId, size: Bytes) -> Result<DiskExtent, DriverError> {
+    let room = disk.and_then(|disk| disk.room.as_ref());
+    room.map_or_else(no_disk, |room| DiskExtent::new(&room.directory, extent, size))
+}
+
+fn no_disk<T>() -> Result<T, DriverError> {
+    Err(DriverError::Failed("no directory on disk was given".to_owned()))
+}
+
+fn enter(
     registry: &impl Registry,
     extent: ExtentId,
-    size: Bytes,
+    make: impl FnOnce() -> Result<DiskExtent, DriverError>,
 ) -> Result<(), DriverError> {
-    let disk = disk.ok_or_else(|| DriverError::Failed("no directory on disk was given".to_owned()))?;
     if !registry.claim(extent) {
         return Err(DriverError::Failed(format!("{extent} exists")));
     }
-    let made = DiskExtent::new(&disk.directory, extent, size);
-    match made {
+    match make() {
         Ok(made) => registry.enter(extent, Arc::new(made)),
         Err(error) => {
             registry.forget(extent);

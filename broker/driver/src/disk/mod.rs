@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  CreateDisk, Release ─► maker: preallocates and deletes files ─► Directory: the lock, the capacity, what was left over
+//!  OpenFile ────────────► maker: a piece of a file that is somebody's
 //!
 //!  Copy ─► Lanes ── a queue from disk and one to it ──► lane::run, a thread each
 //!                                                         └─► DiskLink: pieces, checksums, the ring of buffers
@@ -12,7 +13,8 @@
 //!
 //! All IO is direct, of whole blocks: the page cache would hold in memory what is on disk because memory is short. An extent
 //! is a preallocated file named by its id. None outlives the daemon, so nothing is ever synced, and what each piece must be
-//! is kept in memory.
+//! is kept in memory. An extent may also be a piece of a file that is not ours: that is read alone, and must be what it was when it
+//! was read first.
 
 mod directory;
 mod engine;
@@ -81,20 +83,49 @@ pub struct DiskFacts {
     pub no_uring: Option<String>,
 }
 
-/// The directory, opened.
+/// What extents on disk need: a directory, or else they can be pieces of files alone.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
+    engine: DiskEngine,
+    room: Option<DiskRoom>,
+}
+
+/// The directory, opened.
+#[derive(Clone, Debug)]
+struct DiskRoom {
     directory: Arc<Directory>,
     facts: DiskFacts,
 }
 
 /// Whether a driver could be opened with it now: as that does, it deletes what a daemon has left there that is no more.
 pub fn try_disk(config: &DiskConfig) -> Result<DiskFacts, DirectoryError> {
-    Disk::open(config).map(|disk| disk.facts)
+    DiskRoom::open(config).map(|room| room.facts)
 }
 
 impl Disk {
-    pub(crate) fn open(config: &DiskConfig) -> Result<Self, DirectoryError> {
+    /// `None` where there is no directory, and no files are to be read either.
+    pub(crate) fn open(config: Option<&DiskConfig>, files: bool) -> Result<Option<Self>, DirectoryError> {
+        let room = config.map(DiskRoom::open).transpose()?;
+        let engine = match &room {
+            Some(room) => Some(room.facts.engine),
+            None if files => Some(engine::choose(None).map_err(DirectoryError::NoUring)?.0),
+            None => None,
+        };
+        Ok(engine.map(|engine| Self { engine, room }))
+    }
+
+    pub(crate) fn engine(&self) -> DiskEngine {
+        self.engine
+    }
+
+    /// Of its directory.
+    pub(crate) fn facts(&self) -> Option<&DiskFacts> {
+        self.room.as_ref().map(|room| &room.facts)
+    }
+}
+
+impl DiskRoom {
+    fn open(config: &DiskConfig) -> Result<Self, DirectoryError> {
         let (engine, no_uring) = engine::choose(config.engine).map_err(DirectoryError::NoUring)?;
         let directory = Directory::open(&config.directory, config.capacity)?;
         let facts = DiskFacts {
@@ -104,9 +135,5 @@ impl Disk {
             no_uring,
         };
         Ok(Self { directory: Arc::new(directory), facts })
-    }
-
-    pub(crate) fn facts(&self) -> &DiskFacts {
-        &self.facts
     }
 }

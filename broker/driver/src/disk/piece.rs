@@ -7,7 +7,7 @@ use vramd_types::{Bytes, ExtentId};
 
 use super::{
     engine::{Flaw, Way},
-    extent::DiskExtent,
+    extent::{DiskExtent, Reading},
     side::Side,
     sums::Sum,
 };
@@ -45,18 +45,24 @@ pub(super) enum Stage<H> {
 /// A checksum that is being made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Summing {
-    /// Of what the disk has read.
-    pub(super) expected: Option<Sum>,
+    /// What the disk has read; else it is to write.
+    pub(super) read: Option<Reading>,
     /// Without a buffer.
     pub(super) is_straight: bool,
 }
 
-/// What the disk reads must be, or what it writes is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OnDisk {
-    pub(super) sum: Sum,
+    pub(super) is: Doing,
     /// Without a buffer.
     pub(super) is_straight: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Doing {
+    Reads(Reading),
+    /// What it writes.
+    Writes(Sum),
 }
 
 impl<S: Side> Piece<S> {

@@ -3,7 +3,7 @@
 use rustix::io::{Errno, pread};
 use vramd_types::Bytes;
 
-use super::{ALIGNMENT, DiskExtent, PIECE, room::Buffer};
+use super::{ALIGNMENT, DiskExtent, PIECE, extent::Reading, room::Buffer};
 use crate::{CopyError, DiskFlaw, DriverError};
 
 /// With a buffer that is made when it is first needed.
@@ -37,34 +37,39 @@ impl DiskReader {
     fn piece(&mut self, extent: &DiskExtent, at: u64, length: usize) -> Result<&[u8], CopyError> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
-            None => Buffer::new(usize::try_from(PIECE).unwrap_or(usize::MAX)).map_err(|error| {
-                CopyError::Driver(DriverError::Failed(format!("make a buffer to read into: {error}")))
-            })?,
+            None => {
+                Buffer::new(usize::try_from(PIECE).unwrap_or(usize::MAX) + ALIGNMENT).map_err(|error| {
+                    CopyError::Driver(DriverError::Failed(format!("make a buffer to read into: {error}")))
+                })?
+            }
         };
         let buffer = self.buffer.insert(buffer);
-        if !extent.sums().is_any_of(at) {
+        if !extent.is_any_of(at) {
             buffer.bytes_mut()[..length].fill(0);
             return Ok(&buffer.bytes_mut()[..length]);
         }
-        let expected = extent.sums().expected(at, length)?;
-        let whole = expected.length.next_multiple_of(ALIGNMENT);
-        let (mut done, id) = (0, extent.id());
-        while done < whole {
-            let room = &mut buffer.bytes_mut()[done..whole];
-            match pread(&**extent.file(), room, at + done as u64) {
-                Ok(0) => {
-                    let flaw = DiskFlaw::Short(Bytes::new(done as u64));
-                    return Err(CopyError::Unreadable { extent: id, at: Bytes::new(at), flaw });
-                }
-                Ok(more) => done += more,
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    let flaw = DiskFlaw::Failed(error.raw_os_error());
-                    return Err(CopyError::Unreadable { extent: id, at: Bytes::new(at), flaw });
-                }
-            }
-        }
-        extent.sums().verify(at, expected, &buffer.bytes_mut()[..expected.length])?;
-        Ok(&buffer.bytes_mut()[..length])
+        let reading = extent.reading(at, length)?;
+        read(extent, at, reading, buffer)?;
+        let bytes = buffer.bytes_mut();
+        let there = reading.skip..reading.skip + reading.length;
+        extent.verify(at, reading.expected, extent.sums().of(at, &bytes[there.clone()]))?;
+        bytes[there.end..].fill(0);
+        Ok(&bytes[there.start..there.start + length])
     }
+}
+
+/// All of the piece that is there.
+fn read(extent: &DiskExtent, at: u64, reading: Reading, buffer: &mut Buffer) -> Result<(), CopyError> {
+    let unreadable = |flaw| CopyError::Unreadable { extent: extent.id(), at: Bytes::new(at), flaw };
+    let mut done = 0;
+    while done < reading.skip + reading.length {
+        let room = &mut buffer.bytes_mut()[done..reading.blocks];
+        match pread(&**extent.file(), room, reading.at + done as u64) {
+            Ok(0) => return Err(unreadable(DiskFlaw::Short(Bytes::new(done as u64)))),
+            Ok(more) => done += more,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(unreadable(DiskFlaw::Failed(error.raw_os_error()))),
+        }
+    }
+    Ok(())
 }

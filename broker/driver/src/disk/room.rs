@@ -4,7 +4,7 @@
 //! owns it until the kernel is done.
 #![allow(unsafe_code, reason = "memory that the kernel reads and writes by address")]
 
-use std::{io, ptr, ptr::NonNull, slice};
+use std::{io, ops::Range, ptr, ptr::NonNull, slice};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -28,6 +28,13 @@ pub(crate) unsafe trait Room: Send + 'static {
         // owns the value, and lends it to nobody.
         unsafe { slice::from_raw_parts(self.start().as_ptr(), self.length()) }
     }
+}
+
+/// These bytes of it become zero: it may have held anybody's.
+pub(super) fn clear(room: &mut impl Room, range: Range<usize>) {
+    assert!(range.start <= range.end && range.end <= room.length(), "there is such a range");
+    // SAFETY: So many bytes are mapped, as the trait demands, and whoever has the room alone has no reference to its bytes.
+    unsafe { room.start().as_ptr().add(range.start).write_bytes(0, range.end - range.start) }
 }
 
 /// A buffer of whole pages, not for children: a page that a fork has shared could be written in the wrong process.
@@ -101,5 +108,7 @@ mod tests {
         assert!(buffer.bytes().iter().all(|byte| *byte == 0));
         buffer.fill(b"abc");
         assert_eq!(&buffer.bytes()[..4], b"abc\0");
+        clear(&mut buffer, 1..3);
+        assert_eq!(&buffer.bytes()[..4], b"a\0\0\0");
     }
 }

@@ -1,6 +1,6 @@
 //! What a driver does itself of a copy between memory and disk.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use super::room::Room;
 use crate::DriverError;
@@ -31,12 +31,12 @@ pub(crate) trait Side {
         buffer: Self::Room,
     ) -> Result<Self::Hop, DriverError>;
 
-    /// Begins to copy from the beginning of a buffer to memory.
+    /// Begins to copy a range of a buffer to memory.
     fn store(
         &mut self,
         memory: &Self::Memory,
         at: u64,
-        length: usize,
+        range: Range<usize>,
         buffer: Self::Room,
     ) -> Result<Self::Hop, DriverError>;
 

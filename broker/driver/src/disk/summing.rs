@@ -9,13 +9,15 @@ use crate::DriverError;
 /// In each direction. One keeps up with 5 GB/s at least.
 const THREADS: usize = 2;
 
-/// A piece whose bytes are there: the first of a buffer, or memory itself, which is lent until it is told.
+/// A piece whose bytes are there: in a buffer, or in memory itself, which is lent until it is told.
 #[derive(Debug)]
 pub(super) struct ToSum<R> {
     /// By which the caller knows it again.
     pub(super) tag: u64,
     pub(super) disk: Arc<DiskExtent>,
     pub(super) at: u64,
+    /// Where in the room they begin.
+    pub(super) skip: usize,
     pub(super) length: usize,
     pub(super) room: R,
 }
@@ -34,7 +36,7 @@ pub(super) fn summers<R: Room>() -> Result<Summers<R>, DriverError> {
 }
 
 fn sum_up<R: Room>(piece: ToSum<R>) -> Summed<R> {
-    let ToSum { tag, disk, at, length, room } = piece;
-    let sum = disk.sums().of(at, &room.bytes()[..length]);
+    let ToSum { tag, disk, at, skip, length, room } = piece;
+    let sum = disk.sums().of(at, &room.bytes()[skip..skip + length]);
     Summed { tag, room, sum }
 }

@@ -60,15 +60,20 @@ impl Sums {
             .ok_or_else(|| CopyError::Unwritten { extent: self.extent, at: Bytes::new(at) })
     }
 
-    pub(super) fn verify(&self, at: u64, expected: Sum, bytes: &[u8]) -> Result<(), CopyError> {
-        self.compare(at, expected, self.of(at, bytes))
-    }
-
     pub(super) fn compare(&self, at: u64, expected: Sum, found: Sum) -> Result<(), CopyError> {
         if found == expected {
             return Ok(());
         }
         Err(CopyError::Damaged { extent: self.extent, at: Bytes::new(at) })
+    }
+
+    /// Nobody has said what the piece must be: what was read of it first is that.
+    pub(super) fn learn(&self, at: u64, found: Sum) -> Result<(), CopyError> {
+        let known = match self.pieces().get_mut(index(at)) {
+            Some(piece) => *piece.get_or_insert(found),
+            None => found,
+        };
+        self.compare(at, known, found)
     }
 
     fn set(&self, at: u64, sum: Option<Sum>) {
@@ -112,10 +117,23 @@ mod tests {
     fn a_changed_byte_and_anothers_bytes_are_damage() {
         let (sums, other) = (Sums::new(ID, Bytes::mib(4)), Sums::new(ExtentId::from_raw(8), Bytes::mib(4)));
         let sum = sums.of(0, b"abc");
-        assert_eq!(sums.verify(0, sum, b"abc"), Ok(()));
+        let verify = |sums: &Sums, at, bytes| sums.compare(at, sum, sums.of(at, bytes));
+        assert_eq!(verify(&sums, 0, b"abc"), Ok(()));
         let damaged = |at| Err(CopyError::Damaged { extent: ID, at: Bytes::new(at) });
-        assert_eq!(sums.verify(0, sum, b"abd"), damaged(0));
-        assert_eq!(sums.verify(PIECE, sum, b"abc"), damaged(PIECE));
-        assert!(other.verify(0, sum, b"abc").is_err());
+        assert_eq!(verify(&sums, 0, b"abd"), damaged(0));
+        assert_eq!(verify(&sums, PIECE, b"abc"), damaged(PIECE));
+        assert!(verify(&other, 0, b"abc").is_err());
+    }
+
+    #[test]
+    fn what_was_read_first_is_what_it_must_be() {
+        let sums = Sums::new(ID, Bytes::mib(4));
+        let learn = |bytes| sums.learn(PIECE, sums.of(PIECE, bytes));
+        assert_eq!(learn(b"abc"), Ok(()));
+        assert_eq!(learn(b"abc"), Ok(()));
+        for other in [&b"abd"[..], b"ab"] {
+            assert_eq!(learn(other), Err(CopyError::Damaged { extent: ID, at: Bytes::new(PIECE) }));
+        }
+        assert_eq!(learn(b"abc"), Ok(()));
     }
 }

@@ -6,17 +6,17 @@ use std::{
     sync::Arc,
 };
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, GRANULARITY, HostNode};
 
 use super::{
     holders::Sightings,
     memory::{Identity, Memory},
 };
 use crate::{
-    DeviceInfo, DriverError, HostLimit,
+    DeviceInfo, DriverError, HostLimit, KeptFacts,
     disk::DiskExtent,
     place::Place,
-    pool::{Kept, Pool},
+    pool::{Kept, Pool, Step},
 };
 
 /// Why an extent can't be made, or not yet.
@@ -152,12 +152,25 @@ impl Books {
         Memory::new(uuid, Place::Host, self.last_of_host, size)
     }
 
-    /// Whether a piece was missing, and is made now. If it can't be, no other will be tried.
+    /// Whether a piece was missing, and is made now, or what stood in its way has gone. If it can't be, no other will be
+    /// tried.
     pub(super) fn fill(&mut self, uuid: &str) -> io::Result<bool> {
-        let Some(size) = self.pool.missing(self.room_in_host()) else { return Ok(false) };
-        let memory = self.host_memory(uuid, size).inspect_err(|_| self.pool.stop())?;
-        self.keep(memory, true);
+        match self.pool.step(self.room_in_host()) {
+            None => return Ok(false),
+            Some(Step::GiveUp(memory)) => {
+                self.ours.remove(&memory.identity());
+            }
+            Some(Step::Pin(size)) => {
+                let memory = self.host_memory(uuid, size).inspect_err(|_| self.pool.stop())?;
+                self.keep(memory, true);
+            }
+        }
         Ok(true)
+    }
+
+    /// Where memory is kept.
+    pub(super) fn kept(&self, node: HostNode) -> Option<KeptFacts> {
+        self.is_keeping.then(|| self.pool.facts(node))
     }
 
     /// How much is kept, once, when nothing is missing any more.

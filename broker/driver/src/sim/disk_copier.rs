@@ -1,6 +1,6 @@
 //! Moves bytes between simulated memory and disk, and spoils what the schedule says.
 
-use std::{os::fd::AsRawFd, sync::Arc, time::Duration};
+use std::{ops::Range, os::fd::AsRawFd, sync::Arc, time::Duration};
 
 use rustix::{
     fs::{Mode, OFlags, fdatasync, open},
@@ -62,10 +62,10 @@ impl Side for SimSide {
         &mut self,
         end: &DiskEnd,
         at: u64,
-        length: usize,
+        range: Range<usize>,
         buffer: Buffer,
     ) -> Result<Self::Hop, DriverError> {
-        end.memory.write(at, &buffer.bytes()[..length])?;
+        end.memory.write(at, &buffer.bytes()[range])?;
         Ok(Some(buffer))
     }
 
@@ -142,6 +142,10 @@ impl Link for DiskWire {
 
 /// Changes one byte of an extent's file, as a disk would that has gone bad.
 fn flip(disk: &DiskExtent, at: u64) -> Result<(), DriverError> {
+    // Another's file is nothing to be spoilt.
+    if !disk.is_own() {
+        return Ok(());
+    }
     // Not past the page cache: a single byte is no whole block.
     let path = format!("/proc/self/fd/{}", disk.file().as_raw_fd());
     let flipped = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).and_then(|file| {

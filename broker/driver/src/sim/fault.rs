@@ -99,6 +99,7 @@ impl Schedule {
             | Submission::HastenCopy { .. }
             | Submission::ShareBy { .. }
             | Submission::ReleaseNow { .. }
+            | Submission::OpenFile { .. }
             | Submission::Survey { .. }
             | Submission::KeepHost { .. } => {
                 return Fate::default();

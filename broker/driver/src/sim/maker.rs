@@ -63,7 +63,7 @@ pub(super) fn run(state: &State, tasks: &Receiver<Task>, looks: &Sender<Look>) {
     }
 }
 
-/// Whether a piece of the host was made ahead of need.
+/// Whether a piece of the host was made ahead of need, or way was made for one.
 fn fill(state: &State) -> bool {
     let mut books = state.books();
     let problem = match books.fill(state.uuid(Place::Host)) {
@@ -93,7 +93,7 @@ impl Keep {
 }
 
 /// A simulated host is one node.
-const NODE: HostNode = HostNode(0);
+pub(super) const NODE: HostNode = HostNode(0);
 
 pub(super) fn nowhere(node: HostNode) -> Option<DriverError> {
     (node != NODE).then(|| DriverError::Failed(format!("there is no node {node} of the host")))

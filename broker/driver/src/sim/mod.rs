@@ -59,8 +59,8 @@ use self::{
     timer::{Late, Order, Routes},
 };
 use crate::{
-    DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, LaneId, LinkFacts, Sink, Submission,
-    Traffic,
+    DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LaneId, LinkFacts, Sink,
+    Submission, Traffic,
     copies::{Links, Table, lane},
     disk::{self, Disk, DiskLink},
     threads::Threads,
@@ -76,6 +76,8 @@ pub struct SimConfig {
     pub host: Bytes,
     /// A real directory, if extents may lie on disk.
     pub disk: Option<DiskConfig>,
+    /// Whether extents may be pieces of files.
+    pub files: bool,
     pub link: LinkSpeed,
     /// Of the link that all devices share.
     pub uplink: LinkSpeed,
@@ -93,10 +95,11 @@ pub struct LinkSpeed {
 /// can't happen, where `/proc` can't be read, and where extents can't lie in the directory.
 pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     check(&config.devices)?;
-    let SimConfig { devices, host, disk, link, uplink, faults } = config;
+    let SimConfig { devices, host, disk, files, link, uplink, faults } = config;
     let schedule = Schedule::new(faults)?;
-    let disk = disk.as_ref().map(Disk::open).transpose()?;
-    let disk_facts = disk.as_ref().map(|disk| disk.facts().clone());
+    let disk = Disk::open(disk.as_ref(), files)?;
+    let disk_facts = disk.as_ref().and_then(Disk::facts).cloned();
+    let engine = disk.as_ref().map(Disk::engine);
     let host = if devices.is_empty() { Bytes::ZERO } else { host };
     let state = Arc::new(State::new(devices.clone(), host, sink)?);
 
@@ -114,10 +117,12 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     threads.start("sim-looker", Box::new(move || looker::run(&own, &ends.looks, &orders)))?;
     let own = Arc::clone(&state);
     threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &ends.disk)))?;
-    let digests = Arc::new(Mutex::new(ends.digests));
-    for _ in 0..digester::THREADS {
-        let (own, digests) = (Arc::clone(&state), Arc::clone(&digests));
-        threads.start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
+    for end in [ends.digests, ends.file_digests] {
+        let digests = Arc::new(Mutex::new(end));
+        for _ in 0..digester::THREADS {
+            let (own, digests) = (Arc::clone(&state), Arc::clone(&digests));
+            threads.start("sim-digest", Box::new(move || digester::run(&own, &digests)))?;
+        }
     }
     for end in ends.lanes.memory {
         let (own, wire) = (Arc::clone(&state), Wire::new(end.of, link, &uplink));
@@ -126,8 +131,8 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
             Box::new(move || lane::run(wire, end.links, &end.orders, |it| own.tell(it))),
         )?;
     }
-    for (end, facts) in ends.lanes.disk.into_iter().zip(disk_facts.iter().cycle()) {
-        let link = DiskLink::new(end.of, SimSide, facts.engine)?;
+    for (end, engine) in ends.lanes.disk.into_iter().zip(engine.into_iter().cycle()) {
+        let link = DiskLink::new(end.of, SimSide, engine)?;
         let (own, wire) = (Arc::clone(&state), DiskWire { way: end.of, link });
         threads.start("disk-copy", Box::new(move || disk::run_lane(wire, end, |it| own.tell(it))))?;
     }
@@ -175,7 +180,7 @@ impl Driver for SimDriver {
     }
 
     fn host_node(&self, _device: DeviceIndex) -> HostNode {
-        HostNode(0)
+        maker::NODE
     }
 
     fn disk(&self) -> Option<&DiskFacts> {
@@ -188,6 +193,11 @@ impl Driver for SimDriver {
 
     fn traffic(&self) -> Vec<Traffic> {
         self.lanes.traffic()
+    }
+
+    fn kept(&self) -> Vec<KeptFacts> {
+        let inlet = self.inlet();
+        inlet.as_ref().and_then(|inlet| inlet.routes.state.books().kept(maker::NODE)).into_iter().collect()
     }
 
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {

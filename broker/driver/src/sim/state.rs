@@ -62,6 +62,11 @@ impl State {
         &self.devices[index].uuid
     }
 
+    /// Whether it is a piece of a file that is somebody's.
+    pub(super) fn is_in_file(&self, extent: ExtentId) -> bool {
+        matches!(self.find(extent), Ok(Live::Disk(disk)) if !disk.is_own())
+    }
+
     /// What can be copied.
     pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
         let books = self.books();

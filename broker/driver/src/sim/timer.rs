@@ -29,10 +29,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
     /// What copies move is found when they are begun.
-    state: Arc<State>,
+    pub(super) state: Arc<State>,
     pub(super) tasks: Sender<Task>,
     pub(super) looks: Sender<Look>,
     pub(super) digests: Sender<Digest>,
+    pub(super) file_digests: Sender<Digest>,
     pub(super) disk: Sender<DiskOrder>,
     pub(super) lanes: Lanes<copier::Work, DiskWork<DiskEnd>>,
 }
@@ -43,6 +44,7 @@ pub(super) struct Ends {
     pub(super) tasks: Receiver<Task>,
     pub(super) looks: Receiver<Look>,
     pub(super) digests: Receiver<Digest>,
+    pub(super) file_digests: Receiver<Digest>,
     pub(super) disk: Receiver<DiskOrder>,
     pub(super) lanes: LaneEnds<copier::Work, DiskWork<DiskEnd>>,
 }
@@ -56,11 +58,19 @@ pub(super) fn routes(
     let (tasks, tasks_end) = channel();
     let (looks, looks_end) = channel();
     let (digests, digests_end) = channel();
+    let (file_digests, file_digests_end) = channel();
     let (disk, disk_end) = channel();
     let (lanes, lane_ends) = Lanes::new(devices, has_disk, links);
     (
-        Routes { state, tasks, looks, digests, disk, lanes },
-        Ends { tasks: tasks_end, looks: looks_end, digests: digests_end, disk: disk_end, lanes: lane_ends },
+        Routes { state, tasks, looks, digests, file_digests, disk, lanes },
+        Ends {
+            tasks: tasks_end,
+            looks: looks_end,
+            digests: digests_end,
+            file_digests: file_digests_end,
+            disk: disk_end,
+            lanes: lane_ends,
+        },
     )
 }
 
@@ -92,6 +102,7 @@ impl Order {
                 Self::Task(Task::Keep(Keep { node, size, piece, pieces_max }))
             }
             Submission::CreateDisk { extent, size } => Self::Disk(DiskOrder::Make { extent, size, failure }),
+            Submission::OpenFile { extent, size, span } => Self::Disk(DiskOrder::Open { extent, size, span }),
             Submission::Release { extent } => Self::Look(Look::Release { extent }),
             Submission::Survey { device, clients: _ } => Self::Look(Look::Survey { device }),
             Submission::Digest { ticket, spans } => Self::Digest(Digest { ticket, spans, failure }),
@@ -122,7 +133,11 @@ impl Routes {
         match order {
             Order::Task(task) => hand(&self.tasks, task),
             Order::Look(look) => hand(&self.looks, look),
-            Order::Digest(digest) => hand(&self.digests, digest),
+            // Files take as long as their disk does, and hold up nobody's seal.
+            Order::Digest(digest) => {
+                let of_file = digest.spans.first().is_some_and(|(extent, _)| self.state.is_in_file(*extent));
+                hand(if of_file { &self.file_digests } else { &self.digests }, digest);
+            }
             Order::Disk(order) => hand(&self.disk, order),
             Order::Copy(copy) => {
                 let found = copy.find(&self.state);

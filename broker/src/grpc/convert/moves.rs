@@ -70,14 +70,15 @@ pub(in crate::grpc) fn traffic(traffic: Traffic, uuid_of: &dyn Fn(DeviceIndex) -
 }
 
 fn way(lane: LaneId, uuid_of: &dyn Fn(DeviceIndex) -> String) -> (v1::LinkWay, String) {
-    match lane {
-        LaneId::In(device) => (v1::LinkWay::ToDevice, uuid_of(device)),
-        LaneId::Out(device) => (v1::LinkWay::FromDevice, uuid_of(device)),
-        LaneId::Aside(device) => (v1::LinkWay::BetweenDevices, uuid_of(device)),
-        LaneId::WithinHost => (v1::LinkWay::WithinHost, String::new()),
-        LaneId::FromDisk => (v1::LinkWay::FromDisk, String::new()),
-        LaneId::ToDisk => (v1::LinkWay::ToDisk, String::new()),
-    }
+    let way = match lane {
+        LaneId::In(_) => v1::LinkWay::ToDevice,
+        LaneId::Out(_) => v1::LinkWay::FromDevice,
+        LaneId::Aside(_) => v1::LinkWay::BetweenDevices,
+        LaneId::WithinHost => v1::LinkWay::WithinHost,
+        LaneId::FromDisk => v1::LinkWay::FromDisk,
+        LaneId::ToDisk => v1::LinkWay::ToDisk,
+    };
+    (way, lane.device().map(uuid_of).unwrap_or_default())
 }
 
 /// One that is over, of a device with that UUID.

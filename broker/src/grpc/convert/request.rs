@@ -34,7 +34,7 @@ pub(in crate::grpc) fn specs(items: Vec<v1::AllocationSpec>) -> Result<Vec<Alloc
     items.into_iter().map(spec).collect()
 }
 
-fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
+pub(in crate::grpc) fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
     Ok(AllocationSpec {
         size: Bytes::new(item.size_bytes),
         device: non_empty(item.device),

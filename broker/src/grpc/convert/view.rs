@@ -43,6 +43,8 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         host_bytes: view.in_host.get(),
         disk_bytes: view.on_disk.get(),
         discardable: view.discardable,
+        file: view.file.unwrap_or_default(),
+        file_bytes: view.in_file.get(),
     }
 }
 
@@ -279,6 +281,8 @@ mod tests {
             resident: Bytes::mib(2),
             in_host: Bytes::ZERO,
             on_disk: Bytes::ZERO,
+            in_file: Bytes::ZERO,
+            file: None,
             unreturned: Bytes::ZERO,
             digest: Some([0xab; 32]),
             readers: vec!["*".to_owned()],
@@ -338,6 +342,8 @@ mod tests {
             held: Bytes::ZERO,
             unreturned: Bytes::ZERO,
             cached: Bytes::ZERO,
+            cached_smaller: Bytes::ZERO,
+            cached_larger: Bytes::ZERO,
             host: Some(tier),
             disk: None,
             moving_in: Bytes::ZERO,

@@ -48,6 +48,8 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
             committed: bytes,
         },
         R::TierGuaranteed { device: text(), tier, guaranteed: bytes, asked: bytes },
+        R::FileInvalid { problem: text() },
+        R::FileMutable { path: text() },
         R::ContentLost { allocation, part: vramd_types::PartIndex(3), problem: text() },
         R::Raced { allocation },
         R::PinStalled { session },

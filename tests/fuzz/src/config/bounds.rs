@@ -16,8 +16,21 @@ const PART_SIZE_MAX: u64 = 16 << 30;
 const FEW: Descriptors = Descriptors { limit: 64, open: 60 };
 
 pub(super) fn check(config: &Config) {
-    let Config { memory, disk, quota, tenants, limits, driver, telemetry, pressure, shares, daemon: _ } =
-        config;
+    let Config {
+        memory,
+        disk,
+        quota,
+        tenants,
+        limits,
+        driver,
+        telemetry,
+        pressure,
+        shares,
+        files,
+        daemon: _,
+    } = config;
+    assert!(files.immutable_paths.iter().all(|path| path.is_absolute()), "{files:?}");
+    assert!(files.are_loaded() || files.immutable_paths.is_empty(), "{files:?}");
     of_pressure(&pressure.bounds());
     let percents = CopyClass::ALL.map(|class| shares.percents().percent(class));
     assert!(percents.iter().sum::<u32>() <= 100, "{shares:?}");

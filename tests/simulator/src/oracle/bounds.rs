@@ -15,7 +15,12 @@ impl Oracle {
         self.expect(BOUNDS, items > 0 && items <= most, || {
             format!("a batch of {items} is served, at most {most}")
         });
-        if let ClientRequest::AllocateBatch { items: specs, .. } = asked {
+        let specs = match asked {
+            ClientRequest::AllocateBatch { items, .. } => Some(items.as_slice()),
+            ClientRequest::Load { spec, .. } => Some(std::slice::from_ref(spec)),
+            _ => None,
+        };
+        if let Some(specs) = specs {
             let (readers, most) = (most_readers(specs), self.limits.readers_max);
             self.expect(BOUNDS, readers <= most, || format!("{readers} readers are taken, at most {most}"));
         }
@@ -66,7 +71,10 @@ fn items_of(asked: &ClientRequest) -> usize {
     match asked {
         ClientRequest::AllocateBatch { items: specs, .. } => specs.len(),
         ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.len(),
-        ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) | ClientRequest::Seal(_) => 1,
+        ClientRequest::Attach(_)
+        | ClientRequest::AttachUnheld(_)
+        | ClientRequest::Seal(_)
+        | ClientRequest::Load { .. } => 1,
     }
 }
 

@@ -92,15 +92,24 @@ impl Oracle {
                 }
             }
             (ClientRequest::Seal(id), Reply::Sealed(view)) => {
-                let over = view.state == AllocationState::Freeing;
-                if self.step.call.is_none() {
-                    self.bears_its_name(view, broker);
-                }
-                *id == view.id && view.digest.is_some() && (over || view.state == AllocationState::Sealed)
+                *id == view.id && self.is_sealed_as_told(view, broker)
+            }
+            (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
+                self.loaded(by, (spec, file), view, broker);
+                as_asked(spec, view, &name) && self.is_sealed_as_told(view, broker)
             }
             _ => false,
         };
         self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+    }
+
+    /// What was sealed is, or is being freed already.
+    fn is_sealed_as_told(&mut self, view: &AllocationView, broker: &Broker) -> bool {
+        if self.step.call.is_none() {
+            self.bears_its_name(view, broker);
+        }
+        let over = view.state == AllocationState::Freeing;
+        view.digest.is_some() && (over || view.state == AllocationState::Sealed)
     }
 
     /// Memory that a session was given.
@@ -120,6 +129,7 @@ impl Oracle {
             size: view.size.get(),
             uninitialized: spec.uninitialized,
             discardable: spec.discardable,
+            loaded: false,
             unheld: spec.unheld,
             part_count: view.parts.len(),
             sealed: false,
@@ -273,11 +283,17 @@ impl Oracle {
         if at_once && matches!(refusal, Refusal::QueueFull { .. }) {
             self.nothing_changed();
         }
+        if let Some(ClientRequest::Load { .. }) = Self::request_of(call) {
+            self.could_not_be_loaded(id, broker);
+        }
         let possible = reasons(&call.asked).contains(&refusal.reason());
         self.expect(CALLS, possible, || format!("{id:?} cannot be refused with {refusal:?}: {call:?}"));
         let so = match refusal {
             Refusal::Draining => self.facts.draining,
-            Refusal::QueueFull { .. } => self.queue_is_full(tenant),
+            Refusal::QueueFull { limit } => {
+                let loads = matches!(Self::request_of(call), Some(ClientRequest::Load { .. }));
+                self.queue_is_full(tenant) || (loads && self.are_read_of(tenant) >= *limit)
+            }
             Refusal::DriverFailed { .. } => self.step.failure_told || !at_once,
             Refusal::StoreFailed { .. } => self.step.failure_told,
             Refusal::NameTaken { .. } => self.name_is_taken(call, tenant, broker),
@@ -324,6 +340,7 @@ impl Oracle {
                 let twice = |name: &str| names.iter().filter(|other| **other == name).count() > 1;
                 names.iter().any(|name| borne(name) || twice(name))
             }
+            Some(ClientRequest::Load { spec, .. }) => spec.name.as_deref().is_some_and(borne),
             Some(ClientRequest::Seal(id)) => {
                 let name = broker.show(&Target::Id(*id)).map(|view| view.name).unwrap_or_default();
                 broker.show(&Target::Name(name)).is_ok_and(|view| view.id != *id)

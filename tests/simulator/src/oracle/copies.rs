@@ -17,6 +17,7 @@ impl Oracle {
     }
 
     pub(super) fn copy_begun(&mut self, (from, to): (ExtentId, ExtentId), shadow: bool, broker: &Broker) {
+        self.is_no_file(to);
         let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
         if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         {

@@ -55,6 +55,9 @@ impl Oracle {
         if moves.is_none() && tier != Tier::Device {
             self.is_rightly_below((id, tier), owner, device, size);
         }
+        if let Some(part) = moves.filter(|_| tier != Tier::Device) {
+            self.needs_memory_below(part, id, tier, broker);
+        }
         let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.backing_is_made(part, place));
         if !is_paid {
             self.facts.balance(owner, place).reserved += size;
@@ -76,6 +79,7 @@ impl Oracle {
             recycled: false,
             unwritten: tier == Tier::Disk,
             debts: Vec::new(),
+            in_file: false,
         };
         self.facts.extents.insert(id, extent);
         if let Some(part) = moves.filter(|_| stays) {
@@ -96,7 +100,8 @@ impl Oracle {
         self.step.created += 1;
         let session = match &self.step.call {
             Some((_, call)) => match &call.asked {
-                Asked::Client { session, request: ClientRequest::AllocateBatch { .. }, .. } => Some(*session),
+                Asked::Client { session, request: ClientRequest::AllocateBatch { .. }, .. }
+                | Asked::Client { session, request: ClientRequest::Load { .. }, .. } => Some(*session),
                 _ => None,
             },
             None => None,

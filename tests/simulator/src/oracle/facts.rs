@@ -47,6 +47,8 @@ pub(super) struct PlaceFacts {
     pub(super) looks_too_early: bool,
     /// After so many looks nobody waits any more only since the driver had none.
     pub(super) looks_left: u8,
+    /// Files that are nobody's: nothing is ever charged there.
+    pub(super) in_files: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +157,26 @@ pub(super) struct ExtentFacts {
     /// It lies on disk, and nothing was copied there: it cannot be read.
     pub(super) unwritten: bool,
     pub(super) debts: Vec<(Tenant, u64)>,
+    /// It is a piece of a file.
+    pub(super) in_file: bool,
+}
+
+impl ExtentFacts {
+    /// What its tenant pays for it.
+    pub(super) const fn cost(&self) -> u64 {
+        if self.in_file { 0 } else { self.size }
+    }
+}
+
+/// What is being loaded: nobody has been told of it.
+#[derive(Clone, Debug)]
+pub(super) struct LoadFacts {
+    pub(super) call: CallId,
+    pub(super) by: SessionId,
+    /// Pieces that were opened, in their order.
+    pub(super) parts: BTreeMap<u32, ExtentId>,
+    /// How much of the file that is.
+    pub(super) bytes: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -169,6 +191,8 @@ pub(super) struct AllocationFacts {
     pub(super) size: u64,
     pub(super) uninitialized: bool,
     pub(super) discardable: bool,
+    /// Its bytes are those of a file.
+    pub(super) loaded: bool,
     /// Its owner is sent what it pins, and nothing before.
     pub(super) unheld: bool,
     pub(super) part_count: usize,
@@ -258,6 +282,7 @@ pub(super) struct Facts {
     pub(super) on_channel: BTreeMap<ChannelId, SessionId>,
     pub(super) sessions: BTreeMap<SessionId, SessionFacts>,
     pub(super) allocations: BTreeMap<AllocationId, AllocationFacts>,
+    pub(super) loading: BTreeMap<AllocationId, LoadFacts>,
     pub(super) extents: BTreeMap<ExtentId, ExtentFacts>,
     pub(super) balances: BTreeMap<(Tenant, usize), Balance>,
     /// Of what is held, what backs nothing.
@@ -363,7 +388,14 @@ impl Facts {
     }
 
     pub(super) fn place_of(&self, uuid: &str, tier: Tier) -> Option<usize> {
-        self.places.iter().position(|place| (place.uuid.as_str(), place.tier) == (uuid, tier))
+        let is = |place: &PlaceFacts| !place.in_files && (place.uuid.as_str(), place.tier) == (uuid, tier);
+        self.places.iter().position(is)
+    }
+
+    /// Where files are that are loaded on a device.
+    pub(super) fn files_of(&self, device: usize) -> Option<usize> {
+        let uuid = &self.places.get(device)?.uuid;
+        self.places.iter().position(|place| place.in_files && place.uuid == *uuid)
     }
 
     pub(super) fn balance(&mut self, tenant: Tenant, place: usize) -> &mut Balance {

@@ -26,6 +26,9 @@ impl Oracle {
     /// Guarantee and limit of a tenant in a place by one book: its own row, the row of all devices, or the default.
     pub(super) fn quota_in(&self, book: &Book, tenant: Tenant, place: usize) -> (u64, u64) {
         let facts = &self.facts.places[place];
+        if facts.in_files {
+            return (0, 0);
+        }
         let name = &self.facts.tenants[tenant];
         let row = |device: &str| book.get(&(name.clone(), device.to_owned(), facts.tier));
         let (guarantee, limit) = match row(&facts.uuid).or_else(|| row("*")) {
@@ -81,6 +84,9 @@ impl Oracle {
 
     /// One account, after something changed it.
     pub(super) fn compare_account(&mut self, tenant: Tenant, place: usize, broker: &Broker) {
+        if self.facts.places[place].in_files {
+            return;
+        }
         let (uuid, tier) = (self.facts.places[place].uuid.clone(), self.facts.places[place].tier);
         let name = self.facts.tenants[tenant].clone();
         let Ok(view) = broker.quota(&name, Some(&uuid), tier) else { return };

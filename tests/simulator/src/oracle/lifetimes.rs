@@ -12,6 +12,8 @@ impl Oracle {
                 .filter(|(_, it)| !(it.sealed && it.lifetime == Lifetime::Persistent))
                 .map(|(id, _)| *id)
                 .collect();
+            let loaded = self.facts.loading.iter().filter(|(_, load)| load.by == session);
+            let ends: Vec<_> = ends.into_iter().chain(loaded.map(|(id, _)| *id)).collect();
             for id in ends {
                 let state = broker.show(&Target::Id(id)).map(|view| view.state);
                 let over = state.is_err() || state == Ok(AllocationState::Freeing);

@@ -22,6 +22,7 @@ mod evictions;
 mod extents;
 mod facts;
 mod fences;
+mod files;
 mod frames;
 mod held;
 mod ids;
@@ -62,6 +63,7 @@ use vramd_types::Quantity;
 use crate::scenario::Lanes;
 use extents::Ordered;
 use facts::{Call, Facts, book_of};
+use files::Opened;
 use ids::Ids;
 use repeats::Repeats;
 use settings::SettingsFacts;
@@ -231,6 +233,11 @@ impl Oracle {
                 };
                 self.extent_ordered(ordered, broker);
             }
+            Command::OpenExtent { extent, file, offset, bytes, size } => {
+                self.forget_unmade(broker);
+                let (offset, bytes, size) = (offset.get(), bytes.get(), size.get());
+                self.file_opened(Opened { id: *extent, file: *file, offset, bytes, size }, broker);
+            }
             Command::Copy { from, to, class, .. } if Self::is_written_back(*to, broker) => {
                 self.write_back_begun(*from, *to);
                 self.copy_ordered(*to, *class);
@@ -265,7 +272,8 @@ impl Oracle {
             Command::Notice(Notice::SettingsChanged { before, after, .. }) => {
                 self.settings_changed(before, after);
             }
-            Command::Notice(Notice::Moved { part, tier, cause, began, .. }) => {
+            Command::Notice(Notice::Moved { part, tier, cause, began, copied, .. }) => {
+                self.leaves_for_its_file(*part, *tier, *copied);
                 self.leaves_by_pressure(*part, *tier, *cause, *began);
                 if *tier != Tier::Device && !self.moves_below(*part, *tier) {
                     self.nobody_held(*part);

@@ -181,7 +181,7 @@ impl Oracle {
                 self.step.made = true;
                 self.step.failure_told = result.is_err();
                 let Some(facts) = self.facts.extents.get_mut(extent) else { return };
-                let (owner, place, size) = (facts.owner, facts.place, facts.size);
+                let (owner, place, size) = (facts.owner, facts.place, facts.cost());
                 facts.phase = ExtentPhase::Live;
                 let balance = self.facts.balance(owner, place);
                 balance.reserved -= size;
@@ -255,7 +255,7 @@ impl Oracle {
     /// What did not come back is owed in equal shares by those who were sent it, the first one taking the rest.
     fn observe_release(&mut self, extent: vramd_types::ExtentId, returned: bool) {
         let Some(facts) = self.facts.extents.get_mut(&extent) else { return };
-        let (owner, place, size) = (facts.owner, facts.place, facts.size);
+        let (owner, place, size) = (facts.owner, facts.place, facts.cost());
         let given_up = facts.phase == ExtentPhase::GivenUp;
         let mut debts = Vec::new();
         if !returned {

@@ -75,6 +75,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => 2,
                 ClientRequest::Detach(_) => 3,
                 ClientRequest::Seal(_) => 4,
+                ClientRequest::Load { .. } => SET_QUOTA + 11,
             };
             (Requester::Session(*session), method)
         }

@@ -15,6 +15,7 @@ impl Oracle {
         }
         let read: u64 = spans.iter().map(|span| span.bytes.get()).sum();
         let size = self.facts.allocations.get(&id).map(|allocation| allocation.size);
+        let size = size.or_else(|| self.facts.loading.get(&id).map(|load| load.bytes));
         self.expect(SEALED, size == Some(read), || format!("{read} bytes of {id} are hashed, not {size:?}"));
         // Nobody keeps any of it: its owner is sent all of it anew.
         for session in self.facts.sessions.values_mut() {

@@ -100,22 +100,34 @@ impl Oracle {
         let strays = self.facts.extents.iter();
         let strays = strays.filter(|(id, it)| it.stray && of_it(it) && !backs(id, it)).map(|(_, it)| it);
         let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
+        let (mut in_host, mut on_disk, mut in_file) = (0, 0, 0);
         for extent in own.chain(strays) {
             match extent.phase {
                 ExtentPhase::Cached | ExtentPhase::GivenUp => continue,
-                ExtentPhase::Live if self.facts.places[extent.place].tier != Tier::Device => {}
-                ExtentPhase::Live => resident += extent.size,
+                ExtentPhase::Live if extent.in_file => in_file += extent.size,
+                ExtentPhase::Live => match self.facts.places[extent.place].tier {
+                    Tier::Device => resident += extent.size,
+                    Tier::Host => in_host += extent.size,
+                    Tier::Disk => on_disk += extent.size,
+                },
                 ExtentPhase::Unreturned => unreturned += extent.size,
                 ExtentPhase::Creating | ExtentPhase::Releasing => {}
             }
-            charged += extent.size;
+            charged += extent.cost();
         }
         let holds = |session: &&SessionFacts| session.holds.keys().any(|part| part.allocation == view.id);
         let mappers = self.facts.sessions.values().filter(holds).count();
-        let should = (charged, resident, unreturned, mappers);
-        let is = (view.charged.get(), view.resident.get(), view.unreturned.get(), view.mapper_count);
+        let should = ([charged, resident, unreturned, in_host, on_disk, in_file], mappers);
+        let (above, below) = ([view.charged, view.resident, view.unreturned], [view.in_host, view.on_disk]);
+        let [charged, resident, unreturned] = above.map(vramd_types::Bytes::get);
+        let [in_host, on_disk] = below.map(vramd_types::Bytes::get);
+        let bytes = [charged, resident, unreturned, in_host, on_disk, view.in_file.get()];
+        let is = (bytes, view.mapper_count);
         self.expect(VISIBLE, is == should, || {
-            format!("{}: charged, resident, unreturned, mappers are {is:?}, not {should:?}", view.id)
+            format!(
+                "{}: charged, resident, unreturned, in the host, on disk, in its file, and mappers are {is:?}, not {should:?}",
+                view.id
+            )
         });
     }
 

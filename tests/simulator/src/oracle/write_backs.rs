@@ -24,6 +24,7 @@ impl Oracle {
     }
 
     pub(super) fn write_back_begun(&mut self, from: ExtentId, to: ExtentId) {
+        self.is_no_file(to);
         let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
         let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         else {

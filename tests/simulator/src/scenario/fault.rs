@@ -20,7 +20,7 @@ macro_rules! faults {
                 }
             }
 
-            /// How often, of a thousand chances, where it happens at all.
+            /// How often, of a thousand chances, where it happens at all. None: that is drawn elsewhere.
             const fn usual(self) -> u64 {
                 match self {
                     $(Self::$fault => $usual,)*
@@ -49,16 +49,20 @@ faults! {
     Lies = "lies", 60;
     DriverLost = "driver-lost", 1;
     SlowAnswers = "slow-answers", 30;
+    FileChanges = "file-changes", 0;
 }
 
 /// The rates of one world. A third of all kinds does not happen at all in it, so that worlds differ.
 #[derive(Clone, Debug)]
-pub struct Faults(BTreeMap<Fault, u64>);
+pub struct Faults {
+    rates: BTreeMap<Fault, u64>,
+    without: BTreeSet<Fault>,
+}
 
 impl Faults {
     pub(super) fn draw(dice: &mut Dice, without: &BTreeSet<Fault>) -> Self {
         let calm = dice.chance(100);
-        let drawn = Fault::ALL.iter().map(|fault| {
+        let drawn = Fault::ALL.iter().filter(|fault| fault.usual() > 0).map(|fault| {
             let rate = match dice.roll(3) {
                 0 => 0,
                 1 => fault.usual(),
@@ -66,15 +70,22 @@ impl Faults {
             };
             (*fault, if calm || without.contains(fault) { 0 } else { rate })
         });
-        Self(drawn.collect())
+        Self { rates: drawn.collect(), without: without.clone() }
     }
 
     pub fn rate(&self, fault: Fault) -> u64 {
-        self.0.get(&fault).copied().unwrap_or_default()
+        self.rates.get(&fault).copied().unwrap_or_default()
+    }
+
+    /// What is drawn elsewhere.
+    pub(super) fn happens(&mut self, fault: Fault, rate: u64) {
+        if !self.without.contains(&fault) {
+            self.rates.insert(fault, rate);
+        }
     }
 
     /// From here on nothing goes wrong.
     pub fn stop(&mut self) {
-        self.0.clear();
+        self.rates.clear();
     }
 }

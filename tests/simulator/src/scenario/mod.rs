@@ -1,18 +1,20 @@
 //! What a seed says of its world: devices, limits, tenants with their ways, and how often what goes wrong.
 
 mod fault;
+mod files;
 mod lanes;
 mod node;
 mod script;
 
 pub use fault::{Fault, Faults};
+pub use files::Files;
 pub use lanes::Lanes;
 pub(crate) use node::pressure;
 pub use script::Script;
 
 use std::collections::BTreeSet;
 
-use broker_core::{Bug, Config, StoredQuotas};
+use broker_core::{Bug, Config, StoredQuotas, Tier};
 
 use crate::dice::Dice;
 
@@ -72,6 +74,8 @@ pub struct Scenario {
     pub harvest_micros: u64,
     /// By which copies go, if they do not each go by itself.
     pub lanes: Option<Lanes>,
+    /// That are loaded, if any are.
+    pub files: Option<Files>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -80,7 +84,7 @@ impl Scenario {
     pub fn of(plan: &Plan) -> Self {
         let mut dice = Dice::new(plan.seed, 0);
         let mut config = node::config(&mut dice);
-        let stored = node::stored(&mut dice, &config);
+        let mut stored = node::stored(&mut dice, &config);
         let tenants = TENANTS[..usize::try_from(dice.between(2, 5)).unwrap_or(2)].to_vec();
         let uuids: Vec<_> = config.devices.iter().map(|device| device.uuid.clone()).collect();
         let seats = (0..dice.between(3, 9))
@@ -95,7 +99,7 @@ impl Scenario {
                 }
             })
             .collect();
-        let faults = Faults::draw(&mut dice, &plan.without);
+        let mut faults = Faults::draw(&mut dice, &plan.without);
         let think_micros = dice.one(&[300, 1_000, 4_000]);
         let harvest_micros = dice.one(&[1_000, 10_000, 100_000]);
         config.check_shadows = dice.chance(150);
@@ -105,6 +109,16 @@ impl Scenario {
         if let Some(lanes) = &lanes {
             lanes.are_used(&mut config);
         }
-        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros, lanes }
+        let files = Files::draw(plan.seed);
+        if let Some(files) = &files {
+            files.are_used(&mut config, &mut faults);
+            let is_there = |tier: Tier| match tier {
+                Tier::Device => true,
+                Tier::Host => config.devices.iter().any(|device| !device.host.is_zero()),
+                Tier::Disk => config.devices.iter().any(|device| !device.disk.is_zero()),
+            };
+            stored.quotas.retain(|quota| is_there(quota.tier));
+        }
+        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros, lanes, files }
     }
 }

@@ -64,6 +64,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
         sessions_reserved: dice.small(3),
         eviction: eviction(dice),
         check_shadows: false,
+        files: false,
         pressure: PressureBounds::default(),
         shares: Shares::default(),
         limits: limits(dice),

@@ -166,11 +166,13 @@ impl World {
     /// What the answer teaches its caller.
     pub(super) fn answered(&mut self, call: CallId, outcome: Result<Reply, Refusal>) {
         let caller = self.calls.remove(&call).flatten();
-        if let Ok(Reply::Allocated(views)) = &outcome {
-            self.recent.extend(views.iter().map(|view| view.id));
-            while self.recent.len() > RECENT_MAX {
-                self.recent.pop_front();
-            }
+        match &outcome {
+            Ok(Reply::Allocated(views)) => self.recent.extend(views.iter().map(|view| view.id)),
+            Ok(Reply::Sealed(view)) => self.learn_loaded(view),
+            _ => {}
+        }
+        while self.recent.len() > RECENT_MAX {
+            self.recent.pop_front();
         }
         let attached_unheld = self.attaching_unheld.remove(&call);
         if let Some(pid) = caller {
@@ -184,6 +186,11 @@ impl World {
                         process.known.push(Known { id: view.id, own: true });
                     }
                 }
+            }
+            Ok(Reply::Sealed(view))
+                if view.owner == process.session && process.known.iter().all(|known| known.id != view.id) =>
+            {
+                process.known.push(Known { id: view.id, own: true });
             }
             Ok(Reply::Attached(view)) if process.known.iter().all(|known| known.id != view.id) => {
                 process.known.push(Known { id: view.id, own: false });

@@ -7,9 +7,10 @@ use vramd_types::{Bytes, CopyClass, ExtentId};
 use super::{
     World,
     driver::{Job, soon},
+    files::Lies,
     queue::Happening,
 };
-use crate::scenario::Fault;
+use crate::{coverage::FileStep, scenario::Fault};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copying {
@@ -59,13 +60,24 @@ impl World {
             piece.content = content;
         }
         // What was written there may be another, or cannot be had, this time.
-        let on_disk = self.driver.pieces.get(&from).is_some_and(|piece| piece.tier == Tier::Disk);
-        let damaged = on_disk && self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged));
+        let source = self.driver.pieces.get(&from).map(|piece| (piece.tier, piece.lies));
+        let damaged = match source {
+            Some((Tier::Disk, Lies::Apart)) => {
+                self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged))
+            }
+            _ => self.file_has_changed(from),
+        };
         if damaged && !cancelled {
             let content = self.new_content();
             self.driver.pieces.get_mut(&to).into_iter().for_each(|piece| piece.content = content);
+            if source.is_some_and(|(_, lies)| lies != Lies::Apart) {
+                self.coverage.saw(FileStep::Lost);
+            }
             let problem = format!("{from} is damaged");
             return self.tell(Event::Completion(Completion::Damaged { to, problem }));
+        }
+        if result.is_ok() && source.is_some_and(|(_, lies)| lies != Lies::Apart) {
+            self.coverage.saw(FileStep::Read);
         }
         let result = result.map_err(|problem| format!("{problem}, from {from}"));
         self.tell(Event::Completion(Completion::Copied { to, result }));

@@ -5,12 +5,15 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Completion, CreateError, DigestError, DigestSpan, Event, StoredQuotas, Tier, Time};
+use broker_core::{
+    Completion, CreateError, DigestError, DigestSpan, Event, FileId, StoredQuotas, Tier, Time,
+};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
 use super::{
     World,
     copy::Copying,
+    files::Lies,
     lanes::{Lanes, Way},
     queue::Happening,
 };
@@ -25,6 +28,13 @@ pub(super) enum Job {
         extent: ExtentId,
         device: DeviceIndex,
         tier: Tier,
+        size: Bytes,
+    },
+    /// Opens a piece of a file.
+    Open {
+        extent: ExtentId,
+        file: FileId,
+        offset: Bytes,
         size: Bytes,
     },
     Copy {
@@ -71,6 +81,7 @@ pub(super) struct Piece {
     pub(super) ours: bool,
     /// Made by an earlier life of the daemon: nobody's by the books.
     pub(super) orphan: bool,
+    pub(super) lies: Lies,
 }
 
 #[derive(Debug)]
@@ -95,7 +106,7 @@ pub(super) struct SimDriver {
 impl World {
     pub(super) fn submit(&mut self, job: Job) {
         let micros = match job {
-            Job::Create { .. } => self.driver.dice.between(10, 300),
+            Job::Create { .. } | Job::Open { .. } => self.driver.dice.between(10, 300),
             Job::Copy { .. } => self.driver.dice.between(50, 3_000),
             Job::Told { .. } | Job::Chunk { .. } | Job::AskAgain { .. } => self.driver.dice.between(1, 75),
             Job::Release { .. } => self.driver.dice.between(10, 200),
@@ -142,6 +153,7 @@ impl World {
     pub(super) fn done(&mut self, job: Job) {
         match job {
             Job::Create { extent, device, tier, size } => self.created(extent, device, tier, size),
+            Job::Open { extent, file, offset, size } => self.opened(extent, file, offset, size),
             Job::Copy { to } | Job::Told { to } => self.copied(to),
             Job::Chunk { way } => self.chunk_ended(way),
             Job::AskAgain { way } => self.ask_again(way),
@@ -176,10 +188,14 @@ impl World {
         }
     }
 
-    /// What of these the disk does not give as it was written, this time.
+    /// What of these the disk does not give as it was written, this time, or a file as it was.
     fn damaged_of(&mut self, spans: &[DigestSpan]) -> Option<ExtentId> {
+        if let Some(span) = spans.iter().find(|span| self.file_has_changed(span.extent)) {
+            return Some(span.extent);
+        }
         let on_disk = |span: &&DigestSpan| {
-            self.driver.pieces.get(&span.extent).is_some_and(|piece| piece.tier == Tier::Disk)
+            let piece = self.driver.pieces.get(&span.extent);
+            piece.is_some_and(|piece| piece.tier == Tier::Disk && piece.lies == Lies::Apart)
         };
         let extent = spans.iter().find(on_disk)?.extent;
         self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged)).then_some(extent)
@@ -188,7 +204,8 @@ impl World {
     fn created(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
         let faults = &self.scenario.faults;
         let (full, fails) = (faults.rate(Fault::OutOfMemory), faults.rate(Fault::CreateFails));
-        let there = self.driver.pieces.values().filter(|piece| (piece.device, piece.tier) == (device, tier));
+        let takes = |it: &&Piece| (it.device, it.tier) == (device, tier) && it.lies == Lies::Apart;
+        let there = self.driver.pieces.values().filter(takes);
         let used: u128 = there.map(|piece| u128::from(piece.size.get())).sum();
         let at = usize::from(device.0);
         let config = &self.scenario.config.devices[at];
@@ -203,7 +220,8 @@ impl World {
         } else if self.driver.dice.chance(fails) {
             Err(CreateError::Failed("the driver does not feel like it".to_owned()))
         } else {
-            let piece = Piece { device, tier, size, content: 0, ours: true, orphan: false };
+            let piece =
+                Piece { device, tier, size, content: 0, ours: true, orphan: false, lies: Lies::Apart };
             self.driver.pieces.insert(extent, piece);
             Ok(())
         };

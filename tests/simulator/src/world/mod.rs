@@ -11,6 +11,7 @@ mod channel;
 mod copy;
 mod drain;
 mod driver;
+mod files;
 mod harvest;
 mod lanes;
 mod lie;
@@ -28,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Broker, CallId, ChannelId, Command, Event, StoredQuotas, Time};
+use broker_core::{Broker, CallId, ChannelId, Command, Event, Notice, StoredQuotas, Tier, Time};
 use vramd_types::{AllocationId, Bytes};
 
 use crate::{
@@ -41,6 +42,7 @@ use crate::{
 };
 pub(crate) use driver::digest_of;
 use driver::{Job, SimDriver};
+pub(crate) use files::file_content;
 use lanes::Lanes;
 pub(crate) use lanes::{Begun, Way};
 use process::{Channel, Process};
@@ -85,6 +87,8 @@ pub struct World {
     operator_asked: Vec<(broker_core::RequestKey, broker_core::OperatorRequest)>,
     /// Allocations that were made of late, for those who guess.
     recent: VecDeque<AllocationId>,
+    /// Of these, what was loaded.
+    loaded: VecDeque<AllocationId>,
     /// How many turns each seat has had.
     turns: Vec<u64>,
     last_key: u64,
@@ -132,6 +136,7 @@ impl World {
             operator_acts: 0,
             operator_asked: Vec::new(),
             recent: VecDeque::new(),
+            loaded: VecDeque::new(),
             turns: vec![0; scenario.seats.len()],
             last_key: 0,
             last_call: 0,
@@ -270,6 +275,9 @@ impl World {
             Command::CreateExtent { extent, device, tier, size, .. } => {
                 self.submit(Job::Create { extent, device, tier, size });
             }
+            Command::OpenExtent { extent, file, offset, size, .. } => {
+                self.submit(Job::Open { extent, file, offset, size });
+            }
             Command::Copy { from, to, bytes, shadow: _, class } => self.copy((from, to), bytes, class),
             Command::ShareLinks(shares) => self.driver.lanes.iter_mut().for_each(|it| it.share_by(shares)),
             Command::HastenCopy { to } => self.hasten_copy(to),
@@ -284,6 +292,9 @@ impl World {
             Command::RevokeWords { part, words } => self.revoke_words(part, &words),
             Command::ClearWritten { part, channel, slot, .. } => self.clear_written(part, channel, slot),
             Command::ForgetWord { channel, slot } => self.forget_word(channel, slot),
+            Command::Notice(Notice::Moved { part, tier: Tier::Disk, copied: false, .. }) => {
+                self.has_left(part.allocation);
+            }
             Command::Notice(_) => {}
         }
     }

@@ -42,11 +42,12 @@ impl World {
         if dice.chance(600) {
             self.revoke_some(&mut dice);
         }
-        let has_host = self.scenario.config.devices.iter().any(|device| !device.host.is_zero());
-        if dice.chance(if has_host { 800 } else { 20 }) {
+        let has_below = self.scenario.config.devices.iter().any(|device| !device.host.is_zero())
+            || self.scenario.files.is_some();
+        if dice.chance(if has_below { 800 } else { 20 }) {
             self.move_some(&mut dice);
         }
-        if dice.chance(if has_host { 700 } else { 20 }) {
+        if dice.chance(if has_below { 700 } else { 20 }) {
             self.write_back_some(&mut dice);
         }
         if dice.chance(150) {
@@ -55,7 +56,7 @@ impl World {
         if dice.chance(100) {
             self.lower_some(&mut dice);
         }
-        if has_host && dice.chance(150) {
+        if has_below && dice.chance(150) {
             self.hold_some(&mut dice);
         }
         if dice.chance(60) {

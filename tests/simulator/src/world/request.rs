@@ -57,13 +57,16 @@ impl World {
             Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),
             Choice::Attach => {
-                let target = match dice.chance(600) {
+                let loaded = self.some_loaded(dice);
+                let target = match loaded.is_none() && dice.chance(600) {
                     true => Target::Name(some_name(dice, Some(&self.scenario.tenants))),
+                    false if loaded.is_some() => loaded.unwrap_or_else(|| Target::Id(self.guess(dice))),
                     false if dice.chance(400) => Target::Id(one_of(&any, dice)),
                     false => Target::Id(self.guess(dice)),
                 };
                 Self::attach(target, pins, dice)
             }
+            _ if self.loads(dice) => self.some_load(pins, dice),
             _ => ClientRequest::AllocateBatch { items: self.some_specs(pins, dice), wait: some_wait(dice) },
         };
         let key = dice.chance(700).then(|| self.new_key());
@@ -144,7 +147,7 @@ impl World {
         (0..count).map(|_| self.some_spec(pins, dice)).collect()
     }
 
-    fn some_spec(&self, pins: bool, dice: &mut Dice) -> AllocationSpec {
+    pub(super) fn some_spec(&self, pins: bool, dice: &mut Dice) -> AllocationSpec {
         let size = match dice.roll(40) {
             0 => Bytes::ZERO,
             1 => Bytes::MAX,
@@ -212,7 +215,7 @@ impl World {
     }
 
     /// Or nearly: in parts so large that there are slots for most of it.
-    fn larger_than_device(&self, dice: &mut Dice) -> (Bytes, Option<Bytes>) {
+    pub(super) fn larger_than_device(&self, dice: &mut Dice) -> (Bytes, Option<Bytes>) {
         let device = u32::try_from(self.scenario.config.devices[0].total.get() >> 20).unwrap_or(64);
         let size = Bytes::mib(device / 2 + dice.small(device + device / 2) + 1);
         (size, Some(Bytes::mib(dice.one(&[4, 8, 16]))))

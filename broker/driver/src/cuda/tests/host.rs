@@ -1,5 +1,10 @@
 //! Memory of the host where the driver or the machine has its limits.
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vramd_types::HostNode;
 
@@ -142,5 +147,70 @@ fn what_is_begun_and_not_made_leaves_nothing() {
         fake.tell(false);
         driver.submit(create_host(1, GRANULARITY));
         is_made(&completions, 1);
+    }
+}
+
+/// Of pieces that are pinned in the place of other sizes, and of other sizes that go for it.
+#[test]
+fn who_comes_while_the_pool_is_rebuilt_waits_for_one_step_of_it() {
+    const COUNT: u64 = 16;
+    const LARGE: Bytes = Bytes::mib(4);
+    const LACKING: u64 = 100;
+    for hangs in ["cuMemCreate(host)", "cuMemRelease"] {
+        let fake = Arc::new(Fake::new().says("note = 1").says(&format!("hang.{hangs} = 1")));
+        let steps = |fake: &Fake| ["cuMemCreate(host)", "cuMemRelease"].map(|it| fake.callers(it).len());
+        let (sink, completions) = channel();
+        let told = Arc::clone(&fake);
+        let tell = move |completion| {
+            // The thread that tells it goes on with the pool afterwards.
+            let steps = match &completion {
+                Completion::Created { extent, .. } if extent.get() >= LACKING => {
+                    let done = steps(&told);
+                    if extent.get() == LACKING {
+                        told.tell(true);
+                    }
+                    done
+                }
+                _ => Default::default(),
+            };
+            drop(sink.send((completion, steps)));
+        };
+        let probed = probe(config(&fake)).unwrap();
+        let uuids: Vec<String> = probed.found().iter().map(|found| found.info.uuid.clone()).collect();
+        let driver = open(probed, &uuids, Arc::new(tell)).unwrap();
+        let answer = || completions.recv_timeout(Duration::from_secs(20)).unwrap();
+        let made = || match answer() {
+            (Completion::Created { result: Ok(_), .. }, steps) => steps,
+            (other, _) => panic!("{other:?}"),
+        };
+        driver.submit(keep(Bytes::new(COUNT * LARGE.get())));
+        assert!(matches!(answer().0, Completion::HostKept { problem: None, .. }));
+        for raw in 0..COUNT {
+            driver.submit(create_host(raw, LARGE));
+            made();
+        }
+        for raw in 0..COUNT {
+            driver.submit(Submission::Release { extent: ExtentId::from_raw(raw) });
+            assert!(matches!(answer().0, Completion::Released { returned: true, .. }));
+        }
+
+        driver.submit(create_host(LACKING, GRANULARITY));
+        let before = made();
+        let at = usize::from(hangs == "cuMemRelease");
+        until(&driver, hangs, || steps(&fake)[at] > before[at]);
+        let under_way = steps(&fake);
+        driver.submit(create_host(LACKING + 1, LARGE));
+        fake.tell(false);
+        assert_eq!(made(), under_way, "it waited for what was under way, and for no more");
+        until(&driver, "half are pieces", || driver.kept().iter().all(|kept| kept.usual >= kept.larger));
+        assert_eq!(driver.kept()[0].rebuilds, 1);
+    }
+}
+
+fn until(driver: &CudaDriver, what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}: {:?}", driver.kept());
+        thread::sleep(Duration::from_millis(1));
     }
 }

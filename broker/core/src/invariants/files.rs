@@ -1,0 +1,36 @@
+//! Nothing is copied to a file, and what lies in one costs nothing.
+
+use super::{FILES, Violation, expect, scope::Scope};
+use crate::{
+    broker::Broker,
+    event::Tier,
+    pool::{Extent, ExtentState},
+};
+use vramd_types::Bytes;
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    for (id, extent) in scope.extents(broker).filter(|(_, extent)| extent.in_file) {
+        expect(found, FILES, cost_of(extent) == Some(Bytes::ZERO), || {
+            format!("{id} is a piece of a file, and is {:?}", extent.state)
+        });
+        let is_sound = extent.place.tier == Tier::Disk && !extent.unwritten && extent.sent_to.is_empty();
+        expect(found, FILES, is_sound, || {
+            format!("{id} is a piece of a file, and is used as if it were not")
+        });
+        let Some(part) = extent.part else { continue };
+        let loaded = broker.allocations.get(part.allocation).is_none_or(|it| it.file.is_some());
+        expect(found, FILES, loaded, || format!("{id} is a piece of a file, and {part:?} was not loaded"));
+        let moves_there = broker.migrations.get(&part).is_some_and(|it| it.to == id && it.state.copies());
+        let written = moves_there || broker.is_written_back_to(part, id);
+        expect(found, FILES, !written, || format!("{id} is a piece of a file, and is copied to"));
+    }
+}
+
+/// What is paid for it, if it is in a state that a piece of a file can be in.
+const fn cost_of(extent: &Extent) -> Option<Bytes> {
+    match &extent.state {
+        ExtentState::Creating(reservation) => Some(reservation.bytes()),
+        ExtentState::Live(charge) | ExtentState::Releasing(charge) => Some(charge.bytes()),
+        ExtentState::Cached(_) | ExtentState::Unreturned(_) | ExtentState::Nothing => None,
+    }
+}

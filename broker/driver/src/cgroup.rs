@@ -1,0 +1,149 @@
+//! What the cgroup of this process, and those that it is in, may have of the host's memory.
+//!
+//! A limit that is exceeded ends processes, this one perhaps.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use vramd_types::Bytes;
+
+/// How a hierarchy names its files.
+struct Hierarchy {
+    limit: &'static str,
+    current: &'static str,
+    /// In `memory.stat`: pages of files that nobody has looked at lately, which go when others are wanted.
+    cold: &'static str,
+}
+
+const UNIFIED: Hierarchy =
+    Hierarchy { limit: "memory.max", current: "memory.current", cold: "inactive_file " };
+
+/// Version 1, where it has memory.
+const OF_MEMORY: Hierarchy = Hierarchy {
+    limit: "memory.limit_in_bytes",
+    current: "memory.usage_in_bytes",
+    cold: "total_inactive_file ",
+};
+
+/// From here on version 1 means that there is no limit: it says as many whole pages as a signed number of bytes has.
+const NO_LIMIT: u64 = 1 << 62;
+
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// The least that they may have. None where there is no limit.
+pub fn memory_limit() -> Option<Bytes> {
+    least(Path::new(CGROUPS), &table()?, limit_of)
+}
+
+/// The least that they have left.
+pub(crate) fn memory_left() -> Option<Bytes> {
+    least(Path::new(CGROUPS), &table()?, left_of)
+}
+
+fn table() -> Option<String> {
+    fs::read_to_string("/proc/self/cgroup").ok()
+}
+
+/// Of the process's cgroup and all above it up to the root, which itself has a limit where a container has one of its own.
+fn least(root: &Path, table: &str, of: impl Fn(&Path, &Hierarchy) -> Option<Bytes> + Copy) -> Option<Bytes> {
+    let of_lines = table.lines().filter_map(|line| {
+        let (root, hierarchy, path) = hierarchy_of(root, line)?;
+        let own = root.join(path.trim_start_matches('/'));
+        own.ancestors()
+            .take_while(|folder| folder.starts_with(&root))
+            .filter_map(|it| of(it, hierarchy))
+            .min()
+    });
+    of_lines.min()
+}
+
+/// Of a line `number:controllers:path`: where the hierarchy lies, what its files are called, and the path below it.
+fn hierarchy_of<'a>(root: &Path, line: &'a str) -> Option<(PathBuf, &'static Hierarchy, &'a str)> {
+    let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+    match controllers {
+        "" => Some((root.to_owned(), &UNIFIED, path)),
+        _ if controllers.split(',').any(|it| it == "memory") => Some((root.join("memory"), &OF_MEMORY, path)),
+        _ => None,
+    }
+}
+
+fn limit_of(folder: &Path, hierarchy: &Hierarchy) -> Option<Bytes> {
+    // Without a limit it says `max`.
+    number(folder, hierarchy.limit).filter(|limit| *limit < NO_LIMIT).map(Bytes::new)
+}
+
+fn left_of(folder: &Path, hierarchy: &Hierarchy) -> Option<Bytes> {
+    let limit = limit_of(folder, hierarchy)?;
+    let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let cold = stat.lines().find_map(|line| line.strip_prefix(hierarchy.cold)?.trim().parse().ok());
+    let current = number(folder, hierarchy.current)?.saturating_sub(cold.unwrap_or(0));
+    Some(limit.saturating_sub(Bytes::new(current)))
+}
+
+fn number(folder: &Path, name: &str) -> Option<u64> {
+    fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(root: &Path, path: &str, files: &[(&str, &str)]) {
+        let folder = root.join(path);
+        fs::create_dir_all(&folder).unwrap();
+        for (name, text) in files {
+            fs::write(folder.join(name), format!("{text}\n")).unwrap();
+        }
+    }
+
+    fn left(root: &Path, table: &str) -> Option<u64> {
+        least(root, table, left_of).map(Bytes::get)
+    }
+
+    #[test]
+    fn the_tightest_cgroup_on_the_way_up_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let is = |path, max, current| {
+            group(root, path, &[("memory.max", max), ("memory.current", current)]);
+        };
+        let left = |path: &str| left(root, &format!("0::{path}\n"));
+        is("pods/one/box", "max", "100");
+        assert_eq!(left("/pods/one/box"), None);
+        is("pods/one", "5000", "1000");
+        is("pods", "9000", "8000");
+        assert_eq!(left("/pods/one/box"), Some(1000));
+        assert_eq!(least(root, "0::/pods/one/box\n", limit_of).map(Bytes::get), Some(5000));
+        group(root, "pods", &[("memory.stat", "anon 5\ninactive_file 3500\nactive_file 9")]);
+        assert_eq!(left("/pods/one/box"), Some(4000));
+        is("pods/one", "5000", "6000");
+        assert_eq!(left("/pods/one/box"), Some(0));
+        is("", "300", "100");
+        assert_eq!(
+            (left("/"), left("/nowhere")),
+            (Some(200), Some(200)),
+            "the root of a container has a limit"
+        );
+    }
+
+    #[test]
+    fn where_memory_is_in_a_hierarchy_of_its_own_that_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let table = "9:name=systemd:/a\n4:cpu,memory:/pods/one\n0::/\n";
+        let is = |path, limit, current| {
+            let stat = "inactive_file 1\ntotal_inactive_file 50";
+            let files =
+                [("memory.limit_in_bytes", limit), ("memory.usage_in_bytes", current), ("memory.stat", stat)];
+            group(root, path, &files);
+        };
+        is("memory/pods/one", "9223372036854771712", "10");
+        assert_eq!(left(root, table), None, "that is no limit");
+        is("memory/pods", "1000", "350");
+        assert_eq!(left(root, table), Some(700));
+        assert_eq!(least(root, table, limit_of).map(Bytes::get), Some(1000));
+        assert_eq!(left(root, "1:name=systemd:/pods/one\n"), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! Files of clients that are to be loaded: opened anew by the daemon, and found to be what nobody changes.
+//!
+//! A client names one by a descriptor of its own. The daemon takes that very descriptor from the process, and sees that it is open
+//! for reading: so nobody has anything loaded that it could not read. Where the daemon may not look, or cannot open the file at once,
+//! nothing is known of it, and it may as well change.
+
+use std::{
+    fs,
+    os::fd::{AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{
+        AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, fcntl_getfl, fcntl_setfl, fstat,
+        open, stat, statx,
+    },
+    io::{Errno, pread},
+    process::{PidfdGetfdFlags, geteuid, pidfd_getfd},
+};
+use vramd_types::Bytes;
+
+use super::peer::Peer;
+
+/// What direct IO is of, as the driver reads it.
+const BLOCK: usize = 4096;
+
+/// A file that never changes, open for reading, past the page cache where its file system can.
+#[derive(Debug)]
+pub struct Immutable {
+    pub file: OwnedFd,
+    /// Where it was when it was opened.
+    pub path: PathBuf,
+    pub size: Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// It is no file, or not the client's to read.
+    Invalid(String),
+    /// It may change, as far as the daemon knows.
+    Mutable(PathBuf),
+}
+
+/// What a process has open under that number, if it is on fs-verity or below one of these paths. Takes as long as the file system does.
+pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immutable, Unfit> {
+    let name = format!("descriptor {number} of process {}", peer.pid);
+    let unknown = |error: Errno| {
+        tracing::debug!(name, %error, "the daemon cannot look at a file that is to be loaded");
+        Unfit::Mutable(PathBuf::from(&name))
+    };
+    let theirs = taken(peer, number).map_err(|error| match error {
+        Errno::BADF => Unfit::Invalid(format!("{name} is not open")),
+        error => unknown(error),
+    })?;
+    let found = fstat(&theirs).map_err(unknown)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(Unfit::Invalid(format!("{name} is no regular file")));
+    }
+    let flags = fcntl_getfl(&theirs).map_err(unknown)?;
+    if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == OFlags::WRONLY {
+        return Err(Unfit::Invalid(format!("{name} is not open for reading")));
+    }
+    let file = reopened(&theirs).map_err(unknown)?;
+    let path = fs::read_link(of_own(&file)).unwrap_or_default();
+    if !is_on_verity(&file) && !is_below(&path, &found, immutable) {
+        return Err(Unfit::Mutable(path));
+    }
+    Ok(Immutable { file, path, size: Bytes::new(u64::try_from(found.st_size).unwrap_or_default()) })
+}
+
+/// The process's own descriptor. Where that is not the daemon's to take, and the process is of the daemon's user, who may read
+/// what it reads: another of the same file.
+fn taken(peer: &Peer, number: u32) -> Result<OwnedFd, Errno> {
+    let raw = i32::try_from(number).map_err(|_| Errno::BADF)?;
+    match pidfd_getfd(&peer.pidfd, raw, PidfdGetfdFlags::empty()) {
+        Err(Errno::PERM) if peer.uid == geteuid().as_raw() => {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+            open(format!("/proc/{}/fd/{number}", peer.pid), flags, Mode::empty()).map_err(|error| match error
+            {
+                Errno::NOENT => Errno::BADF,
+                error => error,
+            })
+        }
+        taken => taken,
+    }
+}
+
+fn of_own(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Another of the same file, for the driver alone. It waits for nobody's lease.
+fn reopened(theirs: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let opened = open(of_own(theirs), flags | OFlags::DIRECT, Mode::empty());
+    let file = match opened.and_then(|file| reads_blocks(&file).map(|()| file)) {
+        Err(Errno::INVAL) => open(of_own(theirs), flags, Mode::empty())?,
+        opened => opened?,
+    };
+    // What is read is waited for.
+    let flags = fcntl_getfl(&file)? - OFlags::NONBLOCK;
+    fcntl_setfl(&file, flags)?;
+    Ok(file)
+}
+
+/// Whether direct IO is had as the driver does it: some file systems want larger blocks.
+fn reads_blocks(file: &OwnedFd) -> Result<(), Errno> {
+    let mut room = [0; 2 * BLOCK];
+    let begins = room.as_ptr().align_offset(BLOCK).min(BLOCK);
+    pread(file, &mut room[begins..begins + BLOCK], 0).map(drop)
+}
+
+fn is_on_verity(file: &OwnedFd) -> bool {
+    let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::VERITY))
+}
+
+/// Whether a file of that path is really there, for the daemon too, and below one of these: a client may have mounted
+/// anything at a path of that name.
+fn is_below(path: &Path, found: &Stat, immutable: &[PathBuf]) -> bool {
+    let is_there = stat(path).is_ok_and(|there| (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino));
+    let is_straight = fs::canonicalize(path).is_ok_and(|canonical| canonical == path);
+    let below = |root: &PathBuf| fs::canonicalize(root).is_ok_and(|root| path.starts_with(root));
+    is_there && is_straight && immutable.iter().any(below)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        os::{
+            fd::AsFd,
+            unix::{fs::symlink, net::UnixStream},
+        },
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    /// This process, as it would come.
+    fn this() -> Peer {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        Peer::of(ours.as_fd()).unwrap()
+    }
+
+    fn opened(file: &OwnedFd, immutable: &[PathBuf]) -> Result<Immutable, Unfit> {
+        open_of(&this(), u32::try_from(file.as_raw_fd()).unwrap(), immutable)
+    }
+
+    #[test]
+    fn a_file_below_an_immutable_path_is_opened_and_others_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(folder.path()).unwrap();
+        let (models, others) = (root.join("models"), root.join("models-of-others"));
+        for folder in [&models, &others] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("m"), b"weights").unwrap();
+        }
+        let immutable = [root.join("not/there"), models.clone()];
+        let fd = |path: PathBuf| OwnedFd::from(File::open(path).unwrap());
+        let good = opened(&fd(models.join("m")), &immutable).unwrap();
+        assert_eq!((good.path, good.size), (models.join("m"), Bytes::new(7)));
+        assert_eq!(opened(&fd(others.join("m")), &immutable).unwrap_err(), Unfit::Mutable(others.join("m")));
+        // By another name it is the same file, wherever that is; a name below that leads elsewhere is not.
+        symlink(models.join("m"), others.join("link")).unwrap();
+        assert!(opened(&fd(others.join("link")), &immutable).is_ok());
+        symlink(others.join("m"), models.join("link")).unwrap();
+        assert!(matches!(opened(&fd(models.join("link")), &immutable), Err(Unfit::Mutable(_))));
+        symlink(&models, root.join("alias")).unwrap();
+        assert!(opened(&fd(models.join("m")), &[root.join("alias")]).is_ok());
+        let gone = fd(models.join("m"));
+        fs::remove_file(models.join("m")).unwrap();
+        assert!(matches!(opened(&gone, &immutable), Err(Unfit::Mutable(_))));
+    }
+
+    #[test]
+    fn what_is_not_open_for_reading_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m");
+        fs::write(&path, b"weights").unwrap();
+        let root = [folder.path().to_owned()];
+        let refused = |file: &OwnedFd, problem: &str| match opened(file, &root) {
+            Err(Unfit::Invalid(why)) => assert!(why.contains(problem), "{why}"),
+            other => panic!("{problem}: {other:?}"),
+        };
+        let write_only = File::options().write(true).open(&path).unwrap().into();
+        refused(&write_only, "not open for reading");
+        let named = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        refused(&named, "not open for reading");
+        refused(&File::open(folder.path()).unwrap().into(), "no regular file");
+        let both: OwnedFd = File::options().read(true).write(true).open(&path).unwrap().into();
+        assert!(opened(&both, &root).is_ok());
+        for nothing in [1 << 20, u32::MAX] {
+            assert!(matches!(open_of(&this(), nothing, &root), Err(Unfit::Invalid(_))));
+        }
+    }
+
+    /// Who has a lease on a file can hold up whoever opens it.
+    #[test]
+    fn a_file_that_cannot_be_opened_at_once_may_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m");
+        fs::write(&path, b"weights").unwrap();
+        let file = OwnedFd::from(File::open(&path).unwrap());
+        leased(&file);
+        let begun = Instant::now();
+        let refused = opened(&file, &[folder.path().to_owned()]);
+        assert!(matches!(refused, Err(Unfit::Mutable(_))), "{refused:?}");
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+
+    #[allow(unsafe_code, reason = "rustix has no leases")]
+    fn leased(file: &OwnedFd) {
+        // SAFETY: They take numbers, and a descriptor that is open. Nobody here waits for SIGIO, which says that somebody opens the
+        // file, and would end the process.
+        let set = unsafe {
+            libc::signal(libc::SIGIO, libc::SIG_IGN);
+            libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
+        };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn what_is_read_is_waited_for_and_past_the_page_cache() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = folder.path().join("m");
+        fs::write(&path, b"weights").unwrap();
+        let good = opened(&File::open(&path).unwrap().into(), &[folder.path().to_owned()]).unwrap();
+        let flags = fcntl_getfl(&good.file).unwrap();
+        assert!(flags.contains(OFlags::DIRECT) && !flags.contains(OFlags::NONBLOCK), "{flags:?}");
+    }
+}

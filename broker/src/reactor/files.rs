@@ -1,0 +1,75 @@
+//! Files that are being loaded: the core knows numbers alone.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use broker_core::FileId;
+
+/// Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Files(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    open: BTreeMap<FileId, Weak<OwnedFd>>,
+}
+
+/// A file that can be found while this is kept: who waits for the answer keeps it. What was made of it has it for itself.
+#[derive(Debug)]
+pub struct Named {
+    pub id: FileId,
+    _file: Arc<OwnedFd>,
+    table: Files,
+}
+
+impl Files {
+    pub fn name(&self, file: OwnedFd) -> Named {
+        let file = Arc::new(file);
+        let mut table = self.lock();
+        table.last += 1;
+        let id = FileId(table.last);
+        table.open.insert(id, Arc::downgrade(&file));
+        Named { id, _file: file, table: self.clone() }
+    }
+
+    pub(super) fn find(&self, id: FileId) -> Option<Arc<OwnedFd>> {
+        self.lock().open.get(&id)?.upgrade()
+    }
+
+    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        self.table.lock().open.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_found_for_as_long_as_it_is_named() {
+        let files = Files::default();
+        let open = || files.name(File::open("/dev/null").unwrap().into());
+        let (one, two) = (open(), open());
+        assert!(one.id != two.id && files.find(one.id).is_some());
+        let id = one.id;
+        let kept = files.find(id);
+        drop(one);
+        assert!(files.find(id).is_none() && kept.is_some());
+        assert!(files.find(two.id).is_some());
+        drop(two);
+        assert!(files.lock().open.is_empty());
+    }
+}

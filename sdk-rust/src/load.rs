@@ -1,0 +1,188 @@
+//! Files as sealed memory. One that never changes stays where it is, and is what the memory has below its device; any other is copied.
+
+use std::{
+    fs::File,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use vramd_proto::v1;
+use vramd_types::Reason;
+
+use crate::{
+    error::{Error, Result},
+    face::{Face, now},
+    fork::ProcessBound,
+    handle::Handle,
+    info::{AllocationInfo, AllocationKind},
+    operations::{Unless, claim_attached, claim_new, undo_aside},
+    request::{AllocationRequest, Target},
+    request_id::RequestId,
+    session::{Session, check_home, free, missing},
+};
+
+/// What is read of a file at once where it is copied.
+const CHUNK_BYTES: usize = 8 << 20;
+/// Between two questions whether it is its turn.
+const TURN: Duration = Duration::from_millis(200);
+
+/// Bytes of a file, open for as long as they are asked for.
+#[derive(Clone, Debug)]
+struct Span {
+    file: Arc<File>,
+    path: PathBuf,
+    offset: u64,
+}
+
+/// A sealed allocation of what a file has from there on: of as many bytes as are asked for, or of all if none are.
+pub(crate) async fn load(
+    face: Face,
+    session: &ProcessBound<Session>,
+    path: PathBuf,
+    offset: u64,
+    request: AllocationRequest,
+) -> Result<Handle> {
+    check_home(session)?;
+    let problem = |field: &str| Err(Error::refused(Reason::RequestInvalid, &[("field", &field)]));
+    if request.spec.kind() == AllocationKind::Fixed {
+        return problem("kind");
+    }
+    if request.spec.discardable {
+        return problem("discardable");
+    }
+    let span = face.block(move || Span::open(path, offset)).await?;
+    match by_daemon(face, session, &span, &request).await {
+        Err(Error::FileMutable { .. }) => by_copy(face, session, span, request).await,
+        loaded => loaded,
+    }
+}
+
+async fn by_daemon(
+    face: Face,
+    session: &ProcessBound<Session>,
+    span: &Span,
+    request: &AllocationRequest,
+) -> Result<Handle> {
+    face.flush(session, session.deadline()).await?;
+    let asked = v1::LoadFileRequest {
+        session_id: session.id().get(),
+        request_id: request.request_id.unwrap_or_else(RequestId::random).to_vec(),
+        item: Some(v1::AllocationSpec { unheld: false, ..request.spec.clone() }),
+        fd: u32::try_from(span.file.as_raw_fd()).unwrap_or(u32::MAX),
+        offset_bytes: span.offset,
+    };
+    let abandoned = Unless::new((face == Face::Async).then(|| {
+        let (session, asked, span) = (session.clone(), asked.clone(), span.clone());
+        move || undo(&session, asked, span)
+    }));
+    let claimed = async {
+        let info = ask_until(face, session, &asked).await?;
+        let (id, kind) = (info.id, AllocationKind::Movable);
+        match claim_attached(face, session, Target::Id(id), kind, request.spec.unheld).await {
+            Ok(mut handle) => {
+                handle.is_the_owners();
+                Ok(handle)
+            }
+            Err(error) => {
+                // Nobody else knows of it.
+                let _ = free(face, session, id, session.deadline()).await;
+                Err(error)
+            }
+        }
+    };
+    let claimed = claimed.await;
+    abandoned.done();
+    claimed
+}
+
+/// However long it takes to read the file: who asks again under the same id is told what became of it. Where too many are read
+/// already, it waits for its turn.
+async fn ask_until(face: Face, session: &Session, request: &v1::LoadFileRequest) -> Result<AllocationInfo> {
+    let turn = session.deadline();
+    loop {
+        match ask(face, session, request.clone(), session.deadline()).await {
+            Err(Error::Deadline) => {}
+            Err(Error::QueueFull { retry_after, .. }) if Instant::now() < turn => {
+                face.pause(retry_after.unwrap_or(TURN)).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+async fn ask(
+    face: Face,
+    session: &Session,
+    request: v1::LoadFileRequest,
+    deadline: Instant,
+) -> Result<AllocationInfo> {
+    let answer = face.call(session, deadline, request, |mut client, request| async move {
+        client.load_file(request).await
+    });
+    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
+}
+
+/// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back. It may be long in
+/// coming.
+fn undo(session: &ProcessBound<Session>, request: v1::LoadFileRequest, span: Span) {
+    let of = session.clone();
+    undo_aside(session, move || {
+        if let Ok(info) = now(ask_until(Face::Blocking, &of, &request)) {
+            let _ = now(free(Face::Blocking, &of, info.id, of.deadline()));
+        }
+        drop(span);
+    });
+}
+
+async fn by_copy(
+    face: Face,
+    session: &ProcessBound<Session>,
+    span: Span,
+    mut request: AllocationRequest,
+) -> Result<Handle> {
+    let there = span.there()?;
+    let asked = request.spec.size_bytes;
+    let size = if asked == 0 { there } else { asked };
+    if size == 0 || size > there {
+        return Err(span.invalid(&format!("{size} bytes are asked for, and it has {there}")));
+    }
+    request.spec.size_bytes = size;
+    let mut handles = claim_new(face, session, vec![request]).await?;
+    let mut handle = handles.pop().ok_or_else(|| missing("allocation"))?;
+    let mut at = 0;
+    while at < size {
+        let (span, length) =
+            (span.clone(), CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES)));
+        let bytes = face.block(move || span.read(at, length)).await?;
+        handle.copy_from_host(face, at, &bytes).await?;
+        at += length as u64;
+    }
+    handle.seal(face).await?;
+    Ok(handle)
+}
+
+impl Span {
+    fn open(path: PathBuf, offset: u64) -> Result<Self> {
+        let file = File::open(&path);
+        let file =
+            file.map_err(|error| Error::FileInvalid { problem: format!("{}: {error}", path.display()) })?;
+        Ok(Self { file: Arc::new(file), path, offset })
+    }
+
+    fn invalid(&self, problem: &dyn std::fmt::Display) -> Error {
+        Error::FileInvalid { problem: format!("{} from {} on: {problem}", self.path.display(), self.offset) }
+    }
+
+    fn there(&self) -> Result<u64> {
+        let size = self.file.metadata().map_err(|error| self.invalid(&error))?.len();
+        Ok(size.saturating_sub(self.offset))
+    }
+
+    fn read(&self, at: u64, length: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let read = self.file.read_exact_at(&mut bytes, self.offset + at);
+        read.map(|()| bytes).map_err(|error| self.invalid(&error))
+    }
+}

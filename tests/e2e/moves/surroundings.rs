@@ -1,0 +1,210 @@
+//! What a daemon finds where it runs: file systems that are unfit for a disk tier, that fill up or fail in the middle, or that were torn;
+//! and a cgroup with a limit.
+//!
+//! What is mounted here is mounted for one daemon alone.
+
+use std::{fs, os::unix::fs::FileExt as _, path::PathBuf, process::Command};
+
+use vramd_client::Access;
+use vramd_tests::{Config, Daemon, Home, MIB_2, config::Effect, content, wait::until};
+
+use crate::can_mount;
+
+use super::{
+    disk::{PART, file_of, files, heard, is_lost, refused, text, unheld, until_held},
+    nothing_is_left,
+    pins::connect,
+    programs::{is_intact, letting_go, lies, send},
+    said, tiers, vramctl,
+};
+
+/// Where a disk tier is to be, in a home for a daemon that sees a file system mounted there.
+fn mounted(how: &str) -> (Home, PathBuf) {
+    let home = Home::new();
+    let directory = home.path().join("disk");
+    fs::create_dir(&directory).unwrap();
+    let line = format!("mount {how} none '{}'", directory.display());
+    (home.with_mounts(line), directory)
+}
+
+#[test]
+fn a_file_system_that_is_read_only_or_has_no_direct_io_ends_the_start() {
+    if !can_mount(
+        "a_file_system_that_is_read_only_or_has_no_direct_io_ends_the_start",
+        "mount -t tmpfs none /mnt",
+    ) {
+        return;
+    }
+    for (how, why) in [("-t tmpfs -o ro", "cannot be written"), ("-t ramfs", "has no direct IO")] {
+        let (home, directory) = mounted(how);
+        let config = text(&directory.display().to_string(), "8MiB", "auto");
+        fs::write(home.path().join("vramd.toml"), config).unwrap();
+        refused(&home, 3, "disk.directory", why);
+    }
+}
+
+/// tmpfs has direct IO since Linux 6.6.
+const SMALL_DISK: &str =
+    "mount -t tmpfs none /mnt && dd if=/dev/zero of=/mnt/direct oflag=direct bs=4096 count=1";
+
+/// A daemon with a disk tier of 8 MiB in a file system of its own that is a little larger.
+fn on_small_disk() -> (Daemon, PathBuf) {
+    let (home, directory) = mounted("-t tmpfs -o size=9m");
+    tiers("8MiB", "0").disk("8MiB").write(home.path());
+    let daemon = Daemon::start_in(home);
+    let seen = format!("/proc/{}/root{}", daemon.pid(), directory.display());
+    (daemon, seen.into())
+}
+
+/// What becomes of the first part that is to go to disk.
+fn evicted(daemon: &Daemon, id: u64) -> serde_json::Value {
+    let id = vramd_types::AllocationId::from_raw(id).to_string();
+    said(daemon, &["alloc", "evict", &id, "--to", "disk"])["parts"][0].clone()
+}
+
+#[test]
+fn a_file_system_that_others_fill_is_told_and_the_part_stays_until_there_is_room() {
+    if !can_mount("a_file_system_that_others_fill_is_told_and_the_part_stays_until_there_is_room", SMALL_DISK)
+    {
+        return;
+    }
+    let (daemon, disk) = on_small_disk();
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    fs::write(disk.join("of-others"), vec![7; 8 << 20]).expect("it is as large");
+    let told = evicted(&daemon, memory.id().get());
+    assert_eq!(
+        (&told["error"]["reason"], &told["error"]["facts"]["tier"]),
+        (&"DEVICE_FULL".into(), &"disk".into()),
+        "{told}"
+    );
+    is_intact(&memory, 2);
+    fs::remove_file(disk.join("of-others")).unwrap();
+    send(&daemon, &memory, "disk");
+    assert_eq!(lies(&daemon, &memory), ["disk"; 2]);
+    is_intact(&memory, 2);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_file_system_that_turns_read_only_fails_what_is_to_go_there_and_nothing_else() {
+    if !can_mount("a_file_system_that_turns_read_only_fails_what_is_to_go_there_and_nothing_else", SMALL_DISK)
+    {
+        return;
+    }
+    let (daemon, _) = on_small_disk();
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    let turns = |how: &str| {
+        let (target, directory) = (daemon.pid().to_string(), daemon.home().path().join("disk"));
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--target", &target, "mount", "-o", &format!("remount,{how}")]);
+        assert!(command.arg(directory).status().unwrap().success(), "{how}");
+    };
+    turns("ro");
+    let told = evicted(&daemon, memory.id().get());
+    assert_eq!(told["error"]["reason"], "DRIVER_FAILED", "{told}");
+    is_intact(&memory, 2);
+    turns("rw");
+    send(&daemon, &memory, "disk");
+    is_intact(&memory, 2);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_cannot_be_written_to_disk_stays_where_it_is_until_it_can() {
+    let broken = Effect::Fail("Input/output error".to_owned());
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").fault("copy", 1, broken));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 1);
+    let told = evicted(&daemon, memory.id().get());
+    assert_eq!(
+        (&told["outcome"], &told["problem"]),
+        (&"failed".into(), &"Input/output error".into()),
+        "{told}"
+    );
+    assert_eq!(lies(&daemon, &memory), ["device"]);
+    is_intact(&memory, 1);
+    send(&daemon, &memory, "disk");
+    assert_eq!(lies(&daemon, &memory), ["disk"]);
+    is_intact(&memory, 1);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// The first half of it is what was written there, the second is what was there before: nothing.
+#[test]
+fn what_was_torn_on_disk_is_lost_for_its_part() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    let id = memory.id().get();
+    let file = file_of(&daemon, id, 1);
+    file.write_all_at(&vec![0; PART / 2], PART as u64 / 2).expect("it is written");
+    file.sync_all().expect("it is on disk");
+    let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
+    assert!(is_lost(&lost, id, 1), "{lost:?}");
+    let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");
+    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
+    drop((whole, memory));
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// As after a power loss: what lies on disk then, whole or torn, is no part's, and is read by nobody.
+#[test]
+fn what_a_daemon_that_was_killed_has_left_on_disk_is_never_read() {
+    let config = tiers("8MiB", "0").disk("8MiB");
+    let daemon = Daemon::start(&config);
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    let id = memory.id().to_string();
+    let home = daemon.kill();
+    assert_eq!(files(home.path()).len(), 2, "nobody has deleted them");
+    let daemon = Daemon::start_in(home);
+    assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new());
+    let output = vramctl(&daemon, &["alloc", "show", &id]);
+    assert!(heard(&output).contains("ALLOCATION_NOT_FOUND"), "{}", heard(&output));
+    let again = connect(&daemon);
+    // Each part is found to be zeros where it is pinned first.
+    let anew = unheld(&again, 2);
+    send(&daemon, &anew, "disk");
+    until_held(&daemon, [0, 0, 4]);
+    is_intact(&anew, 2);
+    drop(anew);
+    again.flush().unwrap();
+    nothing_is_left(&daemon);
+    drop((memory, client));
+}
+
+#[test]
+fn a_host_tier_that_its_cgroup_may_not_have_ends_the_start() {
+    if !can_mount(
+        "a_host_tier_that_its_cgroup_may_not_have_ends_the_start",
+        "mount --bind /tmp /sys/fs/cgroup",
+    ) {
+        return;
+    }
+    let home = Home::new();
+    let cgroups = home.path().join("cgroups");
+    fs::create_dir(&cgroups).unwrap();
+    fs::write(cgroups.join("memory.max"), format!("{}\n", 96 << 20)).unwrap();
+    let home = home.with_mounts(format!("mount --bind '{}' /sys/fs/cgroup", cgroups.display()));
+    let config = |host| Config::devices(&["8MiB", "8MiB"]).memory(&format!("host_size = \"{host}\""));
+    config("18MiB").write(home.path());
+    let output = home.command().output().unwrap();
+    let heard = heard(&output);
+    assert_eq!(output.status.code(), Some(3), "{heard}");
+    let why = "memory.host_size: 36 MiB for 2 devices, and the cgroup of this process may have 96 MiB of memory, of which 64 MiB are left to the daemon";
+    assert!(heard.contains(why), "{heard}");
+    config("16MiB").write(home.path());
+    let daemon = Daemon::start_in(home);
+    until("all of it is there", || daemon.log().contains("memory of the host is pinned ahead of need"));
+}

@@ -1,0 +1,108 @@
+//! Files that clients load: what each piece holds is known from where it lies, until it is changed or is gone.
+
+use std::sync::Arc;
+
+use broker_core::{
+    AllocationView, ClientRequest, Completion, CreateError, Event, FileId, FileSpan, Kind, Target, Tier,
+};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
+
+use super::{World, driver::Piece};
+use crate::{coverage::FileStep, dice::Dice, scenario::Fault};
+
+/// How many loaded allocations are remembered for those who attach them.
+const LOADED_MAX: usize = 16;
+
+/// Where a piece of the driver's lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lies {
+    /// In memory, or in room on disk, that was made for it.
+    Apart,
+    InFile,
+    /// In a file that is not what it was: it cannot be read any more.
+    Changed,
+}
+
+/// What a file holds from some place on: like nothing that clients write.
+pub(crate) fn file_content(file: FileId, offset: Bytes) -> u64 {
+    let mixed = (file.0 << 56 ^ offset.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ mixed >> 32 | 1 << 63
+}
+
+impl World {
+    pub(super) fn opened(&mut self, extent: ExtentId, file: FileId, offset: Bytes, size: Bytes) {
+        let result = match self.driver.dice.chance(self.scenario.faults.rate(Fault::CreateFails)) {
+            true => Err(CreateError::Failed("no such file".to_owned())),
+            false => {
+                let content = file_content(file, offset);
+                let (device, tier, lies) = (DeviceIndex(0), Tier::Disk, Lies::InFile);
+                let piece = Piece { device, tier, size, content, ours: true, orphan: false, lies };
+                self.driver.pieces.insert(extent, piece);
+                Ok(())
+            }
+        };
+        self.tell(Event::Completion(Completion::Created { extent, result }));
+    }
+
+    /// Whether it is a piece of a file that has changed, or does so now: for ever.
+    pub(super) fn file_has_changed(&mut self, extent: ExtentId) -> bool {
+        let Some(piece) = self.driver.pieces.get_mut(&extent) else { return false };
+        let changes = self.scenario.faults.rate(Fault::FileChanges);
+        if piece.lies == Lies::InFile && self.driver.dice.chance(changes) {
+            piece.lies = Lies::Changed;
+        }
+        piece.lies == Lies::Changed
+    }
+
+    /// Whether who would allocate something loads it instead.
+    pub(super) fn loads(&self, dice: &mut Dice) -> bool {
+        self.scenario.files.is_some_and(|files| dice.chance(files.loads))
+    }
+
+    /// Mostly what makes sense of a file, and now and then what does not.
+    pub(super) fn some_load(&self, pins: bool, dice: &mut Dice) -> ClientRequest {
+        let mut spec = self.some_spec(pins, dice);
+        if dice.chance(950) {
+            (spec.kind, spec.discardable) = (Kind::Movable, false);
+        }
+        spec.unheld &= dice.chance(200);
+        if dice.chance(150) {
+            (spec.size, spec.part_size) = self.larger_than_device(dice);
+        }
+        let offset = match dice.roll(30) {
+            0 => Bytes::MAX,
+            1..16 => Bytes::ZERO,
+            16..24 => Bytes::mib(dice.small(16)),
+            _ => Bytes::new(dice.between(1, 1 << 24)),
+        };
+        let file = FileId(dice.between(1, 3));
+        ClientRequest::Load { spec, file: FileSpan { file, path: Arc::from("/models/m"), offset } }
+    }
+
+    /// Something that was loaded of late, by whoever.
+    pub(super) fn some_loaded(&self, dice: &mut Dice) -> Option<Target> {
+        self.scenario.files?;
+        let picked = dice.index(self.loaded.len());
+        self.loaded.get(picked).map(|id| Target::Id(*id)).filter(|_| dice.chance(500))
+    }
+
+    /// A part is on disk without a copy: in its file, if it was loaded.
+    pub(super) fn has_left(&mut self, id: AllocationId) {
+        let view = self.broker.show(&Target::Id(id));
+        if view.is_ok_and(|view| view.file.is_some()) {
+            self.coverage.saw(FileStep::Left);
+        }
+    }
+
+    pub(super) fn learn_loaded(&mut self, view: &AllocationView) {
+        if view.file.is_none() || self.loaded.contains(&view.id) {
+            return;
+        }
+        self.coverage.saw(FileStep::Loaded);
+        self.recent.push_back(view.id);
+        self.loaded.push_back(view.id);
+        if self.loaded.len() > LOADED_MAX {
+            self.loaded.pop_front();
+        }
+    }
+}
