@@ -27,7 +27,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use plan::{Case, Plan};
@@ -37,6 +37,8 @@ use scene::Scene;
 const AT_ONCE: usize = 6;
 /// Cases after which everything is looked at.
 const STRETCH: usize = 175;
+/// Longer than a client takes from its start to its greeting.
+const DRAINED_FOR: Duration = Duration::from_millis(300);
 
 #[test]
 fn who_dies_leaves_nothing_and_harms_nobody() {
@@ -113,6 +115,31 @@ fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
         }
     });
     failed.into_inner().expect("no worker panics with it")
+}
+
+/// That it is drained it may have been told before its channel was closed: it must not ask again, and live on by another one.
+#[test]
+fn who_closed_its_channel_while_the_node_was_drained_opens_no_other() {
+    let mut scene = Scene::with_room(Vec::new());
+    let (plan, target) = (Plan::new(7, 0..1), scene.target.clone());
+    let (_, stage) = scene.split();
+    let cases: Vec<_> =
+        (0..4 * AT_ONCE as u64).map(|number| plan.closed_when_greeting(number, &target)).collect();
+    for some in cases.chunks(AT_ONCE) {
+        thread::scope(|scope| {
+            let draining = stage.drain();
+            let runs: Vec<_> = some.iter().map(|case| scope.spawn(|| case::run(stage, case))).collect();
+            thread::sleep(DRAINED_FOR);
+            drop(draining);
+            for (run, case) in runs.into_iter().zip(some) {
+                if let Err(why) = run.join().expect("no run panics") {
+                    panic!("{}", case.failure(&why));
+                }
+            }
+        });
+    }
+    scene.is_as_before().expect("nobody left anything");
+    scene.end().expect("the survivors leave");
 }
 
 #[test]

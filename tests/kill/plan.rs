@@ -91,12 +91,13 @@ impl Plan {
             parts,
             persistent: random.bool(),
             shuts_down: random.bool(),
+            late: false,
             spare_fds: random.u64(0..parts),
             target: target.to_owned(),
         };
         let uids: Vec<_> = TENANTS.iter().map(|&(uid, _)| Some(uid)).chain([None]).collect();
         let uid = if is_root() { uids[random.usize(..uids.len())] } else { None };
-        Case {
+        let mut case = Case {
             fate,
             uid,
             // Half of them at once: then nothing that was under way has ended.
@@ -105,7 +106,17 @@ impl Plan {
             // One without a channel would be killed at once, and is to live on.
             end_kills: random.bool() && death != Death::Close,
             command: self.command(number..number + 1),
-        }
+        };
+        // Last, so that all else is what it was before there was this.
+        case.fate.late = random.bool();
+        case
+    }
+
+    /// One whose channel is closed once it has said hello.
+    pub(crate) fn closed_when_greeting(&self, number: u64, target: &str) -> Case {
+        let case = self.case(number, target);
+        let (script, step, death) = (Script::SdkAllocate, Step::HelloSent, Death::Close);
+        Case { fate: Fate { script, step, death, late: true, ..case.fate }, end_kills: false, ..case }
     }
 }
 

@@ -143,6 +143,9 @@ pub struct Fate {
     /// It closes its channel by shutting it down, and keeps the socket with what lies in it unread.
     #[arg(long)]
     pub shuts_down: bool,
+    /// By way of the SDK: its channel is closed when what is on its way has arrived.
+    #[arg(long)]
+    pub late: bool,
     /// How many descriptors it can still open when it can open no more.
     #[arg(long)]
     pub spare_fds: u64,
@@ -336,6 +339,7 @@ impl Fate {
         ];
         arguments.extend(self.persistent.then(|| "--persistent".to_owned()));
         arguments.extend(self.shuts_down.then(|| "--shuts-down".to_owned()));
+        arguments.extend(self.late.then(|| "--late".to_owned()));
         arguments
     }
 }

@@ -40,14 +40,16 @@ struct Life {
     client: Option<Client>,
     open: Option<Allocation>,
     sealed: Option<Sealed>,
+    /// Its step is behind it: it does what it is told.
+    obeys: bool,
 }
 
 pub(crate) fn live(fate: Fate) -> Result<()> {
     let reaper = Arc::new(Reaper::new(fate));
-    let mut life = Life { reaper: Arc::clone(&reaper), client: None, open: None, sealed: None };
+    let mut life = Life { reaper: Arc::clone(&reaper), client: None, open: None, sealed: None, obeys: false };
     on_fault_point(move |point| {
         if reaper.at(step(point)) == Verdict::Close {
-            channels::shut_down();
+            channels::shut_down(reaper.fate.late);
         }
     });
     // The SDK's threads may come to its step a little later than the program to its end.
@@ -56,6 +58,7 @@ pub(crate) fn live(fate: Fate) -> Result<()> {
     say(&Word::Over(over));
     if life.reaper.fate.death == Death::Close {
         say(&Word::Closed { mapped: proc::memory_mapping_count(process::id()) });
+        life.obeys = true;
         return obey(|order| life.obey(order));
     }
     stand_still()
@@ -90,7 +93,7 @@ impl Life {
                 self.reaper.arm();
                 self.write_new()?;
                 if self.reaper.at(Step::Written) == Verdict::Close {
-                    channels::shut_down();
+                    channels::shut_down(self.reaper.fate.late);
                 }
             }
             Script::SdkSeal => {
@@ -219,7 +222,7 @@ impl Life {
     fn connect(&mut self) -> Result<()> {
         let name = self.reaper.fate.client_name();
         let builder = Client::builder().name(name).request_timeout(PATIENCE);
-        let client = unless_draining(|| builder.clone().connect())?;
+        let client = self.unless_draining(|| builder.clone().connect())?;
         say(&Word::Session(client.session_id().get()));
         self.client = Some(client);
         Ok(())
@@ -254,7 +257,7 @@ impl Life {
             request = request.unheld();
         }
         let client = self.client.as_ref().context("it was connected")?;
-        let open = unless_draining(|| client.allocate(request.clone()))?;
+        let open = self.unless_draining(|| client.allocate(request.clone()))?;
         say(&Word::Allocation(open.id().get()));
         self.open = Some(open);
         Ok(())
@@ -262,7 +265,7 @@ impl Life {
 
     fn attach(&mut self) -> Result<()> {
         let client = self.client.as_ref().context("it was connected")?;
-        let sealed = unless_draining(|| client.attach(self.reaper.fate.target.as_str()))?;
+        let sealed = self.unless_draining(|| client.attach(self.reaper.fate.target.as_str()))?;
         if digest(sealed.as_slice()?) != sealed.digest() {
             say(&Word::Intact(false));
         }
@@ -275,6 +278,23 @@ impl Life {
         (self.open, self.sealed) = (None, None);
         self.client.take().map_or(Ok(()), |client| client.flush())?;
         Ok(())
+    }
+
+    /// Asks again while the node is being drained. Not once its channel was closed: the refusal may have come before that, and
+    /// with another channel it would live on.
+    fn unless_draining<T>(&self, mut ask: impl FnMut() -> Result<T, Error>) -> Result<T> {
+        loop {
+            match ask() {
+                Err(error) if error.reason() == Some(Reason::Draining) && !self.is_closed() => {
+                    thread::sleep(PAUSE);
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.reaper.fate.death == Death::Close && self.reaper.has_struck() && !self.obeys
     }
 
     fn obey(&mut self, order: Order) -> Result<Word> {
@@ -307,14 +327,4 @@ fn await_that(what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
         thread::sleep(PAUSE);
     }
     Ok(())
-}
-
-/// Asks again while the node is being drained.
-fn unless_draining<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Result<T> {
-    loop {
-        match ask() {
-            Err(error) if error.reason() == Some(Reason::Draining) => thread::sleep(PAUSE),
-            outcome => return Ok(outcome?),
-        }
-    }
 }
