@@ -310,6 +310,7 @@ impl App {
                 &config.disk,
                 self.driver.devices(),
                 self.driver.makes(ExtentKind::Fixed),
+                self.driver.maps_host(),
             ),
             part_size: config.memory.part_size,
             sessions_reserved: config.memory.sessions_reserved,

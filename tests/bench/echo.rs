@@ -70,6 +70,10 @@ impl MemoryService for Echo {
         Err(no_echo())
     }
 
+    async fn advise(&self, _: Request<v1::AdviseRequest>) -> Answer<v1::AdviseResponse> {
+        Err(no_echo())
+    }
+
     async fn load_file(&self, _: Request<v1::LoadFileRequest>) -> Answer<v1::LoadFileResponse> {
         Err(no_echo())
     }

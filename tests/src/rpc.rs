@@ -140,6 +140,7 @@ calls! { Memory:
     attach(AttachRequest) -> AttachResponse;
     detach(DetachRequest) -> DetachResponse;
     seal(SealRequest) -> SealResponse;
+    advise(AdviseRequest) -> AdviseResponse;
     load_file(LoadFileRequest) -> LoadFileResponse;
     describe_allocation(DescribeAllocationRequest) -> DescribeAllocationResponse;
     list_allocations(ListAllocationsRequest) -> ListAllocationsResponse;

@@ -62,6 +62,8 @@ pub struct Broker {
     pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     /// Sessions that are to be sent a part once it is on its device.
     pub(crate) comers: BTreeMap<PartRef, BTreeSet<SessionId>>,
+    /// Parts that are not to be accessed in the host's memory any more, and may be mapped there still.
+    pub(crate) lingering: BTreeSet<PartRef>,
     /// Extents of an allocation beside those that its parts are in: where some go, and what they have left.
     pub(crate) strays: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
     pub(crate) unsettled: Unsettled,
@@ -132,6 +134,7 @@ impl Broker {
             held_by_hand: BTreeSet::new(),
             over_limit: BTreeSet::new(),
             comers: BTreeMap::new(),
+            lingering: BTreeSet::new(),
             strays: BTreeMap::new(),
             unsettled: Unsettled::default(),
             evicting: 0,

@@ -8,7 +8,7 @@ use vramd_types::{
 
 use crate::{
     error::Refusal,
-    event::{CallId, ChannelId, FileId, Kind, PartRef, Slot, Tier},
+    event::{Advice, CallId, ChannelId, FileId, Kind, PartRef, Slot, Tier},
     migration::Cause,
     pressure::{Pressure, PressureNote},
     settings::Settings,
@@ -75,6 +75,7 @@ pub enum Reply {
     Released(Vec<(AllocationId, Result<Released, Refusal>)>),
     Attached(Box<AllocationView>),
     Sealed(Box<AllocationView>),
+    Advised(Box<AllocationView>),
     QuotaSet(Box<QuotaView>),
     QuotaDeleted,
     SessionEnded {
@@ -288,6 +289,12 @@ pub enum Notice {
         tenant: Arc<str>,
         session: Option<SessionId>,
         bytes: Bytes,
+    },
+    /// Its owner has said how it is used.
+    Advised {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+        advice: Advice,
     },
     AllocationSealed {
         allocation: AllocationId,

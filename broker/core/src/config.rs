@@ -42,6 +42,8 @@ pub struct DeviceConfig {
     pub share: Bytes,
     /// Pinned host memory near it that its parts may move to; zero is none.
     pub host: Bytes,
+    /// Whether clients can map what lies there, at the same addresses.
+    pub maps_host: bool,
     /// Bytes of a disk that its parts may move to; zero is none.
     pub disk: Bytes,
     /// What the context of one client takes there; zero where there are none.

@@ -163,11 +163,21 @@ pub enum ClientRequest {
     AttachUnheld(Target),
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
+    Advise(AllocationId, Advice),
     /// A sealed allocation whose bytes are those of a file that nobody changes.
     Load {
         spec: AllocationSpec,
         file: FileSpan,
     },
+}
+
+/// What an owner knows about the use of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Its device reads and writes it in place: what of it lies in the host's memory is mapped there.
+    SetAccessedBy,
+    /// No more: it comes to its device for who pins it, as soon as nobody maps it where it lies.
+    UnsetAccessedBy,
 }
 
 /// A file that the shell has opened.

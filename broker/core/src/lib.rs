@@ -53,9 +53,9 @@ pub use command::{
 pub use config::{Config, DeviceConfig};
 pub use error::Refusal;
 pub use event::{
-    AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector,
-    DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, RequestKey,
-    Slot, Target, Tier, TouchedPart, UnmappedPart, WordsOutcome,
+    Advice, AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError,
+    DeviceSelector, DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, OperatorRequest, PartRef,
+    Peer, RequestKey, Slot, Target, Tier, TouchedPart, UnmappedPart, WordsOutcome,
 };
 pub use eviction::EvictionPolicy;
 #[cfg(feature = "observed")]

@@ -69,7 +69,7 @@ mod bugs {
         UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS, ADMISSION, LIMIT];
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE, DEMANDS, BACKED];
-        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED];
+        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED, DEVICES];
         SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE, BACKED];
         StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION, DEMANDS, EVICTED];
         UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, DEMANDS];
@@ -139,6 +139,9 @@ mod bugs {
         StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
+        CopiedInPlace: "a part is copied out of the host's memory while it is mapped there", [MIGRATIONS, COPIES];
+        AdviceKept: "what is no more to be read in place stays mapped there", [IN_PLACE];
+        ComesThoughAdvised: "what is to be read in place comes to its device for who pins it", [IN_PLACE];
         FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, RECYCLED, PRESSED, BACKED];
         SourceKept: "what a part has left is not released", [DRAINS, DEMANDS, BACKED];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
@@ -147,7 +150,7 @@ mod bugs {
         HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS, BACKED];
         DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
         PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
-        SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES, EXTENT_USE, FILES];
+        SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES, EXTENT_USE, FILES, IN_PLACE];
         ComerForgotten: "who attached a part while it was elsewhere is not sent it when it is there", [SENT, DEMANDS];
         ShadowOlderThanPart: "what was written since a part came to its device is lost when it leaves", [CONTENT];
         EvictedBelowGuarantee: "what is guaranteed to a tenant is taken from its device for another", [EVICTED];
@@ -159,7 +162,7 @@ mod bugs {
         BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
         TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
         StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
-        MappersFromWords: "who was sent a part and has not answered is no mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES, SLOT_USE];
+        MappersFromWords: "who was sent a part and has not answered is no mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES, SLOT_USE, EXTENT_USE];
         SourceReleasedEarly: "what a part leaves is released before the copy has ended", [EXTENT_RELEASED, MIGRATIONS, COPIES];
         HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
         HandOverChargedTwice: "an extent that is handed over is charged to its tenant once more", [LEDGER_BOOKS, LEDGER_ORACLE];
@@ -187,7 +190,7 @@ mod bugs {
         LoadedToOwner: "who loads something is sent it, and has not attached it", [LOADED, EVICTED, PIN_ANSWERS];
         UnreadableKept: "what could not be loaded is not freed", [LOADED];
         FileKept: "the file of a part that is freed is never let go", [EXTENTS, DRAINS];
-        DamageIgnored: "what cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS];
+        DamageIgnored: "what cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, RECYCLED];
         ClassInverted: "what somebody waits for is copied as what nobody does, and not hastened", [LINK_AWAITED];
         PrefetchBeforeDemand: "a link has a prefetch go before what somebody waits for", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not give back what a class has lent to others", [LINK_SHARES];

@@ -24,6 +24,8 @@ pub struct AllocationView {
     pub kind: Kind,
     pub lifetime: Lifetime,
     pub discardable: bool,
+    /// What of it lies in the host's memory is mapped there.
+    pub accessed_by_device: bool,
     pub state: AllocationState,
     pub size: Bytes,
     pub charged: Bytes,
@@ -232,6 +234,8 @@ pub struct Counts {
     pub allocations_of: BTreeMap<String, usize>,
     /// By the names of tenant and device: what allocations have beyond what was asked for, since sizes are rounded up.
     pub rounded: BTreeMap<(String, String), Bytes>,
+    /// By the same names: what lies in the host's memory and is mapped there, or would be.
+    pub in_place: BTreeMap<(String, String), Bytes>,
 }
 
 /// Everything about quotas that outlives the daemon.

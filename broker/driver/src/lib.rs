@@ -246,6 +246,11 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
     /// The piece of the host's memory that is nearest to a device.
     fn host_node(&self, device: DeviceIndex) -> HostNode;
 
+    /// Whether other processes can map memory of the host as they map a device's: from there a device reaches it in place.
+    fn maps_host(&self) -> bool {
+        false
+    }
+
     /// Where extents lie on disk, if they may.
     fn disk(&self) -> Option<&DiskFacts> {
         None

@@ -104,6 +104,7 @@ pub fn core_devices(
     disk: &Disk,
     devices: &[DeviceInfo],
     makes_fixed: bool,
+    maps_host: bool,
 ) -> Vec<DeviceConfig> {
     let share = |total| memory.device_share.of(total).min(total).saturating_sub(memory.margin.of(total));
     devices
@@ -114,6 +115,7 @@ pub fn core_devices(
             total: device.total,
             share: share(device.total),
             host: memory.host_size,
+            maps_host,
             disk: disk.size,
             context_bytes: device.context,
             makes_fixed,
@@ -169,12 +171,12 @@ mod tests {
             margin: Quantity::Bytes(Bytes::gib(1)),
             ..Memory::default()
         };
-        let shares: Vec<_> = core_devices(&memory, &Disk::default(), &there(), false)
+        let shares: Vec<_> = core_devices(&memory, &Disk::default(), &there(), false, false)
             .iter()
             .map(|device| device.share)
             .collect();
         assert_eq!(shares, [Bytes::gib(3), Bytes::gib(1)]);
         let memory = Memory { device_share: Quantity::Bytes(Bytes::gib(100)), ..memory };
-        assert_eq!(core_devices(&memory, &Disk::default(), &there(), false)[1].share, Bytes::gib(3));
+        assert_eq!(core_devices(&memory, &Disk::default(), &there(), false, false)[1].share, Bytes::gib(3));
     }
 }

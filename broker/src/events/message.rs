@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use broker_core::{Asker, Notice, PartRef, Pressure, Refusal, Tier};
+use broker_core::{Advice, Asker, Notice, PartRef, Pressure, Refusal, Tier};
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
     move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
@@ -33,6 +33,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         Notice::AllocationMade { .. }
         | Notice::AllocationSealed { .. }
         | Notice::PartsHeld { .. }
+        | Notice::Advised { .. }
         | Notice::AllocationFreed { .. }
         | Notice::AllocationGone { .. } => EventKind::Allocation,
         Notice::Unbrokered { .. }
@@ -81,6 +82,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::AllocationMade { tenant, .. }
         | Notice::AllocationSealed { tenant, .. }
         | Notice::PartsHeld { tenant, .. }
+        | Notice::Advised { tenant, .. }
         | Notice::AllocationFreed { tenant, .. }
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
         Notice::Moved { tenant, .. }
@@ -158,6 +160,16 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
             change: if *held { AllocationChange::Held } else { AllocationChange::LetGo }.into(),
             allocation_id: allocation.get(),
             part_count: u32::try_from(*parts).unwrap_or(u32::MAX),
+            ..Default::default()
+        }),
+        Notice::Advised { allocation, advice, .. } => Event::Allocation(v1::AllocationEvent {
+            change: AllocationChange::Advised.into(),
+            allocation_id: allocation.get(),
+            advice: match advice {
+                Advice::SetAccessedBy => v1::Advice::SetAccessedBy,
+                Advice::UnsetAccessedBy => v1::Advice::UnsetAccessedBy,
+            }
+            .into(),
             ..Default::default()
         }),
         Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),

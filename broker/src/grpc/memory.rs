@@ -52,7 +52,7 @@ impl Memory {
         let peer = caller.living(session)?;
         let about = |request: &ClientRequest| match request {
             ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
-            ClientRequest::Seal(id) => vec![*id],
+            ClientRequest::Seal(id) | ClientRequest::Advise(id, _) => vec![*id],
             ClientRequest::AllocateBatch { .. }
             | ClientRequest::Load { .. }
             | ClientRequest::Attach(_)
@@ -163,6 +163,22 @@ impl MemoryService for Memory {
                 Ok(Response::new(v1::SealResponse { allocation }))
             }
             other => Err(status::wrong_reply("Seal", &other)),
+        }
+    }
+
+    async fn advise(
+        &self,
+        request: Request<v1::AdviseRequest>,
+    ) -> Result<Response<v1::AdviseResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let id = AllocationId::from_raw(message.allocation_id);
+        let advice = convert::advice(message.advice).map_err(|refusal| refused(&refusal))?;
+        match self.submit(caller, session, key, ClientRequest::Advise(id, advice)).await? {
+            Reply::Advised(view) => {
+                let allocation = Some(view::allocation(*view, For::Clients));
+                Ok(Response::new(v1::AdviseResponse { allocation }))
+            }
+            other => Err(status::wrong_reply("Advise", &other)),
         }
     }
 

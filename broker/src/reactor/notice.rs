@@ -85,6 +85,9 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::PartsHeld { allocation, tenant, parts, held } => {
             info!(%allocation, %tenant, parts, held, "an operator holds parts on their device, or lets them go");
         }
+        Notice::Advised { allocation, tenant, advice } => {
+            debug!(%allocation, %tenant, ?advice, "an owner says how its memory is used");
+        }
         Notice::AllocationFreed { allocation, tenant } => debug!(%allocation, %tenant, "allocation freed"),
         Notice::AllocationGone { allocation, tenant } => debug!(%allocation, %tenant, "allocation gone"),
         Notice::RevokeSent { session, allocation, parts, reason, .. } => {

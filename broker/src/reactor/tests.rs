@@ -124,6 +124,7 @@ fn config() -> Config {
             host: Bytes::ZERO,
             disk: Bytes::ZERO,
             context_bytes: Bytes::ZERO,
+            maps_host: true,
             makes_fixed: false,
             uuid: "GPU-test".to_owned(),
             name: "test".to_owned(),

@@ -45,6 +45,7 @@ pub(super) struct Figures {
     pub(super) allocations_of: BTreeMap<String, u64>,
     /// By tenant and device.
     pub(super) rounded: BTreeMap<(String, String), Bytes>,
+    pub(super) in_place: BTreeMap<(String, String), Bytes>,
     /// By the state's name.
     pub(super) allocations: BTreeMap<String, u64>,
     pub(super) sessions: BTreeMap<String, u64>,
@@ -140,9 +141,11 @@ impl Roll {
             let sum = figures.allocations_of.entry(self.name(tenant)).or_default();
             *sum = sum.saturating_add(wide(count));
         }
-        for ((tenant, device), bytes) in counts.rounded {
-            let sum = figures.rounded.entry((self.name(tenant), device)).or_default();
-            *sum = sum.saturating_add(bytes);
+        for (from, to) in [(counts.rounded, &mut figures.rounded), (counts.in_place, &mut figures.in_place)] {
+            for ((tenant, device), bytes) in from {
+                let sum = to.entry((self.name(tenant), device)).or_default();
+                *sum = sum.saturating_add(bytes);
+            }
         }
         figures
     }
@@ -233,6 +236,9 @@ pub(super) mod tests {
             allocations_of: (0..tenants).map(|tenant| (format!("team-{tenant:03}"), 2)).collect(),
             rounded: (0..tenants)
                 .map(|tenant| ((format!("team-{tenant:03}"), "GPU-a".to_owned()), Bytes::mib(1)))
+                .collect(),
+            in_place: (0..tenants)
+                .map(|tenant| ((format!("team-{tenant:03}"), "GPU-a".to_owned()), Bytes::mib(2)))
                 .collect(),
         };
         let node = NodeView {

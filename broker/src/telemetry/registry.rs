@@ -283,6 +283,11 @@ pub const LINK_IO: Definition = count(
     &[LINK_WAY, HW_ID, COPY_CLASS],
     "What was begun to be copied that way. `rate` of it beside `vramd.link.limit` is how busy a link is, and with what.",
 );
+pub const IN_PLACE: Definition = bytes(
+    "vramd.in_place",
+    &[TENANT, HW_ID],
+    "What of a tenant lies in the host's memory and is mapped there, or would be: its device accesses it in place.",
+);
 pub const FRAGMENTATION_INTERNAL: Definition = bytes(
     "vramd.fragmentation.internal",
     &[TENANT, HW_ID],
@@ -433,6 +438,7 @@ pub const ALL: &[&Definition] = &[
     &MIGRATION_SIZE,
     &LINK_LIMIT,
     &LINK_IO,
+    &IN_PLACE,
     &FRAGMENTATION_INTERNAL,
     &POOL_USAGE,
     &FRAGMENTATION_EXTERNAL,

@@ -1,5 +1,7 @@
 //! Which series each observed metric has, and their values.
 
+use std::collections::BTreeMap;
+
 use broker_core::{DeviceView, Pressure, Tier, TierView};
 use opentelemetry::{KeyValue, Value};
 use vramd_types::{Bytes, CopyClass};
@@ -50,11 +52,8 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     }),
     (&of::LINK_LIMIT, link_limits),
     (&of::LINK_IO, link_io),
-    (&of::FRAGMENTATION_INTERNAL, |shown, say| {
-        for ((tenant, device), bytes) in &shown.figures().rounded {
-            say(bytes.get(), &[text(of::TENANT, tenant.clone()), text(of::HW_ID, device.clone())]);
-        }
-    }),
+    (&of::FRAGMENTATION_INTERNAL, |shown, say| of_allocations(&shown.figures().rounded, say)),
+    (&of::IN_PLACE, |shown, say| of_allocations(&shown.figures().in_place, say)),
     (&of::POOL_USAGE, pools::usage),
     (&of::FRAGMENTATION_EXTERNAL, pools::other_sizes),
     (&of::POOL_REBUILDS, pools::rebuilds),
@@ -120,6 +119,13 @@ fn oversubscription(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {
 fn of_tenants(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue]), bytes: fn(&Balance) -> Bytes) {
     for (account, balance) in &shown.figures().tenants {
         say(bytes(balance).get(), &place(account));
+    }
+}
+
+/// By tenant and device.
+fn of_allocations(sums: &BTreeMap<(String, String), Bytes>, say: &mut dyn FnMut(u64, &[KeyValue])) {
+    for ((tenant, device), bytes) in sums {
+        say(bytes.get(), &[text(of::TENANT, tenant.clone()), text(of::HW_ID, device.clone())]);
     }
 }
 

@@ -260,6 +260,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "state": state_name(allocation.state()),
         "lifetime": lifetime_name(allocation.lifetime()),
         "discardable": allocation.discardable,
+        "accessed_by_device": allocation.accessed_by_device,
         "size_bytes": allocation.size_bytes,
         "charged_bytes": allocation.charged_bytes,
         "resident_bytes": allocation.resident_bytes,
@@ -323,7 +324,11 @@ fn state_name(state: v1::AllocationState) -> &'static str {
 
 fn lifetime(allocation: &v1::Allocation) -> String {
     let name = lifetime_name(allocation.lifetime());
-    if allocation.discardable { format!("{name}, discardable") } else { name.to_owned() }
+    match (allocation.discardable, allocation.accessed_by_device) {
+        (true, _) => format!("{name}, discardable"),
+        (_, true) => format!("{name}, accessed in place"),
+        _ => name.to_owned(),
+    }
 }
 
 fn lifetime_name(lifetime: v1::Lifetime) -> &'static str {

@@ -196,6 +196,14 @@ fn of_allocation(event: &v1::AllocationEvent) -> What {
         AllocationChange::LetGo => {
             ("let_go", format!("{id}: an operator lets {} parts go", event.part_count))
         }
+        AllocationChange::Advised => match event.advice() {
+            v1::Advice::SetAccessedBy => {
+                ("accessed_in_place", format!("{id} is accessed in place by its device"))
+            }
+            v1::Advice::UnsetAccessedBy | v1::Advice::Unspecified => {
+                ("not_accessed_in_place", format!("{id} is no more accessed in place"))
+            }
+        },
         AllocationChange::Freed => ("freed", format!("{id} freed")),
         AllocationChange::Gone => ("gone", format!("{id} gone: nothing of it is charged any more")),
     };

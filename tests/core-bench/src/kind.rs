@@ -59,6 +59,7 @@ impl Kind {
                 ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Self::Attach,
                 ClientRequest::Detach(_) => Self::Detach,
                 ClientRequest::Seal(_) | ClientRequest::Load { .. } => Self::Seal,
+                ClientRequest::Advise(..) => Self::Other,
             },
             Event::Operator { .. } => Self::Operator,
             Event::Completion(completion) => match completion {

@@ -188,6 +188,7 @@ pub fn config() -> Config {
         host: Bytes::ZERO,
         disk: Bytes::ZERO,
         context_bytes: Bytes::mib(512),
+        maps_host: true,
         makes_fixed: true,
     };
     Config {

@@ -30,6 +30,29 @@ impl FileStep {
     const ALL: [Self; 4] = [Self::Loaded, Self::Read, Self::Lost, Self::Left];
 }
 
+/// One of either kind.
+#[derive(Clone, Debug)]
+pub struct Step {
+    table: &'static str,
+    cell: String,
+    key: (u8, u8, u8),
+}
+
+/// What becomes of what is accessed in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaceStep {
+    /// A client mapped it in the host's memory.
+    Mapped,
+    /// And wrote it there.
+    Written,
+    /// It left the host's memory after somebody had mapped it there.
+    Left,
+}
+
+impl PlaceStep {
+    const ALL: [Self; 3] = [Self::Mapped, Self::Written, Self::Left];
+}
+
 /// Counts by cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
@@ -55,8 +78,8 @@ impl Coverage {
         }
     }
 
-    pub fn saw(&mut self, step: FileStep) {
-        *self.counts.entry(key_of(step)).or_default() += 1;
+    pub fn saw(&mut self, step: impl Into<Step>) {
+        *self.counts.entry(step.into().key).or_default() += 1;
     }
 
     pub fn add(&mut self, other: &Self) {
@@ -68,12 +91,14 @@ impl Coverage {
     /// Every cell of every table, taken or not.
     pub fn rows(&self) -> Vec<Row> {
         let of_files = FileStep::ALL.into_iter().map(|step| self.row_of(step));
-        cells().into_iter().map(|transition| self.row(transition)).chain(of_files).collect()
+        let in_place = PlaceStep::ALL.into_iter().map(|step| self.row_of(step));
+        cells().into_iter().map(|transition| self.row(transition)).chain(of_files).chain(in_place).collect()
     }
 
-    fn row_of(&self, step: FileStep) -> Row {
-        let count = self.counts.get(&key_of(step)).copied().unwrap_or_default();
-        Row { table: "file", cell: format!("{step:?}"), legal: true, count, refused: false }
+    fn row_of(&self, step: impl Into<Step>) -> Row {
+        let Step { table, cell, key } = step.into();
+        let count = self.counts.get(&key).copied().unwrap_or_default();
+        Row { table, cell, legal: true, count, refused: false }
     }
 
     fn row(&self, transition: Transition) -> Row {
@@ -136,8 +161,16 @@ fn cells() -> Vec<Transition> {
     all
 }
 
-const fn key_of(step: FileStep) -> (u8, u8, u8) {
-    (5, step as u8, 0)
+impl From<FileStep> for Step {
+    fn from(step: FileStep) -> Self {
+        Self { table: "file", cell: format!("{step:?}"), key: (5, step as u8, 0) }
+    }
+}
+
+impl From<PlaceStep> for Step {
+    fn from(step: PlaceStep) -> Self {
+        Self { table: "place", cell: format!("{step:?}"), key: (6, step as u8, 0) }
+    }
 }
 
 const fn key(transition: Transition) -> (u8, u8, u8) {

@@ -28,6 +28,7 @@ fn broker_with_one_of_each() -> Broker {
         host: Bytes::ZERO,
         disk: Bytes::ZERO,
         context_bytes: Bytes::ZERO,
+        maps_host: true,
         makes_fixed: true,
     };
     let config = Config {

@@ -451,6 +451,7 @@ impl Broker {
             digesting: false,
             unheld: spec.unheld,
             discardable: spec.discardable,
+            in_place: false,
             file: file.as_ref().map(|file| Arc::clone(&file.path)),
             extents_left: 0,
             hold_count: 0,

@@ -331,7 +331,7 @@ impl Broker {
     }
 
     /// Whether nobody uses a part, as far as is known, who came before.
-    fn is_unused(&self, part: PartRef, came: Arrival) -> bool {
+    pub(super) fn is_unused(&self, part: PartRef, came: Arrival) -> bool {
         matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
     }
 }

@@ -26,6 +26,7 @@ impl Broker {
             ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Method::Attach,
             ClientRequest::Detach(_) => Method::Detach,
             ClientRequest::Seal(_) => Method::Seal,
+            ClientRequest::Advise(..) => Method::Advise,
             ClientRequest::Load { .. } => Method::Load,
         };
         let tenant = match self.authenticate(session, peer) {
@@ -51,6 +52,7 @@ impl Broker {
             ClientRequest::AttachUnheld(target) => self.attach(session, tenant, &target, true),
             ClientRequest::Detach(ids) => self.detach(op, session, tenant, &ids),
             ClientRequest::Seal(id) => self.seal(op, session, tenant, id),
+            ClientRequest::Advise(id, advice) => self.advise(session, tenant, id, advice),
             ClientRequest::Load { spec, file } => self.load(op, session, tenant, spec, file),
         };
         self.started(op, call, requester, method, key, start);

@@ -23,8 +23,29 @@ impl Broker {
     pub(crate) fn is_elsewhere(&self, part: PartRef) -> bool {
         match self.migrations.get(&part) {
             Some(migration) => migration.vacated,
-            None => self.has_tiers() && self.tier_of(part).is_some_and(|tier| tier != Tier::Device),
+            None => {
+                self.has_tiers()
+                    && self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
+                    && !self.is_in_place(part)
+            }
         }
+    }
+
+    /// Whether the part is mapped where it lies in the host's memory, or would be. What is mapped there is at hand for all, until
+    /// the last has unmapped it: advised or not.
+    pub(crate) fn is_in_place(&self, part: PartRef) -> bool {
+        self.stays_in_place(part) || self.lies_in_host(part) && !self.mapping(part, |_| true).is_empty()
+    }
+
+    /// Whether the part lies in the host's memory, and is advised to be mapped there.
+    pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
+        let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
+        let comes = self.migrations.get(&part).is_some_and(|migration| migration.towards == Tier::Device);
+        advised && !comes && self.lies_in_host(part) && !planted!(self, ComesThoughAdvised)
+    }
+
+    fn lies_in_host(&self, part: PartRef) -> bool {
+        self.extent_of(part).is_some_and(|it| it.place.tier == Tier::Host && !it.is_nothing())
     }
 
     /// Those parts of an allocation that nobody can be sent now.

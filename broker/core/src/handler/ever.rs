@@ -15,14 +15,15 @@ use crate::{
 };
 
 impl Broker {
-    /// Whether these parts can all be on their devices at once, if others let go of what they may be made to let go of.
+    /// Whether those of these parts that are not accessed in place can all be on their devices at once, if others let go of what they
+    /// may be made to let go of.
     pub(crate) fn check_together(
         &self,
         asker: TenantId,
         parts: impl Iterator<Item = PartRef>,
     ) -> Result<(), Refusal> {
         let mut by_device: BTreeMap<DeviceIndex, BTreeMap<TenantId, Bytes>> = BTreeMap::new();
-        for part in parts {
+        for part in parts.filter(|part| !self.stays_in_place(*part)) {
             let Some(piece) = self.piece_of(part) else { continue };
             let sum = by_device.entry(piece.device).or_default().entry(piece.tenant).or_default();
             *sum = sum.saturating_add(piece.size);
@@ -64,15 +65,20 @@ impl Broker {
 
     /// Limits or guarantees have changed: who waits for what can never be from now on is told so.
     pub(crate) fn refuse_what_cannot_be(&mut self) {
+        self.refuse_pins_that_cannot_be();
+        for op in self.waiting_batches() {
+            self.refuse_hopeless_batch(op);
+        }
+    }
+
+    /// The same of pin calls alone: what they wait for together may be more than before.
+    pub(super) fn refuse_pins_that_cannot_be(&mut self) {
         let judged = self.pins.iter().filter(|(_, call)| call.is_waiting()).filter_map(|(id, call)| {
             let tenant = self.sessions.get(id.0)?.tenant;
             Some((id, self.check_together(tenant, call.parts.iter().copied()).err()?))
         });
         for (id, why) in judged.collect::<Vec<_>>() {
             self.refuse_pin(id, why);
-        }
-        for op in self.waiting_batches() {
-            self.refuse_hopeless_batch(op);
         }
     }
 

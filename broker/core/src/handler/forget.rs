@@ -75,7 +75,7 @@ impl Broker {
         }
         let freeing = allocation.state == AllocationState::Freeing;
         for part in parts.iter().map(|part| PartRef { allocation: allocation_id, part: *part }) {
-            self.residents.unpinned(part, id);
+            self.seen_unpinned(part, id);
             self.forget_comer(id, part);
             self.unsettle(id, part);
         }

@@ -293,8 +293,8 @@ impl Broker {
             return Err(Some(Lacking::Room));
         }
         self.has_room_for(part).map_err(|shortage| Some(Lacking::of(&shortage)))?;
-        match self.begin_migration(part, Tier::Device, Cause::Demand, None) {
-            Ok(()) => {
+        match self.set_out(part, (Tier::Device, Cause::Demand), None, self.pins.now()) {
+            Ok(_) => {
                 self.tried_again(waiter);
                 self.leave_line(waiter, WaitEnd::Served);
                 Ok(())

@@ -399,6 +399,7 @@ impl Broker {
             self.session_event(id, SessionEvent::Answered, None);
             self.notice(Notice::SessionAnswered { session: id, tenant });
             self.unsettle_short();
+            self.unsettle_lingering_of(id);
         }
     }
 

@@ -37,28 +37,17 @@ impl Broker {
             return None;
         }
         // What is nowhere need go nowhere.
-        let here = self.tier_of(part);
-        if here == Some(towards) || self.is_nowhere(part) {
+        if self.tier_of(part) == Some(towards) || self.is_nowhere(part) {
             return Some(PartMove::Moved);
         }
-        if here != Some(Tier::Device) {
-            return match self.is_wanted(part) {
-                true => Some(PartMove::Wanted),
-                false => self.move_for(op, part, towards),
-            };
+        match self.is_elsewhere(part) && self.is_wanted(part) {
+            true => Some(PartMove::Wanted),
+            false => self.move_for(op, part, towards),
         }
-        // Before anything is made for it.
-        if let Some(outcome) = self.cannot_begin(part, false, self.pins.now())
-            && outcome != PartRevocation::Revoked
-        {
-            return Some(outcome.into());
-        }
-        self.set_out(part, (towards, Cause::Operator), Some(op), self.pins.now())
-            .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
     }
 
-    /// Has a part leave its device once everybody has unmapped it. `None`: it is on its way.
-    fn set_out(
+    /// Has a part leave where it lies once everybody has unmapped it. `None`: it is on its way.
+    pub(super) fn set_out(
         &mut self,
         part: PartRef,
         (towards, cause): (Tier, Cause),
@@ -67,7 +56,7 @@ impl Broker {
     ) -> Result<Option<PartMove>, Refusal> {
         self.begin_migration(part, towards, cause, op)?;
         if let Some(migration) = self.migrations.get_mut(&part) {
-            migration.room_for = (cause == Cause::Demand).then_some(came);
+            migration.room_for = (cause == Cause::Demand && towards != Tier::Device).then_some(came);
         }
         Ok(match self.revoke_part(None, part, false, came) {
             None => None,
@@ -126,17 +115,19 @@ impl Broker {
         outcome
     }
 
-    /// Begins to move a part that is not on its device, which nobody maps.
     fn move_for(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
-        match self.begin_migration(part, towards, Cause::Operator, Some(op)) {
-            Err(refusal) => Some(PartMove::Refused { refusal: Box::new(refusal) }),
-            // What need not be copied is there already.
-            Ok(()) => (!self.migrations.contains_key(&part)).then_some(PartMove::Moved),
+        // Before anything is made for it.
+        if let Some(outcome) = self.cannot_begin(part, false, self.pins.now())
+            && outcome != PartRevocation::Revoked
+        {
+            return Some(outcome.into());
         }
+        self.set_out(part, (towards, Cause::Operator), Some(op), self.pins.now())
+            .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
     }
 
     /// Reserves room for a part in another tier, and has an extent made there.
-    pub(crate) fn begin_migration(
+    fn begin_migration(
         &mut self,
         part: PartRef,
         towards: Tier,
@@ -202,8 +193,7 @@ impl Broker {
             state: MigrationState::Preparing,
             made: self.is_live(to),
             clean,
-            // Nobody maps what is not on its device.
-            vacated: here != Tier::Device,
+            vacated: here == Tier::Host && planted!(self, CopiedInPlace),
             awaited,
             room_for: None,
             in_vain: self.demands.tried_in_vain(Waiter::Part(part)),
@@ -449,9 +439,10 @@ impl Broker {
         }
         let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
         let ran_out = towards == Tier::Device && has_run_out(&outcome);
+        let among = if here == Tier::Host { &mut self.lodgers } else { &mut self.residents };
         match &outcome {
-            PartMove::Pinned { by } => by.iter().for_each(|session| self.residents.pinned(part, *session)),
-            PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
+            PartMove::Pinned { by } => by.iter().for_each(|session| among.pinned(part, *session)),
+            PartMove::Refused { .. } | PartMove::Failed { .. } => among.is_stuck(part),
             _ => {}
         }
         let is_lost = has_lost(&outcome);
@@ -568,13 +559,14 @@ impl Broker {
     /// devices are looked at; where there was no memory for it, once something has left.
     fn after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
-        let device = allocation.device;
-        match allocation.state {
+        let (device, state) = (allocation.device, allocation.state);
+        self.unsettle_lingering(part);
+        match state {
             AllocationState::Freeing => return self.give_back(part.allocation),
             AllocationState::Unmapping => self.digest_if_unmapped(part.allocation),
             _ => {}
         }
-        if self.tier_of(part) == Some(Tier::Device) {
+        if !self.is_elsewhere(part) {
             return self.at_hand(part);
         }
         match (self.is_wanted(part), ran_out) {

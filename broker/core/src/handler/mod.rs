@@ -1,6 +1,7 @@
 //! What each event does, one subject a file.
 
 mod admin;
+mod advise;
 mod allocate;
 mod attach;
 mod backing;

@@ -226,6 +226,7 @@ impl Broker {
         // What it kept from leaving may leave, and what it waited for is wanted no more.
         self.unsettle_short();
         for part in call.parts {
+            self.unsettle_lingering(part);
             // Who wants it later comes later.
             let waiter = Waiter::Part(part);
             if self.demands.contains(waiter) && !self.is_wanted(part) {

@@ -37,6 +37,7 @@ impl Fenced {
             total: Bytes::gib(1),
             share: Bytes::gib(1),
             context_bytes: Bytes::ZERO,
+            maps_host: true,
             makes_fixed: false,
             host: Bytes::ZERO,
             disk: Bytes::ZERO,

@@ -201,11 +201,12 @@ impl Broker {
                 || self.is_wanted(*part)
                 || self.held_by_hand.contains(part)
                 || !self.is_above_guarantee_in(piece.tenant, place, without)
+                || !self.is_unused(*part, self.pins.now())
                 || !self.pressing.tried.insert(*part)
             {
                 continue;
             }
-            if self.begin_migration(*part, Tier::Disk, Cause::Pressure, None).is_ok() {
+            if self.set_out(*part, (Tier::Disk, Cause::Pressure), None, self.pins.now()).is_ok() {
                 left = left.saturating_sub(piece.size);
                 *of_tenant = without;
                 demoted = true;

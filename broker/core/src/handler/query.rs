@@ -219,7 +219,22 @@ impl Broker {
             allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
             allocations_of: tenants.filter(|(_, count)| *count > 0).collect(),
             rounded: self.rounded(),
+            in_place: self.in_place_bytes(),
         }
+    }
+
+    fn in_place_bytes(&self) -> BTreeMap<(String, String), Bytes> {
+        let mut sums = BTreeMap::new();
+        for (id, allocation) in self.allocations.in_place() {
+            let parts = allocation.indices().map(|part| PartRef { allocation: id, part });
+            let there = parts.filter(|part| self.is_in_place(*part));
+            let bytes = there.map(|part| allocation.size_of(part.part));
+            let key =
+                (self.tenants.name(allocation.tenant).to_owned(), self.uuid(allocation.device).to_owned());
+            let sum = sums.entry(key).or_insert(Bytes::ZERO);
+            *sum = bytes.fold(*sum, Bytes::saturating_add);
+        }
+        sums
     }
 
     fn rounded(&self) -> BTreeMap<(String, String), Bytes> {
@@ -312,6 +327,7 @@ impl Broker {
             kind: allocation.kind,
             lifetime: allocation.lifetime,
             discardable: allocation.discardable,
+            accessed_by_device: allocation.in_place,
             state: allocation.state,
             size: allocation.size,
             charged,

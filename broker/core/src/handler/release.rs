@@ -84,7 +84,12 @@ impl Broker {
         Ok(Started::Waiting(OpKind::Release { items: Releases::new(items), session }))
     }
 
-    fn check_owner(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
+    pub(super) fn check_owner(
+        &self,
+        session: SessionId,
+        tenant: TenantId,
+        id: AllocationId,
+    ) -> Result<(), Refusal> {
         let (_, allocation) = self.find_visible(tenant, &Target::Id(id))?;
         if allocation.tenant != tenant {
             return Err(Refusal::NotOwner { allocation: id });

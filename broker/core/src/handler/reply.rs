@@ -108,6 +108,7 @@ impl Broker {
             }
             Outcome::Attached(id) => Reply::Attached(Box::new(view(*id)?)),
             Outcome::Sealed(id) => Reply::Sealed(Box::new(view(*id)?)),
+            Outcome::Advised(id) => Reply::Advised(Box::new(view(*id)?)),
             Outcome::QuotaSet { tenant, device, tier } => {
                 Reply::QuotaSet(Box::new(self.quota_view(*tenant, device, *tier)))
             }

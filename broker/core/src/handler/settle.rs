@@ -37,6 +37,8 @@ pub(crate) struct Unsettled {
     pub(crate) short: BTreeSet<DeviceIndex>,
     /// Where something that was done because of pressure has ended.
     pub(crate) pressed: BTreeSet<Place>,
+    /// Parts that may be unmapped where they are not to be accessed any more.
+    pub(crate) lingering: BTreeSet<PartRef>,
     /// Changes of quotas that waited for room, and have it or do not.
     pub(crate) resumed: Vec<OpId>,
     /// To be told so, in few frames.
@@ -66,6 +68,7 @@ impl Broker {
         self.unsettled.calls.extend(self.pins.waiting_of(part, id));
         self.unsettle_revocation(part);
         self.unsettle_demand(part);
+        self.unsettle_lingering(part);
     }
 
     /// Somebody may want the part on its device no more.
@@ -154,6 +157,8 @@ impl Broker {
                 self.heed_pressure(place);
             } else if let Some(place) = self.unsettled.pressed.pop_first() {
                 self.relieve(place);
+            } else if let Some(part) = self.unsettled.lingering.pop_first() {
+                self.settle_lingering(part);
             } else {
                 return;
             }

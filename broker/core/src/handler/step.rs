@@ -89,7 +89,7 @@ impl Broker {
         }
         if old.maps() && !new.is_some_and(MapState::maps) {
             self.ease(id, part);
-            self.residents.unpinned(part, id);
+            self.seen_unpinned(part, id);
         }
         // It may leave now: nobody maps it, or who does has answered and can be asked to let go.
         if old.maps() || old == MapState::Queued || new == Some(MapState::Mapped) {

@@ -133,6 +133,8 @@ impl Broker {
         self.demands.all_step_up();
         self.demands.has_been_looked_at(device);
         self.residents.loosen();
+        self.lodgers.loosen();
+        self.unsettled.lingering.extend(&self.lingering);
         self.pressing.failed.clear();
         self.unsettled.demands = true;
         if self.surveys.under_way.remove(&device) == Some(true) {

@@ -1,6 +1,11 @@
 //! What sessions use: harvested from their words, for whoever chooses what leaves a device.
 
-use crate::{broker::Broker, event::TouchedPart};
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    event::{PartRef, TouchedPart},
+};
 
 impl Broker {
     pub(crate) fn on_touched(&mut self, touched: &[TouchedPart]) {
@@ -10,15 +15,29 @@ impl Broker {
             if !self.map_state(*session, *part).is_some_and(|state| state.maps()) {
                 continue;
             }
-            self.residents.touched(*part, self.now);
-            match pinned {
-                true => self.residents.pinned(*part, *session),
-                false => unpinned |= self.residents.unpinned(*part, *session),
+            // It is among those of one tier, if of any.
+            let mut lets_go = false;
+            for among in [&mut self.residents, &mut self.lodgers] {
+                among.touched(*part, self.now);
+                match pinned {
+                    true => among.pinned(*part, *session),
+                    false => lets_go |= among.unpinned(*part, *session),
+                }
             }
+            if lets_go {
+                self.unsettle_lingering(*part);
+            }
+            unpinned |= lets_go;
         }
         if unpinned && !planted!(self, TouchIgnored) {
             self.unsettle_short();
         }
+    }
+
+    /// The session maps the part no more, so it pins it no more.
+    pub(crate) fn seen_unpinned(&mut self, part: PartRef, session: SessionId) {
+        self.residents.unpinned(part, session);
+        self.lodgers.unpinned(part, session);
     }
 
     /// Whether anybody waits for others to let go of something.

@@ -27,9 +27,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     for (id, allocation) in scope.allocations(broker) {
         for index in allocation.indices() {
             let part = crate::event::PartRef { allocation: id, part: index };
-            let there = broker.tier_of(part).is_none_or(|tier| tier == Tier::Device);
+            let can_be =
+                broker.tier_of(part).is_none_or(|tier| tier != Tier::Disk) && !broker.is_nowhere(part);
             let maps = broker.holds(part).iter().any(|hold| hold.state != MapState::Away);
-            expect(found, MIGRATIONS, there || !maps, || format!("{part:?} is mapped and elsewhere"));
+            expect(found, MIGRATIONS, can_be || !maps, || format!("{part:?} is mapped and cannot be"));
         }
     }
 }

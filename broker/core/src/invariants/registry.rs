@@ -129,6 +129,8 @@ registry! {
         "what is written back lies on its device, and is copied to what it has below";
     LINE = "INV-MOVE-9", Recomputed "line.rs",
         "for those of the line who were looked at all leaves that is to leave, or it would not be enough";
+    IN_PLACE = "INV-PLACE-1", Oracle "in_place.rs",
+        "what is to be accessed in place is mapped in the host's memory where it lies there, and nobody has it come";
     FILES = "INV-FILE-1", Recomputed "files.rs",
         "nothing is copied to a file, and what lies in one costs nothing";
     LOADED = "INV-FILE-2", Oracle "files.rs",

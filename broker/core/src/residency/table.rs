@@ -22,6 +22,8 @@ pub(crate) struct AllocationTable {
     by_tenant: ByTenant<OfTenant>,
     /// How many are in each state.
     states: [usize; AllocationState::ALL.len()],
+    /// Those that are accessed in place.
+    in_place: BTreeSet<AllocationId>,
     pub(crate) touched: Touched<AllocationId>,
 }
 
@@ -92,6 +94,7 @@ impl AllocationTable {
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
         self.touched.note(id);
         let allocation = self.allocations.remove(id.get())?;
+        self.in_place.remove(&id);
         self.count(allocation.state, -1);
         if let Some(of) = self.by_tenant.get_mut(allocation.tenant) {
             of.ids.remove(&id);
@@ -107,6 +110,20 @@ impl AllocationTable {
             }
         }
         Some(allocation)
+    }
+
+    pub(crate) fn set_in_place(&mut self, id: AllocationId, in_place: bool) {
+        let Some(allocation) = self.get_mut(id) else { return };
+        allocation.in_place = in_place;
+        match in_place {
+            true => self.in_place.insert(id),
+            false => self.in_place.remove(&id),
+        };
+    }
+
+    /// Those that are accessed in place.
+    pub(crate) fn in_place(&self) -> impl Iterator<Item = Entry<'_>> {
+        self.in_place.iter().filter_map(|id| Some((*id, self.get(*id)?)))
     }
 
     /// Allocations and parts of a tenant.

@@ -118,6 +118,7 @@ pub fn config(devices: &[Bytes]) -> Config {
                 total: *size,
                 share: *size,
                 context_bytes: Bytes::ZERO,
+                maps_host: true,
                 makes_fixed: false,
                 host: Bytes::ZERO,
                 disk: Bytes::ZERO,

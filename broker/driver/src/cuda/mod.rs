@@ -302,6 +302,10 @@ impl Driver for CudaDriver {
         self.facts.devices.get(usize::from(device.0)).map_or(HostNode(0), |facts| facts.host_node)
     }
 
+    fn maps_host(&self) -> bool {
+        self.facts.host == HostKind::Numa
+    }
+
     fn disk(&self) -> Option<&DiskFacts> {
         self.disk.as_ref()
     }

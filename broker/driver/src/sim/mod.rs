@@ -183,6 +183,10 @@ impl Driver for SimDriver {
         maker::NODE
     }
 
+    fn maps_host(&self) -> bool {
+        true
+    }
+
     fn disk(&self) -> Option<&DiskFacts> {
         self.disk.as_ref()
     }

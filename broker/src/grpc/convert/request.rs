@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use broker_core::{AllocationSpec, DeviceSelector, Kind, Lifetime, Refusal, RequestKey, Target, Tier};
+use broker_core::{
+    Advice, AllocationSpec, DeviceSelector, Kind, Lifetime, Refusal, RequestKey, Target, Tier,
+};
 use prost::Message;
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes, Quantity, SessionId};
@@ -115,6 +117,17 @@ targets!(
     write_back_parts_request
 );
 
+pub(in crate::grpc) fn advice(advice: i32) -> Result<Advice, Refusal> {
+    match v1::Advice::try_from(advice) {
+        Ok(v1::Advice::SetAccessedBy) => Ok(Advice::SetAccessedBy),
+        Ok(v1::Advice::UnsetAccessedBy) => Ok(Advice::UnsetAccessedBy),
+        Ok(v1::Advice::Unspecified) => {
+            Err(Refusal::RequestInvalid { field: "advice", problem: "there is none" })
+        }
+        Err(_) => Err(unknown_value("advice")),
+    }
+}
+
 pub(in crate::grpc) fn tier(tier: i32) -> Result<Tier, Refusal> {
     match v1::Tier::try_from(tier) {
         Ok(v1::Tier::Unspecified | v1::Tier::Device) => Ok(Tier::Device),
@@ -189,6 +202,10 @@ mod tests {
         assert_eq!((plain.device, plain.name, plain.unheld), (None, None, false));
         assert_eq!(tier(0), Ok(Tier::Device));
         assert_eq!(invalid(tier(4)), "tier");
+        assert_eq!(advice(1), Ok(Advice::SetAccessedBy));
+        for nothing in [0, 3, -1] {
+            assert_eq!(invalid(advice(nothing)), "advice");
+        }
         assert_eq!(invalid(spec(v1::AllocationSpec { kind: -1, ..Default::default() })), "kind");
         assert_eq!(
             invalid(specs(vec![v1::AllocationSpec { lifetime: 9, ..Default::default() }])),

@@ -43,6 +43,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         host_bytes: view.in_host.get(),
         disk_bytes: view.on_disk.get(),
         discardable: view.discardable,
+        accessed_by_device: view.accessed_by_device,
         file: view.file.unwrap_or_default(),
         file_bytes: view.in_file.get(),
     }
@@ -275,6 +276,7 @@ mod tests {
             kind: Kind::Movable,
             lifetime: Lifetime::Persistent,
             discardable: false,
+            accessed_by_device: false,
             state: AllocationState::Sealed,
             size: Bytes::new(5),
             charged: Bytes::mib(2),

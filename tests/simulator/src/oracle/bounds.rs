@@ -74,6 +74,7 @@ fn items_of(asked: &ClientRequest) -> usize {
         ClientRequest::Attach(_)
         | ClientRequest::AttachUnheld(_)
         | ClientRequest::Seal(_)
+        | ClientRequest::Advise(..)
         | ClientRequest::Load { .. } => 1,
     }
 }

@@ -1,7 +1,7 @@
 //! Every call is answered once, with what was asked for, or refused for a reason that it can have.
 
 use broker_core::{
-    AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
+    Advice, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
     OperatorRequest, Refusal, Reply, Target, invariants::CALLS,
 };
 use vramd_types::{AllocationId, GRANULARITY, SessionId};
@@ -94,6 +94,11 @@ impl Oracle {
             (ClientRequest::Seal(id), Reply::Sealed(view)) => {
                 *id == view.id && self.is_sealed_as_told(view, broker)
             }
+            (ClientRequest::Advise(id, advice), Reply::Advised(view)) => {
+                let is_set = *advice == Advice::SetAccessedBy;
+                let so = !self.step.repeat.is_new() || view.accessed_by_device == is_set;
+                *id == view.id && so
+            }
             (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
                 self.loaded(by, (spec, file), view, broker);
                 as_asked(spec, view, &name) && self.is_sealed_as_told(view, broker)
@@ -128,6 +133,7 @@ impl Oracle {
             readers: view.readers.clone(),
             size: view.size.get(),
             uninitialized: spec.uninitialized,
+            in_place: false,
             discardable: spec.discardable,
             loaded: false,
             unheld: spec.unheld,

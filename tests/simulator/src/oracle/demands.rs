@@ -39,8 +39,10 @@ struct Why {
 impl Oracle {
     pub(super) fn nobody_is_kept_waiting(&mut self, broker: &Broker) {
         self.nobody_is_overtaken();
-        let wanted: BTreeSet<_> =
-            self.wanted(broker).into_iter().filter(|part| self.lies_elsewhere(*part)).collect();
+        let mut wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
+        // Who waits for these may stand before others.
+        let lingers = wanted.iter().any(|part| self.facts.lingering.contains(part));
+        wanted.retain(|part| self.lies_elsewhere(*part));
         self.facts.demands.retain(|part, _| wanted.contains(part));
         for part in wanted {
             let since = self.wanted_since(part);
@@ -48,7 +50,7 @@ impl Oracle {
         }
         self.facts.extents_ran_out |= self.facts.extents.len() >= self.limits.extents_max;
         let line = broker.waits();
-        if (self.facts.demands.is_empty() && line.is_empty()) || self.facts.extents_ran_out {
+        if (self.facts.demands.is_empty() && line.is_empty()) || self.facts.extents_ran_out || lingers {
             return;
         }
         let leavable: Vec<_> =
@@ -112,7 +114,14 @@ impl Oracle {
 
     /// Whether the part lies in another tier, and does not move.
     pub(super) fn lies_elsewhere(&self, part: PartRef) -> bool {
-        self.tier_of(part).is_some_and(|tier| tier != Tier::Device) && !self.may_move(part)
+        self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
+            && !self.may_move(part)
+            && !self.is_in_place(part)
+    }
+
+    /// The same, or it is not known whether somebody is to be sent it where it lies.
+    pub(super) fn may_lie_elsewhere(&self, part: PartRef) -> bool {
+        self.lies_elsewhere(part) || self.facts.lingering.contains(&part)
     }
 
     /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
@@ -130,10 +139,11 @@ impl Oracle {
             true => Wait::Full,
             false => self.lacks(tenant, device, size, &leavable[device]),
         };
-        // If more of its own could leave than is certain it would be within its limit, and short of room like anybody.
+        // If more of its own could leave than is certain it would be within its limit, and short of room like anybody: if not all of
+        // that does, for all that is known here.
         let mut own_leaves = leavable[device].clone();
         own_leaves.extend(at_most[device].get(&tenant).map(|bytes| (tenant, *bytes)));
-        let may_be_full = wait == Wait::Limit && self.lacks(tenant, device, size, &own_leaves) == Wait::Full;
+        let may_be_full = wait == Wait::Limit && self.lacks(tenant, device, size, &own_leaves) != Wait::Limit;
         Why { device, tenant, guaranteed, at_limit, wait, may_be_full }
     }
 

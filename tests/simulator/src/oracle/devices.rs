@@ -3,7 +3,7 @@
 use broker_core::{AllocationSpec, AllocationView, MapPart, Tier, invariants::DEVICES};
 use vramd_types::{DeviceIndex, SessionId};
 
-use super::Oracle;
+use super::{Oracle, facts::ExtentFacts};
 
 impl Oracle {
     /// Devices that a process sees, of which it told a list of UUIDs, or all of them.
@@ -48,7 +48,9 @@ impl Oracle {
 
     pub(super) fn is_sent_from(&mut self, id: SessionId, sent: &MapPart) {
         let place = usize::from(sent.device.0);
-        let lies = self.facts.extents.get(&sent.extent).is_none_or(|extent| extent.place == place);
+        let in_host = self.facts.place(place, Tier::Host);
+        let is_near = |extent: &ExtentFacts| extent.place == place || Some(extent.place) == in_host;
+        let lies = self.facts.extents.get(&sent.extent).is_none_or(is_near);
         let seen = self.facts.sessions.get(&id).is_none_or(|session| session.devices.contains(&place));
         self.expect(DEVICES, lies && seen, || {
             format!("{:?} is sent to {id} as of device {place}", sent.part)

@@ -78,7 +78,7 @@ impl Oracle {
 
     fn could_be_together(&mut self, parts: &[PartRef]) -> bool {
         let mut asked: BTreeMap<usize, BTreeMap<Tenant, u64>> = BTreeMap::new();
-        for part in parts {
+        for part in parts.iter().filter(|part| !self.may_stay_in_place(**part)) {
             let allocation = self.facts.allocations.get(&part.allocation);
             if let Some((allocation, size)) = allocation.zip(self.size_of(*part)) {
                 *asked.entry(allocation.device).or_default().entry(allocation.tenant).or_default() += size;

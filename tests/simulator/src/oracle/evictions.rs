@@ -75,7 +75,7 @@ impl Oracle {
     /// Bytes that a tenant waits for on a device, or more: who wants more itself makes room for it itself.
     fn wanted_by(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
         let wanted: std::collections::BTreeSet<_> = self.wanted(broker).into_iter().collect();
-        let elsewhere = wanted.into_iter().filter(|part| self.lies_elsewhere(*part));
+        let elsewhere = wanted.into_iter().filter(|part| self.may_lie_elsewhere(*part));
         let sizes = elsewhere.filter_map(|part| {
             let allocation = self.facts.allocations.get(&part.allocation)?;
             let size = self.size_of(part)?;

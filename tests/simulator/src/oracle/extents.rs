@@ -42,6 +42,9 @@ impl Oracle {
             Some(part) => self.part_begins_to_move(id, part),
             None => self.memory_is_made(id),
         };
+        if let Some(part) = moves.filter(|_| tier == Tier::Device) {
+            self.may_come(part);
+        }
         let leaves = |part: &PartRef| self.lies_above_or_unknown(*part);
         if let Some(part) = moves.filter(|part| tier != Tier::Device && !stays && leaves(part)) {
             self.leaves_its_device(part, true, broker);

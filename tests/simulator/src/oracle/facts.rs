@@ -191,6 +191,8 @@ pub(super) struct AllocationFacts {
     pub(super) size: u64,
     pub(super) uninitialized: bool,
     pub(super) discardable: bool,
+    /// To be accessed by its device where it lies in the host's memory.
+    pub(super) in_place: bool,
     /// Its bytes are those of a file.
     pub(super) loaded: bool,
     /// Its owner is sent what it pins, and nothing before.
@@ -324,6 +326,8 @@ pub(super) struct Facts {
     pub(super) departing: BTreeSet<PartRef>,
     /// Discardable parts that are nowhere, how large they are, and in which tier they are said to be.
     pub(super) dropped: BTreeMap<PartRef, (u64, Tier)>,
+    /// Parts that are mapped in the host's memory still, and are not to be any more.
+    pub(super) lingering: BTreeSet<PartRef>,
     /// How often the content of each was given up.
     pub(super) losses: BTreeMap<PartRef, u64>,
     /// What operators hold.

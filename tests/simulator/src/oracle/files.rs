@@ -125,6 +125,7 @@ impl Oracle {
             readers: view.readers.clone(),
             size: view.size.get(),
             uninitialized: false,
+            in_place: false,
             discardable: false,
             loaded: true,
             unheld: spec.unheld,

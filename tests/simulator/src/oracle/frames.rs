@@ -41,6 +41,7 @@ impl Oracle {
             format!("{part:?} is sent to {id} with writable = {}", sent.writable)
         });
         self.is_sent_from(id, sent);
+        self.is_sent_in_place(id, sent);
         self.is_attached(id, part);
         self.losses_are_told(sent);
         self.extent_sent(id, tenant, sent);

@@ -26,6 +26,7 @@ mod files;
 mod frames;
 mod held;
 mod ids;
+mod in_place;
 mod kills;
 mod ledger;
 mod lies;
@@ -260,6 +261,7 @@ impl Oracle {
                 self.forget_unmade(broker);
                 self.extent_reused(*extent, *part, broker);
             }
+            Command::Notice(Notice::Advised { allocation, advice, .. }) => self.advised(*allocation, *advice),
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
             Command::Notice(Notice::PressureChanged { device, tier, from, to, held, capacity }) => {
                 self.pressure_changed(
@@ -340,6 +342,7 @@ impl Oracle {
         self.refused_as_expected();
         self.what_lived_by_sessions_ends(broker);
         self.fences_last();
+        self.nobody_keeps_its_place();
         self.nobody_stalls();
         self.nobody_starves(broker);
         self.learn_failed_batches(broker);

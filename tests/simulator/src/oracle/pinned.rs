@@ -13,7 +13,7 @@ impl Oracle {
         words: &[(ChannelId, SessionId, Slot)],
         broker: &Broker,
     ) {
-        if !self.is_being_revoked(part) {
+        if !self.is_being_revoked(part) && self.lies_above_or_unknown(part) {
             self.leaves_its_device(part, true, broker);
         }
         for (_, session, _) in words {
@@ -67,7 +67,7 @@ impl Oracle {
         };
         let heard = self.facts.sessions.values().filter(|session| self.is_served(session));
         let mut calls = heard.flat_map(|session| session.pin_calls.values());
-        let lacks = |of: &PartRef| there(of) && self.lies_elsewhere(*of);
+        let lacks = |of: &PartRef| there(of) && self.may_lie_elsewhere(*of);
         stands
             || self.facts.calls.values().any(batch)
             || calls.any(|call| !call.answered && call.came < came && call.parts.iter().any(lacks))

@@ -36,6 +36,17 @@ pub(super) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::AllocationNotFound,
                 R::WaitCancelled,
             ],
+            ClientRequest::Advise(..) => &[
+                R::SessionMissing,
+                R::SessionNotFound,
+                R::SessionLost,
+                R::SessionForeign,
+                R::RequestIdReused,
+                R::QueueFull,
+                R::AllocationNotFound,
+                R::NotOwner,
+                R::KindUnsupported,
+            ],
             ClientRequest::Load { .. } => &[
                 R::SessionMissing,
                 R::SessionNotFound,

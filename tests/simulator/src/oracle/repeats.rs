@@ -76,6 +76,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
                 ClientRequest::Detach(_) => 3,
                 ClientRequest::Seal(_) => 4,
                 ClientRequest::Load { .. } => SET_QUOTA + 11,
+                ClientRequest::Advise(..) => SET_QUOTA + 12,
             };
             (Requester::Session(*session), method)
         }
@@ -103,7 +104,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
 fn summary(reply: &Reply) -> String {
     match reply {
         Reply::Allocated(views) => format!("{:?}", views.iter().map(|view| view.id).collect::<Vec<_>>()),
-        Reply::Attached(view) | Reply::Sealed(view) => view.id.to_string(),
+        Reply::Attached(view) | Reply::Sealed(view) | Reply::Advised(view) => view.id.to_string(),
         Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
         Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
         Reply::WaitCancelled => "WaitCancelled".to_owned(),

@@ -77,7 +77,7 @@ impl Oracle {
     fn is_at_hand(&self, part: PartRef) -> bool {
         let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
         let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
-        let leaves = self.facts.departing.contains(&part);
+        let leaves = self.facts.departing.contains(&part) || self.facts.lingering.contains(&part);
         !(revoked || leaves || self.may_move(part) || self.lies_elsewhere(part))
     }
 

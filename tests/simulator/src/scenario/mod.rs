@@ -1,11 +1,13 @@
 //! What a seed says of its world: devices, limits, tenants with their ways, and how often what goes wrong.
 
+mod advice;
 mod fault;
 mod files;
 mod lanes;
 mod node;
 mod script;
 
+pub use advice::Advising;
 pub use fault::{Fault, Faults};
 pub use files::Files;
 pub use lanes::Lanes;
@@ -76,6 +78,8 @@ pub struct Scenario {
     pub lanes: Option<Lanes>,
     /// That are loaded, if any are.
     pub files: Option<Files>,
+    /// Who gives any, if anybody does.
+    pub advising: Option<Advising>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -119,6 +123,10 @@ impl Scenario {
             };
             stored.quotas.retain(|quota| is_there(quota.tier));
         }
-        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros, lanes, files }
+        let advising = Advising::draw(plan.seed);
+        if let Some(advising) = &advising {
+            advising.is_given(&mut config);
+        }
+        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros, lanes, files, advising }
     }
 }

@@ -37,6 +37,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
                     _ => Bytes::new(total.get() * 4),
                 },
                 context_bytes: if dice.chance(250) { Bytes::mib(2) } else { Bytes::ZERO },
+                maps_host: true,
                 makes_fixed: dice.chance(600),
             }
         })

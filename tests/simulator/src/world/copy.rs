@@ -10,7 +10,10 @@ use super::{
     files::Lies,
     queue::Happening,
 };
-use crate::{coverage::FileStep, scenario::Fault};
+use crate::{
+    coverage::{FileStep, PlaceStep},
+    scenario::Fault,
+};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copying {
@@ -79,6 +82,9 @@ impl World {
         if result.is_ok() && source.is_some_and(|(_, lies)| lies != Lies::Apart) {
             self.coverage.saw(FileStep::Read);
         }
+        if result.is_ok() {
+            self.has_left_its_place(from);
+        }
         let result = result.map_err(|problem| format!("{problem}, from {from}"));
         self.tell(Event::Completion(Completion::Copied { to, result }));
     }
@@ -98,6 +104,7 @@ impl World {
                 piece.content = content;
             }
             self.oracle.has_written(part, content);
+            self.is_used_in_place(mapping.extent, PlaceStep::Written);
         }
     }
 

@@ -97,6 +97,8 @@ pub(super) struct SimDriver {
     pub(super) awaited: BTreeSet<ExtentId>,
     /// To be released, when somebody is in need of it or it has taken too long.
     pub(super) put_off: BTreeSet<ExtentId>,
+    /// Extents in the host's memory that somebody has mapped.
+    pub(super) in_place: BTreeSet<ExtentId>,
     /// What processes hold that the broker does not know, by device.
     pub(super) outside: Vec<Bytes>,
     /// The same of the host's memory near each.
@@ -158,7 +160,9 @@ impl World {
             Job::Chunk { way } => self.chunk_ended(way),
             Job::AskAgain { way } => self.ask_again(way),
             Job::Release { extent } => {
-                let held = self.is_held(extent);
+                // Who else holds memory of the host no driver sees.
+                let in_host = self.driver.pieces.get(&extent).is_some_and(|piece| piece.tier == Tier::Host);
+                let held = self.is_held(extent) && !in_host;
                 if let Some(piece) = self.driver.pieces.get_mut(&extent) {
                     piece.ours = false;
                 }
@@ -312,7 +316,7 @@ impl World {
         let held: BTreeSet<_> = self.processes.values().flat_map(|process| process.holds.keys()).collect();
         self.driver.pieces.retain(|id, piece| {
             (piece.ours, piece.orphan) = (false, true);
-            held.contains(id)
+            held.contains(id) && piece.tier == Tier::Device
         });
         self.driver.awaited.clear();
         self.driver.put_off.clear();

@@ -7,6 +7,7 @@
 //! One thread, one seed: a run is a function of its [`Plan`].
 
 mod act;
+mod advice;
 mod channel;
 mod copy;
 mod drain;
@@ -110,6 +111,7 @@ impl World {
             last_content: 0,
             awaited: Default::default(),
             put_off: Default::default(),
+            in_place: Default::default(),
             outside: vec![Bytes::ZERO; scenario.config.devices.len()],
             outside_in_host: vec![Bytes::ZERO; scenario.config.devices.len()],
         };

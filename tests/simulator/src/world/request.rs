@@ -53,6 +53,7 @@ impl World {
             (0..count).map(|_| one_of(ids, dice)).collect()
         };
         let request = match choice {
+            _ if !own.is_empty() && self.advises(dice) => self.some_advice(one_of(&own, dice), dice),
             Choice::Free => ClientRequest::FreeBatch(some_of(&own, dice)),
             Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),

@@ -3,7 +3,10 @@
 use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, MapPart, PartRef, UnmappedPart};
 
 use super::{World, process::Mapping, queue::Happening};
-use crate::scenario::{Fault, Script};
+use crate::{
+    coverage::PlaceStep,
+    scenario::{Fault, Script},
+};
 
 impl World {
     pub(super) fn work(&mut self, id: ChannelId) {
@@ -84,6 +87,7 @@ impl World {
                 channel.mapped.insert(part.part, mapping);
                 channel.map_word(&part);
             }
+            self.is_used_in_place(part.extent, PlaceStep::Mapped);
             // Who speaks no pins uses it as long as it maps it.
             let writes = part.slot.is_none() && self.links.chance(500);
             self.touch(id, part.part, writes);

@@ -1,0 +1,191 @@
+//! Memory that is accessed in place: it is mapped where it lies in the host's memory, and does not come to its device.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{Advice, AllocationSpec, ClientFrame, ClientRequest, PartRef, Refusal, Target, Tier};
+use vramd_types::{AllocationId, Bytes};
+use world::{
+    Client, World,
+    moving::{fill, held, mib, parts, three_tiers, tier, tiers, to},
+    named,
+    revoking::{ANSWER, answer, part, revoke},
+    spec,
+};
+
+fn advise(world: &mut World, client: Client, id: AllocationId, advice: Advice) {
+    world.call(client, ClientRequest::Advise(id, advice)).expect("it is its owner's");
+    world.settle();
+}
+
+/// Pins by a call that has ended, and leaves it unpinned.
+fn look(world: &mut World, client: Client, call: u64, set: &[PartRef]) {
+    world.pin_call(client, call, set);
+    world.settle();
+    assert_eq!(answer(world, client, call), Some(&None));
+    world.frame(client, ClientFrame::PinEnded { call });
+    world.settle();
+}
+
+fn unheld(mib: u32) -> AllocationSpec {
+    AllocationSpec { unheld: true, ..spec(mib) }
+}
+
+/// Its owner, and one who reads it and pins it by its word: both map it in the host's memory. Then it is to come.
+fn two_map_it_there_still() -> (World, [Client; 2], PartRef) {
+    let mut world = tiers(8, 8);
+    let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
+    let part = part(world.sealed(owner, named(4, "w")), 0);
+    world.call(reader, ClientRequest::Attach(Target::Name("w".to_owned()))).expect("it is there");
+    world.settle();
+    advise(&mut world, owner, part.allocation, Advice::SetAccessedBy);
+    world.operate(to(part.allocation, Tier::Host)).expect("it goes");
+    look(&mut world, owner, 1, &[part]);
+    look(&mut world, reader, 1, &[part]);
+    world.pin(reader, part);
+    assert_eq!(tier(&world, part), Tier::Host);
+
+    advise(&mut world, owner, part.allocation, Advice::UnsetAccessedBy);
+    assert!(world.maps(owner, part) && world.maps(reader, part), "one pins it");
+    look(&mut world, owner, 2, &[part]);
+    assert!(world.maps(owner, part) && tier(&world, part) == Tier::Host, "nobody waits for the other");
+    (world, [owner, reader], part)
+}
+
+fn comes_with_the_next_pin(mut world: World, owner: Client, part: PartRef) {
+    assert!(!world.maps(owner, part), "it was told to unmap it");
+    look(&mut world, owner, 9, &[part]);
+    assert_eq!(tier(&world, part), Tier::Device);
+}
+
+#[test]
+fn what_is_no_more_accessed_in_place_is_unmapped_when_nobody_pins_it() {
+    let (mut world, [owner, reader], part) = two_map_it_there_still();
+    world.unpin(reader, part);
+    world.harvest(reader, part);
+    world.settle();
+    assert!(!world.maps(reader, part));
+    comes_with_the_next_pin(world, owner, part);
+}
+
+#[test]
+fn or_when_who_pinned_it_has_ended() {
+    let (mut world, [owner, reader], part) = two_map_it_there_still();
+    world.end_process(reader);
+    world.settle();
+    comes_with_the_next_pin(world, owner, part);
+}
+
+#[test]
+fn or_when_the_call_has_ended_that_is_on_it() {
+    let mut world = three_tiers(8, 32, 32);
+    let client = world.open_pinning("a");
+    let here = part(world.allocate(client, unheld(4)).expect("room"), 0);
+    let last = part(world.allocate(client, unheld(4)).expect("room"), 0);
+    advise(&mut world, client, here.allocation, Advice::SetAccessedBy);
+    world.operate(to(here.allocation, Tier::Host)).expect("it goes");
+    world.operate(to(last.allocation, Tier::Disk)).expect("it goes");
+    look(&mut world, client, 1, &[here]);
+    let other = world.open_pinning("b");
+    fill(&mut world, other, spec(8));
+    world.pin_call(client, 2, &[here, last]);
+    world.settle();
+    assert_eq!(answer(&world, client, 2), None, "there is no room for the last");
+    advise(&mut world, client, here.allocation, Advice::UnsetAccessedBy);
+    assert!(world.maps(client, here), "the call is on it");
+    world.advance(ANSWER);
+    world.settle();
+    world.frame(client, ClientFrame::PinEnded { call: 2 });
+    world.settle();
+    assert!(!world.maps(client, here), "it is on it no more");
+}
+
+#[test]
+fn or_when_who_did_not_answer_does() {
+    let (mut world, [owner, reader], part) = two_map_it_there_still();
+    advise(&mut world, owner, part.allocation, Advice::SetAccessedBy);
+    world.unpin(reader, part);
+    let other = world.sealed(owner, named(4, "o"));
+    world.call(reader, ClientRequest::Attach(Target::Name("o".to_owned()))).expect("it is there");
+    world.settle();
+    world.stopped.insert(reader.channel);
+    world.start_operator(None, revoke(other, false));
+    world.settle();
+    world.advance(2 * ANSWER);
+    world.settle();
+    advise(&mut world, owner, part.allocation, Advice::UnsetAccessedBy);
+    assert!(world.maps(owner, part) && world.maps(reader, part), "who does not answer unmaps nothing");
+    world.stopped.remove(&reader.channel);
+    world.settle();
+    assert!(!world.maps(reader, part));
+    comes_with_the_next_pin(world, owner, part);
+}
+
+#[test]
+fn what_is_freed_is_not_advised() {
+    let mut world = tiers(8, 8);
+    let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
+    let id = world.sealed(owner, named(4, "w"));
+    world.call(reader, ClientRequest::Attach(Target::Name("w".to_owned()))).expect("it is there");
+    world.settle();
+    world.call(owner, ClientRequest::FreeBatch(vec![id])).expect("it is its own");
+    let refused = world.call(owner, ClientRequest::Advise(id, Advice::SetAccessedBy));
+    assert!(matches!(refused, Err(Refusal::AllocationNotFound { .. })), "{refused:?}");
+}
+
+#[test]
+fn what_is_on_its_way_to_its_device_asks_for_room() {
+    let mut world = three_tiers(8, 32, 32);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, AllocationSpec { part_size: Some(mib8()), ..unheld(8) }).expect("room");
+    let last = part(world.allocate(client, unheld(4)).expect("room"), 0);
+    world.operate(to(id, Tier::Host)).expect("it goes");
+    world.operate(to(last.allocation, Tier::Disk)).expect("it goes");
+    let all = part(id, 0);
+    world.pin_call(client, 1, &[all]);
+    world.frame(client, ClientFrame::PinEnded { call: 1 });
+    world.call(client, ClientRequest::Advise(id, Advice::SetAccessedBy)).expect("it is its own");
+    world.pin_call(client, 2, &[all, last]);
+    assert!(matches!(answer(&world, client, 2), Some(Some(Refusal::DeviceFull { .. }))));
+}
+
+fn mib8() -> Bytes {
+    Bytes::mib(8)
+}
+
+#[test]
+fn what_is_in_place_asks_for_no_room() {
+    let mut world = tiers(8, 32);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, unheld(16)).expect("room below");
+    let set = parts(&world, id);
+    world.pin_call(client, 1, &set);
+    let is_full = |world: &World, call| matches!(answer(world, client, call), Some(Some(Refusal::DeviceFull { asked, .. })) if *asked == Bytes::mib(16));
+    assert!(is_full(&world, 1), "it would come");
+    advise(&mut world, client, id, Advice::SetAccessedBy);
+    look(&mut world, client, 2, &set);
+    assert_eq!(held(&world), mib(8, 16), "what lies on the device stays there");
+    advise(&mut world, client, id, Advice::UnsetAccessedBy);
+    world.pin_call(client, 3, &set);
+    assert!(is_full(&world, 3));
+}
+
+#[test]
+fn who_waits_is_told_when_what_was_in_place_would_have_to_come() {
+    let mut world = three_tiers(8, 32, 32);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, unheld(8)).expect("room");
+    let last = part(world.allocate(client, unheld(4)).expect("room"), 0);
+    advise(&mut world, client, id, Advice::SetAccessedBy);
+    world.operate(to(id, Tier::Host)).expect("it goes");
+    world.operate(to(last.allocation, Tier::Disk)).expect("it goes");
+    let other = world.open_pinning("b");
+    fill(&mut world, other, spec(8));
+    let set = [parts(&world, id), vec![last]].concat();
+    world.pin_call(client, 1, &set);
+    world.settle();
+    assert_eq!(answer(&world, client, 1), None, "there is no room for the last");
+    advise(&mut world, client, id, Advice::UnsetAccessedBy);
+    assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::DeviceFull { .. }))));
+}

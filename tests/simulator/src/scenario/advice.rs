@@ -1,0 +1,39 @@
+//! Whether owners advise how their memory is used, and how often.
+
+use broker_core::Config;
+
+use crate::dice::Dice;
+
+/// A stream of its own: a world without advice is what it was before there was any.
+const STREAM: u64 = 6;
+
+/// One in so many worlds has owners who advise.
+const ONE_IN: u64 = 3;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Advising {
+    /// Of a thousand requests, so many are advice.
+    pub rate: u64,
+    /// Of a thousand times, so often it is to access something in place.
+    pub sets: u64,
+    /// There is room for much in the host's memory.
+    roomy: bool,
+}
+
+impl Advising {
+    pub(super) fn draw(seed: u64) -> Option<Self> {
+        let mut dice = Dice::new(seed, STREAM);
+        let is_there = dice.roll(ONE_IN) == 0;
+        let advising =
+            Self { rate: dice.one(&[50, 150, 400]), sets: dice.one(&[500, 800]), roomy: dice.chance(500) };
+        is_there.then_some(advising)
+    }
+
+    pub(super) fn is_given(&self, config: &mut Config) {
+        for device in &mut config.devices {
+            if self.roomy {
+                device.host = device.host.max(device.total);
+            }
+        }
+    }
+}
