@@ -7,7 +7,7 @@ use pyo3::{
     prelude::*,
     types::{PyRange, PyRangeMethods as _},
 };
-use vramd_client::{AllocationId, Bytes, Reason, Target};
+use vramd_client::{Advice, AllocationId, Bytes, Reason, Target};
 use vramd_types::Quantity;
 
 use crate::error::Fault;
@@ -106,6 +106,18 @@ pub(crate) fn is_persistent(lifetime: &str) -> PyResult<bool> {
         "persistent" => Ok(true),
         other => {
             let message = format!("a lifetime is `session` or `persistent`, not `{other}`");
+            Err(PyValueError::new_err(message))
+        }
+    }
+}
+
+/// How memory is used.
+pub(crate) fn advice(advice: &str) -> PyResult<Advice> {
+    match advice {
+        "set_accessed_by" => Ok(Advice::SetAccessedBy),
+        "unset_accessed_by" => Ok(Advice::UnsetAccessedBy),
+        other => {
+            let message = format!("advice is `set_accessed_by` or `unset_accessed_by`, not `{other}`");
             Err(PyValueError::new_err(message))
         }
     }

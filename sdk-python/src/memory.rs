@@ -95,6 +95,11 @@ impl Memory {
         Ok(self.shared.write(py, Handle::unhold)?)
     }
 
+    fn advise(&self, py: Python<'_>, advice: &str) -> PyResult<()> {
+        let advice = arguments::advice(advice)?;
+        Ok(self.shared.read(py, |handle| handle.advise(advice))?)
+    }
+
     #[pyo3(signature = (*, parts = None, write = false, wait = None))]
     fn pin(&self, py: Python<'_>, parts: Option<Parts>, write: bool, wait: Option<f64>) -> PyResult<Pin> {
         let access = if write { Access::Write } else { Access::Read };

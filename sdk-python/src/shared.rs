@@ -14,8 +14,8 @@ use std::{
 
 use pyo3::prelude::*;
 use vramd_client::{
-    Access, Allocation, AllocationId, AllocationInfo, Client, Error, Pinnable, Pinned, Reason, Released,
-    Sealed,
+    Access, Advice, Allocation, AllocationId, AllocationInfo, Client, Error, Pinnable, Pinned, Reason,
+    Released, Sealed,
 };
 
 use crate::{
@@ -364,6 +364,13 @@ impl Handle {
         match self {
             Self::Open(allocation) => allocation.unhold(),
             Self::Sealed(sealed) => sealed.unhold(),
+        }
+    }
+
+    pub(crate) fn advise(&self, advice: Advice) -> Result<(), Error> {
+        match self {
+            Self::Open(allocation) => allocation.advise(advice),
+            Self::Sealed(sealed) => sealed.advise(advice),
         }
     }
 

@@ -36,6 +36,9 @@ def look(memory: vramd.Memory) -> None:
         assert_type(pin.losses, int)
     with memory.pin(parts=range(1, 2)) as pin:
         assert_type(pin.parts, range)
+    memory.advise("set_accessed_by")
+    memory.advise("read_mostly")  # type: ignore[arg-type]
+    assert_type(memory.info.accessed_by_device, bool)
     print(view[0], array[0], np.from_dlpack(tensor), memory.copy_to(0, 4))
 
 

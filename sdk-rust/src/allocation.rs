@@ -19,6 +19,7 @@ use vramd_types::AllocationId;
 use vramd_words::Access;
 
 use crate::{
+    advice::Advice,
     error::{Error, Result},
     face::{Face, now},
     handle::Handle,
@@ -140,6 +141,11 @@ impl Allocation {
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
+    /// Says how it is used: see [`Advice`]. What it was when it was made, [`Self::info`] goes on to say.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        now(self.handle.advise(Face::Blocking, advice))
+    }
+
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
     /// what is here is an atomic change of each part's word, and one of the guards' count; so is its end. At most 1,024 parts.
     pub fn pin(&self, access: Access) -> Result<Pinned> {
@@ -249,6 +255,12 @@ impl Sealed {
     pub fn detach(mut self) -> Result<(), FreeFailed<Self>> {
         let outcome = now(self.handle.detach(Face::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
+    }
+
+    /// Says how it is used, by all who read it, which its owner may: see [`Advice`]. What it was before, [`Self::info`] goes on to
+    /// say.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        now(self.handle.advise(Face::Blocking, advice))
     }
 
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of

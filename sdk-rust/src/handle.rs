@@ -14,6 +14,7 @@ use vramd_proto::v1::{self, Access};
 use vramd_types::Reason;
 
 use crate::{
+    advice::Advice,
     error::{Error, Result},
     face::{Face, now},
     fork::ProcessBound,
@@ -206,6 +207,21 @@ impl Handle {
         if let Some(parting) = self.parting.take() {
             drop(now(part(Face::Blocking, &self.session, self.info.id, parting, self.session.deadline())));
         }
+    }
+
+    pub(crate) async fn advise(&self, face: Face, advice: Advice) -> Result<()> {
+        check_home(&self.session)?;
+        let request = v1::AdviseRequest {
+            session_id: self.session.id().get(),
+            request_id: RequestId::random().to_vec(),
+            allocation_id: self.info.id.get(),
+            advice: v1::Advice::from(advice).into(),
+        };
+        let deadline = self.session.deadline();
+        let answer = face.call(&self.session, deadline, request, |mut client, request| async move {
+            client.advise(request).await
+        });
+        answer.await.map(drop)
     }
 
     /// Unmaps it and frees it for everybody.

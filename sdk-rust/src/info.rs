@@ -18,6 +18,8 @@ pub struct AllocationInfo {
     pub kind: AllocationKind,
     pub lifetime: Lifetime,
     pub state: AllocationState,
+    /// What of it lies in the host's memory is mapped there: see [`crate::Advice`].
+    pub accessed_by_device: bool,
     /// What was asked for.
     pub size: Bytes,
     pub charged: Bytes,
@@ -60,6 +62,7 @@ impl From<v1::Allocation> for AllocationInfo {
             kind,
             lifetime,
             state,
+            accessed_by_device: wire.accessed_by_device,
             size: Bytes::new(wire.size_bytes),
             charged: Bytes::new(wire.charged_bytes),
             resident: Bytes::new(wire.resident_bytes),

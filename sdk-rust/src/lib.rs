@@ -83,6 +83,7 @@
 mod fault;
 
 pub mod admin;
+mod advice;
 pub mod aio;
 mod allocation;
 mod channel;
@@ -119,6 +120,7 @@ mod visible;
 #[doc(hidden)]
 pub use channel::frame::decode as decode_daemon_frame;
 
+pub use advice::Advice;
 pub use allocation::{Allocation, FreeFailed, SealFailed, Sealed};
 pub use client::{Client, ClientBuilder};
 pub use cuda::cuda_ordinal;

@@ -9,6 +9,7 @@ mod ever;
 mod faults;
 mod files;
 mod holds;
+mod in_place;
 mod killed;
 mod links;
 mod nested;

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use vramd_client::{
-    Access, AllocationInfo, AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio,
+    Access, Advice, AllocationInfo, AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio,
 };
 
 fn main() -> Result<()> {
@@ -92,6 +92,10 @@ fn pins() -> Result<()> {
     archive.copy_from_host(0, b"kept")?; // brings what it needs, and lets go of it
     let pages = archive.pin_parts(2..4, Access::Read)?; // these, at an address that stays
     drop(pages);
+
+    archive.advise(Advice::SetAccessedBy)?; // what lies in the host's memory is read and written there
+    drop(archive.pin(Access::Read)?); // and takes no room on the device
+    archive.advise(Advice::UnsetAccessedBy)?; // the next pin has it come
 
     let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unheld())?;
     let pinned = scratch.pin(Access::Write)?;

@@ -171,6 +171,13 @@ class Memory(Buffer):
         """Pins it by this object again, and waits until it is here."""
     def unhold(self) -> None:
         """Gives up this object's own pin: the daemon may unmap it while nobody looks. Whoever looks brings it back."""
+    def advise(self, advice: Literal["set_accessed_by", "unset_accessed_by"]) -> None:
+        """Says how it is used, which its owner may. It holds until other advice is given; what it says already is no error.
+
+        `set_accessed_by`: its device accesses it in place. What of it lies in the host's memory is mapped there for whoever
+        pins it, at the same address, and does not come to the device. That pays for what is read less than about once each
+        time it would have come. `unset_accessed_by`: no more; the next pin has it come.
+        """
     def pin(self, *, parts: range | None = None, write: bool = False, wait: float | None = None) -> Pin:
         """Keeps it mapped at its address until the pin is released, and waits until it is here.
 
@@ -319,6 +326,9 @@ class AllocationInfo:
     def lifetime(self) -> Literal["session", "persistent", "unknown"]: ...
     @property
     def state(self) -> Literal["creating", "open", "sealing", "sealed", "freeing", "unknown"]: ...
+    @property
+    def accessed_by_device(self) -> bool:
+        """What of it lies in the host's memory is mapped there, and does not come to the device."""
     @property
     def size(self) -> int: ...
     @property

@@ -7,6 +7,7 @@ use vramd_words::Access;
 
 use super::client::blocking;
 use crate::{
+    advice::Advice,
     allocation::{Allocation, FreeFailed, SealFailed, Sealed},
     error::Result,
     face::Face,
@@ -59,6 +60,11 @@ impl Allocation {
         }
     }
 
+    /// See [`Self::advise`].
+    pub async fn advise_async(&self, advice: Advice) -> Result<()> {
+        self.handle().advise(Face::Async, advice).await
+    }
+
     /// See [`Self::free`].
     pub async fn free_async(self) -> Result<Released, FreeFailed<Self>> {
         let mut handle = self.into_handle();
@@ -101,6 +107,11 @@ impl Sealed {
     /// See [`Self::hold`].
     pub async fn hold_async(&mut self) -> Result<()> {
         self.handle().hold(Face::Async).await
+    }
+
+    /// See [`Self::advise`].
+    pub async fn advise_async(&self, advice: Advice) -> Result<()> {
+        self.handle().advise(Face::Async, advice).await
     }
 
     /// See [`Self::free`].

@@ -8,7 +8,9 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error, Pinnable, Pinned, Sealed};
+use vramd_client::{
+    Access, Advice, Allocation, AllocationRequest, Bytes, Client, Error, Pinnable, Pinned, Sealed,
+};
 
 use crate::{fork, small, turns};
 
@@ -142,6 +144,19 @@ impl Sdk {
                     }
                     Err(error) => refused(&error),
                 }
+            }
+            // What is allocated, or what was kept last: `advise set` or `advise unset`.
+            "advise" => {
+                let advice = match words[0] {
+                    "set" => Advice::SetAccessedBy,
+                    "unset" => Advice::UnsetAccessedBy,
+                    other => bail!("`{other}` is no advice"),
+                };
+                let advised = match &self.open {
+                    Some(open) => open.advise(advice),
+                    None => self.kept.last().context("nothing is allocated or kept")?.advise(advice),
+                };
+                advised.map_or_else(|error| refused(&error), |()| json!({}))
             }
             "unpin" => {
                 drop(self.guards.pop().context("nothing is pinned")?);

@@ -1,0 +1,109 @@
+"""Memory that is accessed in place: what of it lies in the host's memory is mapped there, and does not come."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+from conftest import MIB, Daemon, eventually
+
+import vramd
+
+PART = 2 * MIB
+
+
+@pytest.fixture
+def small(start: Callable[..., Daemon]) -> Daemon:
+    """A device of 8 MiB, and 64 MiB of the host beside it."""
+    return start(memory="8MiB", more='[memory]\nhost_size = "64MiB"\n')
+
+
+def written(client: vramd.Client, **more: str) -> vramd.Allocation:
+    """An allocation that is larger than the device, each part of which has its own bytes."""
+    memory = client.allocate("20MiB", part_size="2MiB", unheld=True, **more)  # type: ignore[arg-type]
+    for part in range(10):
+        memory.copy_from(bytes([part + 1]) * PART, offset=part * PART)
+    return memory
+
+
+def is_intact(memory: vramd.Memory, parts: range) -> bool:
+    with memory.pin(parts=parts) as pin:
+        assert pin.device_ptr == memory.device_ptr + parts.start * PART
+        return ctypes.string_at(pin.device_ptr, pin.size) == b"".join(bytes([part + 1]) * PART for part in parts)
+
+
+def test_it_is_read_and_written_where_it_lies(small: Daemon) -> None:
+    with small.connect() as client:
+        memory = written(client)
+
+        def resident() -> int:
+            return client.describe(memory.id).resident
+
+        assert not client.describe(memory.id).accessed_by_device
+        eventually("the device is full", lambda: resident() == 8 * MIB)
+        memory.advise("set_accessed_by")
+        memory.advise("set_accessed_by")
+        assert client.describe(memory.id).accessed_by_device
+        # All of it at once, though it is more than the device has: six parts lie in the host, and stay there.
+        for _ in range(2):
+            assert is_intact(memory, range(10))
+            assert resident() == 8 * MIB
+        with memory.pin(parts=range(1), write=True) as pin:
+            ctypes.memset(pin.device_ptr + 5, 99, 1)
+        assert memory.copy_to(4, 3) == b"\1\x63\1"
+        memory.copy_from(b"\1", offset=5)
+
+        memory.advise("unset_accessed_by")
+        assert not client.describe(memory.id).accessed_by_device
+        with pytest.raises(vramd.DeviceFull):
+            memory.pin()
+        for part in range(10):
+            assert is_intact(memory, range(part, part + 1))
+        memory.free()
+
+
+def test_unset_the_next_pin_brings_it(small: Daemon) -> None:
+    with small.connect() as client:
+        memory, other = written(client), client.allocate("8MiB", unheld=True)
+        with other.pin():
+            memory.advise("set_accessed_by")
+            assert client.describe(memory.id).resident == 0, "the other has the device"
+            assert is_intact(memory, range(10))
+            assert client.describe(memory.id).resident == 0
+        memory.advise("unset_accessed_by")
+        assert is_intact(memory, range(3, 5))
+        assert client.describe(memory.id).resident == 2 * PART
+        memory.free()
+        other.free()
+
+
+def test_sealed_memory_is_advised_by_its_owner_for_all(small: Daemon) -> None:
+    with small.connect("owner") as owner, small.connect("reader") as reader:
+        sealed = written(owner, name="table").seal()
+        attached = reader.attach("table", unheld=True)
+        with pytest.raises(vramd.NotOwner):
+            attached.advise("set_accessed_by")
+        sealed.advise("set_accessed_by")
+        for memory in (sealed, attached):
+            assert is_intact(memory, range(10))
+        assert owner.describe("table").accessed_by_device and reader.describe("table").resident <= 8 * MIB
+        attached.detach()
+        sealed.free()
+        with pytest.raises(vramd.HandleClosed):
+            sealed.advise("set_accessed_by")
+
+
+def test_what_cannot_be_is_told(small: Daemon) -> None:
+    with small.connect() as client:
+        memory = client.allocate("2MiB")
+        with pytest.raises(ValueError, match="set_accessed_by"):
+            memory.advise("read_mostly")  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            memory.advise(1)  # type: ignore[arg-type]
+        scratch = client.allocate("2MiB", discardable=True)
+        with pytest.raises(vramd.Unsupported) as refused:
+            scratch.advise("set_accessed_by")
+        assert refused.value.reason == "KIND_UNSUPPORTED"
+        memory.free()
+        scratch.free()
