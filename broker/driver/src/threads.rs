@@ -1,28 +1,84 @@
 //! The threads of a driver: started by name, joined when it is dropped.
 
-use std::thread::{self, JoinHandle};
+use std::{
+    fmt,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
 
 use crate::DriverError;
 
-#[derive(Debug, Default)]
-pub(crate) struct Threads(Vec<JoinHandle<()>>);
+type OnPanic = Arc<dyn Fn(&str) + Send + Sync>;
+
+pub(crate) struct Threads {
+    all: Vec<JoinHandle<()>>,
+    on_panic: OnPanic,
+}
+
+/// On a thread as long as it runs.
+struct Watch {
+    name: String,
+    on_panic: OnPanic,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            (self.on_panic)(&format!("its thread {} has panicked", self.name));
+        }
+    }
+}
 
 impl Threads {
+    /// `on_panic` is told of each that panics, on that thread: whoever waits for what it was to do would wait for ever.
+    pub(crate) fn new(on_panic: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { all: Vec::new(), on_panic: Arc::new(on_panic) }
+    }
+
     pub(crate) fn start(&mut self, name: &str, run: Box<dyn FnOnce() + Send>) -> Result<(), DriverError> {
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-        self.0.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
+        let watch = Watch { name: name.to_owned(), on_panic: Arc::clone(&self.on_panic) };
+        let watched = move || {
+            let _watch = watch;
+            run();
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(watched);
+        self.all.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
         Ok(())
     }
 
     /// Waits for all of them, who must have been told to end. Called by one of them, from inside the driver's sink, it
     /// waits for none, since they wait for one another, and one of them for this.
     pub(crate) fn join(&mut self) {
-        if self.0.iter().any(|thread| thread.thread().id() == thread::current().id()) {
+        if self.all.iter().any(|thread| thread.thread().id() == thread::current().id()) {
             return;
         }
-        for thread in self.0.drain(..) {
-            // A thread that panicked has said so; nothing is added here.
+        for thread in self.all.drain(..) {
+            // Of one that panicked was told when it did.
             let _ = thread.join();
         }
+    }
+}
+
+impl fmt::Debug for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Threads").field("all", &self.all).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn of_a_thread_that_panics_is_told_and_of_one_that_ends_is_not() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tells = Arc::clone(&told);
+        let mut threads = Threads::new(move |problem| tells.lock().unwrap().push(problem.to_owned()));
+        threads.start("good", Box::new(|| {})).unwrap();
+        threads.start("bad", Box::new(|| panic!("on purpose"))).unwrap();
+        threads.join();
+        assert_eq!(*told.lock().unwrap(), ["its thread bad has panicked"]);
     }
 }

@@ -130,6 +130,10 @@ fn is_much_else((one, other): (Duration, Duration)) -> bool {
 
 /// The factor that a place so full asks for.
 fn target(Fill { held, capacity }: Fill) -> i64 {
+    // A tier that was closed has room for nothing, however little lies there.
+    if capacity.is_zero() {
+        return 800;
+    }
     match (reaches(held, capacity, ROOMY_PERCENT), reaches(held, capacity, TIGHT_PERCENT)) {
         (false, _) => 1200,
         (true, false) => 1000,
@@ -181,6 +185,16 @@ mod tests {
             let factor = gauge.outlook(fill(held)).batch_factor;
             assert!(expected.contains(&factor), "{held}: {factor}");
         }
+    }
+
+    #[test]
+    fn where_nothing_more_may_lie_less_is_asked_for() {
+        let closed = Fill { held: Bytes::ZERO, capacity: Bytes::ZERO };
+        let mut gauge = Gauge::new(Time::START, Bytes::ZERO);
+        for now in 1..100 {
+            gauge.look(second(now), closed);
+        }
+        assert_eq!(gauge.outlook(closed).batch_factor, 800);
     }
 
     #[test]

@@ -195,7 +195,8 @@ fn start(
 ) -> Result<CudaDriver, DriverError> {
     let devices: Vec<DeviceInfo> = state.devices.iter().map(|device| device.info().clone()).collect();
     let fixed = makers.iter().all(|maker| maker.fixed);
-    let mut threads = Threads::default();
+    let own = Arc::clone(&state);
+    let mut threads = Threads::new(move |problem| own.tell(Completion::Lost { problem: problem.to_owned() }));
     let (mut makes, (looks, looks_end), (frees, frees_end)) = (Vec::new(), channel(), channel());
     let ((digests, digests_end), (file_digests, file_digests_end)) = (channel(), channel());
     let ((hosts, hosts_end), (disks, disks_end)) = (channel(), channel());

@@ -2,6 +2,7 @@
 
 use std::sync::{
     Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
     mpsc::{Receiver, Sender, channel},
 };
 
@@ -12,6 +13,8 @@ pub(super) struct Workers<I, O> {
     /// Taken away to end the threads.
     orders: Option<Sender<I>>,
     done: Receiver<O>,
+    /// What one of them was to do is never done.
+    panicked: Arc<AtomicBool>,
     threads: Threads,
 }
 
@@ -20,7 +23,10 @@ impl<I: Send + 'static, O: Send + 'static> Workers<I, O> {
         let (orders, orders_end) = channel();
         let (told, done) = channel();
         let orders_end = Arc::new(Mutex::new(orders_end));
-        let mut workers = Self { orders: Some(orders), done, threads: Threads::default() };
+        let panicked = Arc::new(AtomicBool::new(false));
+        let says = Arc::clone(&panicked);
+        let threads = Threads::new(move |_| says.store(true, Ordering::Release));
+        let mut workers = Self { orders: Some(orders), done, panicked, threads };
         for _ in 0..count {
             let (orders, told) = (Arc::clone(&orders_end), told.clone());
             workers.threads.start(name, Box::new(move || run(&orders, &told, work)))?;
@@ -30,11 +36,12 @@ impl<I: Send + 'static, O: Send + 'static> Workers<I, O> {
 
     pub(super) fn begin(&self, order: I) {
         let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
-        assert!(sent, "a thread of the disk's has panicked");
+        assert!(sent, "all threads have ended");
     }
 
-    /// What came of one that is done. Does not sleep.
+    /// What came of one that is done. Does not sleep; panics where one of the threads has, as who waits for it would wait for ever.
     pub(super) fn poll(&self) -> Option<O> {
+        assert!(!self.panicked.load(Ordering::Acquire), "a thread of the disk's has panicked");
         self.done.try_recv().ok()
     }
 }
@@ -75,5 +82,18 @@ mod tests {
         done.sort_unstable();
         assert_eq!(done, (0..100).map(|it| it * 2).collect::<Vec<_>>());
         assert_eq!(workers.poll(), None);
+    }
+
+    #[test]
+    fn who_waits_for_a_thread_that_panicked_panics_too() {
+        let workers = Workers::new("test", 2, |it: u32| assert!(it > 0)).unwrap();
+        [1, 0].into_iter().for_each(|it| workers.begin(it));
+        let waits = std::panic::AssertUnwindSafe(|| {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(30) {
+                workers.poll();
+            }
+        });
+        assert!(std::panic::catch_unwind(waits).is_err());
     }
 }

@@ -59,8 +59,8 @@ use self::{
     timer::{Late, Order, Routes},
 };
 use crate::{
-    DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LaneId, LinkFacts, Sink,
-    Submission, Traffic,
+    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LaneId,
+    LinkFacts, Sink, Submission, Traffic,
     copies::{Links, Table, lane},
     disk::{self, Disk, DiskLink},
     threads::Threads,
@@ -105,7 +105,8 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
 
     let links = links(devices.len(), link, uplink);
     let uplink = Uplink::new(uplink);
-    let mut threads = Threads::default();
+    let own = Arc::clone(&state);
+    let mut threads = Threads::new(move |problem| own.tell(Completion::Lost { problem: problem.to_owned() }));
     let (routes, ends) = timer::routes(Arc::clone(&state), devices.len(), disk.is_some(), &links);
     let (late, due) = std::sync::mpsc::channel();
     // In the order in which they end: each leaves when all who could still send to it have.
