@@ -1,5 +1,8 @@
 //! Content that looks like nothing else, the same on the processor as in `kernels/suite.cu`.
 
+/// Words of a line, of which [`sum_lines`] takes one in so many.
+pub(crate) const LINE_WORDS: u64 = 512;
+
 /// One word of it.
 fn word(seed: u64, index: u64) -> u64 {
     let z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -25,17 +28,40 @@ pub(crate) fn write(seed: u64, bytes: &mut [u8]) {
 
 /// The sum of it, in which each word counts by its place.
 pub(crate) fn sum(seed: u64, size: u64) -> u64 {
-    (0..size / 8).fold(0_u64, |sum, index| {
-        sum.wrapping_add(word(seed, index).wrapping_mul(index.wrapping_mul(2).wrapping_add(1)))
-    })
+    (0..size / 8).fold(0, |sum, index| add(sum, index, word(seed, index)))
+}
+
+/// The same of one line of 4 KiB in so many, from the first on. Each word counts by its place among all.
+pub(crate) fn sum_lines(seed: u64, size: u64, every: u64) -> u64 {
+    places(size, every).fold(0, |sum, index| add(sum, index, word(seed, index)))
 }
 
 /// The same sum of what lies in memory; what is beyond the last whole word counts for nothing.
 pub(crate) fn sum_of(bytes: &[u8]) -> u64 {
     let (words, _) = bytes.as_chunks();
-    words.iter().zip(0_u64..).fold(0, |sum, (word, index)| {
-        sum.wrapping_add(u64::from_le_bytes(*word).wrapping_mul(index.wrapping_mul(2).wrapping_add(1)))
-    })
+    words.iter().zip(0..).fold(0, |sum, (word, index)| add(sum, index, u64::from_le_bytes(*word)))
+}
+
+/// As [`sum_lines`], of what lies in memory.
+pub(crate) fn sum_lines_of(bytes: &[u8], every: u64) -> u64 {
+    let (words, _) = bytes.as_chunks();
+    let of = |index: u64| usize::try_from(index).ok().and_then(|at| words.get(at));
+    places(bytes.len() as u64, every)
+        .fold(0, |sum, index| add(sum, index, of(index).map_or(0, |word| u64::from_le_bytes(*word))))
+}
+
+/// How many lines that are.
+pub(crate) fn lines(size: u64, every: u64) -> u64 {
+    size / 8 / LINE_WORDS / every
+}
+
+fn places(size: u64, every: u64) -> impl Iterator<Item = u64> {
+    let firsts = (0..lines(size, every)).map(move |line| line * every * LINE_WORDS);
+    firsts.flat_map(|first| first..first + LINE_WORDS)
+}
+
+fn add(sum: u64, index: u64, word: u64) -> u64 {
+    sum.wrapping_add(word.wrapping_mul(index.wrapping_mul(2).wrapping_add(1)))
 }
 
 #[cfg(test)]
@@ -50,5 +76,19 @@ mod tests {
         first[..8].swap_with_slice(&mut second[..8]);
         assert_ne!(sum_of(&content), sum(7, 4096));
         assert_ne!(bytes(8, 64), bytes(7, 64));
+    }
+
+    #[test]
+    fn the_sum_of_lines_is_that_of_some_and_of_all() {
+        let size = 21 * LINE_WORDS * 8;
+        let mut content = bytes(7, size);
+        assert_eq!(lines(size, 10), 2);
+        assert_eq!(sum_lines_of(&content, 1), sum(7, size));
+        assert_eq!(sum_lines_of(&content, 10), sum_lines(7, size, 10));
+        let second = usize::try_from(LINE_WORDS * 8).unwrap();
+        content[second] ^= 1;
+        assert_eq!(sum_lines_of(&content, 10), sum_lines(7, size, 10), "it is not among them");
+        content[10 * second] ^= 1;
+        assert_ne!(sum_lines_of(&content, 10), sum_lines(7, size, 10));
     }
 }

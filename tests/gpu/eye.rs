@@ -43,6 +43,17 @@ impl Eye {
             }
         })
     }
+
+    /// So many times the sum of one line in so many of all that is pinned, as [`content::sum_lines`] has it.
+    pub(crate) fn sum_lines(&self, pinned: &Pinned, every: u64, times: u64) -> Result<u64> {
+        Ok(match self {
+            Self::Gpu(gpu) => gpu.sum_lines(pinned.as_device_ptr(), pinned.len_bytes(), every, times)?,
+            Self::Cpu => {
+                let all = pinned.as_slice()?;
+                (0..times).fold(0, |sum, _| sum.wrapping_add(content::sum_lines_of(all, every)))
+            }
+        })
+    }
 }
 
 fn indexes(range: Range<u64>) -> Result<Range<usize>> {

@@ -8,6 +8,7 @@ use super::{
     Gpu,
     table::{Failed, Opaque, Table},
 };
+use crate::content;
 
 const PTX: &str = concat!(include_str!("../kernels/suite.ptx"), "\0");
 const BLOCKS: u32 = 1024;
@@ -18,6 +19,7 @@ const NOT_READY: u32 = 600;
 pub(super) struct Kernels {
     fill: Opaque,
     sum: Opaque,
+    sum_lines: Opaque,
     poke: Opaque,
     spin: Opaque,
     /// Eight bytes of the device for a result.
@@ -40,6 +42,7 @@ impl Kernels {
         Ok(Self {
             fill: function(c"fill")?,
             sum: function(c"sum")?,
+            sum_lines: function(c"sum_lines")?,
             poke: function(c"poke")?,
             spin: function(c"spin")?,
             cell,
@@ -63,6 +66,19 @@ impl Gpu {
     pub(crate) fn sum(&self, address: u64, bytes: u64) -> Result<u64, Failed> {
         self.upload(self.kernels.cell, &0_u64.to_le_bytes())?;
         self.launch(self.kernels.sum, self.work, BLOCKS, [address, bytes / 8, self.kernels.cell])?;
+        let mut sum = [0; 8];
+        self.download(self.kernels.cell, &mut sum)?;
+        Ok(u64::from_le_bytes(sum))
+    }
+
+    /// So many times the sum of [`crate::content::sum_lines`], all by kernels.
+    pub(crate) fn sum_lines(&self, address: u64, bytes: u64, every: u64, times: u64) -> Result<u64, Failed> {
+        self.upload(self.kernels.cell, &0_u64.to_le_bytes())?;
+        let (lines, apart) = (content::lines(bytes, every), every * content::LINE_WORDS);
+        for _ in 0..times {
+            let arguments = [address, lines, apart, self.kernels.cell];
+            self.launch(self.kernels.sum_lines, self.work, BLOCKS, arguments)?;
+        }
         let mut sum = [0; 8];
         self.download(self.kernels.cell, &mut sum)?;
         Ok(u64::from_le_bytes(sum))

@@ -26,6 +26,18 @@ extern "C" __global__ void sum(const u64 *in, u64 words, u64 *out) {
     atomicAdd(out, own);
 }
 
+// The same of one line of 4 KiB in so many, all over the memory: of `lines` lines, `apart` words from one to the next. Each word
+// counts by its place among all of them.
+extern "C" __global__ void sum_lines(const u64 *in, u64 lines, u64 apart, u64 *out) {
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    u64 own = 0;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < lines * 512; i += step) {
+        const u64 at = i / 512 * apart + i % 512;
+        own += in[at] * (2 * at + 1);
+    }
+    atomicAdd(out, own);
+}
+
 // One store.
 extern "C" __global__ void poke(u64 *at, u64 value) {
     if (blockIdx.x == 0 && threadIdx.x == 0) *at = value;

@@ -6,9 +6,9 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
-use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
+use vramd_client::{Access, Advice, Allocation, AllocationRequest, Bytes, Client, Reason};
 
 use super::Driver;
 use crate::eye::Eye;
@@ -29,7 +29,8 @@ pub(crate) fn run(driver: Driver, bytes: u64, part: u64) -> Result<()> {
     Ok(())
 }
 
-/// `fill SEED` writes all of it, `read` pins all of it and looks, `pin INDEX` pins one part.
+/// `fill SEED` writes all of it, `read` pins all of it and looks, `pin INDEX` pins one part, `scan EVERY TIMES` pins all of it and
+/// reads one line in so many, so often, and `advise` has it accessed in place from now on.
 fn answer(command: &str, memory: &Allocation, eye: &Eye) -> Result<Value> {
     let (verb, number) = command.split_once(' ').unwrap_or((command, ""));
     let begun = Instant::now();
@@ -43,6 +44,11 @@ fn answer(command: &str, memory: &Allocation, eye: &Eye) -> Result<Value> {
             drop(pinned);
             return Ok(json!({ "pinned_ns": u64::try_from(took.as_nanos())? }));
         }
+        "scan" => {
+            let (every, times) = number.split_once(' ').context("two numbers")?;
+            return scan(every.parse()?, times.parse()?, memory, eye);
+        }
+        "advise" => return advise(memory),
         other => bail!("`{other}` is no command"),
     };
     let took = begun.elapsed();
@@ -52,4 +58,22 @@ fn answer(command: &str, memory: &Allocation, eye: &Eye) -> Result<Value> {
     }
     let sum = eye.sum(&pinned, all)?;
     Ok(json!({ "pinned_ns": u64::try_from(took.as_nanos())?, "sum": sum }))
+}
+
+fn scan(every: u64, times: u64, memory: &Allocation, eye: &Eye) -> Result<Value> {
+    let begun = Instant::now();
+    let memory = memory.pin(Access::Read)?;
+    let pinned = begun.elapsed();
+    let sum = eye.sum_lines(&memory, every, times)?;
+    let scanned = begun.elapsed();
+    let [pinned, scanned] = [pinned, scanned].map(|time| u64::try_from(time.as_nanos()));
+    Ok(json!({ "pinned_ns": pinned?, "scanned_ns": scanned?, "sum": sum }))
+}
+
+fn advise(memory: &Allocation) -> Result<Value> {
+    let advised = match memory.advise(Advice::SetAccessedBy) {
+        Err(error) if error.reason() == Some(Reason::TierUnsupported) => false,
+        outcome => outcome.map(|()| true)?,
+    };
+    Ok(json!({ "advised": advised }))
 }

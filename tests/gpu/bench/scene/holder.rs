@@ -7,13 +7,24 @@ use serde_json::Value;
 use vramd_tests::Probe;
 
 use super::Scene;
+use crate::content;
 
 pub(crate) struct Holder {
     process: Probe,
     memory: u64,
+    bytes: u64,
     seed: u64,
     /// Of what was written last.
     sum: Option<u64>,
+}
+
+/// How long after its call of `pin` what was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scan {
+    /// It was pinned.
+    pub(crate) pinned: Duration,
+    /// It was read, and the sum known.
+    pub(crate) scanned: Duration,
 }
 
 impl Holder {
@@ -24,13 +35,13 @@ impl Holder {
 
     /// With so many parts instead.
     pub(crate) fn with_parts(scene: &Scene, parts: usize, uid: Option<u32>) -> Result<Self> {
-        let (bytes, part) = ((parts * scene.part).to_string(), scene.part.to_string());
-        let words = ["holder", scene.driver.name(), &bytes, &part];
+        let (bytes, part) = (parts * scene.part, scene.part.to_string());
+        let words = ["holder", scene.driver.name(), &bytes.to_string(), &part];
         let mut process = Probe::start_program("gpu-suite", &words, &scene.daemon.sockets(), uid);
         let memory = process.listen("its start")["allocation"].as_u64().context("it has no memory")?;
         // Different processes never write the same.
         let seed = u64::from(process.pid()) << 32;
-        Ok(Self { process, memory, seed, sum: None })
+        Ok(Self { process, memory, bytes: bytes as u64, seed, sum: None })
     }
 
     pub(crate) fn memory(&self) -> u64 {
@@ -57,6 +68,22 @@ impl Holder {
     pub(crate) fn pin(&mut self, part: u32) -> Result<Duration> {
         let answer = self.ask(&format!("pin {part}"))?;
         Ok(Duration::from_nanos(number(&answer, "pinned_ns")?))
+    }
+
+    /// Has it accessed in place from now on; false where clients cannot map the host's memory.
+    pub(crate) fn advise(&mut self) -> Result<bool> {
+        let answer = self.ask("advise")?;
+        answer["advised"].as_bool().with_context(|| format!("no word of it in {answer}"))
+    }
+
+    /// Pins all of it, reads one line in so many so often, and compares the sum with that of what was written.
+    pub(crate) fn scan(&mut self, every: u64, times: u64) -> Result<Scan> {
+        let answer = self.ask(&format!("scan {every} {times}"))?;
+        let (found, once) = (number(&answer, "sum")?, content::sum_lines(self.seed, self.bytes, every));
+        let should = once.wrapping_mul(times);
+        ensure!(found == should, "the sum of its lines is {found}, and {should} was written");
+        let [pinned, scanned] = ["pinned_ns", "scanned_ns"].map(|key| number(&answer, key));
+        Ok(Scan { pinned: Duration::from_nanos(pinned?), scanned: Duration::from_nanos(scanned?) })
     }
 
     /// Frees it.

@@ -22,7 +22,7 @@ pub(crate) use self::{
     answer::Answer,
     client::run as holder,
     counts::Left,
-    holder::Holder,
+    holder::{Holder, Scan},
     operator::{Eviction, Operator},
 };
 

@@ -12,8 +12,9 @@ use std::{
 use anyhow::{Result, bail, ensure};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1::{
-    DeviceStatus, MappingState, Move, MoveOutcome, MovePartsRequest, MoveState, PartMove,
-    ShowAllocationRequest, Tier, move_parts_request, show_allocation_request,
+    DeviceStatus, MappingState, Move, MoveOutcome, MovePartsRequest, MoveState, PartMove, RevocationOutcome,
+    RevokeMappingsRequest, ShowAllocationRequest, Tier, move_parts_request, revoke_mappings_request,
+    show_allocation_request,
 };
 use vramd_tests::{Daemon, wait::soon};
 
@@ -211,10 +212,31 @@ impl Operator {
     /// Until so much is charged on the devices and no more: all that left them they have back.
     pub(crate) fn until_held(&self, bytes: usize) -> Result<()> {
         let begun = Instant::now();
-        while self.admin.devices()?.iter().map(|device| device.held_bytes).sum::<u64>() > bytes as u64 {
+        while self.held()? > bytes as u64 {
             ensure!(begun.elapsed() < PATIENCE, "the device does not have it back");
         }
         Ok(())
+    }
+
+    /// What is charged on the devices.
+    pub(crate) fn held(&self) -> Result<u64> {
+        Ok(self.admin.devices()?.iter().map(|device| device.held_bytes).sum())
+    }
+
+    /// Until nobody maps any of it, wherever it lies.
+    pub(crate) fn unmap(&self, memory: u64) -> Result<()> {
+        let mut last = Vec::new();
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            self.settle()?;
+            let target = Some(revoke_mappings_request::Target::AllocationId(memory));
+            last = self.admin.revoke_mappings(RevokeMappingsRequest { target, ..Default::default() })?.parts;
+            if !last.is_empty() && last.iter().all(|part| part.outcome() == RevocationOutcome::Revoked) {
+                return Ok(());
+            }
+            self.again.fetch_add(1, Ordering::Relaxed);
+        }
+        bail!("it is still mapped: {last:?}")
     }
 
     /// Waits until the daemon has heard of all that it was told, and the host has room for what may leave: what came from

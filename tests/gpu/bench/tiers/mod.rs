@@ -6,6 +6,7 @@
 mod cascade;
 mod demand;
 mod disk;
+mod in_place;
 mod plain_disk;
 mod room;
 
@@ -19,8 +20,9 @@ use super::scene::{Answer, Driver, Scene, is_asked, prepare};
 use crate::{machine, nvml::Witness};
 
 type OfDisk = fn(&Scene, &mut PlainDisk) -> Result<Answer>;
+type OfHost = fn(&Scene) -> Result<Answer>;
 const OF_DISK: [(&str, OfDisk); 2] = [("disk", disk::ask), ("cascade", cascade::ask)];
-const OF_HOST: &str = "demand_under_load";
+const OF_HOST: [(&str, OfHost); 2] = [("demand_under_load", demand::ask), ("in_place", in_place::ask)];
 
 /// Asks these, or all if there are none. The disk is that of the directory, or of the daemon's own. True if every question was
 /// answered, whatever the answer, and every byte was where it should be.
@@ -31,7 +33,8 @@ pub(crate) fn run(
     quick: bool,
     save: impl Fn(&Value) -> Result<()>,
 ) -> Result<bool> {
-    let names: Vec<&str> = OF_DISK.iter().map(|(name, _)| *name).chain([OF_HOST]).collect();
+    let of_host = OF_HOST.iter().map(|(name, _)| *name);
+    let names: Vec<&str> = OF_DISK.iter().map(|(name, _)| *name).chain(of_host).collect();
     prepare(asked, &names)?;
     let machine = match driver {
         Driver::Cuda => machine::facts(&Witness::new()?)?,
@@ -49,9 +52,11 @@ pub(crate) fn run(
             good &= scene.ask(name, || question(&scene, &mut plain), &mut report, &save)?;
         }
     }
-    if is_asked(OF_HOST, asked) {
+    if OF_HOST.iter().any(|(name, _)| is_asked(name, asked)) {
         let scene = demand::scene(driver)?;
-        good &= scene.ask(OF_HOST, || demand::ask(&scene), &mut report, &save)?;
+        for (name, question) in OF_HOST.into_iter().filter(|(name, _)| is_asked(name, asked)) {
+            good &= scene.ask(name, || question(&scene), &mut report, &save)?;
+        }
     }
     Ok(good)
 }
