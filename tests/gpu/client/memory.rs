@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
-use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Pinned, Sealed};
+use vramd_client::{Access, Advice, Allocation, AllocationRequest, Bytes, Client, Pinned, Reason, Sealed};
 
 use super::number;
 use crate::{content, cuda::Gpu};
@@ -70,6 +70,18 @@ impl Memory {
             Self::Sealed(sealed) => sealed.unhold()?,
         }
         Ok(())
+    }
+
+    /// Has it accessed in place from now on; false where clients cannot map the host's memory.
+    pub(super) fn advise(&self) -> Result<bool> {
+        let outcome = match self {
+            Self::Open(allocation) => allocation.advise(Advice::SetAccessedBy),
+            Self::Sealed(sealed) => sealed.advise(Advice::SetAccessedBy),
+        };
+        match outcome {
+            Err(error) if error.reason() == Some(Reason::TierUnsupported) => Ok(false),
+            outcome => Ok(outcome.map(|()| true)?),
+        }
     }
 
     pub(super) fn pin(&self, access: Access) -> Result<Pinned> {

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Error, Result, anyhow, bail};
 use serde_json::{Value, json};
 use vramd_client::{Client, Pinned};
 
-use crate::cuda::{self, Failed, Gpu};
+use crate::cuda::{self, Failed, Gpu, Graph};
 use memory::Memory;
 
 pub(crate) use turner::run as turner;
@@ -25,6 +25,7 @@ struct Actor {
     pinned: Option<Pinned>,
     memory: Option<Memory>,
     client: Option<Client>,
+    graph: Option<Graph>,
     gpu: Option<Gpu>,
     /// Plain memory of this process: its address.
     hog: Option<u64>,
@@ -76,6 +77,15 @@ impl Actor {
                 json!({})
             }
             "copies" => self.memory.as_mut().context("no memory")?.copies(number(words, 0)?)?,
+            "advise" => json!({ "advised": self.memory()?.advise()? }),
+            "graph" => {
+                self.graph = Some(pins::graph(self.gpu()?, self.memory()?, number(words, 0)?)?);
+                json!({})
+            }
+            "run-graph" => {
+                self.gpu()?.run(self.graph.as_ref().context("there is no graph")?)?;
+                json!({})
+            }
             // The context that the SDK has used must not be left current.
             "current" => json!({ "nothing": cuda::nothing_is_current()? }),
             "captures" => capture::rows(self.client.as_ref().context("no session is open")?, self.gpu()?)?,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vramd_client::{Access, Pinned};
 
 use super::memory::Memory;
-use crate::cuda::{Gpu, Mode};
+use crate::cuda::{Gpu, Graph, Mode};
 
 /// `hold`, `unhold`, `pin read|write`, `unpin`, `unpin-after aside|captured`; `None` is another command.
 pub(super) fn answer(
@@ -51,4 +51,11 @@ pub(super) fn capture(gpu: &Gpu, memory: &Memory, seed: Option<u64>) -> Result<V
         None => gpu.run(&gpu.end_capture()?)?,
     }
     Ok(json!({}))
+}
+
+/// A graph of one kernel that writes to the memory, to be run as often as one likes.
+pub(super) fn graph(gpu: &Gpu, memory: &Memory, seed: u64) -> Result<Graph> {
+    gpu.begin_capture(Mode::Global)?;
+    gpu.begin_fill(memory.address()?, memory.bytes(), seed)?;
+    Ok(gpu.end_capture()?)
 }

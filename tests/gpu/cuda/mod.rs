@@ -12,7 +12,7 @@ mod vmm;
 
 use anyhow::{Context as _, Result};
 
-pub(crate) use capture::Mode;
+pub(crate) use capture::{Graph, Mode};
 use kernels::Kernels;
 pub(crate) use managed::Managed;
 pub(crate) use pinned::Pinned;

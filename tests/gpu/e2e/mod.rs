@@ -5,6 +5,7 @@ mod actor;
 mod capture;
 mod faults;
 mod fixed;
+mod in_place;
 mod memory;
 mod moves;
 mod pins;
@@ -59,6 +60,7 @@ const CASES: &[(&str, Case)] = &[
     ("unpinned after a stream", pins::unpinned_after_a_stream),
     ("moved to the host and back", moves::to_the_host_and_back),
     ("moved to disk and back", moves::to_disk_and_back),
+    ("accessed in place, and moved", in_place::accessed_and_moved),
     (THREE_TENANTS, |world| turns::three_tenants(Driver::Cuda, world.quick)),
     ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),

@@ -38,7 +38,7 @@ fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
     let full = world.used();
     let (mut out, mut back) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        out.push(evict(&daemon, id, tier).as_secs_f64() * 1e3);
+        out.push(move_all(&daemon, id, tier).as_secs_f64() * 1e3);
         until("the device has it back", || daemon.books().held() == 0);
         let books = daemon.books();
         let there = if tier == Tier::Disk { books.held_on_disk() } else { books.held_in_host() };
@@ -54,18 +54,18 @@ fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
     // It is hashed where it lies.
     let sum = content::sum(ROUNDS, SIZE);
     let (digest, actors) = sealed_while_away(&daemon, writer, sum, || {
-        evict(&daemon, id, tier);
+        move_all(&daemon, id, tier);
     });
     freed_by_the_first(&daemon, actors);
     json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "evicted_in_ms": out, "pinned_in_ms": back })
 }
 
-/// Until all of it has left: who maps it may not have said so by now. How long the call took that it left by.
+/// Until all of it is there: who maps it may not have said so by now. How long the call took that it went by.
 #[track_caller]
-fn evict(daemon: &Daemon, id: u64, tier: Tier) -> Duration {
+pub(super) fn move_all(daemon: &Daemon, id: u64, tier: Tier) -> Duration {
     let mut last: Vec<PartMove> = Vec::new();
     let mut took = Duration::ZERO;
-    until("it has left", || {
+    until("it is there", || {
         let begun = Instant::now();
         let target = Some(Target::AllocationId(id));
         let request = MovePartsRequest { target, tier: tier.into(), ..Default::default() };
