@@ -67,6 +67,12 @@ fn every_question_of_tiers_is_answered_on_the_simulated_driver() {
         assert!(times.is_some_and(|times| times.len() >= 7), "{side} in {report:#}");
     }
     assert!(samples["cascade"]["plain_both_at_once_ms"].is_array(), "{report:#}");
+    let in_place = &samples["in_place"];
+    for reads in ["0.1", "0.5", "1", "2", "4", "8"] {
+        let sample = &in_place[format!("reads_{reads}")];
+        assert!(sample["pairs"].as_u64().is_some_and(|pairs| pairs >= 7), "{reads} in {report:#}");
+    }
+    assert_eq!(report["in_place"], in_place["crossover_reads"], "{report:#}");
 }
 
 #[test]

@@ -228,7 +228,7 @@ def table(folder, stages):
             print(f"-- {stage.name}: {stage.verdict}")
             told = ("ok ", "absent", "FAILED", "allocate ", "create ", "attach ", "revoke ", "revocations ", "pin_unpin ",
                     "out ", "in ", "both ", "exchange ", "one_part ", "one_way_", "pin ", "pin_", "duplex", "neighbour_", "evict_clean_", "peer ",
-                    "disk_", "cascade ", "demand_", "leak ")
+                    "disk_", "cascade ", "demand_", "in_place ", "leak ")
             print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")
         else:
             print(f"-- {stage.name}: {stage.verdict}")
