@@ -140,7 +140,7 @@ mod bugs {
         OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
         CopiedInPlace: "a part is copied out of the host's memory while it is mapped there", [MIGRATIONS, COPIES];
-        AdviceKept: "what is no more to be read in place stays mapped there", [IN_PLACE];
+        AdviceKept: "what is no more to be read in place stays mapped there", [IN_PLACE, MIGRATIONS];
         ComesThoughAdvised: "what is to be read in place comes to its device for who pins it", [IN_PLACE];
         FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, RECYCLED, PRESSED, BACKED];
         SourceKept: "what a part has left is not released", [DRAINS, DEMANDS, BACKED];

@@ -4,7 +4,10 @@
 
 mod world;
 
-use broker_core::{Advice, AllocationSpec, ClientFrame, ClientRequest, PartRef, Refusal, Target, Tier};
+use broker_core::{
+    Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, PartRef, Refusal, Target,
+    Tier, TouchedPart, WordsOutcome,
+};
 use vramd_types::{AllocationId, Bytes};
 use world::{
     Client, World,
@@ -120,6 +123,47 @@ fn or_when_who_did_not_answer_does() {
     world.settle();
     assert!(!world.maps(reader, part));
     comes_with_the_next_pin(world, owner, part);
+}
+
+/// Whose words were found pinned may have ended before that was told: nobody will ever see it unpin.
+#[test]
+fn who_has_ended_meanwhile_is_not_taken_to_pin_it() {
+    let (mut world, [owner, reader], part) = two_map_it_there_still();
+    world.unpin(reader, part);
+    world.event(Event::Touched(vec![TouchedPart { session: reader.session, part, pinned: false }]));
+    let asked = |command: &Command| matches!(command, Command::RevokeWords { part: of, .. } if *of == part);
+    assert!(world.work.iter().any(asked), "they are asked");
+    world.work.retain(|command| !asked(command));
+    world.event(Event::ProcessEnded { channel: reader.channel });
+    let outcome = WordsOutcome::Pinned { by: vec![reader.session] };
+    world.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
+    assert!(world.work.iter().any(asked), "and again");
+    world.settle();
+    comes_with_the_next_pin(world, owner, part);
+}
+
+#[test]
+fn nor_to_keep_it_on_its_device() {
+    let mut world = tiers(8, 32);
+    let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
+    let part = part(world.sealed(owner, named(8, "w")), 0);
+    world.call(reader, ClientRequest::Attach(Target::Name("w".to_owned()))).expect("it is there");
+    world.settle();
+    world.start_operator(None, to(part.allocation, Tier::Host));
+    let asked = |command: &Command| matches!(command, Command::RevokeWords { .. });
+    assert!(world.work.iter().any(asked), "they are asked");
+    world.work.retain(|command| !asked(command));
+    world.event(Event::ProcessEnded { channel: reader.channel });
+    for part in parts(&world, part.allocation) {
+        let outcome = WordsOutcome::Pinned { by: vec![reader.session] };
+        world.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
+    }
+    world.settle();
+    let other = world.open_pinning("b");
+    let id = world.allocate(other, unheld(8)).expect("room below");
+    let set = parts(&world, id);
+    look(&mut world, other, 1, &set);
+    assert_eq!(tier(&world, set[0]), Tier::Device, "it has left for it");
 }
 
 #[test]

@@ -92,6 +92,9 @@ impl Broker {
 
     /// Once nobody maps it there it is as any other part: who pins it has it come.
     pub(crate) fn settle_lingering(&mut self, part: PartRef) {
+        if !self.lingering.contains(&part) {
+            return;
+        }
         // What is under way says when it is over.
         if self.migrations.contains_key(&part) || self.revocations.contains_key(&part) {
             return;

@@ -439,10 +439,12 @@ impl Broker {
         }
         let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
         let ran_out = towards == Tier::Device && has_run_out(&outcome);
-        let among = if here == Tier::Host { &mut self.lodgers } else { &mut self.residents };
         match &outcome {
-            PartMove::Pinned { by } => by.iter().for_each(|session| among.pinned(part, *session)),
-            PartMove::Refused { .. } | PartMove::Failed { .. } => among.is_stuck(part),
+            PartMove::Pinned { by } => _ = self.seen_pinned(part, by),
+            PartMove::Refused { .. } | PartMove::Failed { .. } if here == Tier::Host => {
+                self.lodgers.is_stuck(part);
+            }
+            PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
             _ => {}
         }
         let is_lost = has_lost(&outcome);

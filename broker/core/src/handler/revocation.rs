@@ -177,13 +177,14 @@ impl Broker {
     fn revocation_over(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(over) = self.revocations.remove(&part) else { return };
         self.emptied(part, outcome);
-        match outcome {
-            // Seen to unpin it, they are asked again.
-            PartRevocation::Pinned { by } if self.lingering.contains(&part) => {
-                by.iter().for_each(|session| self.lodgers.pinned(part, *session));
-            }
-            PartRevocation::Pinned { .. } => {}
-            _ => self.unsettle_lingering(part),
+        // Who was found to pin it is asked again once it has been seen to unpin it.
+        let pinned = match (outcome, over.stage) {
+            (PartRevocation::Pinned { by }, Stage::Words { .. }) => self.seen_pinned(part, by),
+            (PartRevocation::Pinned { .. }, _) => true,
+            _ => false,
+        };
+        if !pinned {
+            self.unsettle_lingering(part);
         }
         self.unsettle_short();
         let elsewhere = self.is_elsewhere(part);

@@ -5,6 +5,7 @@ use vramd_types::SessionId;
 use crate::{
     broker::Broker,
     event::{PartRef, TouchedPart},
+    residency::MapState,
 };
 
 impl Broker {
@@ -32,6 +33,18 @@ impl Broker {
         if unpinned && !planted!(self, TouchIgnored) {
             self.unsettle_short();
         }
+    }
+
+    /// These were found to pin the part: they are not asked again until they are seen to unpin it. Who maps it no more by now will
+    /// not be seen to. Whether there is any other.
+    pub(crate) fn seen_pinned(&mut self, part: PartRef, by: &[SessionId]) -> bool {
+        let maps = |id: &&SessionId| self.map_state(**id, part).is_some_and(MapState::maps);
+        let there: Vec<_> = by.iter().filter(maps).copied().collect();
+        for session in there.iter().copied() {
+            self.residents.pinned(part, session);
+            self.lodgers.pinned(part, session);
+        }
+        !there.is_empty()
     }
 
     /// The session maps the part no more, so it pins it no more.

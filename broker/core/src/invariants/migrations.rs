@@ -1,7 +1,12 @@
 //! What is copied is mapped by nobody, and neither end of it is released.
 
 use super::{MIGRATIONS, Violation, expect, scope::Scope};
-use crate::{broker::Broker, event::Tier, pool::Extent, residency::MapState};
+use crate::{
+    broker::Broker,
+    event::Tier,
+    pool::Extent,
+    residency::{AllocationState, MapState},
+};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, migration) in
@@ -31,6 +36,13 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 broker.tier_of(part).is_none_or(|tier| tier != Tier::Disk) && !broker.is_nowhere(part);
             let maps = broker.holds(part).iter().any(|hold| hold.state != MapState::Away);
             expect(found, MIGRATIONS, can_be || !maps, || format!("{part:?} is mapped and cannot be"));
+            let lies_below = broker.tier_of(part) == Some(Tier::Host);
+            // What is freed is being unmapped by all.
+            let is_freed = allocation.state == AllocationState::Freeing;
+            let may = is_freed || allocation.in_place || broker.lingering.contains(&part);
+            expect(found, MIGRATIONS, may || !(maps && lies_below), || {
+                format!("{part:?} is mapped in the host's memory, and goes on being so")
+            });
         }
     }
 }

@@ -226,7 +226,10 @@ impl Oracle {
             Completion::ShadowDiffers { .. } => {}
             Completion::WordsRevoked { part, outcome } => {
                 if let WordsOutcome::Pinned { by } = outcome {
-                    self.facts.pinned.extend(by.iter().map(|session| (*part, *session)));
+                    let sessions = &self.facts.sessions;
+                    let maps =
+                        |id: &&SessionId| sessions.get(id).is_some_and(|it| it.holds.contains_key(part));
+                    self.facts.pinned.extend(by.iter().filter(maps).map(|session| (*part, *session)));
                 }
                 self.facts.words_pending.remove(part);
                 self.step.words_revoked = Some(*part);

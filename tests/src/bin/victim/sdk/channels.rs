@@ -14,7 +14,6 @@ pub(super) fn shut_down(late: bool) {
     if late {
         thread::sleep(LATE);
     }
-
     let entries = fs::read_dir("/proc/self/fd").expect("/proc is there").flatten();
     for number in entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
         // SAFETY: the SDK lends its channel to nobody, so it is found by its number. What another thread closed
