@@ -18,7 +18,7 @@ pub struct AllocationInfo {
     pub kind: AllocationKind,
     pub lifetime: Lifetime,
     pub state: AllocationState,
-    /// What of it lies in the host's memory is mapped there: see [`crate::Advice`].
+    /// Whether what of it lies in the host's memory is mapped there: see [`crate::Advice`].
     pub accessed_by_device: bool,
     /// What was asked for.
     pub size: Bytes,

@@ -328,7 +328,7 @@ class AllocationInfo:
     def state(self) -> Literal["creating", "open", "sealing", "sealed", "freeing", "unknown"]: ...
     @property
     def accessed_by_device(self) -> bool:
-        """What of it lies in the host's memory is mapped there, and does not come to the device."""
+        """Whether what of it lies in the host's memory is mapped there, and does not come to the device."""
     @property
     def size(self) -> int: ...
     @property

@@ -43,6 +43,13 @@ pub(crate) fn run(
     let mut report =
         json!({ "machine": machine, "driver_kind": driver.name(), "quick": quick, "samples": {} });
     let mut good = true;
+    // Those of the disk take longest: what is not over in time is missed by no other.
+    if OF_HOST.iter().any(|(name, _)| is_asked(name, asked)) {
+        let scene = demand::scene(driver)?;
+        for (name, question) in OF_HOST.into_iter().filter(|(name, _)| is_asked(name, asked)) {
+            good &= scene.ask(name, || question(&scene), &mut report, &save)?;
+        }
+    }
     if OF_DISK.iter().any(|(name, _)| is_asked(name, asked)) {
         let scene = Scene::above_disk(driver, quick, directory)?;
         let home = directory.unwrap_or_else(|| scene.daemon.home().path());
@@ -50,12 +57,6 @@ pub(crate) fn run(
         report["plain_disk"] = plain.facts();
         for (name, question) in OF_DISK.into_iter().filter(|(name, _)| is_asked(name, asked)) {
             good &= scene.ask(name, || question(&scene, &mut plain), &mut report, &save)?;
-        }
-    }
-    if OF_HOST.iter().any(|(name, _)| is_asked(name, asked)) {
-        let scene = demand::scene(driver)?;
-        for (name, question) in OF_HOST.into_iter().filter(|(name, _)| is_asked(name, asked)) {
-            good &= scene.ask(name, || question(&scene), &mut report, &save)?;
         }
     }
     Ok(good)
