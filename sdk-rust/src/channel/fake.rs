@@ -22,12 +22,12 @@ use rustix::{
 use vramd_proto::{
     channel::PROTOCOL_MAJOR,
     v1::{
-        self, Access, HandleType, Map, MapPart, PartRef, Revoke, RevokeReason, client_frame,
+        self, Access, HandleType, Map, MapPart, PartRef, Refused, Revoke, RevokeReason, client_frame,
         daemon_frame::Frame,
     },
 };
 
-use vramd_types::AllocationId;
+use vramd_types::{AllocationId, Reason};
 use vramd_words::{Daemon, DaemonSlot, Fence, Header, bytes_for};
 
 use super::{Link, socket::Socket, worker};
@@ -193,7 +193,7 @@ fn slot(allocation: u64, index: u32) -> u32 {
     u32::try_from(allocation).unwrap() * 8 + index
 }
 
-fn send(daemon: &OwnedFd, frame: Frame, fds: &[BorrowedFd<'_>]) {
+pub(super) fn send(daemon: &OwnedFd, frame: Frame, fds: &[BorrowedFd<'_>]) {
     send_bytes(daemon, &v1::DaemonFrame { frame: Some(frame) }.encode_to_vec(), fds);
 }
 
@@ -248,6 +248,16 @@ pub(crate) fn memory(name: &str, fill: u8) -> OwnedFd {
 
 pub(crate) fn held(id: AllocationId, parts: usize, access: Access) -> Until {
     Until::Held { id, parts, access }
+}
+
+/// What the daemon says to a session that an operator has ended.
+pub(crate) fn ended_by_an_operator() -> Frame {
+    Frame::Refused(Refused {
+        code: Reason::SessionLost.code() as i32,
+        reason: Reason::SessionLost.name().to_owned(),
+        message: "ended by an operator".to_owned(),
+        metadata: [("session".to_owned(), "s-3".to_owned())].into(),
+    })
 }
 
 pub(crate) fn soon() -> Instant {

@@ -66,22 +66,30 @@ impl Link {
     }
 }
 
+/// Where the daemon hears no more, there is nobody to tell: the end, and why, which it may have said before, is read.
 impl Turn<'_> {
     pub(crate) fn tell(&self, answer: Answer) -> Result<(), Errno> {
         for parts in answer.mapped.chunks(PARTS_PER_FRAME_MAX) {
-            self.socket.send(Frame::Mapped(Mapped { parts: parts.to_vec() }))?;
+            self.say(Frame::Mapped(Mapped { parts: parts.to_vec() }))?;
         }
         for parts in answer.unmapped.chunks(PARTS_PER_FRAME_MAX) {
-            self.socket.send(Frame::Unmapped(Unmapped { parts: parts.to_vec() }))?;
+            self.say(Frame::Unmapped(Unmapped { parts: parts.to_vec() }))?;
         }
         for call_id in answer.ended {
-            self.socket.send(Frame::PinEnded(PinEnded { call_id }))?;
+            self.say(Frame::PinEnded(PinEnded { call_id }))?;
         }
         Ok(())
     }
 
     /// Asks for a set that is not all here.
     pub(crate) fn ask(&self, pin: Pin) -> Result<(), Errno> {
-        self.socket.send(Frame::Pin(pin))
+        self.say(Frame::Pin(pin))
+    }
+
+    fn say(&self, frame: Frame) -> Result<(), Errno> {
+        match self.socket.send(frame) {
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            said => said,
+        }
     }
 }

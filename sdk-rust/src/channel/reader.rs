@@ -139,10 +139,7 @@ fn end(link: &Link, table: &Table, ending: Ending) {
 }
 
 fn failed(error: Errno) -> Ending {
-    match error {
-        Errno::PIPE | Errno::CONNRESET => Ending::Closed,
-        error => broken(&error.to_string()),
-    }
+    broken(&error.to_string())
 }
 
 fn receive(link: &Link, table: &Table, turn: &Turn<'_>) -> Result<Option<Ending>, Errno> {

@@ -140,8 +140,8 @@ impl Socket {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let message = match recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
             Ok(message) => message,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(Errno::CONNRESET) => return Ok(Some(Received::Ended)),
+            // Told once, of what the daemon had not read when it closed: what it had said before is here still, and then the end.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(None),
             Err(error) => return Err(error),
         };
         let fds = control

@@ -8,15 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vramd_proto::v1::{
-    Access, Device, HandleType, Mapped, Pressure, PressureLevel, Refused, RevokeReason, Tier, UnmapReason,
+    Access, Device, HandleType, Mapped, Pressure, PressureLevel, RevokeReason, Tier, UnmapReason,
     UnmappedPart, client_frame, daemon_frame::Frame,
 };
 use vramd_types::{AllocationId, Reason};
 
 use super::{
     Attended, attend,
-    fake::{Fake, PART, PATIENCE, held, memory, part, part_ref, soon},
+    fake::{self, Fake, PART, PATIENCE, ended_by_an_operator, held, memory, part, part_ref, soon},
+    socket::{Received, Socket},
 };
 use crate::{
     cuda::Gpus,
@@ -213,13 +215,7 @@ fn pressure_is_told_on_a_thread_of_its_own_and_its_panic_is_nobodys() {
 #[test]
 fn a_refusal_ends_the_session_with_its_reason() {
     let fake = Fake::start(Mode::Map);
-    let refused = Refused {
-        code: Reason::SessionLost.code() as i32,
-        reason: Reason::SessionLost.name().to_owned(),
-        message: "ended by an operator".to_owned(),
-        metadata: [("session".to_owned(), "s-3".to_owned())].into(),
-    };
-    fake.send(Frame::Refused(refused), &[]);
+    fake.send(ended_by_an_operator(), &[]);
     assert_eq!(fake.next(), None, "the client hangs up");
     let ending = fake.hang_up().ending();
     assert_eq!(ending, Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
@@ -341,15 +337,9 @@ fn why_a_session_was_refused_is_told_whoever_reads_it() {
         let fake = Fake::start(Mode::Map);
         let link = Arc::clone(&fake.link);
         let table = Arc::clone(&fake.table);
-        let refused = Refused {
-            code: Reason::SessionLost.code() as i32,
-            reason: Reason::SessionLost.name().to_owned(),
-            message: "ended by an operator".to_owned(),
-            metadata: [("session".to_owned(), "s-3".to_owned())].into(),
-        };
         let seat = link.sit().unwrap();
         let daemon = thread::spawn(move || {
-            fake.send(Frame::Refused(refused), &[]);
+            fake.send(ended_by_an_operator(), &[]);
             fake.hang_up()
         });
         while table.ending().is_none() && attend(&link, &table, soon()) == Attended::Packet {}
@@ -357,6 +347,40 @@ fn why_a_session_was_refused_is_told_whoever_reads_it() {
         let ending = daemon.join().unwrap().ending();
         assert_eq!(ending, Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
     }
+}
+
+/// A mapping that nobody hears of any more comes before it.
+#[test]
+fn why_a_session_has_ended_is_heard_though_what_comes_before_cannot_be_answered() {
+    let fake = Fake::start(Mode::Map);
+    let link = Arc::clone(&fake.link);
+    // Nobody reads meanwhile.
+    let turn = link.turn();
+    fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("unanswered", 1)]);
+    fake.send(ended_by_an_operator(), &[]);
+    let daemon = thread::spawn(move || fake.hang_up());
+    thread::sleep(Duration::from_millis(20));
+    drop(turn);
+    let table = daemon.join().unwrap();
+    assert_eq!(table.ending(), Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
+}
+
+/// The kernel says then that the connection was reset, and says that first.
+#[test]
+fn what_the_daemon_has_said_is_read_though_it_had_not_read_all_when_it_closed() {
+    let (daemon, client) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let socket = Socket::from_fd(client).unwrap();
+    socket.send(mapped(&[0])).unwrap();
+    fake::send(&daemon, ended_by_an_operator(), &[]);
+    drop(daemon);
+    let mut received = Vec::new();
+    while !matches!(received.last(), Some(Received::Ended)) {
+        assert!(socket.wait_readable(Some(soon())).unwrap());
+        received.extend(socket.receive().unwrap());
+    }
+    let [Received::Packet(packet), Received::Ended] = &received[..] else { panic!("{received:?}") };
+    assert_eq!(packet.frame, ended_by_an_operator());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use vramd_words::{Access, Fence, State};
 
 use crate::{
     allocation::{Allocation, Sealed},
-    channel::fake::{PART, PATIENCE, Pinning, held, memory, part, part_ref},
+    channel::fake::{PART, PATIENCE, Pinning, ended_by_an_operator, held, memory, part, part_ref},
     cuda::Gpus,
     error::Error,
     face::{Face, now},
@@ -461,6 +461,27 @@ fn the_end_of_the_channel_leaves_what_is_mapped() {
     assert_eq!(allocation.pin(Access::Write).unwrap().as_slice().unwrap()[0], 5);
     allocation.hold().unwrap();
     assert_eq!(allocation.as_slice().unwrap()[0], 5);
+}
+
+/// Nobody has read yet why the session has ended, and the daemon hears no more.
+#[test]
+fn who_asks_of_a_channel_that_has_ended_is_told_why_it_has() {
+    for _ in 0..20 {
+        let daemon = start();
+        let away = evicted(&daemon, ID);
+        let session = daemon.session.clone();
+        // Nobody reads meanwhile, and who asks comes next.
+        let turn = session.link().turn();
+        daemon.send(ended_by_an_operator());
+        drop(daemon.hang_up());
+        thread::scope(|scope| {
+            let pinner = scope.spawn(|| away.pin(Access::Read));
+            thread::sleep(Duration::from_millis(10));
+            drop(turn);
+            let told = pinner.join().unwrap().unwrap_err();
+            assert_eq!(told, Error::SessionLost { session: "s-3".to_owned() });
+        });
+    }
 }
 
 #[test]
