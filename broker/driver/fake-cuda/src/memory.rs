@@ -35,7 +35,6 @@ pub(crate) struct World {
     pub(crate) handles: HashMap<u64, Piece>,
     pub(crate) next: u64,
     pub(crate) ranges: BTreeMap<u64, Range>,
-    pub(crate) pinned: HashMap<usize, usize>,
     /// Of `cuMemHostRegister`.
     pub(crate) registered: HashMap<usize, usize>,
     /// Of each device: how often retained, and what the context takes.

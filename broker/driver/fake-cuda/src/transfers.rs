@@ -13,27 +13,10 @@ use std::{
 
 use crate::{
     cuda::{answered, current},
-    memory::{self, INVALID_VALUE, copy, fill, give_back, pointer, protect, put, reserve, world},
+    memory::{INVALID_VALUE, copy, fill, pointer, put, world},
 };
 
 const NOT_READY: u32 = 600;
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, size: usize, _flags: c_uint) -> u32 {
-    begin!("cuMemHostAlloc");
-    let Some(at) = reserve(size).filter(|at| protect(*at, size, libc::PROT_READ | libc::PROT_WRITE)) else {
-        return memory::OUT_OF_MEMORY;
-    };
-    let at = pointer(at);
-    world().pinned.insert(at as usize, size);
-    put(to, at)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemFreeHost(at: *mut c_void) -> u32 {
-    let size = world().pinned.remove(&(at as usize));
-    size.map_or(INVALID_VALUE, |size| answered(give_back(at as u64, size)))
-}
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, length: usize) -> u32 {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Completion, CopyError, DriverError,
-    disk::{DiskExtent, DiskReader},
+    disk::{DiskExtent, DiskReader, Room as _},
 };
 
 pub(super) const THREADS: usize = 2;

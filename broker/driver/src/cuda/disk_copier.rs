@@ -11,7 +11,10 @@ use super::{
     memory::{Held, Memory},
     state::State,
 };
-use crate::{DriverError, disk::Side};
+use crate::{
+    DriverError,
+    disk::{Room as _, Side},
+};
 
 /// Of one lane.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::{
 use vramd_types::{Bytes, ExtentId};
 
 use super::{
-    Disk, PIECE, RING_PIECES,
+    Disk, PIECE, READS_MAX, RING_PIECES,
     directory::ExtentFile,
     engine::{Engine, Op, Way},
     room::{Buffer, Room as _},
@@ -48,6 +48,14 @@ impl Disk {
     }
 }
 
+/// So many pieces are under way, as in a lane.
+fn depth(way: Way) -> usize {
+    match way {
+        Way::FromDisk => READS_MAX,
+        Way::ToDisk => RING_PIECES,
+    }
+}
+
 /// Pieces that follow each other, round and round.
 struct Run {
     engine: Engine<Buffer>,
@@ -69,9 +77,9 @@ impl Run {
             buffer.fill(&text);
             Ok(buffer)
         };
-        let buffers: std::io::Result<Vec<Buffer>> = (0..RING_PIECES).map(buffer).collect();
+        let buffers: std::io::Result<Vec<Buffer>> = (0..depth(way)).map(buffer).collect();
         let idle = buffers.map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))?;
-        let engine = Engine::new(disk.engine, RING_PIECES)?;
+        let engine = Engine::new(disk.engine, depth(way))?;
         Ok(Self { engine, file: Arc::clone(&file.fd), way, idle, next: 0, pieces: size.get() / PIECE })
     }
 
@@ -102,7 +110,7 @@ impl Run {
     }
 
     fn drain(&mut self) -> Result<(), DriverError> {
-        while self.idle.len() < RING_PIECES {
+        while self.idle.len() < depth(self.way) {
             self.end()?;
             std::thread::yield_now();
         }

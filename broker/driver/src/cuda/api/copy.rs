@@ -6,16 +6,15 @@
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which reads and writes by address")]
 
 use std::{
-    ffi::c_void,
-    mem,
+    io,
+    mem::{self, ManuallyDrop},
     ptr::{self, NonNull},
-    slice,
     sync::Arc,
     thread,
     time::Duration,
 };
 
-use cudarc::driver::sys::{CUevent, CUstream};
+use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 use vramd_types::Bytes;
 
 use super::{
@@ -23,7 +22,7 @@ use super::{
     error::Code,
     physical::{number, size_of},
 };
-use crate::disk::Room;
+use crate::disk::{Buffer, Room};
 
 /// Between two looks: well below what the smallest chunk worth a stream takes.
 const NAP: Duration = Duration::from_micros(50);
@@ -32,56 +31,43 @@ const NAP: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(crate) struct Pinned {
     context: Arc<Context>,
-    start: NonNull<u8>,
-    length: usize,
+    /// Given up once the driver has let go of it, or never: what it still knows by that address must not become other memory.
+    buffer: ManuallyDrop<Buffer>,
 }
 
-// SAFETY: It is plain memory with one owner; the driver does not care which thread that is.
-unsafe impl Send for Pinned {}
-
 impl Pinned {
+    /// Of our own pages: those that the driver makes itself are small ones, see [`Buffer`].
     pub(crate) fn new(context: &Arc<Context>, length: usize) -> Result<Self, CudaError> {
         const PORTABLE: u32 = 1;
+        // There are no addresses left, or no memory for the tables of pages: the kernel has nothing else to say of such a mapping.
+        let none = |error: io::Error| {
+            CudaError::new("mmap", Code::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32), error.to_string())
+        };
+        let buffer = Buffer::new(length).map_err(none)?;
         let _entered = context.enter()?;
         let api = context.api();
-        let mut start: *mut c_void = ptr::null_mut();
-        // SAFETY: A foreign call, which writes one pointer where it is told to.
-        let code = unsafe { (api.functions.cuMemHostAlloc)(&raw mut start, length, PORTABLE) };
-        api.check("cuMemHostAlloc", code)?;
-        let Some(start) = NonNull::new(start.cast::<u8>()) else {
-            return Err(CudaError::new("cuMemHostAlloc", Code::new(0), "no address".to_owned()));
+        // SAFETY: A foreign call on a range that is mapped until it is unregistered.
+        let code = unsafe {
+            (api.functions.cuMemHostRegister_v2)(buffer.start().as_ptr().cast(), buffer.length(), PORTABLE)
         };
-        // SAFETY: The driver has made so many bytes for us alone. They are written before anybody reads them, so that
-        // they are initialised, which slices need.
-        unsafe { start.as_ptr().write_bytes(0, length) };
-        Ok(Self { context: Arc::clone(context), start, length })
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.length
+        api.check("cuMemHostRegister_v2", code)?;
+        Ok(Self { context: Arc::clone(context), buffer: ManuallyDrop::new(buffer) })
     }
 
     /// For transfers from it.
     pub(crate) fn address(&self) -> u64 {
-        self.start.as_ptr().expose_provenance() as u64
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: The memory is initialised and as long. While the device writes to it, it is inside a `Transfer`,
-        // which lends it to nobody.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
+        self.start().as_ptr().expose_provenance() as u64
     }
 }
 
-// SAFETY: The driver's memory is page-aligned, this value's own until it is dropped, and written when it was made. While the
-// device works on it, it is inside a `Transfer`.
+// SAFETY: All of it is the buffer's. While the device works on it, it is inside a `Transfer`, which lends it to nobody.
 unsafe impl Room for Pinned {
     fn start(&self) -> NonNull<u8> {
-        self.start
+        self.buffer.start()
     }
 
     fn length(&self) -> usize {
-        self.length
+        self.buffer.length()
     }
 }
 
@@ -89,10 +75,13 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter() else { return };
         let api = self.context.api();
-        // SAFETY: A foreign call, once for the one allocation that this value stands for. Nothing is under way: a
+        // SAFETY: A foreign call, once for the one registration that this value stands for. Nothing is under way: a
         // transfer keeps its buffer until it has ended.
-        let code = unsafe { (api.functions.cuMemFreeHost)(self.start.as_ptr().cast()) };
-        let _ = api.check("cuMemFreeHost", code);
+        let code = unsafe { (api.functions.cuMemHostUnregister)(self.start().as_ptr().cast()) };
+        if api.check("cuMemHostUnregister", code).is_ok() {
+            // SAFETY: Once, here, and nobody can reach it any more.
+            unsafe { ManuallyDrop::drop(&mut self.buffer) };
+        }
     }
 }
 
@@ -140,14 +129,14 @@ impl Stream {
         length: usize,
         into: Pinned,
     ) -> Result<Transfer<(Pinned, K)>, CudaError> {
-        assert!(length <= into.len(), "the buffer is shorter than what is copied into it");
+        assert!(length <= into.length(), "the buffer is shorter than what is copied into it");
         let _entered = self.context.enter()?;
         let event = Event::new(&self.context)?;
         let api = self.context.api();
         // SAFETY: A foreign call, which goes on after it has returned. Until it has ended the buffer and the source
         // are kept by the transfer; the range ends inside the buffer.
         let code = unsafe {
-            (api.functions.cuMemcpyDtoHAsync_v2)(into.start.as_ptr().cast(), from, length, self.raw)
+            (api.functions.cuMemcpyDtoHAsync_v2)(into.start().as_ptr().cast(), from, length, self.raw)
         };
         api.check("cuMemcpyDtoHAsync_v2", code)?;
         Transfer::begun(event, self, (into, source))

@@ -139,13 +139,15 @@ impl Drop for HostView {
     fn drop(&mut self) {
         let Backing::File { registered } = &self.backing else { return };
         let start: *mut c_void = self.start.as_ptr().cast();
-        if let Some(context) = registered
-            && let Ok(_entered) = context.enter()
-        {
+        if let Some(context) = registered {
+            // What the driver still knows by that address must not become other memory: then it stays mapped.
+            let Ok(_entered) = context.enter() else { return };
             let api = context.api();
             // SAFETY: A foreign call, once for the one registration that this value stands for.
             let code = unsafe { (api.functions.cuMemHostUnregister)(start) };
-            let _ = api.check("cuMemHostUnregister", code);
+            if api.check("cuMemHostUnregister", code).is_err() {
+                return;
+            }
         }
         // SAFETY: Unmapping needs an unsafe call. The range is this view's own, and no slice of it outlives `self`.
         let unmapped = unsafe { munmap(start, self.length) };

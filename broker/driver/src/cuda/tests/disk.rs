@@ -62,7 +62,7 @@ fn done(
 fn a_hop_that_fails_says_why_and_what_follows_is_done() {
     let ways = [("cuMemcpyHtoDAsync_v2", DISK, DEVICE), ("cuMemcpyDtoHAsync_v2", DEVICE, DISK)];
     for (call, from, to) in
-        ways.into_iter().chain([("cuEventQuery", DISK, DEVICE), ("cuMemHostAlloc", DISK, DEVICE)])
+        ways.into_iter().chain([("cuEventQuery", DISK, DEVICE), ("cuMemHostRegister_v2", DISK, DEVICE)])
     {
         let fake = Fake::new().says(&format!("fail.{call} = 54321@told"));
         let (driver, completions, _folder) = ready(&fake);
@@ -80,7 +80,7 @@ fn a_hop_that_fails_says_why_and_what_follows_is_done() {
 /// What is missing is memory of the host, whatever the card has.
 #[test]
 fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
-    let fake = Fake::new().says("fail.cuMemHostAlloc = 2@told");
+    let fake = Fake::new().says("fail.cuMemHostRegister_v2 = 2@told");
     let (driver, completions, _folder) = ready(&fake);
     fake.tell(true);
     let short = DriverError::OutOfHostMemory(HostLimit::Pinned);
@@ -118,7 +118,7 @@ fn the_disk_reads_while_the_device_copies_and_no_further_than_there_are_buffers(
 fn buffers_are_few_and_used_again_and_memory_of_the_host_needs_none() {
     let fake = Fake::new().says("note = 1");
     let (driver, completions, _folder) = ready(&fake);
-    let buffers = || fake.callers("cuMemHostAlloc").iter().filter(|by| *by == "disk-copy").count();
+    let buffers = || fake.callers("cuMemHostRegister_v2").iter().filter(|by| *by == "disk-copy").count();
     assert_eq!(done(&driver, &completions, DISK, HOST), Ok(()));
     assert_eq!(buffers(), 0);
     for _ in 0..3 {

@@ -79,7 +79,8 @@ fn kept(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
 
 #[test]
 fn the_limit_on_locked_memory_is_named() {
-    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@2");
+    // The first is the buffer with which the links are measured.
+    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@3");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     let maximum = getrlimit(Resource::Memlock).maximum;

@@ -127,20 +127,22 @@ fn choose_by(
     }
 }
 
-/// How often the kernel may ask to be asked again, for one operation.
+/// How often in a row the kernel may ask to be asked again.
 const AGAIN_MAX: u32 = 10_000;
 
-/// An operation under way.
-#[derive(Debug)]
-struct Begun<R> {
-    op: Op<R>,
+/// What is asked of the kernel at once: an operation, or a piece of one.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    /// Where in the operation it begins.
+    from: usize,
+    length: usize,
     done: usize,
     again: u32,
 }
 
-impl<R: Room> Begun<R> {
-    fn of(op: Op<R>) -> Self {
-        Self { op, done: 0, again: 0 }
+impl Request {
+    fn new(from: usize, length: usize) -> Self {
+        Self { from, length, done: 0, again: 0 }
     }
 
     /// Takes the kernel's answer; the end, unless the rest is to be asked for.
@@ -153,10 +155,10 @@ impl<R: Room> Begun<R> {
             Err(error) => Some(Err(Flaw::Failed(error))),
             Ok(moved) => {
                 self.done += moved;
-                if self.done >= self.op.length {
+                if self.done >= self.length {
                     Some(Ok(()))
                 } else if moved == 0 || !self.done.is_multiple_of(ALIGNMENT) {
-                    Some(Err(Flaw::Short(self.done)))
+                    Some(Err(Flaw::Short(self.from + self.done)))
                 } else {
                     None
                 }
@@ -165,17 +167,19 @@ impl<R: Room> Begun<R> {
     }
 
     /// Where in the file the rest begins.
-    fn at(&self) -> u64 {
-        self.op.at + self.done as u64
+    fn at<R>(&self, of: &Op<R>) -> u64 {
+        of.at + (self.from + self.done) as u64
     }
 
     /// Where in memory, and how long it is.
-    fn rest(&self) -> (*mut u8, usize) {
-        (self.op.room.start().as_ptr().wrapping_add(self.done), self.op.length - self.done)
+    fn rest<R: Room>(&self, of: &Op<R>) -> (*mut u8, usize) {
+        (of.room.start().as_ptr().wrapping_add(self.from + self.done), self.length - self.done)
     }
+}
 
+impl<R> Op<R> {
     fn end(self, result: Result<(), Flaw>) -> Done<R> {
-        Done { tag: self.op.tag, room: self.op.room, result }
+        Done { tag: self.tag, room: self.room, result }
     }
 }
 

@@ -11,6 +11,8 @@ use crate::disk::Buffer;
 
 const DEPTH: usize = 4;
 const BLOCKS: usize = 64;
+/// So many are read by several requests.
+const LONG: usize = 517;
 
 /// Those that can be used. Where io_uring can't, it says why, and threads are chosen instead.
 fn engines() -> Vec<DiskEngine> {
@@ -130,6 +132,24 @@ fn the_end_of_a_file_is_told_and_what_is_before_it_is_read() {
     }
 }
 
+/// As much as many requests of the kernel: all of it comes to its place, and the first that lacks something says where that is.
+#[test]
+fn a_long_range_is_one_operation() {
+    for engine in engines() {
+        let mut bench = bench(engine, LONG, OFlags::RDWR);
+        bench.begin(1, Way::FromDisk, 0, LONG, Buffer::new(LONG * ALIGNMENT).unwrap());
+        let done = bench.next();
+        assert_eq!((done.tag, done.result), (1, Ok(())), "{engine}");
+        let mut blocks = done.room.bytes().chunks(ALIGNMENT).enumerate();
+        assert!(blocks.all(|(block, bytes)| bytes == [byte(block); ALIGNMENT]), "{engine}");
+        assert!(bench.engine.poll().is_none(), "{engine}");
+        for there in [LONG * ALIGNMENT - 1, 300 * ALIGNMENT, 256 * ALIGNMENT, 100, 0] {
+            bench.plain.set_len(there as u64).unwrap();
+            assert_eq!(bench.one(Way::FromDisk, 0, LONG), Err(Flaw::Short(there)), "{engine}");
+        }
+    }
+}
+
 #[test]
 fn what_the_kernel_refuses_is_told_and_the_next_is_done() {
     for engine in engines() {
@@ -158,13 +178,10 @@ fn an_end_waits_for_what_is_under_way() {
 
 #[test]
 fn a_kernel_that_never_does_it_is_not_asked_for_ever() {
-    let file = Arc::new(OwnedFd::from(File::open("/dev/null").unwrap()));
-    let room = Buffer::new(ALIGNMENT).unwrap();
-    let op = Op { tag: 1, file, way: Way::FromDisk, at: 0, length: ALIGNMENT, room };
-    let mut begun = Begun::of(op);
-    let answers = (0..).map(|_| begun.advance(Err(Errno::AGAIN))).take_while(Option::is_none);
+    let mut request = Request::new(0, ALIGNMENT);
+    let answers = (0..).map(|_| request.advance(Err(Errno::AGAIN))).take_while(Option::is_none);
     assert_eq!(answers.count(), usize::try_from(AGAIN_MAX).unwrap());
-    assert_eq!(begun.advance(Err(Errno::AGAIN)), Some(Err(Flaw::Failed(Errno::AGAIN))));
+    assert_eq!(request.advance(Err(Errno::AGAIN)), Some(Err(Flaw::Failed(Errno::AGAIN))));
 }
 
 #[test]
@@ -180,17 +197,20 @@ fn where_the_kernel_takes_no_more_what_is_asked_for_fails() {
         return;
     }
     let refused = std::thread::spawn(|| {
-        let mut bench = bench(DiskEngine::Uring, BLOCKS, OFlags::RDWR);
-        bench.begin(1, Way::FromDisk, 0, 1, Buffer::new(ALIGNMENT).unwrap());
+        let mut bench = bench(DiskEngine::Uring, LONG, OFlags::RDWR);
+        bench.begin(1, Way::FromDisk, 0, LONG, Buffer::new(LONG * ALIGNMENT).unwrap());
         refusal::refuse(libc::SYS_io_uring_enter);
-        for tag in 2..4 {
-            bench.begin(tag, Way::FromDisk, 1, 1, Buffer::new(ALIGNMENT).unwrap());
+        for (tag, blocks) in [(2, LONG), (3, 1)] {
+            bench.begin(tag, Way::FromDisk, 0, blocks, Buffer::new(blocks * ALIGNMENT).unwrap());
         }
-        let mut told: Vec<_> = (0..3).map(|_| bench.next()).map(|done| (done.tag, done.result)).collect();
-        told.sort_by_key(|(tag, _)| *tag);
+        let mut told: Vec<_> = (0..3).map(|_| bench.next()).collect();
+        told.sort_by_key(|done| done.tag);
         let failed = Err(Flaw::Failed(Errno::PERM));
-        assert_eq!(told, [(1, Ok(())), (2, failed), (3, failed)]);
-        assert_eq!(bench.one(Way::FromDisk, 0, 1), failed, "and so does what comes after it");
+        let results: Vec<_> = told.iter().map(|done| (done.tag, done.result)).collect();
+        assert_eq!(results, [(1, Ok(())), (2, failed), (3, failed)]);
+        assert!(told[0].room.bytes()[(LONG - 1) * ALIGNMENT..] == [byte(LONG - 1); ALIGNMENT]);
+        assert_eq!(bench.one(Way::FromDisk, 0, LONG), failed, "and so does what comes after it");
+        assert!(bench.engine.poll().is_none(), "each is told once");
     });
     refused.join().unwrap();
 }

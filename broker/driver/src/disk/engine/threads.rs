@@ -8,7 +8,7 @@ use std::{
 
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 
-use super::{Begun, Done, Op, Way};
+use super::{Done, Op, Request, Way};
 use crate::{
     DriverError,
     disk::{room::Room, workers::Workers},
@@ -24,21 +24,21 @@ pub(super) fn pool<R: Room>(depth: usize) -> Result<Pool<R>, DriverError> {
 }
 
 fn transfer_all<R: Room>(op: Op<R>) -> Done<R> {
-    let mut begun = Begun::of(op);
+    let mut request = Request::new(0, op.length);
     let result = loop {
-        let answer = transfer(&mut begun);
-        if let Some(result) = begun.advance(answer) {
+        let answer = transfer(&op, request);
+        if let Some(result) = request.advance(answer) {
             break result;
         }
     };
-    begun.end(result)
+    op.end(result)
 }
 
 /// As much of the rest as the kernel does at once.
-fn transfer<R: Room>(begun: &mut Begun<R>) -> Result<usize, Errno> {
-    let (start, length) = begun.rest();
-    let (file, at, flags) = (begun.op.file.as_ref(), begun.at(), ReadWriteFlags::empty());
-    match begun.op.way {
+fn transfer<R: Room>(op: &Op<R>, request: Request) -> Result<usize, Errno> {
+    let (start, length) = request.rest(op);
+    let (file, at, flags) = (op.file.as_ref(), request.at(op), ReadWriteFlags::empty());
+    match op.way {
         Way::FromDisk => {
             // SAFETY: The range is inside the room, which is memory that may be written and which this thread owns while
             // the call takes.
