@@ -162,13 +162,13 @@ pub enum Refusal {
     StoreFailed {
         problem: String,
     },
-    /// What lay on disk is not what was written there.
     FileInvalid {
         problem: String,
     },
     FileMutable {
         path: String,
     },
+    /// What lay on disk is not what was written there, or as its file was.
     ContentLost {
         allocation: AllocationId,
         part: PartIndex,

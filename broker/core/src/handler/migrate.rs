@@ -115,6 +115,7 @@ impl Broker {
         outcome
     }
 
+    /// Begins to move a part for an operator, wherever it lies.
     fn move_for(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
         // Before anything is made for it.
         if let Some(outcome) = self.cannot_begin(part, false, self.pins.now())

@@ -123,9 +123,22 @@ impl Oracle {
             return;
         }
         self.is_new_allocation(view.id);
-        let tenant = self.facts.tenant(&view.tenant);
-        let allocation = AllocationFacts {
-            tenant,
+        let allocation = self.as_made(by, spec, view);
+        self.facts.allocations.insert(view.id, allocation);
+        self.is_placed_as_asked(by, spec, view);
+        self.learn_where_unheld(view.id, broker);
+        self.owes(by, view.id, false);
+    }
+
+    /// What is known of new memory by what was asked for and answered.
+    pub(super) fn as_made(
+        &mut self,
+        by: SessionId,
+        spec: &AllocationSpec,
+        view: &AllocationView,
+    ) -> AllocationFacts {
+        AllocationFacts {
+            tenant: self.facts.tenant(&view.tenant),
             owner: by,
             kind: view.kind,
             device: self.device_of(view).unwrap_or_default(),
@@ -143,11 +156,7 @@ impl Oracle {
             leaving: false,
             left_unseen: false,
             parts: Default::default(),
-        };
-        self.facts.allocations.insert(view.id, allocation);
-        self.is_placed_as_asked(by, spec, view);
-        self.learn_where_unheld(view.id, broker);
-        self.owes(by, view.id, false);
+        }
     }
 
     fn attached(&mut self, by: SessionId, view: &AllocationView, unheld: bool) {

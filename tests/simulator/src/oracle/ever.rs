@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use broker_core::{Broker, ClientRequest, PartRef, WaitView, Waiting, invariants::DEMANDS};
-use vramd_types::{AllocationId, GRANULARITY, PartIndex};
+use vramd_types::{AllocationId, GRANULARITY};
 
 use super::{
     Oracle,
@@ -68,9 +68,7 @@ impl Oracle {
 
     /// Who attaches what is not all on its device is sent all of it, if that can be there.
     pub(super) fn attaches_what_can_be(&mut self, id: AllocationId, new: &[PartRef]) {
-        let Some(count) = self.facts.allocations.get(&id).map(|it| it.part_count) else { return };
-        let mut parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation: id, part });
-        if parts.any(|part| self.lies_elsewhere(part)) {
+        if self.facts.parts_of(id).any(|part| self.lies_elsewhere(part)) {
             let can = self.could_be_together(new);
             self.expect(DEMANDS, can, || format!("{id} is attached, and {new:?} can never be on its device"));
         }

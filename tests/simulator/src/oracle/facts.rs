@@ -10,7 +10,7 @@ use broker_core::{
     CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, Pressure,
     RequestKey, Slot, StoredQuotas, Tier, Time, WaitView,
 };
-use vramd_types::{AllocationId, CopyClass, ExtentId, Quantity, SessionId, Shares};
+use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares};
 
 use super::links::Stands;
 
@@ -408,6 +408,12 @@ impl Facts {
 
     pub(super) fn held(&self, tenant: Tenant, place: usize) -> u64 {
         self.balances.get(&(tenant, place)).copied().unwrap_or_default().held()
+    }
+
+    /// All parts of an allocation that somebody was told of.
+    pub(super) fn parts_of(&self, id: AllocationId) -> impl Iterator<Item = PartRef> + use<> {
+        let count = self.allocations.get(&id).map_or(0, |it| it.part_count);
+        (0..).map(PartIndex).take(count).map(move |part| PartRef { allocation: id, part })
     }
 
     /// Descriptors in flight to the sessions of one tenant, or to all.

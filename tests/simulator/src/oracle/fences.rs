@@ -33,9 +33,8 @@ impl Oracle {
             }
             return;
         };
-        let count = self.facts.allocations.get(&allocation).map_or(0, |it| it.part_count);
-        let all = (0..).take(count).map(PartIndex).filter(|part| parts.is_empty() || parts.contains(part));
-        for part in all.map(|part| PartRef { allocation, part }) {
+        let all = self.facts.parts_of(allocation);
+        for part in all.filter(|part| parts.is_empty() || parts.contains(&part.part)) {
             self.facts.fenced_at.insert(part, came);
             if others || self.is_being_evicted(part) {
                 self.facts.fences_joined.insert(part);

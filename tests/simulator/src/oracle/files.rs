@@ -115,26 +115,14 @@ impl Oracle {
             let begins = span.offset.saturating_add(shown.offset);
             self.facts.contents.insert(part, file_content(span.file, begins));
         }
-        let tenant = self.facts.tenant(&view.tenant);
+        let made = self.as_made(by, spec, view);
         let allocation = AllocationFacts {
-            tenant,
-            owner: by,
-            kind: view.kind,
-            device: self.device_of(view).unwrap_or_default(),
-            lifetime: view.lifetime,
-            readers: view.readers.clone(),
-            size: view.size.get(),
             uninitialized: false,
-            in_place: false,
             discardable: false,
             loaded: true,
-            unheld: spec.unheld,
-            part_count: view.parts.len(),
             sealed: true,
-            freed: false,
-            leaving: false,
-            left_unseen: false,
             parts: load.parts,
+            ..made
         };
         self.facts.allocations.insert(id, allocation);
         self.is_placed_as_asked(by, spec, view);

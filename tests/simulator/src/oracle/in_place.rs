@@ -2,7 +2,7 @@
 //! who pins it. Once it is no more wanted so, whoever maps it there is told to unmap it.
 
 use broker_core::{Advice, MapPart, OperatorRequest, PartRef, Tier, invariants::IN_PLACE};
-use vramd_types::{AllocationId, PartIndex, SessionId};
+use vramd_types::{AllocationId, SessionId};
 
 use super::{
     Oracle,
@@ -16,8 +16,7 @@ impl Oracle {
         let changed = std::mem::replace(&mut allocation.in_place, is_set) != is_set;
         self.expect(IN_PLACE, changed, || format!("{id} is said to be advised {advice:?}, and was"));
         self.facts.lingering.retain(|part| part.allocation != id);
-        let count = self.facts.allocations.get(&id).map_or(0, |it| it.part_count);
-        let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation: id, part });
+        let parts = self.facts.parts_of(id);
         for part in parts.filter(|part| !is_set && self.may_linger(*part)).collect::<Vec<_>>() {
             self.facts.lingering.insert(part);
         }
@@ -40,15 +39,25 @@ impl Oracle {
 
     /// Whether the part lies in the host's memory and is, or may be, mapped there.
     pub(super) fn is_in_place(&self, part: PartRef) -> bool {
-        let lies_there = self.tier_of(part) == Some(Tier::Host) && !self.facts.dropped.contains_key(&part);
-        let advised = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place);
-        lies_there && (advised || self.facts.lingering.contains(&part) || self.is_held(part))
+        self.lies_in_host(part) && self.may_be_mapped_there(part)
+    }
+
+    fn lies_in_host(&self, part: PartRef) -> bool {
+        self.tier_of(part) == Some(Tier::Host) && !self.facts.dropped.contains_key(&part)
+    }
+
+    /// Whether the part is to be accessed in the host's memory, or is mapped there still.
+    fn may_be_mapped_there(&self, part: PartRef) -> bool {
+        self.is_advised(part) || self.facts.lingering.contains(&part) || self.is_held(part)
+    }
+
+    fn is_advised(&self, part: PartRef) -> bool {
+        self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place)
     }
 
     /// Whether it is to be accessed in the host's memory, and lies there, or may for all that is known: then it asks for no room.
     pub(super) fn may_stay_in_place(&self, part: PartRef) -> bool {
-        let advised = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place);
-        advised && self.tier_of(part).is_none_or(|tier| tier == Tier::Host)
+        self.is_advised(part) && self.tier_of(part).is_none_or(|tier| tier == Tier::Host)
     }
 
     /// What is sent of the host's memory is to be accessed there, or others map it there still.
@@ -57,10 +66,7 @@ impl Oracle {
         let (tier, part) = (self.facts.places[extent.place].tier, sent.part);
         let may = match tier {
             Tier::Device => true,
-            Tier::Host => {
-                let advised = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place);
-                advised || self.facts.lingering.contains(&part) || self.is_held(part)
-            }
+            Tier::Host => self.may_be_mapped_there(part),
             Tier::Disk => false,
         };
         self.expect(IN_PLACE, may, || format!("{part:?} is sent to {id} from the tier {tier}"));
@@ -68,14 +74,13 @@ impl Oracle {
 
     /// A part begins to come to its device.
     pub(super) fn may_come(&mut self, part: PartRef) {
-        let advised = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place);
-        let lies_there = self.tier_of(part) == Some(Tier::Host) && !self.facts.dropped.contains_key(&part);
         let by_hand = |asked: &Asked| {
             matches!(asked, Asked::Operator { request: OperatorRequest::MoveParts { .. }, .. })
         };
         let moved = self.facts.calls.values().any(|call| by_hand(&call.asked))
             || self.step.call.as_ref().is_some_and(|(_, call)| by_hand(&call.asked));
-        self.expect(IN_PLACE, !(advised && lies_there) || moved, || {
+        let stays = self.is_advised(part) && self.lies_in_host(part);
+        self.expect(IN_PLACE, !stays || moved, || {
             format!("{part:?} comes to its device, and is to be accessed in place")
         });
     }
