@@ -3,28 +3,29 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use vramd_proto::v1::Tier;
-use vramd_tests::{Config, Daemon, GIB, MIB, MIB_2, wait::until};
+use vramd_proto::v1::{MoveOutcome, MovePartsRequest, Tier, move_parts_request::Target};
+use vramd_tests::{Config, Daemon, MIB, MIB_2, wait::until};
 
 use super::{
     Actor, World,
-    moves::move_all,
-    pins::{ROUNDS, pin},
+    moves::{SIZE, move_all},
+    pins::{ROUNDS, freed_by_the_first, pin, sealed_while_away},
 };
 use crate::content;
 
-/// Four parts and a remainder that is no whole 2 MiB.
-const SIZE: u64 = GIB + 8 * 13;
+/// Of what it has when it is sealed.
+const LAST: u64 = (1 << 32) + 1;
 /// Of what the graph writes.
 const GRAPH: u64 = 1 << 32;
 
 /// In each round it goes to the host, is pinned there, and comes back by an operator's command. Kernels, and a graph that was
 /// captured before all that, read and write it at the same address in both places, and what was written in one is found in the
-/// other. The device has its room for as long as it lies in the host.
+/// other. So do the SDK's own copies, where the first part lies on the device and the others in the host; and two processes may read it there once it is
+/// sealed. The device has its room for as long as it lies in the host.
 pub(super) fn accessed_and_moved(world: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda().memory("host_size = \"4GiB\""));
     let mut client = Actor::ready(&daemon);
-    let id = client.number(&format!("allocate {SIZE}"), "allocation");
+    let id = client.number(&format!("allocate {SIZE} name=weights persistent"), "allocation");
     let charged = SIZE.next_multiple_of(MIB_2);
     if client.ask("advise")["advised"] == false {
         client.ask("free");
@@ -58,10 +59,36 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
         assert!(world.used() + 64 * MIB > full, "the device holds it, round {round}");
         client.ask("unpin");
     }
-    client.ask("free");
-    client.leave();
-    daemon.drains();
-    json!({ "rounds": ROUNDS, "bytes": SIZE, "pinned_in_place_ms": in_place, "came_in_ms": came })
+    in_both(&daemon, &mut client, id, address);
+    let sum = content::sum(LAST, SIZE);
+    let (digest, actors) = sealed_while_away(&daemon, client, sum, || {
+        move_all(&daemon, id, Tier::Host);
+    });
+    assert_eq!(daemon.books().held(), 0, "it has not come for any of them");
+    freed_by_the_first(&daemon, actors);
+    json!({
+        "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "pinned_in_place_ms": in_place, "came_in_ms": came,
+    })
+}
+
+/// The first part is on the device, and the others are in the host, side by side.
+#[track_caller]
+fn in_both(daemon: &Daemon, client: &mut Actor, id: u64, address: u64) {
+    move_all(daemon, id, Tier::Host);
+    until("the device has it back", || daemon.books().held() == 0);
+    let target = Some(Target::AllocationId(id));
+    let first =
+        MovePartsRequest { target, tier: Tier::Device.into(), part_indexes: vec![0], ..Default::default() };
+    let parts = daemon.admin.move_parts(first).ok().parts;
+    assert!(parts.iter().all(|part| part.outcome() == MoveOutcome::Moved), "{parts:?}");
+    let on_device = daemon.books().held();
+    assert!(on_device > 0 && on_device < SIZE, "one part: {on_device}");
+    assert_eq!(pin(client, "write"), address, "in both");
+    used(client, 2 * ROUNDS, "in both");
+    assert_eq!(client.ask("copies 3")["same"], true, "the SDK's copies, over the end of the first part");
+    client.ask(&format!("fill {LAST}"));
+    assert_eq!(daemon.books().held(), on_device, "the others have not come");
+    client.ask("unpin");
 }
 
 /// It has the content of that seed; then that of the graph, then that of the next seed.

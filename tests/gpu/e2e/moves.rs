@@ -13,7 +13,7 @@ use super::{
 use crate::content;
 
 /// Four parts and a remainder that is no whole 2 MiB.
-const SIZE: u64 = GIB + 8 * 13;
+pub(super) const SIZE: u64 = GIB + 8 * 13;
 
 pub(super) fn to_the_host_and_back(world: &World) -> Value {
     there_and_back(world, &Config::cuda().memory("host_size = \"4GiB\""), Tier::Host)

@@ -9,14 +9,15 @@ mod operator;
 use std::{
     io::{self, Write as _},
     path::Path,
+    time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use vramd_proto::v1::Tier;
-use vramd_tests::{Config, Daemon};
+use vramd_tests::{Config, Daemon, wait::within};
 
 pub(crate) use self::{
     answer::Answer,
@@ -34,6 +35,8 @@ pub(crate) const OTHER_UID: u32 = 20_002;
 const CLIENTS_IN_HOST: usize = 3;
 /// And for so many parts beside them.
 const ROOM: usize = 4;
+/// A GPU's machine pins some GiB a second.
+const PINNED_WITHIN: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Driver {
@@ -93,6 +96,13 @@ impl Scene {
         let host = (CLIENTS_IN_HOST * scale.parts + ROOM) * scale.part;
         let config = config(driver).memory(&format!("host_size = \"{host}\""));
         let daemon = Daemon::start(&simulated_link.into_iter().fold(config, Config::link));
+        // Until then whatever is made or mapped may wait for the driver, for tens of milliseconds.
+        let line = within(PINNED_WITHIN, || {
+            let log = daemon.log();
+            log.lines().find(|line| line.contains("memory of the host is pinned ahead")).map(str::to_owned)
+        });
+        let is_all = line.as_ref().is_some_and(|line| !line.contains("no more memory"));
+        ensure!(is_all, "not all of the host's memory is pinned: {line:?}");
         let operator = Operator::new(&daemon, Tier::Host, scale.client())?;
         Ok(Self::of(driver, quick, daemon, operator, scale, host))
     }
