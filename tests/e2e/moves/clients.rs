@@ -35,8 +35,15 @@ fn two_processes_pin_again_and_again_while_an_operator_moves_what_they_pin() {
         for id in &ids {
             let evicted = daemon.admin.move_parts(request(*id, Tier::Host)).ok();
             left += outcomes(&evicted).into_iter().filter(|outcome| *outcome == Outcome::Moved).count();
-            let brought = daemon.admin.move_parts(request(*id, Tier::Device)).ok();
-            came += outcomes(&brought).into_iter().filter(|outcome| *outcome == Outcome::Moved).count();
+            // Where what has left was not given back yet, there is no room for a moment.
+            until("all of it has come", || {
+                let brought = outcomes(&daemon.admin.move_parts(request(*id, Tier::Device)).ok());
+                let has_come = |outcome: &Outcome| *outcome == Outcome::Moved;
+                assert!(brought.iter().all(|it| has_come(it) || *it == Outcome::Refused), "{brought:?}");
+                let all = brought.iter().all(has_come);
+                came += if all { brought.len() } else { 0 };
+                all
+            });
         }
     }
     for mut probe in probes {

@@ -244,13 +244,17 @@ fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
 /// A part that is cut off is not there at all, and the disk says so.
 #[test]
 fn a_file_that_is_cut_off_is_lost_for_its_part() {
+    its_second_part_is_lost(|file| file.set_len(8192).expect("it can be cut off"));
+}
+
+/// Of what lies on disk, when that was done to the file of its second part.
+pub(super) fn its_second_part_is_lost(damage: impl FnOnce(&fs::File)) {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
     let id = memory.id().get();
-    let file = file_of(&daemon, id, 1);
-    file.set_len(8192).expect("it can be cut off");
+    damage(&file_of(&daemon, id, 1));
     let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
     assert!(is_lost(&lost, id, 1), "{lost:?}");
     let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");

@@ -5,13 +5,12 @@
 
 use std::{fs, os::unix::fs::FileExt as _, path::PathBuf, process::Command};
 
-use vramd_client::Access;
-use vramd_tests::{Config, Daemon, Home, MIB_2, config::Effect, content, wait::until};
+use vramd_tests::{Config, Daemon, Home, config::Effect, wait::until};
 
 use crate::can_mount;
 
 use super::{
-    disk::{PART, file_of, files, heard, is_lost, refused, text, unheld, until_held},
+    disk::{PART, files, heard, its_second_part_is_lost, refused, text, unheld, until_held},
     nothing_is_left,
     pins::connect,
     programs::{is_intact, letting_go, lies, send},
@@ -140,21 +139,10 @@ fn what_cannot_be_written_to_disk_stays_where_it_is_until_it_can() {
 /// The first half of it is what was written there, the second is what was there before: nothing.
 #[test]
 fn what_was_torn_on_disk_is_lost_for_its_part() {
-    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
-    let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
-    send(&daemon, &memory, "disk");
-    let id = memory.id().get();
-    let file = file_of(&daemon, id, 1);
-    file.write_all_at(&vec![0; PART / 2], PART as u64 / 2).expect("it is written");
-    file.sync_all().expect("it is on disk");
-    let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
-    assert!(is_lost(&lost, id, 1), "{lost:?}");
-    let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");
-    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
-    drop((whole, memory));
-    client.flush().unwrap();
-    nothing_is_left(&daemon);
+    its_second_part_is_lost(|file| {
+        file.write_all_at(&vec![0; PART / 2], PART as u64 / 2).expect("it is written");
+        file.sync_all().expect("it is on disk");
+    });
 }
 
 /// As after a power loss: what lies on disk then, whole or torn, is no part's, and is read by nobody.
