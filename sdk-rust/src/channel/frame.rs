@@ -6,7 +6,7 @@
 use prost::Message as _;
 use vramd_proto::{
     channel::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
-    v1::{DaemonFrame, daemon_frame::Frame},
+    v1::{DaemonFrame, Pressure, daemon_frame::Frame},
 };
 
 /// Reads one packet, or says why it is no frame.
@@ -21,11 +21,15 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
             }
         }
         Frame::Revoke(revoke) => bounded(revoke.parts.len(), PARTS_PER_FRAME_MAX)?,
-        Frame::Welcome(_)
+        // Programs multiply their sizes by it.
+        Frame::Pressure(Pressure { batch_factor: factor, .. }) if !(factor.is_finite() && *factor > 0.0) => {
+            return Err(format!("a batch factor of {factor:e}"));
+        }
+        Frame::Pressure(_)
+        | Frame::Welcome(_)
         | Frame::Refused(_)
         | Frame::Drain(_)
-        | Frame::PinAnswer(_)
-        | Frame::Pressure(_) => {}
+        | Frame::PinAnswer(_) => {}
     }
     Ok(frame)
 }
@@ -57,12 +61,17 @@ mod tests {
         packet(Frame::Revoke(Revoke { parts: vec![PartRef::default(); parts], reason: 0 }))
     }
 
+    fn pressure(batch_factor: f64) -> Vec<u8> {
+        packet(Frame::Pressure(Pressure { batch_factor, ..Pressure::default() }))
+    }
+
     #[test]
     fn the_largest_frames_are_read() {
         assert!(matches!(decode(&map(128)), Ok(Frame::Map(map)) if map.parts.len() == 128));
         assert!(matches!(decode(&revoke(1024)), Ok(Frame::Revoke(revoke)) if revoke.parts.len() == 1024));
         let drain = Frame::Drain(Drain { draining: true });
         assert_eq!(decode(&packet(drain.clone())), Ok(drain));
+        assert!(matches!(decode(&pressure(0.8)), Ok(Frame::Pressure(_))));
     }
 
     #[test]
@@ -76,8 +85,14 @@ mod tests {
             (&revoke(0), "names no part"),
             (&revoke(1025), "1025 parts"),
             (&nameless, "without its reference"),
+            (&pressure(f64::NAN), "factor of NaN"),
+            (&pressure(f64::INFINITY), "factor of inf"),
+            (&pressure(-0.8), "factor of -8e-1"),
+            (&pressure(0.0), "factor of 0"),
+            (&pressure(f64::MIN), "factor of -1.79"),
         ] {
             let error = decode(packet).expect_err(problem);
+            assert!(error.len() < 100, "{error}");
             assert!(error.contains(problem), "{error} / {problem}");
         }
     }
