@@ -5,85 +5,19 @@
 //! and the freeing of pinned memory.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which reads and writes by address")]
 
-use std::{
-    io,
-    mem::{self, ManuallyDrop},
-    ptr::{self, NonNull},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{mem, ptr, sync::Arc, thread, time::Duration};
 
-use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+use cudarc::driver::sys::{CUevent, CUstream};
 use vramd_types::Bytes;
 
 use super::{
-    Context, CudaError,
-    error::Code,
+    Context, CudaError, Pinned,
     physical::{number, size_of},
 };
-use crate::disk::{Buffer, Room};
+use crate::disk::Room;
 
 /// Between two looks: well below what the smallest chunk worth a stream takes.
 const NAP: Duration = Duration::from_micros(50);
-
-/// Host memory that the device reaches by itself, from every context of the process.
-#[derive(Debug)]
-pub(crate) struct Pinned {
-    context: Arc<Context>,
-    /// Given up once the driver has let go of it, or never: what it still knows by that address must not become other memory.
-    buffer: ManuallyDrop<Buffer>,
-}
-
-impl Pinned {
-    /// Of our own pages: those that the driver makes itself are small ones, see [`Buffer`].
-    pub(crate) fn new(context: &Arc<Context>, length: usize) -> Result<Self, CudaError> {
-        const PORTABLE: u32 = 1;
-        // There are no addresses left, or no memory for the tables of pages: the kernel has nothing else to say of such a mapping.
-        let none = |error: io::Error| {
-            CudaError::new("mmap", Code::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32), error.to_string())
-        };
-        let buffer = Buffer::new(length).map_err(none)?;
-        let _entered = context.enter()?;
-        let api = context.api();
-        // SAFETY: A foreign call on a range that is mapped until it is unregistered.
-        let code = unsafe {
-            (api.functions.cuMemHostRegister_v2)(buffer.start().as_ptr().cast(), buffer.length(), PORTABLE)
-        };
-        api.check("cuMemHostRegister_v2", code)?;
-        Ok(Self { context: Arc::clone(context), buffer: ManuallyDrop::new(buffer) })
-    }
-
-    /// For transfers from it.
-    pub(crate) fn address(&self) -> u64 {
-        self.start().as_ptr().expose_provenance() as u64
-    }
-}
-
-// SAFETY: All of it is the buffer's. While the device works on it, it is inside a `Transfer`, which lends it to nobody.
-unsafe impl Room for Pinned {
-    fn start(&self) -> NonNull<u8> {
-        self.buffer.start()
-    }
-
-    fn length(&self) -> usize {
-        self.buffer.length()
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        let Ok(_entered) = self.context.enter() else { return };
-        let api = self.context.api();
-        // SAFETY: A foreign call, once for the one registration that this value stands for. Nothing is under way: a
-        // transfer keeps its buffer until it has ended.
-        let code = unsafe { (api.functions.cuMemHostUnregister)(self.start().as_ptr().cast()) };
-        if api.check("cuMemHostUnregister", code).is_ok() {
-            // SAFETY: Once, here, and nobody can reach it any more.
-            unsafe { ManuallyDrop::drop(&mut self.buffer) };
-        }
-    }
-}
 
 /// From where to where, by the kinds of the two addresses.
 #[derive(Clone, Copy, Debug)]

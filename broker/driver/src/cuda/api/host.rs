@@ -1,11 +1,15 @@
 //! Memory of the host at addresses of this process, where devices reach it too.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, and memory that is read and written by address")]
 
-use std::{ffi::c_void, io, os::fd::BorrowedFd, ptr, ptr::NonNull, slice, sync::Arc};
+use std::{io, os::fd::BorrowedFd, ptr, ptr::NonNull, slice, sync::Arc};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::{Context, CudaError, Mapping, physical::number};
+use super::{
+    Context, CudaError, Mapping,
+    physical::number,
+    registered::{Pages, Registered},
+};
 
 /// The whole of one piece of memory. Whoever drops it has seen to it that no device is using it.
 #[derive(Debug)]
@@ -18,13 +22,23 @@ pub(crate) struct HostView {
 
 #[derive(Debug)]
 enum Backing {
-    /// Unmapped by its own drop.
     Vmm { _mapping: Mapping },
-    File {
-        /// Of the process that has registered it with the driver.
-        registered: Option<Arc<Context>>,
-    },
+    File(Mapped),
+    Registered { _mapping: Registered<Mapped> },
 }
+
+/// A file's pages.
+#[derive(Debug)]
+struct Mapped {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: The pointer keeps the type from being sent. The mapping belongs to the process, not to a thread, and `self` is
+// its only owner.
+unsafe impl Send for Mapped {}
+// SAFETY: It is never read or written by what is shared of it.
+unsafe impl Sync for Mapped {}
 
 // SAFETY: The pointer keeps the type from being sent. The mapping belongs to the process, not to a thread, and `self` is
 // its only owner.
@@ -50,31 +64,21 @@ impl HostView {
         let Some(start) = NonNull::new(start.cast::<u8>()) else {
             return Err(io::Error::other("mapped at address zero"));
         };
-        let view = Self { start, length, writable, backing: Backing::File { registered: None } };
+        let mapped = Mapped { start, length };
         // SAFETY: The advice needs an unsafe call. The range is the one just mapped, and leaving it out of children
         // changes nothing in this process.
         unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxDontFork) }?;
         start.as_ptr().expose_provenance();
-        Ok(view)
+        Ok(Self { start, length, writable, backing: Backing::File(mapped) })
     }
 
-    /// Has the driver pin a file's memory, for all contexts of the process.
-    pub(crate) fn register(mut self, context: &Arc<Context>) -> Result<Self, CudaError> {
-        const PORTABLE: u32 = 1;
-        const DEVICEMAP: u32 = 2;
-        let _entered = context.enter()?;
-        let api = context.api();
-        // SAFETY: A foreign call on a range that is mapped until it is unregistered.
-        let code = unsafe {
-            (api.functions.cuMemHostRegister_v2)(
-                self.start.as_ptr().cast(),
-                self.length,
-                PORTABLE | DEVICEMAP,
-            )
+    /// Has the driver pin a file's memory, for all contexts of the process. What it has mapped itself it has pinned.
+    pub(crate) fn register(self, context: &Arc<Context>) -> Result<Self, CudaError> {
+        let backing = match self.backing {
+            Backing::File(mapped) => Backing::Registered { _mapping: Registered::of(context, mapped)? },
+            pinned @ (Backing::Vmm { .. } | Backing::Registered { .. }) => pinned,
         };
-        api.check("cuMemHostRegister_v2", code)?;
-        self.backing = Backing::File { registered: Some(Arc::clone(context)) };
-        Ok(self)
+        Ok(Self { backing, ..self })
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -135,22 +139,22 @@ impl HostView {
     }
 }
 
-impl Drop for HostView {
+// SAFETY: The range is its own mapping's, which is as long, until it is dropped.
+unsafe impl Pages for Mapped {
+    fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn length(&self) -> usize {
+        self.length
+    }
+}
+
+impl Drop for Mapped {
     fn drop(&mut self) {
-        let Backing::File { registered } = &self.backing else { return };
-        let start: *mut c_void = self.start.as_ptr().cast();
-        if let Some(context) = registered {
-            // What the driver still knows by that address must not become other memory: then it stays mapped.
-            let Ok(_entered) = context.enter() else { return };
-            let api = context.api();
-            // SAFETY: A foreign call, once for the one registration that this value stands for.
-            let code = unsafe { (api.functions.cuMemHostUnregister)(start) };
-            if api.check("cuMemHostUnregister", code).is_err() {
-                return;
-            }
-        }
-        // SAFETY: Unmapping needs an unsafe call. The range is this view's own, and no slice of it outlives `self`.
-        let unmapped = unsafe { munmap(start, self.length) };
+        // SAFETY: Unmapping needs an unsafe call. The range is this mapping's own, and no slice of it outlives the view of which
+        // it is a part.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok(), "a whole mapping is always unmapped");
     }
 }

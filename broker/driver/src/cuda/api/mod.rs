@@ -11,7 +11,8 @@
 //! physical    extents that are sent as descriptors, and mappings of them
 //! block       memory with a legacy handle
 //! host        memory of the host at addresses of this process
-//! copy        pinned buffers, streams, events
+//! registered  memory of this process that the driver has pinned
+//! copy        streams, events
 //! ```
 //!
 //! Nothing here calls a function that synchronises a device or a context. `cuMemFree` waits for the process's work by
@@ -25,6 +26,7 @@ mod error;
 mod functions;
 mod host;
 mod physical;
+mod registered;
 
 use std::{
     ffi::CStr,
@@ -37,10 +39,11 @@ pub use self::error::CudaError;
 pub(crate) use self::{
     block::{Block, OpenBlock},
     context::{Attribute, Context, Ordinal},
-    copy::{Pinned, Stream, Transfer, Used, Way},
+    copy::{Stream, Transfer, Used, Way},
     functions::chain,
     host::HostView,
     physical::{Access, Mapping, Physical},
+    registered::Pinned,
 };
 use self::{
     error::Code,

@@ -1,0 +1,98 @@
+//! Memory of this process that the driver pins.
+#![allow(unsafe_code, reason = "calls of the CUDA driver, which is told of memory by address")]
+
+use std::{io, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
+
+use cudarc::driver::sys::CUresult;
+
+use super::{Context, CudaError, error::Code};
+use crate::disk::{Buffer, Room};
+
+/// Pages of this process.
+///
+/// # Safety
+///
+/// From `start` on, `length` bytes are mapped for as long as the value lives, wherever it is moved to.
+pub(crate) unsafe trait Pages {
+    fn start(&self) -> NonNull<u8>;
+
+    fn length(&self) -> usize;
+}
+
+/// Pages that devices reach by themselves, from every context of the process.
+///
+/// Whoever drops it has seen to it that no device is using them.
+#[derive(Debug)]
+pub(crate) struct Registered<P: Pages> {
+    context: Arc<Context>,
+    /// Given up once the driver has let go of it, or never: what it still knows by that address must not become other memory.
+    pages: ManuallyDrop<P>,
+}
+
+impl<P: Pages> Registered<P> {
+    pub(super) fn of(context: &Arc<Context>, pages: P) -> Result<Self, CudaError> {
+        const PORTABLE: u32 = 1;
+        const DEVICEMAP: u32 = 2;
+        let _entered = context.enter()?;
+        let api = context.api();
+        let (start, length) = (pages.start().as_ptr().cast(), pages.length());
+        // SAFETY: A foreign call on a range that is mapped until it is unregistered.
+        let code = unsafe { (api.functions.cuMemHostRegister_v2)(start, length, PORTABLE | DEVICEMAP) };
+        api.check("cuMemHostRegister_v2", code)?;
+        Ok(Self { context: Arc::clone(context), pages: ManuallyDrop::new(pages) })
+    }
+}
+
+impl<P: Pages> Drop for Registered<P> {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else { return };
+        let api = self.context.api();
+        // SAFETY: A foreign call, once for the one registration that this value stands for. No device uses the range any more.
+        let code = unsafe { (api.functions.cuMemHostUnregister)(self.pages.start().as_ptr().cast()) };
+        if api.check("cuMemHostUnregister", code).is_ok() {
+            // SAFETY: Once, here, and nobody can reach it any more.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
+
+/// A buffer for copies. While one is under way it is inside a `Transfer`, which lends it to nobody.
+pub(crate) type Pinned = Registered<Buffer>;
+
+impl Pinned {
+    /// Of our own pages: those that the driver makes itself are small ones, see [`Buffer`].
+    pub(crate) fn new(context: &Arc<Context>, length: usize) -> Result<Self, CudaError> {
+        // There are no addresses left, or no memory for the tables of pages: the kernel has nothing else to say of such a mapping.
+        let none = |error: io::Error| {
+            CudaError::new("mmap", Code::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32), error.to_string())
+        };
+        Self::of(context, Buffer::new(length).map_err(none)?)
+    }
+
+    /// For transfers from it.
+    pub(crate) fn address(&self) -> u64 {
+        Room::start(self).as_ptr().expose_provenance() as u64
+    }
+}
+
+// SAFETY: Its own mapping, of that length, until it is dropped.
+unsafe impl Pages for Buffer {
+    fn start(&self) -> NonNull<u8> {
+        Room::start(self)
+    }
+
+    fn length(&self) -> usize {
+        Room::length(self)
+    }
+}
+
+// SAFETY: All of it is the buffer's. While the device works on it, it is inside a `Transfer`, which lends it to nobody.
+unsafe impl Room for Pinned {
+    fn start(&self) -> NonNull<u8> {
+        Room::start(&*self.pages)
+    }
+
+    fn length(&self) -> usize {
+        Room::length(&*self.pages)
+    }
+}
