@@ -96,7 +96,7 @@ mod bugs {
         OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [RECYCLED, LEDGER_ORACLE];
         IdleKept: "what is cached for a tenant that has a session is never given back", [CACHED];
         CachedBeyondMax: "what is freed is cached though as much is as may be, and nothing makes way for it", [LIMIT];
-        FullThoughCached: "a batch is refused because of memory that is only cached", [LIMIT, ADMISSION, DEMANDS];
+        FullThoughCached: "a batch is refused because of memory that is only cached, or that nobody uses", [LIMIT, ADMISSION, DEMANDS];
         SealedMappedWritable: "sealed memory is sent to its owner for writing", [MAP_SENT];
         UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];
         StrangerServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];

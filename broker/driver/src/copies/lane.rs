@@ -19,6 +19,9 @@ use crate::{Completion, CopyError, DriverError};
 /// For so long who is held back by other lanes looks away.
 const HELD_BACK: Duration = Duration::from_micros(100);
 
+/// Unless a link says otherwise.
+const BACKGROUND_UNDER_WAY_MAX: usize = 4;
+
 /// A driver's own way to move bytes in one direction.
 pub(crate) trait Link {
     /// From here on larger chunks are no faster, and a copy that is cancelled stops the sooner the smaller they are.
@@ -30,13 +33,15 @@ pub(crate) trait Link {
     /// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
     const UNDER_WAY_MAX: usize = 6;
 
-    /// Likewise, for the same reason.
-    const BACKGROUND_UNDER_WAY_MAX: usize = 4;
-
     /// What is copied, and what keeps it in place.
     type Work;
     /// A piece that was begun. Pieces end in the order of their beginning.
     type Chunk;
+
+    /// As many of what nobody waits for, for the same reason.
+    fn background_under_way_max(&self) -> usize {
+        BACKGROUND_UNDER_WAY_MAX
+    }
 
     fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Self::Chunk, CopyError>;
 
@@ -232,7 +237,7 @@ impl<L: Link> Lane<L> {
     /// Those of them that only the links hold back.
     fn ready(&self) -> Waiting {
         let waiting = self.waiting();
-        let is_full = self.in_background() >= L::BACKGROUND_UNDER_WAY_MAX;
+        let is_full = self.in_background() >= self.link.background_under_way_max();
         let ready = |class: &CopyClass| waiting.has(*class) && (*class == CopyClass::Demand || !is_full);
         CopyClass::ALL.into_iter().filter(ready).collect()
     }

@@ -284,12 +284,17 @@ impl<S: Side> Link for DiskLink<S> {
     const CHUNK: u64 = PIECE;
     const BACKGROUND_CHUNK: u64 = PIECE;
     const UNDER_WAY_MAX: usize = RING_PIECES;
-    /// Of these some are in memory. With fewer the disk would wait for us.
-    const BACKGROUND_UNDER_WAY_MAX: usize = RING_PIECES - RING_PIECES / 4;
-
     type Work = DiskWork<S::Memory>;
     /// The piece's number.
     type Chunk = u64;
+
+    /// Some of these are in memory: with fewer the disk would wait for us. With more whoever comes would wait for what the disk has not even begun.
+    fn background_under_way_max(&self) -> usize {
+        match self.way {
+            Way::FromDisk => READS_MAX + READS_MAX / 2,
+            Way::ToDisk => RING_PIECES - RING_PIECES / 4,
+        }
+    }
 
     fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<u64, CopyError> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);

@@ -65,11 +65,48 @@ fn read(extent: &DiskExtent, at: u64, reading: Reading, buffer: &mut Buffer) -> 
     while done < reading.skip + reading.length {
         let room = &mut buffer.bytes_mut()[done..reading.blocks];
         match pread(&**extent.file(), room, reading.at + done as u64) {
-            Ok(0) => return Err(unreadable(DiskFlaw::Short(Bytes::new(done as u64)))),
-            Ok(more) => done += more,
+            Ok(more) => {
+                done += more;
+                // Whoever reads less than a block has come to the end, from where whole blocks cannot be asked for.
+                let is_end = more == 0 || !done.is_multiple_of(ALIGNMENT);
+                if is_end && done < reading.skip + reading.length {
+                    return Err(unreadable(DiskFlaw::Short(Bytes::new(done as u64))));
+                }
+            }
             Err(Errno::INTR) => {}
             Err(error) => return Err(unreadable(DiskFlaw::Failed(error.raw_os_error()))),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, io::Write as _, os::unix::fs::OpenOptionsExt as _, sync::Arc};
+
+    use rustix::fs::OFlags;
+    use vramd_types::ExtentId;
+
+    use super::*;
+    use crate::FileSpan;
+
+    #[test]
+    fn a_file_that_ends_within_a_block_is_read_to_its_end_and_one_cut_off_there_is_short() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = folder.path().join("file");
+        File::create(&path).unwrap().write_all(&[7; 5000]).unwrap();
+        let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap();
+        let file = Arc::new(File::options().read(true).custom_flags(direct).open(&path).unwrap().into());
+        let id = ExtentId::from_raw(3);
+        let read = |there: u64| {
+            let span = FileSpan { file: Arc::clone(&file), offset: Bytes::ZERO, bytes: Bytes::new(there) };
+            let extent = DiskExtent::of_file(id, Bytes::mib(2), span).unwrap();
+            let mut bytes: Vec<u8> = Vec::new();
+            DiskReader::default().each(&extent, Bytes::mib(2), |more| bytes.extend(more)).map(|()| bytes)
+        };
+        let whole = read(5000).unwrap();
+        assert!(whole[..5000] == [7; 5000] && whole[5000..].iter().all(|byte| *byte == 0));
+        let flaw = DiskFlaw::Short(Bytes::new(5000));
+        assert_eq!(read(9000), Err(CopyError::Unreadable { extent: id, at: Bytes::ZERO, flaw }));
+    }
 }

@@ -98,10 +98,13 @@ impl Link for DiskWire {
     const CHUNK: u64 = <DiskLink<SimSide> as Link>::CHUNK;
     const BACKGROUND_CHUNK: u64 = <DiskLink<SimSide> as Link>::BACKGROUND_CHUNK;
     const UNDER_WAY_MAX: usize = <DiskLink<SimSide> as Link>::UNDER_WAY_MAX;
-    const BACKGROUND_UNDER_WAY_MAX: usize = <DiskLink<SimSide> as Link>::BACKGROUND_UNDER_WAY_MAX;
 
     type Work = DiskWork<DiskEnd>;
     type Chunk = Piece;
+
+    fn background_under_way_max(&self) -> usize {
+        self.link.background_under_way_max()
+    }
 
     fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Piece, CopyError> {
         let DiskEnd { size, flaw, .. } = &work.memory;

@@ -18,7 +18,6 @@ use crate::{
 
 const CHUNK: u64 = <Noted as Link>::CHUNK;
 const UNDER_WAY_MAX: usize = <Noted as Link>::UNDER_WAY_MAX;
-const BACKGROUND_UNDER_WAY_MAX: usize = <Noted as Link>::BACKGROUND_UNDER_WAY_MAX;
 
 /// A work's name, and the chunk at whose beginning something happens.
 type Work = (&'static str, Option<(u64, Event)>);

@@ -1,5 +1,5 @@
 //! Who has the kernel read and write files: `uring` by an io_uring of its own, `threads` by `preadv2` and `pwritev2` on a few
-//! threads, where the first is refused. Both do the same to the byte, and pass the same tests.
+//! threads, where the first is refused, at the start or from some time on. Both do the same to the byte, and pass the same tests.
 
 mod threads;
 mod uring;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 pub(crate) use self::uring::works as uring_works;
 use self::{
     threads::{Pool, pool},
-    uring::Uring,
+    uring::{Answer, Uring},
 };
 use super::{ALIGNMENT, room::Room};
 use crate::DriverError;
@@ -70,39 +70,61 @@ pub(crate) enum Flaw {
 
 /// Dropping it waits for what is under way.
 #[derive(Debug)]
-pub(crate) enum Engine<R: Room> {
-    Uring(Box<Uring<R>>),
-    Threads(Pool<R>),
+pub(crate) struct Engine<R: Room> {
+    uring: Option<Box<Uring<R>>>,
+    /// Where there is no ring, and from when on the kernel takes nothing from it any more.
+    threads: Option<Pool<R>>,
+    /// What nobody can be found to do.
+    failed: Vec<Done<R>>,
+    depth: usize,
 }
 
 impl<R: Room> Engine<R> {
     /// With so many operations under way at most, which the caller keeps to.
     pub(crate) fn new(which: DiskEngine, depth: usize) -> Result<Self, DriverError> {
-        Ok(match which {
+        let mut engine = Self { uring: None, threads: None, failed: Vec::new(), depth };
+        match which {
             DiskEngine::Uring => {
                 let uring = Uring::new(depth);
                 let failed = |error| DriverError::Failed(format!("set up an io_uring: {error}"));
-                Self::Uring(Box::new(uring.map_err(failed)?))
+                engine.uring = Some(Box::new(uring.map_err(failed)?));
             }
-            DiskEngine::Threads => Self::Threads(pool(depth)?),
-        })
+            DiskEngine::Threads => engine.threads = Some(pool(depth)?),
+        }
+        Ok(engine)
     }
 
     pub(crate) fn begin(&mut self, op: Op<R>) {
         let is_whole = |it: usize| it.is_multiple_of(ALIGNMENT);
         assert!(op.length > 0 && op.length <= op.room.length(), "there is room for what is moved");
         assert!(is_whole(op.length) && op.at.is_multiple_of(ALIGNMENT as u64), "whole blocks are moved");
-        match self {
-            Self::Uring(uring) => uring.begin(op),
-            Self::Threads(pool) => pool.begin(op),
+        match self.uring.as_mut().map(|uring| (uring.broken(), uring)) {
+            Some((None, uring)) => uring.begin(op),
+            Some((Some(why), _)) => self.by_threads(op, why),
+            None => self.by_threads(op, Errno::AGAIN),
         }
     }
 
     /// One that has ended, in any order. Does not sleep.
     pub(crate) fn poll(&mut self) -> Option<Done<R>> {
-        match self {
-            Self::Uring(uring) => uring.poll(),
-            Self::Threads(pool) => pool.poll(),
+        while let Some(answer) = self.uring.as_mut().and_then(|uring| uring.poll()) {
+            match answer {
+                Answer::Done(done) => return Some(done),
+                // All of it: what is read or written twice is as if it had been once.
+                Answer::NotTaken(op, why) => self.by_threads(op, why),
+            }
+        }
+        self.failed.pop().or_else(|| self.threads.as_ref()?.poll())
+    }
+
+    /// Where there can be no threads either it fails, for that reason.
+    fn by_threads(&mut self, op: Op<R>, why: Errno) {
+        if self.threads.is_none() {
+            self.threads = pool(self.depth).ok();
+        }
+        match &self.threads {
+            Some(threads) => threads.begin(op),
+            None => self.failed.push(op.end(Err(Flaw::Failed(why)))),
         }
     }
 }

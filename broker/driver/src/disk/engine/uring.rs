@@ -7,7 +7,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::{AGAIN_MAX, Done, Flaw, Op, Request, Way};
-use crate::disk::{ALIGNMENT, room::Room};
+use crate::disk::{ALIGNMENT, RING_PIECES, room::Room};
 
 /// Between two looks at what a ring that is broken still does.
 const NAP: Duration = Duration::from_millis(1);
@@ -31,18 +31,34 @@ pub(crate) struct Uring<R: Room> {
     broken: Option<Errno>,
 }
 
+/// What became of an operation.
+pub(crate) enum Answer<R> {
+    Done(Done<R>),
+    /// The kernel would not take all of it, for that reason. It is in the kernel's hands no more.
+    NotTaken(Op<R>, Errno),
+}
+
 struct UnderWay<R> {
     op: Op<R>,
     /// Requests that have not ended.
     left: usize,
     /// The first by its place, and where its request begins.
     flaw: Option<(usize, Flaw)>,
+    /// One of them was never taken.
+    refused: Option<Errno>,
 }
 
-/// Whether the kernel lets this process use one, all the way: containers refuse it at the first or the second call.
+/// Of a request.
+enum End {
+    Done(Result<(), Flaw>),
+    NotTaken(Errno),
+}
+
+/// Whether the kernel lets this process use one of a lane's size, all the way: containers refuse it at the first or the second call.
 pub(crate) fn works() -> Result<(), String> {
     let said = |what: &str, error: io::Error| format!("{what}: {error}");
-    let mut ring = IoUring::new(2).map_err(|error| said("io_uring_setup", error))?;
+    let size = u32::try_from(RING_PIECES * REQUESTS_MAX).unwrap_or(u32::MAX);
+    let mut ring = IoUring::new(size).map_err(|error| said("io_uring_setup", error))?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(|error| said("io_uring_register", error))?;
     if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
@@ -70,7 +86,7 @@ impl<R: Room> Uring<R> {
         let free = self.ops.iter().position(Option::is_none);
         let place = free.expect("no more is under way than was said at most");
         let requests: Vec<Request> = split(op.way, op.length).collect();
-        self.ops[place] = Some(UnderWay { op, left: requests.len(), flaw: None });
+        self.ops[place] = Some(UnderWay { op, left: requests.len(), flaw: None, refused: None });
         for request in requests {
             let free = self.slots.iter().position(Option::is_none);
             let slot = free.expect("an operation has few requests");
@@ -80,14 +96,19 @@ impl<R: Room> Uring<R> {
         self.submit();
     }
 
-    pub(crate) fn poll(&mut self) -> Option<Done<R>> {
+    /// Why the kernel takes nothing any more: the caller begins nothing any more.
+    pub(crate) fn broken(&self) -> Option<Errno> {
+        self.broken
+    }
+
+    pub(crate) fn poll(&mut self) -> Option<Answer<R>> {
         if !self.offered.is_empty() {
             self.submit();
         }
         loop {
-            while let Some((slot, error)) = self.never_taken() {
-                if let Some(done) = self.end(slot, Err(Flaw::Failed(error))) {
-                    return Some(done);
+            while let Some((slot, why)) = self.never_taken() {
+                if let Some(answer) = self.end(slot, End::NotTaken(why)) {
+                    return Some(answer);
                 }
             }
             let told = self.ring.completion().next()?;
@@ -99,8 +120,8 @@ impl<R: Room> Uring<R> {
                 .map_err(|_| Errno::from_raw_os_error(told.result().wrapping_neg()));
             match request.advance(answer) {
                 Some(result) => {
-                    if let Some(done) = self.end(slot, result) {
-                        return Some(done);
+                    if let Some(answer) = self.end(slot, End::Done(result)) {
+                        return Some(answer);
                     }
                 }
                 None => {
@@ -112,20 +133,25 @@ impl<R: Room> Uring<R> {
     }
 
     /// A request has ended; its operation, if that was the last of it.
-    fn end(&mut self, slot: usize, result: Result<(), Flaw>) -> Option<Done<R>> {
+    fn end(&mut self, slot: usize, how: End) -> Option<Answer<R>> {
         let (place, request) = self.slots[slot].take()?;
         let under_way = self.ops[place].as_mut()?;
         under_way.left -= 1;
-        if let Err(flaw) = result
-            && under_way.flaw.is_none_or(|(from, _)| request.from < from)
-        {
-            under_way.flaw = Some((request.from, flaw));
+        match how {
+            End::Done(Err(flaw)) if under_way.flaw.is_none_or(|(from, _)| request.from < from) => {
+                under_way.flaw = Some((request.from, flaw));
+            }
+            End::Done(_) => {}
+            End::NotTaken(why) => under_way.refused = Some(why),
         }
         if under_way.left > 0 {
             return None;
         }
-        let UnderWay { op, flaw, .. } = self.ops[place].take()?;
-        Some(op.end(flaw.map_or(Ok(()), |(_, flaw)| Err(flaw))))
+        let UnderWay { op, flaw, refused, .. } = self.ops[place].take()?;
+        Some(match refused {
+            Some(why) => Answer::NotTaken(op, why),
+            None => Answer::Done(op.end(flaw.map_or(Ok(()), |(_, flaw)| Err(flaw)))),
+        })
     }
 
     /// Offers the kernel what is left of a request.
