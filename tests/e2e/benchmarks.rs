@@ -78,14 +78,18 @@ fn every_question_of_tiers_is_answered_on_the_simulated_driver() {
 #[test]
 fn three_tenants_take_turns_in_the_gpu_suite_on_the_simulated_driver() {
     let report = suite("e2e");
-    let case = &report["cases"]["three tenants, four times the device"];
-    assert_eq!(case["passed"], true, "{report:#}");
-    let seen = &case["seen"];
-    assert!(seen["killed"].as_u64().is_some_and(|killed| killed > 0), "{seen}");
-    let clients = seen["clients"].as_array().unwrap();
-    let compared = clients.iter().filter_map(|client| client["compared_bytes"].as_u64()).sum::<u64>();
-    assert!(clients.iter().all(|client| client["pins"].as_u64().is_some_and(|pins| pins > 0)), "{seen}");
-    assert_eq!(Some(compared), seen["capacity_bytes"].as_u64().map(|bytes| bytes * 4), "{seen}");
-    let tenants = if has_other_users("three tenants in the GPU suite") { 3 } else { 1 };
-    assert_eq!(seen["tenants"], tenants, "{seen}");
+    for (times, name) in
+        [(4, "three tenants, four times the device"), (10, "three tenants, ten times the device")]
+    {
+        let case = &report["cases"][name];
+        assert_eq!(case["passed"], true, "{report:#}");
+        let seen = &case["seen"];
+        assert!(seen["killed"].as_u64().is_some_and(|killed| killed > 0), "{seen}");
+        let clients = seen["clients"].as_array().unwrap();
+        let compared = clients.iter().filter_map(|client| client["compared_bytes"].as_u64()).sum::<u64>();
+        assert!(clients.iter().all(|client| client["pins"].as_u64().is_some_and(|pins| pins > 0)), "{seen}");
+        assert_eq!(Some(compared), seen["capacity_bytes"].as_u64().map(|bytes| bytes * times), "{seen}");
+        let tenants = if has_other_users("three tenants in the GPU suite") { 3 } else { 1 };
+        assert_eq!(seen["tenants"], tenants, "{seen}");
+    }
 }

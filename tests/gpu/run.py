@@ -105,7 +105,7 @@ def plan(folder, scratch, quick, directory):
     suite = BIN / "gpu-suite"
     return [
         Stage("contract", 180, BIN / "contract-cuda", "--json", folder / "contract.json"),
-        Stage("e2e", 190, suite, "e2e", "--json", folder / "e2e.json", *quick),
+        Stage("e2e", 240, suite, "e2e", "--json", folder / "e2e.json", *quick),
         Stage("demo", 60, sys.executable, BUNDLE / "demo" / "demo.py", "--driver", "cuda", "--programs", BIN,
               "--file", scratch / "file"),
         Stage("hand_off", 150, suite, "hand-off", "--json", folder / "hand_off.json", *quick),

@@ -30,6 +30,7 @@ use vramd_types::GRANULARITY;
 
 use crate::{bench::Driver, cuda, machine, nvml::Witness};
 use actor::Actor;
+use turns::Below;
 
 /// What every case may use. Panics fail a case.
 pub(crate) struct World {
@@ -44,7 +45,8 @@ type Case = fn(&World) -> Value;
 /// Quickly or not.
 type SimCase = fn(bool) -> Value;
 
-const THREE_TENANTS: &str = "three tenants, four times the device";
+const FOUR_TIMES: &str = "three tenants, four times the device";
+const TEN_TIMES: &str = "three tenants, ten times the device";
 
 const CASES: &[(&str, Case)] = &[
     ("shared by three processes", sharing::three_processes),
@@ -61,14 +63,18 @@ const CASES: &[(&str, Case)] = &[
     ("moved to the host and back", moves::to_the_host_and_back),
     ("moved to disk and back", moves::to_disk_and_back),
     ("accessed in place, and moved", in_place::accessed_and_moved),
-    (THREE_TENANTS, |world| turns::three_tenants(Driver::Cuda, world.quick)),
+    (FOUR_TIMES, |world| turns::three_tenants(Driver::Cuda, Below::Host, world.quick)),
+    (TEN_TIMES, |world| turns::three_tenants(Driver::Cuda, Below::HostAndDisk, world.quick)),
     ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),
     ("torch shares a model", torch::shares_a_model),
 ];
 
 /// Those that the simulated driver can play too: they show here what the suite asks there.
-const ON_SIM: &[(&str, SimCase)] = &[(THREE_TENANTS, |quick| turns::three_tenants(Driver::Sim, quick))];
+const ON_SIM: &[(&str, SimCase)] = &[
+    (FOUR_TIMES, |quick| turns::three_tenants(Driver::Sim, Below::Host, quick)),
+    (TEN_TIMES, |quick| turns::three_tenants(Driver::Sim, Below::HostAndDisk, quick)),
+];
 
 impl World {
     fn new(quick: bool) -> Result<Self> {

@@ -1,4 +1,4 @@
-//! Three tenants that together own four times what the daemon may hand out: what nobody uses makes room for who does, and
+//! Three tenants that together own several times what the daemon may hand out: what nobody uses makes room for who does, and
 //! every byte is where kernels wrote it, whoever dies meanwhile.
 
 use std::time::{Duration, Instant};
@@ -12,9 +12,18 @@ const TENANTS: [(u32, &str); 3] = [(20_001, "first"), (20_002, "second"), (20_00
 /// Longer than any run: who is to be killed does not end by itself.
 const NO_END: Duration = Duration::from_secs(600);
 
+/// Where all that does not fit on the device is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Below {
+    Host,
+    /// The host has room for less than half of it.
+    HostAndDisk,
+}
+
 /// How much there is, for how long it is used, and how many moves that makes at least.
 struct Scale {
     driver: Driver,
+    below: Below,
     part: u64,
     /// Of each client.
     parts: u64,
@@ -24,8 +33,8 @@ struct Scale {
 
 /// Those who stay, one for each tenant, take turns at what there is, while others of the same tenants come, use as much, and
 /// are killed wherever they are.
-pub(super) fn three_tenants(driver: Driver, quick: bool) -> Value {
-    let scale = Scale::new(driver, quick);
+pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value {
+    let scale = Scale::new(driver, below, quick);
     let daemon = Daemon::start(&scale.config());
     let mut who_stay: Vec<_> =
         TENANTS.iter().map(|(uid, _)| scale.client(&daemon, *uid, scale.span)).collect();
@@ -77,10 +86,16 @@ fn moved(daemon: &Daemon) -> f64 {
 }
 
 impl Scale {
-    fn new(driver: Driver, quick: bool) -> Self {
-        let (part, parts) = match driver {
-            Driver::Cuda => (64 * MIB, 64),
-            Driver::Sim => (MIB_2, 12),
+    fn new(driver: Driver, below: Below, quick: bool) -> Self {
+        let part = match driver {
+            Driver::Cuda => 64 * MIB,
+            Driver::Sim => MIB_2,
+        };
+        let parts = match (driver, below) {
+            (Driver::Cuda, Below::Host) => 64,
+            (Driver::Cuda, Below::HostAndDisk) => 60,
+            (Driver::Sim, Below::Host) => 12,
+            (Driver::Sim, Below::HostAndDisk) => 30,
         };
         let (seconds, moves_min) = match (driver, quick) {
             (Driver::Cuda, false) => (30, 2_000.0),
@@ -88,21 +103,40 @@ impl Scale {
             (Driver::Sim, false) => (12, 100.0),
             (Driver::Sim, true) => (5, 50.0),
         };
-        Self { driver, part, parts, span: Duration::from_secs(seconds), moves_min }
+        let moves_min = match (driver, below) {
+            // A disk of 1 GB/s.
+            (Driver::Cuda, Below::HostAndDisk) => moves_min / 10.0,
+            _ => moves_min,
+        };
+        Self { driver, below, part, parts, span: Duration::from_secs(seconds), moves_min }
+    }
+
+    /// So many times what there is those own who stay.
+    fn times(&self) -> u64 {
+        match self.below {
+            Below::Host => 4,
+            Below::HostAndDisk => 10,
+        }
     }
 
     fn owned(&self) -> u64 {
         self.parts * self.part
     }
 
-    /// A fourth of what those own who stay.
     fn device(&self) -> u64 {
-        self.owned() * TENANTS.len() as u64 / 4
+        self.owned() * TENANTS.len() as u64 / self.times()
     }
 
     /// For those who stay, for one beside them, and for what the driver has not given back yet of the one before.
-    fn host(&self) -> u64 {
+    fn all_below(&self) -> u64 {
         self.owned() * (TENANTS.len() as u64 + 2)
+    }
+
+    fn host(&self) -> u64 {
+        match self.below {
+            Below::Host => self.all_below(),
+            Below::HostAndDisk => 3 * self.device(),
+        }
     }
 
     fn config(&self) -> Config {
@@ -116,6 +150,10 @@ impl Scale {
         };
         let config =
             config.memory(&format!("part_size = \"{}\"\nhost_size = \"{}\"", self.part, self.host()));
+        let config = match self.below {
+            Below::Host => config,
+            Below::HostAndDisk => config.disk(&self.all_below().to_string()),
+        };
         let config = config.telemetry("prometheus_listen = \"127.0.0.1:0\"");
         TENANTS.iter().fold(config, |config, (uid, tenant)| config.tenant(*uid, tenant))
     }
