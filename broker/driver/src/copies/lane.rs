@@ -19,7 +19,7 @@ use crate::{Completion, CopyError, DriverError};
 /// For so long who is held back by other lanes looks away.
 const HELD_BACK: Duration = Duration::from_micros(100);
 
-/// Unless a link says otherwise.
+/// So many of what nobody waits for are under way, unless a link says otherwise.
 const BACKGROUND_UNDER_WAY_MAX: usize = 4;
 
 /// A driver's own way to move bytes in one direction.
@@ -38,7 +38,7 @@ pub(crate) trait Link {
     /// A piece that was begun. Pieces end in the order of their beginning.
     type Chunk;
 
-    /// As many of what nobody waits for, for the same reason.
+    /// How many of what nobody waits for are under way at most, for the same reason.
     fn background_under_way_max(&self) -> usize {
         BACKGROUND_UNDER_WAY_MAX
     }

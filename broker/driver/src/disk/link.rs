@@ -284,6 +284,7 @@ impl<S: Side> Link for DiskLink<S> {
     const CHUNK: u64 = PIECE;
     const BACKGROUND_CHUNK: u64 = PIECE;
     const UNDER_WAY_MAX: usize = RING_PIECES;
+
     type Work = DiskWork<S::Memory>;
     /// The piece's number.
     type Chunk = u64;

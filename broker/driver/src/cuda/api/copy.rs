@@ -1,8 +1,7 @@
-//! Bytes in motion: pinned buffers, streams, and transfers whose end is polled for.
+//! Bytes in motion: streams, and transfers whose end is polled for.
 //!
 //! Nothing that runs on a stream is waited for inside a call: a thread that needs an end looks for it and sleeps in
-//! between. Two kinds of calls do wait: the copies of a few bytes at the end of this file, until they have been done,
-//! and the freeing of pinned memory.
+//! between. The copies of a few bytes at the end of this file do wait, until they have been done.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which reads and writes by address")]
 
 use std::{mem, ptr, sync::Arc, thread, time::Duration};

@@ -1,4 +1,4 @@
-//! Memory of this process that the driver pins.
+//! Memory of this process that the driver pins. To let go of it waits for the driver.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which is told of memory by address")]
 
 use std::{io, mem::ManuallyDrop, ptr::NonNull, sync::Arc};

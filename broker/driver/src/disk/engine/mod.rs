@@ -101,6 +101,7 @@ impl<R: Room> Engine<R> {
         match self.uring.as_mut().map(|uring| (uring.broken(), uring)) {
             Some((None, uring)) => uring.begin(op),
             Some((Some(why), _)) => self.by_threads(op, why),
+            // There have been threads from the beginning.
             None => self.by_threads(op, Errno::AGAIN),
         }
     }
