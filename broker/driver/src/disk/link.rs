@@ -16,7 +16,7 @@ use rustix::thread::set_current_timer_slack;
 
 use super::{
     ALIGNMENT, PIECE, READS_MAX, RING_PIECES,
-    engine::{DiskEngine, Done, Engine, Flaw, Op, Way},
+    engine::{DiskEngine, Done, Engine, Op, Way},
     extent::{DiskExtent, Reading},
     piece::{DiskWork, Doing, OnDisk, Piece, Stage, Summing, failed},
     room::{Room as _, clear},
@@ -215,8 +215,12 @@ impl<S: Side> DiskLink<S> {
             unreachable!("the disk answers each once");
         };
         let (disk, at) = (Arc::clone(&piece.work.disk), piece.at);
+        let result = match is {
+            Doing::Reads(read) => read.check(result),
+            Doing::Writes(_) => result,
+        };
         let stage = match (is, result) {
-            (Doing::Reads(read), result) if is_read(read, result) => {
+            (Doing::Reads(read), Ok(())) => {
                 let summing = Summing { read: Some(read), is_straight };
                 self.sum_up(tag, &disk, at, read.skip..read.skip + read.length, room, summing)
             }
@@ -225,7 +229,6 @@ impl<S: Side> DiskLink<S> {
                 disk.sums().enter(at, sum);
                 self.end(room, is_straight, Ok(()))
             }
-            (Doing::Reads(_), Ok(())) => unreachable!("all of it was read"),
         };
         self.pieces[index].stage = stage;
     }
@@ -268,15 +271,6 @@ impl<S: Side> DiskLink<S> {
     fn index(&self, tag: u64) -> usize {
         let index = tag.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         index.filter(|index| *index < self.pieces.len()).expect("a piece waits for it")
-    }
-}
-
-/// Whether all of a piece is there. Behind the end of a file there is nothing, of which its last block is short.
-fn is_read(reading: Reading, result: Result<(), Flaw>) -> bool {
-    match result {
-        Ok(()) => true,
-        Err(Flaw::Short(came)) => reading.expected.is_none() && came >= reading.skip + reading.length,
-        Err(Flaw::Failed(_)) => false,
     }
 }
 

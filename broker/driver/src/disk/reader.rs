@@ -1,10 +1,16 @@
 //! What lies on disk, read by whoever waits for it: a thread that hashes, which has nothing else to do meanwhile.
 
-use rustix::io::{Errno, pread};
+use std::sync::Arc;
+
 use vramd_types::Bytes;
 
-use super::{ALIGNMENT, DiskExtent, PIECE, extent::Reading, room::Buffer};
-use crate::{CopyError, DiskFlaw, DriverError};
+use super::{
+    ALIGNMENT, DiskExtent, PIECE,
+    engine::{Op, Way, transfer_all},
+    piece::failed,
+    room::Buffer,
+};
+use crate::{CopyError, DriverError};
 
 /// With a buffer that is made when it is first needed.
 #[derive(Debug, Default)]
@@ -35,7 +41,7 @@ impl DiskReader {
     }
 
     fn piece(&mut self, extent: &DiskExtent, at: u64, length: usize) -> Result<&[u8], CopyError> {
-        let buffer = match self.buffer.take() {
+        let mut room = match self.buffer.take() {
             Some(buffer) => buffer,
             None => {
                 Buffer::new(usize::try_from(PIECE).unwrap_or(usize::MAX) + ALIGNMENT).map_err(|error| {
@@ -43,13 +49,18 @@ impl DiskReader {
                 })?
             }
         };
-        let buffer = self.buffer.insert(buffer);
         if !extent.is_any_of(at) {
-            buffer.bytes_mut()[..length].fill(0);
-            return Ok(&buffer.bytes_mut()[..length]);
+            room.bytes_mut()[..length].fill(0);
+            return Ok(&self.buffer.insert(room).bytes_mut()[..length]);
         }
         let reading = extent.reading(at, length)?;
-        read(extent, at, reading, buffer)?;
+        if reading.blocks > 0 {
+            let (file, way) = (Arc::clone(extent.file()), Way::FromDisk);
+            let done = transfer_all(Op { tag: 0, file, way, at: reading.at, length: reading.blocks, room });
+            room = done.room;
+            reading.check(done.result).map_err(|flaw| failed(extent.id(), at, way, flaw))?;
+        }
+        let buffer = self.buffer.insert(room);
         let bytes = buffer.bytes_mut();
         let there = reading.skip..reading.skip + reading.length;
         extent.verify(at, reading.expected, extent.sums().of(at, &bytes[there.clone()]))?;
@@ -58,37 +69,15 @@ impl DiskReader {
     }
 }
 
-/// All of the piece that is there.
-fn read(extent: &DiskExtent, at: u64, reading: Reading, buffer: &mut Buffer) -> Result<(), CopyError> {
-    let unreadable = |flaw| CopyError::Unreadable { extent: extent.id(), at: Bytes::new(at), flaw };
-    let mut done = 0;
-    while done < reading.skip + reading.length {
-        let room = &mut buffer.bytes_mut()[done..reading.blocks];
-        match pread(&**extent.file(), room, reading.at + done as u64) {
-            Ok(more) => {
-                done += more;
-                // Whoever reads less than a block has come to the end, from where whole blocks cannot be asked for.
-                let is_end = more == 0 || !done.is_multiple_of(ALIGNMENT);
-                if is_end && done < reading.skip + reading.length {
-                    return Err(unreadable(DiskFlaw::Short(Bytes::new(done as u64))));
-                }
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(unreadable(DiskFlaw::Failed(error.raw_os_error()))),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, io::Write as _, os::unix::fs::OpenOptionsExt as _, sync::Arc};
+    use std::{fs::File, io::Write as _, os::unix::fs::OpenOptionsExt as _};
 
     use rustix::fs::OFlags;
     use vramd_types::ExtentId;
 
     use super::*;
-    use crate::FileSpan;
+    use crate::{DiskFlaw, FileSpan};
 
     #[test]
     fn a_file_that_ends_within_a_block_is_read_to_its_end_and_one_cut_off_there_is_short() {

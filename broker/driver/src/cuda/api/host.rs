@@ -36,12 +36,6 @@ struct Mapped {
 
 // SAFETY: The pointer keeps the type from being sent. The mapping belongs to the process, not to a thread, and `self` is
 // its only owner.
-unsafe impl Send for Mapped {}
-// SAFETY: It is never read or written by what is shared of it.
-unsafe impl Sync for Mapped {}
-
-// SAFETY: The pointer keeps the type from being sent. The mapping belongs to the process, not to a thread, and `self` is
-// its only owner.
 unsafe impl Send for HostView {}
 // SAFETY: The pointer keeps the type from being shared. Shared, it is read and written by address; who may do so when,
 // its users agree on by other means: the broker never has two of them at the same bytes but to read them.

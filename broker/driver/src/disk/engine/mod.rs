@@ -8,7 +8,7 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use rustix::io::Errno;
 
-pub(crate) use self::uring::works as uring_works;
+pub(crate) use self::{threads::transfer_all, uring::works as uring_works};
 use self::{
     threads::{Pool, pool},
     uring::{Answer, Uring},

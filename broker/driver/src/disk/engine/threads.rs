@@ -23,7 +23,8 @@ pub(super) fn pool<R: Room>(depth: usize) -> Result<Pool<R>, DriverError> {
     Workers::new("disk-io", depth.min(THREADS_MAX), transfer_all)
 }
 
-fn transfer_all<R: Room>(op: Op<R>) -> Done<R> {
+/// By whoever calls.
+pub(crate) fn transfer_all<R: Room>(op: Op<R>) -> Done<R> {
     let mut request = Request::new(0, op.length);
     let result = loop {
         let answer = transfer(&op, request);
