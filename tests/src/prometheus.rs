@@ -103,19 +103,18 @@ impl Drop for Prometheus {
     }
 }
 
-/// What `promtool check metrics` says of a scrape: nothing where it is good.
-pub fn promtool_check(scrape: &str) -> String {
-    let mut child = Command::new(tool("bin/promtool"))
-        .args(["check", "metrics"])
+/// What Prometheus's linter says of a scrape: nothing where it is good.
+pub fn lint(scrape: &str) -> String {
+    let mut child = Command::new(tool("bin/promlint"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("promtool starts");
+        .expect("the linter starts");
     let mut stdin = child.stdin.take().expect("it was asked for");
-    stdin.write_all(scrape.as_bytes()).expect("promtool reads");
+    stdin.write_all(scrape.as_bytes()).expect("the linter reads");
     drop(stdin);
-    let output = child.wait_with_output().expect("promtool ends");
+    let output = child.wait_with_output().expect("the linter ends");
     let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
     said += &String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {

@@ -4,7 +4,7 @@ use vramd::telemetry::registry;
 use vramd_proto::v1::Hello;
 use vramd_tests::{
     Config, Daemon, MIB, RawSession, http,
-    prometheus::{Prometheus, promtool_check},
+    prometheus::{Prometheus, lint},
     session::{hello, persistent, spec},
     wait::until,
 };
@@ -93,12 +93,12 @@ fn refusals_are_counted_by_reason_and_scope() {
 }
 
 #[test]
-fn promtool_has_nothing_to_say() {
+fn the_linter_has_nothing_to_say() {
     let daemon = Daemon::start(&measured());
     let mut session = daemon.open();
     session.allocate(spec(4 * MIB));
     session.refused(spec(4096 * MIB)).is(Reason::QuotaLimit);
-    let said = promtool_check(&scrape(&daemon));
+    let said = lint(&scrape(&daemon));
     assert!(said.trim().is_empty(), "{said}");
 }
 
