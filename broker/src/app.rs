@@ -5,12 +5,13 @@ use std::{
     os::unix::net::UnixListener,
     path::{Path, PathBuf, absolute},
     sync::Arc,
+    thread,
     time::Duration,
 };
 
 use broker_core::{Broker, StoredQuotas};
 use broker_driver::{Driver, DriverError, ExtentKind, Submission};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use vramd_types::DeviceIndex;
 
 use crate::{
@@ -38,6 +39,9 @@ const READS_MAX: usize = 256;
 /// How long the driver may take for its first look at all devices, and how often it is asked whether it is done.
 const SURVEY_PATIENCE: Duration = Duration::from_secs(30);
 const SURVEY_POLL: Duration = Duration::from_millis(5);
+/// How long the driver may take to end: what it does meanwhile nobody waits for, and the next daemon deletes what it leaves on disk.
+const DRIVER_ENDS_WITHIN: Duration = Duration::from_secs(10);
+const END_POLL: Duration = Duration::from_millis(5);
 
 /// The configuration that was named, else the usual one if it is there, else the defaults.
 pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
@@ -52,7 +56,7 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
 #[derive(Debug)]
 pub struct App {
     config: Config,
-    sockets: Sockets,
+    sockets: Arc<Sockets>,
     listeners: Listeners,
     state: Arc<State>,
     stored: StoredQuotas,
@@ -128,7 +132,7 @@ impl App {
         );
         Ok(Self {
             config,
-            sockets,
+            sockets: Arc::new(sockets),
             listeners,
             state: Arc::new(state),
             stored,
@@ -145,6 +149,19 @@ impl App {
 
     /// Serves until `signalled` turns true or the driver is lost, then ends channels and calls, and gives everything back.
     pub async fn run(self, signalled: watch::Receiver<bool>) -> Result<(), Failure> {
+        let (driver, sockets, copies) =
+            (Arc::clone(&self.driver), Arc::clone(&self.sockets), Copies::default());
+        let served = self.serve(signalled, copies.clone()).await;
+        close(driver, &copies).await;
+        // Until here, so that the next daemon on this place finds no trace of this one.
+        drop(sockets);
+        if served.is_ok() {
+            tracing::info!("vramd stopped");
+        }
+        served
+    }
+
+    async fn serve(self, signalled: watch::Receiver<bool>, copies: Copies) -> Result<(), Failure> {
         let (end, stop) = watch::channel(false);
         let end = Arc::new(end);
         let on_signal = Arc::clone(&end);
@@ -168,13 +185,13 @@ impl App {
                 driver: self.driver.name(),
                 boot_epoch: self.boot_epoch,
                 devices: &uuids,
-                links: Arc::clone(&self.driver),
+                links: &self.driver,
             },
         )?;
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, uuids, event_limits(&self.config));
-        let (copies, files) = (Copies::default(), Files::default());
+        let files = Files::default();
         let moves = Moves::new(Arc::clone(&self.driver), self.clock, copies.clone());
         let executor = Executor::new(
             self.inbox.clone(),
@@ -256,11 +273,7 @@ impl App {
         }
         telling.stop().await;
         self.inbox.stop();
-        reactor.await.map_err(|_| Failure::ReactorEnded)??;
-        // Until here, so that the next daemon on this place finds no trace of this one.
-        drop(self.sockets);
-        tracing::info!("vramd stopped");
-        Ok(())
+        Ok(reactor.await.map_err(|_| Failure::ReactorEnded)??)
     }
 
     /// Nobody asks what is used where nothing moves.
@@ -324,6 +337,33 @@ impl App {
             default_disk_limit: config.quota.default.disk_limit,
             limits: self.core_limits(),
         }
+    }
+}
+
+/// Has the driver give back its memory, and what is its on disk: on a thread of its own, which waits for what is under way.
+async fn close(driver: Arc<dyn Driver>, copies: &Copies) {
+    for copy in copies.under_way() {
+        driver.submit(Submission::CancelCopy { copy });
+    }
+    let (end, ended) = oneshot::channel();
+    let others = Arc::downgrade(&driver);
+    thread::spawn(move || {
+        drop(driver);
+        // Nobody may wait any more.
+        let _ = end.send(());
+    });
+    let gone = async move {
+        let _ = ended.await;
+        // A connection that is still being closed may have had it last.
+        while others.strong_count() > 0 {
+            tokio::time::sleep(END_POLL).await;
+        }
+    };
+    if tokio::time::timeout(DRIVER_ENDS_WITHIN, gone).await.is_err() {
+        tracing::warn!(
+            waited_s = DRIVER_ENDS_WITHIN.as_secs(),
+            "the driver has not ended; what is left on disk the next start deletes"
+        );
     }
 }
 

@@ -34,6 +34,11 @@ impl Copies {
         self.lock().into.get(&to).copied()
     }
 
+    /// All that have begun and not ended.
+    pub(crate) fn under_way(&self) -> Vec<CopyId> {
+        self.lock().of.keys().copied().collect()
+    }
+
     /// A copy is over: where it went.
     pub(super) fn ended(&self, copy: CopyId) -> Option<ExtentId> {
         let mut book = self.lock();

@@ -31,7 +31,6 @@ use super::{
     ended_move::Kind as Move,
     ends::Ends,
     figures::{Figures, Look, Roll, series_each},
-    links::Links,
     moves::Moves,
     pressures::Pressures,
     registry::{self, Definition, Kind},
@@ -60,13 +59,18 @@ pub(super) struct Shown {
     pub(super) counters: Arc<Counters>,
     pub(super) moves: Moves,
     pub(super) pressures: Pressures,
-    pub(super) links: Links,
-    pub(super) driver: Arc<dyn Driver>,
+    /// Telemetry lives for as long as the process, and must not keep the driver.
+    driver: Weak<dyn Driver>,
 }
 
 impl Shown {
     pub(super) fn figures(&self) -> Arc<Figures> {
         Arc::clone(&self.figures.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// `None` once the daemon has given it back.
+    pub(super) fn driver(&self) -> Option<Arc<dyn Driver>> {
+        self.driver.upgrade()
     }
 }
 
@@ -75,7 +79,7 @@ impl Metrics {
         resource: Resource,
         counters: Arc<Counters>,
         series_max: usize,
-        driver: Arc<dyn Driver>,
+        driver: &Arc<dyn Driver>,
     ) -> Result<Self, OTelSdkError> {
         let devices = driver.devices().len();
         let prometheus = prometheus::Registry::new();
@@ -99,8 +103,8 @@ impl Metrics {
             .build();
         let moves = Moves::new(series_max, devices);
         let pressures = Pressures::new(devices);
-        let (figures, links) = (Mutex::default(), Links(Arc::clone(&driver)));
-        let shown = Arc::new(Shown { figures, counters, moves, pressures, links, driver });
+        let (figures, driver) = (Mutex::default(), Arc::downgrade(driver));
+        let shown = Arc::new(Shown { figures, counters, moves, pressures, driver });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&shown));

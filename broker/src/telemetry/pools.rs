@@ -1,6 +1,7 @@
 //! What is held ready for parts to come: the core says it of devices, the driver of the host's memory.
 
 use broker_core::Tier;
+use broker_driver::KeptFacts;
 use opentelemetry::{KeyValue, Value};
 use vramd_types::{Bytes, HostNode};
 
@@ -10,7 +11,7 @@ pub(super) fn usage(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
     for device in &shown.figures().devices {
         say(device.cached.get(), &on_device(&device.uuid));
     }
-    for kept in shown.driver.kept() {
+    for kept in kept(shown) {
         let all = kept.usual.saturating_add(kept.smaller).saturating_add(kept.larger);
         say(all.get(), &near(kept.node));
     }
@@ -28,15 +29,20 @@ pub(super) fn other_sizes(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) 
     for device in &shown.figures().devices {
         both(on_device(&device.uuid), device.cached_smaller, device.cached_larger);
     }
-    for kept in shown.driver.kept() {
+    for kept in kept(shown) {
         both(near(kept.node), kept.smaller, kept.larger);
     }
 }
 
 pub(super) fn rebuilds(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
-    for kept in shown.driver.kept() {
+    for kept in kept(shown) {
         say(kept.rebuilds, &[text(of::HOST_NODE, kept.node.to_string())]);
     }
+}
+
+/// Of the host's memory.
+fn kept(shown: &Shown) -> Vec<KeptFacts> {
+    shown.driver().map(|driver| driver.kept()).unwrap_or_default()
 }
 
 fn on_device(uuid: &str) -> [KeyValue; 3] {

@@ -10,6 +10,7 @@ use super::{
     ended_move::Kind,
     ends,
     figures::{Account, Balance},
+    links,
     metrics::Shown,
     moves::Count,
     pools,
@@ -227,18 +228,20 @@ fn pressure_changes(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
 }
 
 fn link_limits(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
-    for link in shown.links.facts() {
+    let Some(driver) = shown.driver() else { return };
+    for link in driver.links() {
         for (lane, carries) in &link.lanes {
-            let [way, device] = shown.links.place(*lane);
+            let [way, device] = links::place(&*driver, *lane);
             say(*carries, &[text(of::LINK, link.name.clone()), way, device]);
         }
     }
 }
 
 fn link_io(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
-    for traffic in shown.links.traffic() {
+    let Some(driver) = shown.driver() else { return };
+    for traffic in driver.traffic() {
         for class in CopyClass::ALL {
-            let [way, device] = shown.links.place(traffic.lane);
+            let [way, device] = links::place(&*driver, traffic.lane);
             say(traffic.begun[class.index()].get(), &[way, device, text(of::COPY_CLASS, class.name())]);
         }
     }

@@ -63,7 +63,7 @@ pub struct Node<'a> {
     pub boot_epoch: u64,
     /// UUIDs.
     pub devices: &'a [String],
-    pub links: Arc<dyn Driver>,
+    pub links: &'a Arc<dyn Driver>,
 }
 
 impl Opening {

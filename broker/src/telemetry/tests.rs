@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, LazyLock, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -205,10 +205,16 @@ fn what_is_ready_is_told_of_devices_and_the_host_with_what_of_it_is_of_other_siz
     assert_eq!(of("vramd_fragmentation_internal_bytes{", &["team-000", "GPU-a"]), 1.0);
 }
 
+/// Metrics do not keep it.
+fn linked() -> &'static Arc<dyn Driver> {
+    static LINKED: LazyLock<Arc<dyn Driver>> = LazyLock::new(|| Arc::new(Linked));
+    &LINKED
+}
+
 fn metrics(series_max: usize) -> (Metrics, Arc<Counters>) {
     let counters = Arc::new(Counters::default());
     let resource = Resource::builder_empty().build();
-    (Metrics::new(resource, Arc::clone(&counters), series_max, Arc::new(Linked)).unwrap(), counters)
+    (Metrics::new(resource, Arc::clone(&counters), series_max, linked()).unwrap(), counters)
 }
 
 /// The value of each series, by name and labels as Prometheus reads them.

@@ -128,6 +128,22 @@ fn an_operator_sends_it_to_disk_and_to_the_host_and_it_comes_back() {
     assert!(status.success() && files(home.path()).is_empty());
 }
 
+/// Also where its client lives on, and metrics are served, which live as long as the process.
+#[test]
+fn a_daemon_that_is_stopped_leaves_nothing_on_disk() {
+    for telemetry in ["", "prometheus_listen = \"127.0.0.1:0\""] {
+        let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").telemetry(telemetry));
+        let client = connect(&daemon);
+        let memory = letting_go(&daemon, &client, 2);
+        send(&daemon, &memory, "disk");
+        assert_eq!(files(daemon.home().path()).len(), 2);
+        let (status, home) = daemon.stop();
+        assert!(status.success(), "{status}");
+        assert_eq!(files(home.path()), Vec::<PathBuf>::new(), "with telemetry {telemetry:?}");
+        drop(memory);
+    }
+}
+
 #[test]
 fn the_disk_has_a_quota_of_its_own() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").default_quota("disk_limit = \"2MiB\""));
