@@ -59,9 +59,9 @@ const PIECE: u64 = 2 << 20;
 /// latency, and some of them are on the device's side.
 const RING_PIECES: usize = 16;
 
-/// So many are read by the disk at once: 8 MiB are what a disk of 14 GB/s moves in half a millisecond, which is several times its latency. More
-/// only takes more memory in turn, and where a processor brings the bytes, as to a virtual machine, that is no longer in its cache:
-/// of plain reads on such a disk a driver alone reached 99 % with four, 83 % with eight and 78 % with sixteen. The other buffers are on their way to the device.
+/// So many are read by the disk at once: 8 MiB are what a disk of 14 GB/s moves in half a millisecond, which is several times its latency. The
+/// other buffers are on their way to the device. On the one disk that was measured, a virtual one, a driver alone reached 99 % of plain reads with
+/// four, 83 to 85 with eight and 78 with sixteen, one run each. Why more are slower there is a guess (`docs/benchmarks/tiers`).
 const READS_MAX: usize = RING_PIECES / 4;
 
 /// Where extents may lie on disk, and how much of them.

@@ -42,8 +42,7 @@ const HUGE: usize = 2 << 20;
 
 /// A buffer of whole pages, not for children: a page that a fork has shared could be written in the wrong process.
 ///
-/// A large one is of huge pages where there are any. What lies scattered over small pages some disks read at a third of their speed, as
-/// each page is a request of its own to them.
+/// A large one is of huge pages where there are any: into what lies scattered over small pages a virtual disk read up to a third slower.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     start: NonNull<u8>,

@@ -13,7 +13,7 @@ use crate::disk::{ALIGNMENT, RING_PIECES, room::Room};
 const NAP: Duration = Duration::from_millis(1);
 
 /// What one request reads at least: virtual disks are up to a sixth faster with several of these than with a large one, and many others are given no
-/// larger ones by the kernel. Of writes that is not so.
+/// larger ones by the kernel. Whether it is so of writes nobody has measured: each is one request.
 const READ_BYTES_MIN: usize = 512 << 10;
 /// Of one operation.
 const REQUESTS_MAX: usize = 4;
