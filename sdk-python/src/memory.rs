@@ -172,7 +172,7 @@ impl Memory {
     }
 
     /// Only for memory that the CPU can follow.
-    // SAFETY: Its kind is the interpreter's, which alone calls it, with a view to be filled.
+    // SAFETY: The buffer protocol makes it unsafe. The interpreter alone calls it, with a view to be filled.
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let shared = Arc::clone(&slf.get().shared);

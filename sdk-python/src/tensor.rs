@@ -170,7 +170,7 @@ impl Tensor {
         Err(PyTypeError::new_err("a mapping belongs to its process: attach the allocation by its name there"))
     }
 
-    // SAFETY: Its kind is the interpreter's, which alone calls it, with a view to be filled.
+    // SAFETY: The buffer protocol makes it unsafe. The interpreter alone calls it, with a view to be filled.
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, out: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let tensor = slf.clone();
