@@ -262,7 +262,7 @@ fn a_copy_can_be_watched_and_cancelled_under_way_and_directions_do_not_share_a_l
 #[test]
 fn a_late_copy_can_be_seen_and_cancelled() {
     let (sink, completions) = channel();
-    let late = Effect::Delay(Duration::from_millis(20));
+    let late = Effect::Delay(Duration::from_secs(1));
     let fault = Fault { on: Operation::Copy, nth: 1, count: 1, effect: late };
     let config = SimConfig { faults: vec![fault], ..config() };
     let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
