@@ -1,8 +1,6 @@
 //! Parts for which there were no bytes below their device get some when they come free, and can leave from then on.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     AllocationSpec, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef, Tier,

@@ -1,8 +1,6 @@
 //! Parts that wait for room on their devices: whatever makes some, or ends another's wait, is their turn.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, CreateError, Limits, PartRef, Refusal, StoredQuotas, Target,

@@ -1,8 +1,6 @@
 //! Discardable memory is dropped where other memory is copied out, and whoever has it again is told.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! Parts whose backing lies on disk: they leave their device for it and come back as others do from the host's memory.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, Command, DeviceSelector, Limits, Notice, OperatorRequest,

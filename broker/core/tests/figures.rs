@@ -1,8 +1,6 @@
 //! What whoever counts is told: how waits end, and what of a tenant's memory could leave without being copied.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::time::Duration;
 

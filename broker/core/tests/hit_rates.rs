@@ -2,9 +2,7 @@
 //! can also round sizes up to classes. The figures stand in `docs/decisions/0020-sizes-of-extents.md`; where these come
 //! out otherwise the decision is to be looked at again.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,8 +1,6 @@
 //! What operators hold by hand leaves its device for nobody, until it is let go.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::time::Duration;
 

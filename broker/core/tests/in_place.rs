@@ -1,8 +1,6 @@
 //! Memory that is accessed in place: it is mapped where it lies in the host's memory, and does not come to its device.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, PartRef, Refusal, Target,

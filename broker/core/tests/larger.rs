@@ -1,8 +1,6 @@
 //! Sealed memory larger than its device: hashed where it lies, attached unheld, and read some parts at a time.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     AllocationSpec, AllocationState, ClientFrame, ClientRequest, Kind, PartRef, Refusal, StoredQuotas,

@@ -1,8 +1,6 @@
 //! The line of those who wait for room: who is in whose way there, and who is not.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{AllocationSpec, ClientFrame, Notice, PartRef};
 use vramd_types::Bytes;

@@ -1,8 +1,6 @@
 //! What operators do: quotas, and ends of sessions, of memory and of service.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     ClientRequest, DaemonFrame, DeviceSelector, Event, OperatorRequest, Refusal, Reply, StoredQuotas, Target,

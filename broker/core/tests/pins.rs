@@ -1,8 +1,6 @@
 //! Pin calls: who waits for whom, what is refused at once, and what bounds them.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! Pressure: its steps, who is told of them, and what is done at each before anybody is refused.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::{collections::VecDeque, time::Duration};
 

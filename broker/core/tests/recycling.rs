@@ -1,8 +1,6 @@
 //! Memory that is kept for its tenant after it was freed: who gets it again, and who makes it go.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, Event, Notice,

@@ -1,8 +1,6 @@
 //! What is evicted or fenced, who is asked and who is not, and how it comes back.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! Sessions that end, fall silent, answer late or wrongly, or come back.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{
     ClientFrame, ClientRequest, DaemonFrame, Event, OperatorRequest, PartRef, Refusal, Reply, SessionState,

@@ -1,8 +1,6 @@
 //! Operators change levels of pressure and sizes of tiers while everything runs.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::time::Duration;
 

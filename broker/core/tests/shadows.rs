@@ -1,8 +1,6 @@
 //! Writes behind pins: lost without a word where nobody looks, found where shadows are checked.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use broker_core::{ClientFrame, ClientRequest, Notice, PartMove, PartRef, StoredQuotas, Tier};
 use vramd_types::Bytes;

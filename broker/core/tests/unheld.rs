@@ -1,8 +1,6 @@
 //! Unheld memory: nothing of it is mapped before it is pinned, and it lies where there is room.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
+use crate::world;
 
 use std::time::Duration;
 
