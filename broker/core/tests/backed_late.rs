@@ -1,18 +1,16 @@
 //! Parts for which there were no bytes below their device get some when they come free, and can leave from then on.
 
-use crate::world;
-
-use broker_core::{
-    AllocationSpec, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef, Tier,
-    limits::BACKED_TOGETHER,
-};
-use vramd_types::{AllocationId, Bytes, Quantity};
-use world::{
+use crate::world::{
     Client, World,
     moving::{evict, fill, held, mib, parts, tier, tiers},
     revoking::{answer, part},
     spec,
 };
+use broker_core::{
+    AllocationSpec, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef, Tier,
+    limits::BACKED_TOGETHER,
+};
+use vramd_types::{AllocationId, Bytes, Quantity};
 
 fn limit_below(world: &mut World, tenant: &str, mib: u32) {
     let (guarantee, limit) = (None, Some(Quantity::Bytes(Bytes::mib(mib))));

@@ -1,20 +1,18 @@
 //! Discardable memory is dropped where other memory is copied out, and whoever has it again is told.
 
-use crate::world;
-
 use std::time::Duration;
 
-use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, CreateError, Kind, Lifetime, Notice, PartMove, PartRef,
-    Refusal, StoredQuotas, Target, Tier,
-};
-use vramd_types::{Bytes, Reason};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{evict, held, mib, moved, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
 };
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, CreateError, Kind, Lifetime, Notice, PartMove, PartRef,
+    Refusal, StoredQuotas, Target, Tier,
+};
+use vramd_types::{Bytes, Reason};
 
 fn discardable(mib: u32) -> AllocationSpec {
     AllocationSpec { discardable: true, ..spec(mib) }

@@ -1,21 +1,19 @@
 //! What can never be on its device together is refused at once, and comes back for nobody unasked.
 
-use crate::world;
-
 use std::time::Duration;
 
-use broker_core::{
-    AllocationSpec, CallId, ClientRequest, DeviceSelector, OperatorRequest, PartRef, Refusal, StoredQuotas,
-    Target, Tier,
-};
-use vramd_types::{AllocationId, Bytes};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{empty, fill, parts, tiers, to},
     named,
     revoking::{answer, part},
     set_quota, spec,
 };
+use broker_core::{
+    AllocationSpec, CallId, ClientRequest, DeviceSelector, OperatorRequest, PartRef, Refusal, StoredQuotas,
+    Target, Tier,
+};
+use vramd_types::{AllocationId, Bytes};
 
 fn unheld(mib: u32) -> AllocationSpec {
     AllocationSpec { unheld: true, ..spec(mib) }

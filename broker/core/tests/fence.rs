@@ -58,3 +58,15 @@ fn no_source_asks_the_outside() {
     }
     assert!(files > 20, "found {files} files only");
 }
+
+/// What `all.rs` forgets is never run.
+#[test]
+fn every_file_of_tests_is_part_of_the_program() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let program = fs::read_to_string(folder.join("all.rs")).expect("it is there");
+    for entry in fs::read_dir(&folder).expect("it can be read") {
+        let path = entry.expect("it can be read").path();
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("names are UTF-8");
+        assert!(name == "all" || program.contains(&format!("\nmod {name};\n")), "{name} is in no program");
+    }
+}

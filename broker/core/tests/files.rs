@@ -1,16 +1,8 @@
 //! Allocations that are loaded: a file that nobody changes is what their parts have below, and costs nothing.
 
-use crate::world;
-
 use std::sync::Arc;
 
-use broker_core::{
-    AllocationSpec, AllocationState, AllocationView, ClientFrame, ClientRequest, Command, Config,
-    CreateError, Event, FileId, FileSpan, Kind, PartMove, Refusal, Reply, StoredQuotas, Target, Tier,
-    limits::LOADED_TOGETHER,
-};
-use vramd_types::{AllocationId, Bytes};
-use world::{
+use crate::world::{
     Client, World, config, file_content, key,
     moving::{moved, to},
     named, persistent,
@@ -18,6 +10,12 @@ use world::{
     spec,
     writing_back::{clean, write_back},
 };
+use broker_core::{
+    AllocationSpec, AllocationState, AllocationView, ClientFrame, ClientRequest, Command, Config,
+    CreateError, Event, FileId, FileSpan, Kind, PartMove, Refusal, Reply, StoredQuotas, Target, Tier,
+    limits::LOADED_TOGETHER,
+};
+use vramd_types::{AllocationId, Bytes};
 
 const FILE: FileId = FileId(3);
 

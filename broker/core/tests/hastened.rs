@@ -1,20 +1,18 @@
 //! What is done sooner since somebody waits, and what is told together since nobody has to.
 
-use crate::world;
-
 use std::time::Duration;
 
-use broker_core::{
-    ClientRequest, Command, Completion, DaemonFrame, Event, PartRef, StoredQuotas, Tier, WordsOutcome, limits,
-};
-use vramd_types::{Bytes, CopyClass};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{evict, fill, held, mib, one_written, parts, tier, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
     writing_back::one_step,
 };
+use broker_core::{
+    ClientRequest, Command, Completion, DaemonFrame, Event, PartRef, StoredQuotas, Tier, WordsOutcome, limits,
+};
+use vramd_types::{Bytes, CopyClass};
 
 fn patient(device: u32, host: u32) -> World {
     let mut world = tiers(device, host);

@@ -2,13 +2,11 @@
 //! can also round sizes up to classes. The figures stand in `docs/decisions/0020-sizes-of-extents.md`; where these come
 //! out otherwise the decision is to be looked at again.
 
-use crate::world;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::world::{World, config, spec};
 use broker_core::{AllocationSpec, ClientRequest, Notice, StoredQuotas};
 use vramd_types::{AllocationId, Bytes};
-use world::{World, config, spec};
 
 /// In MiB, as all sizes here.
 const PART: u32 = 256;

@@ -1,20 +1,18 @@
 //! What operators hold by hand leaves its device for nobody, until it is let go.
 
-use crate::world;
-
 use std::time::Duration;
 
-use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Kind, Notice, OperatorRequest, PartMove, PartRef, Refusal,
-    Reply, StoredQuotas, Target, Tier,
-};
-use vramd_types::{AllocationId, Bytes, PartIndex, Reason};
-use world::{
+use crate::world::{
     Client, World, config, key,
     moving::{evict, held, mib, moved, tier, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
 };
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, Kind, Notice, OperatorRequest, PartMove, PartRef, Refusal,
+    Reply, StoredQuotas, Target, Tier,
+};
+use vramd_types::{AllocationId, Bytes, PartIndex, Reason};
 
 fn one(world: &mut World, client: Client, content: u64) -> PartRef {
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);

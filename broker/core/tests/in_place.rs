@@ -1,19 +1,17 @@
 //! Memory that is accessed in place: it is mapped where it lies in the host's memory, and does not come to its device.
 
-use crate::world;
-
-use broker_core::{
-    Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, PartRef, Refusal, Target,
-    Tier, TouchedPart, WordsOutcome,
-};
-use vramd_types::{AllocationId, Bytes};
-use world::{
+use crate::world::{
     Client, World,
     moving::{fill, held, mib, parts, three_tiers, tier, tiers, to},
     named,
     revoking::{ANSWER, answer, part, revoke},
     spec,
 };
+use broker_core::{
+    Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, PartRef, Refusal, Target,
+    Tier, TouchedPart, WordsOutcome,
+};
+use vramd_types::{AllocationId, Bytes};
 
 fn advise(world: &mut World, client: Client, id: AllocationId, advice: Advice) {
     world.call(client, ClientRequest::Advise(id, advice)).expect("it is its owner's");

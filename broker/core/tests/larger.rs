@@ -1,19 +1,17 @@
 //! Sealed memory larger than its device: hashed where it lies, attached unheld, and read some parts at a time.
 
-use crate::world;
-
-use broker_core::{
-    AllocationSpec, AllocationState, ClientFrame, ClientRequest, Kind, PartRef, Refusal, StoredQuotas,
-    Target, Tier,
-};
-use vramd_types::{Bytes, PartIndex};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{parts, tiers},
     persistent,
     revoking::answer,
     spec,
 };
+use broker_core::{
+    AllocationSpec, AllocationState, ClientFrame, ClientRequest, Kind, PartRef, Refusal, StoredQuotas,
+    Target, Tier,
+};
+use vramd_types::{Bytes, PartIndex};
 
 const PARTS: u32 = 8;
 

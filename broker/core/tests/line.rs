@@ -1,15 +1,13 @@
 //! The line of those who wait for room: who is in whose way there, and who is not.
 
-use crate::world;
-
-use broker_core::{AllocationSpec, ClientFrame, Notice, PartRef};
-use vramd_types::Bytes;
-use world::{
+use crate::world::{
     Client, World,
     moving::{fill, parts, tiers},
     revoking::answer,
     set_quota, spec,
 };
+use broker_core::{AllocationSpec, ClientFrame, Notice, PartRef};
+use vramd_types::Bytes;
 
 /// So many parts of 4 MiB that are mapped when they are pinned.
 fn unheld(world: &mut World, client: Client, count: u32) -> Vec<PartRef> {

@@ -1,14 +1,12 @@
 //! Calls that name more parts than one event begins with.
 
-use crate::world;
-
-use broker_core::{AllocationSpec, Command, OperatorRequest, PartMove, Reply, Target, Tier};
-use vramd_types::Bytes;
-use world::{
+use crate::world::{
     Client, World,
     moving::{tiers, to},
     spec,
 };
+use broker_core::{AllocationSpec, Command, OperatorRequest, PartMove, Reply, Target, Tier};
+use vramd_types::Bytes;
 
 const PARTS: u32 = 600;
 /// As `limits.rs` says.

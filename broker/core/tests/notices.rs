@@ -1,13 +1,11 @@
 //! What operators are told, and in which order.
 
-use crate::world;
-
+use crate::world::{Client, UID, World, key, named, set_quota, spec};
 use broker_core::{
     Asker, Backing, ChannelId, ClientFrame, ClientRequest, CreateError, DeviceSelector, Event, MapState,
     MapperView, Notice, OperatorRequest, PartRef, Peer, RequestKey, RevokeReason, Target, Tier, UnmappedPart,
 };
 use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId};
-use world::{Client, UID, World, key, named, set_quota, spec};
 
 /// What was told since the last look, of whom: one word each.
 fn told(world: &mut World) -> Vec<String> {

@@ -1,17 +1,15 @@
 //! What operators do: quotas, and ends of sessions, of memory and of service.
 
-use crate::world;
-
+use crate::world::{
+    World, config, key, persistent,
+    revoking::{ANSWER, answer, one_part, part},
+    set_quota, spec,
+};
 use broker_core::{
     ClientRequest, DaemonFrame, DeviceSelector, Event, OperatorRequest, Refusal, Reply, StoredQuotas, Target,
     Tier,
 };
 use vramd_types::{AllocationId, Bytes, Quantity, Reason, SessionId};
-use world::{
-    World, config, key, persistent,
-    revoking::{ANSWER, answer, one_part, part},
-    set_quota, spec,
-};
 
 fn by_name(name: &str) -> Target {
     Target::Name(name.to_owned())

@@ -1,15 +1,8 @@
 //! Pressure: its steps, who is told of them, and what is done at each before anybody is refused.
 
-use crate::world;
-
 use std::{collections::VecDeque, time::Duration};
 
-use broker_core::{
-    AllocationSpec, Cause, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector, Event,
-    Notice, OperatorRequest, PartMove, PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
-};
-use vramd_types::{Bytes, DeviceIndex, Quantity};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{moved, to},
     pressing::{COLD, SECOND, fill, free, node, on_device, pass, steps, tier},
@@ -17,6 +10,11 @@ use world::{
     spec,
     writing_back::{clean, write_back},
 };
+use broker_core::{
+    AllocationSpec, Cause, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector, Event,
+    Notice, OperatorRequest, PartMove, PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
+};
+use vramd_types::{Bytes, DeviceIndex, Quantity};
 
 #[test]
 fn steps_are_entered_where_they_begin_and_left_below() {

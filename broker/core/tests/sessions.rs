@@ -1,13 +1,11 @@
 //! Sessions that end, fall silent, answer late or wrongly, or come back.
 
-use crate::world;
-
+use crate::world::{Client, World, config, named, spec};
 use broker_core::{
     ClientFrame, ClientRequest, DaemonFrame, Event, OperatorRequest, PartRef, Refusal, Reply, SessionState,
     StoredQuotas, Target,
 };
 use vramd_types::{AllocationId, Bytes, PartIndex, Reason};
-use world::{Client, World, config, named, spec};
 
 #[test]
 fn a_process_may_end_at_any_point() {

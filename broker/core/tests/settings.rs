@@ -1,20 +1,18 @@
 //! Operators change levels of pressure and sizes of tiers while everything runs.
 
-use crate::world;
-
 use std::time::Duration;
 
-use broker_core::{
-    AllocationSpec, Asker, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
-    Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, ShareChange, Tier, TierChange,
-};
-use vramd_types::{Bytes, Quantity, Reason, Shares};
-use world::{
+use crate::world::{
     World, key,
     moving::{moved, to},
     pressing::{COLD, SECOND, fill, node, on_device, pass, steps, tier},
     spec,
 };
+use broker_core::{
+    AllocationSpec, Asker, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
+    Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, ShareChange, Tier, TierChange,
+};
+use vramd_types::{Bytes, Quantity, Reason, Shares};
 
 fn levels(pressure: PressureChange) -> OperatorRequest {
     OperatorRequest::ChangeSettings(SettingsChange { pressure, ..SettingsChange::default() })

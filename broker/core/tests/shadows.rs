@@ -1,15 +1,13 @@
 //! Writes behind pins: lost without a word where nobody looks, found where shadows are checked.
 
-use crate::world;
-
-use broker_core::{ClientFrame, ClientRequest, Notice, PartMove, PartRef, StoredQuotas, Tier};
-use vramd_types::Bytes;
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{evict, held, mib, tier, to},
     revoking::{answer, part},
     spec,
 };
+use broker_core::{ClientFrame, ClientRequest, Notice, PartMove, PartRef, StoredQuotas, Tier};
+use vramd_types::Bytes;
 
 /// With a part that holds 7, and has come back from the host unwritten.
 fn with_a_shadow(check_shadows: bool) -> (World, Client, PartRef) {

@@ -1,17 +1,15 @@
 //! Unheld memory: nothing of it is mapped before it is pinned, and it lies where there is room.
 
-use crate::world;
-
 use std::time::Duration;
 
-use broker_core::{AllocationSpec, ClientFrame, ClientRequest, Refusal, Reply, StoredQuotas, Tier};
-use vramd_types::{Bytes, Reason};
-use world::{
+use crate::world::{
     World, config,
     moving::{fill, held, mib, tiers},
     revoking::part,
     spec,
 };
+use broker_core::{AllocationSpec, ClientFrame, ClientRequest, Refusal, Reply, StoredQuotas, Tier};
+use vramd_types::{Bytes, Reason};
 
 #[test]
 fn what_nobody_holds_may_be_larger_than_the_device() {

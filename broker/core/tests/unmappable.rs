@@ -1,17 +1,15 @@
 //! Parts that a client could not map: who pins them is told so, and may ask again.
 
-use crate::world;
-
+use crate::world::{
+    Client, World, persistent,
+    revoking::{answer, one_part, outcome, part, revoke},
+    spec,
+};
 use broker_core::{
     ClientFrame, ClientRequest, DaemonFrame, Notice, PartRef, PartRevocation, Refusal, Slot, Target,
     UnmappedPart,
 };
 use vramd_types::{AllocationId, Bytes};
-use world::{
-    Client, World, persistent,
-    revoking::{answer, one_part, outcome, part, revoke},
-    spec,
-};
 
 const PROBLEM: &str = "no descriptors";
 
