@@ -212,7 +212,10 @@ fn what_makes_no_sense_is_refused_with_what_would() {
 fn shares_of_links_change_while_it_runs() {
     let daemon = node();
     let mut watch = watching(&daemon, &[EventKind::Settings]);
+    let in_force = || metric(&daemon, "vramd_link_share_ratio", &["vramd_copy_class=\"write_back\""]);
+    assert_eq!(in_force(), Some(0.2));
     let now = said(&daemon, &["change", "--demand-percent", "10", "--write-back-percent", "40"]);
+    assert_eq!(in_force(), Some(0.4));
     let shares = json!({ "demand_percent": 10, "prefetch_percent": 50, "write_back_percent": 40 });
     assert_eq!(now["settings"]["shares"], shares);
     assert_eq!(now["configured"]["shares"]["write_back_percent"], 20);

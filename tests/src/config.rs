@@ -20,9 +20,10 @@ pub struct Config {
     pub revocations: Vec<Revocation>,
     /// Tenants by uid. Without any, everybody is `uid-N`.
     pub tenants: Vec<(u32, String)>,
-    /// Lines of `[memory]`, `[pressure]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
+    /// Lines of `[memory]`, `[pressure]`, `[shares]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
     pub memory: Vec<String>,
     pub pressure: Vec<String>,
+    pub shares: Vec<String>,
     pub limits: Vec<String>,
     pub default_quota: Vec<String>,
     pub daemon: Vec<String>,
@@ -78,6 +79,7 @@ impl Default for Config {
             tenants: Vec::new(),
             memory: Vec::new(),
             pressure: Vec::new(),
+            shares: Vec::new(),
             limits: Vec::new(),
             default_quota: Vec::new(),
             daemon: Vec::new(),
@@ -161,6 +163,12 @@ impl Config {
     }
 
     #[must_use]
+    pub fn shares(mut self, line: &str) -> Self {
+        self.shares.push(line.to_owned());
+        self
+    }
+
+    #[must_use]
     pub fn disk(self, size: &str) -> Self {
         Self { disk: Some(size.to_owned()), ..self }
     }
@@ -237,6 +245,7 @@ impl Config {
             section(&mut text, "[files]", &[format!("immutable_paths = {:?}", self.immutable)]);
         }
         section(&mut text, "[pressure]", &self.pressure);
+        section(&mut text, "[shares]", &self.shares);
         section(&mut text, "[quota.default]", &self.default_quota);
         section(&mut text, "[limits]", &self.limits);
         section(&mut text, "[telemetry]", &self.telemetry);

@@ -27,12 +27,21 @@ pub enum Flaw {
     ShareLentForEver,
     /// Who wants nothing saves it up.
     ShareSavedUp,
+    /// What waits in a lane that is full wants nothing.
+    FullWantsNothing,
+    /// A lane that is full begins nothing of what nobody waits for, whatever it lacks beside demand.
+    FullLacksItsShare,
+    /// Who lacks its share of a link that lanes share may go, and goes no sooner in its lane.
+    SharedOnlyVetoes,
+    /// Who lacks its share of such a link has other lanes' chunks begun all the same.
+    OthersNotHeldBack,
 }
 
 #[cfg(feature = "planted")]
-impl crate::Link {
+impl crate::Links {
     /// Makes one flaw active, or none. Before the first chunk.
     pub fn plant(&mut self, flaw: Option<Flaw>) {
         self.planted = flaw;
+        self.links.iter_mut().for_each(|link| link.planted = flaw);
     }
 }

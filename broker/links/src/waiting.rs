@@ -1,8 +1,6 @@
-use std::ops::BitOr;
-
 use vramd_types::CopyClass;
 
-/// The classes of which something waits.
+/// The classes of which something waits in a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting([bool; CopyClass::COUNT]);
 
@@ -12,7 +10,7 @@ impl Waiting {
     }
 
     #[must_use]
-    pub fn with(mut self, class: CopyClass) -> Self {
+    fn with(mut self, class: CopyClass) -> Self {
         self.0[class.index()] = true;
         self
     }
@@ -21,14 +19,5 @@ impl Waiting {
 impl FromIterator<CopyClass> for Waiting {
     fn from_iter<I: IntoIterator<Item = CopyClass>>(classes: I) -> Self {
         classes.into_iter().fold(Self::default(), Self::with)
-    }
-}
-
-/// Of two lanes.
-impl BitOr for Waiting {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        CopyClass::ALL.into_iter().filter(|class| self.has(*class) || other.has(*class)).collect()
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, Counts, DeviceView, NodeView, Pressure, PressureBounds, QuotaView, Tier};
-use vramd_types::Bytes;
+use broker_core::{Broker, Counts, DeviceView, NodeView, PressureBounds, QuotaView, Tier};
+use vramd_types::{Bytes, Shares};
 
 use super::registry::OTHER_TENANTS;
 
@@ -23,6 +23,7 @@ pub(super) struct Look {
     counts: Counts,
     node: NodeView,
     bounds: PressureBounds,
+    shares: Shares,
 }
 
 impl Look {
@@ -33,6 +34,7 @@ impl Look {
             counts: broker.counts(),
             node: broker.node(),
             bounds: broker.settings().pressure,
+            shares: broker.settings().shares,
         }
     }
 }
@@ -54,8 +56,9 @@ pub(super) struct Figures {
     pub(super) parts_waiting: u64,
     pub(super) batches_waiting: u64,
     pub(super) violations: u64,
-    /// Where steps of pressure begin, in percent.
-    pub(super) thresholds: Vec<(Pressure, u32)>,
+    /// Where steps of pressure begin, and what is done in them.
+    pub(super) bounds: PressureBounds,
+    pub(super) shares: Shares,
 }
 
 /// A tenant in one place.
@@ -110,7 +113,7 @@ impl Roll {
     }
 
     pub(super) fn figures(&mut self, look: Look) -> Figures {
-        let Look { quotas, devices, counts, node, bounds } = look;
+        let Look { quotas, devices, counts, node, bounds, shares } = look;
         let quotas: Vec<_> = quotas.into_iter().filter_map(in_force).collect();
         let places: BTreeSet<_> = quotas.iter().map(|(of, _)| (&of.device, of.tier)).collect();
         let each = series_each(places.into_iter().map(|(_, tier)| tier));
@@ -126,11 +129,8 @@ impl Roll {
             parts_waiting: wide(node.parts_waiting),
             batches_waiting: wide(node.batches_waiting),
             violations: node.invariant_violations,
-            thresholds: vec![
-                (Pressure::Elevated, bounds.elevated_percent),
-                (Pressure::High, bounds.high_percent),
-                (Pressure::Critical, bounds.critical_percent),
-            ],
+            bounds,
+            shares,
             ..Figures::default()
         };
         for (mut account, balance) in quotas {
@@ -251,7 +251,14 @@ pub(super) mod tests {
             batches_waiting: 1,
             invariant_violations: 0,
         };
-        Look { quotas, devices: Vec::new(), counts, node, bounds: PressureBounds::default() }
+        Look {
+            quotas,
+            devices: Vec::new(),
+            counts,
+            node,
+            bounds: PressureBounds::default(),
+            shares: Shares::default(),
+        }
     }
 
     /// With something to say in every metric.

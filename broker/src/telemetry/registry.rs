@@ -224,6 +224,22 @@ pub const PRESSURE_THRESHOLD: Definition = count(
     &[PRESSURE_LEVEL],
     "How full a device, or a tier below it, is when it enters a level. Operators may change it while the daemon runs.",
 );
+pub const PRESSURE_FALL: Definition =
+    count(Kind::Gauge, "vramd.pressure.fall", "1", &[], "How far below where it begins a level is left.");
+pub const PRESSURE_EVICT_TO: Definition = count(
+    Kind::Gauge,
+    "vramd.pressure.evict_to",
+    "1",
+    &[],
+    "How full a device or the host's memory is left, once what is cold has left it for its level.",
+);
+pub const PRESSURE_COLD_AFTER: Definition = count(
+    Kind::Gauge,
+    "vramd.pressure.cold_after",
+    "s",
+    &[],
+    "For how long nobody uses what is cold; 0 does nothing and only tells.",
+);
 pub const PRESSURE_CHANGES: Definition = count(
     Kind::Counter,
     "vramd.pressure.changes",
@@ -275,6 +291,13 @@ pub const LINK_LIMIT: Definition = count(
     "By/s",
     &[LINK, LINK_WAY, HW_ID],
     "What a link carries if one way of one device has it for itself, as it was measured when the daemon started.",
+);
+pub const LINK_SHARE: Definition = count(
+    Kind::Gauge,
+    "vramd.link.share",
+    "1",
+    &[COPY_CLASS],
+    "What a class of copies has of every link at least while it wants it. Operators may change it while the daemon runs.",
 );
 pub const LINK_IO: Definition = count(
     Kind::Counter,
@@ -430,6 +453,9 @@ pub const ALL: &[&Definition] = &[
     &OVERSUBSCRIPTION,
     &PRESSURE,
     &PRESSURE_THRESHOLD,
+    &PRESSURE_FALL,
+    &PRESSURE_EVICT_TO,
+    &PRESSURE_COLD_AFTER,
     &PRESSURE_CHANGES,
     &MIGRATIONS,
     &MIGRATION_IO,
@@ -437,6 +463,7 @@ pub const ALL: &[&Definition] = &[
     &MIGRATION_DURATION,
     &MIGRATION_SIZE,
     &LINK_LIMIT,
+    &LINK_SHARE,
     &LINK_IO,
     &IN_PLACE,
     &FRAGMENTATION_INTERNAL,

@@ -23,8 +23,14 @@ pub(super) type Series = fn(&Shown, &mut dyn FnMut(u64, &[KeyValue]));
 /// The same of what is a share of something.
 pub(super) type Ratios = fn(&Shown, &mut dyn FnMut(f64, &[KeyValue]));
 
-pub(super) const RATIOS: &[(&Definition, Ratios)] =
-    &[(&of::OVERSUBSCRIPTION, oversubscription), (&of::PRESSURE_THRESHOLD, pressure_threshold)];
+pub(super) const RATIOS: &[(&Definition, Ratios)] = &[
+    (&of::OVERSUBSCRIPTION, oversubscription),
+    (&of::PRESSURE_THRESHOLD, pressure_threshold),
+    (&of::PRESSURE_FALL, |shown, say| say(percent(shown.figures().bounds.fall_percent), &[])),
+    (&of::PRESSURE_EVICT_TO, |shown, say| say(percent(shown.figures().bounds.evict_to_percent), &[])),
+    (&of::PRESSURE_COLD_AFTER, |shown, say| say(shown.figures().bounds.cold_after.as_secs_f64(), &[])),
+    (&of::LINK_SHARE, link_share),
+];
 
 /// Every metric that is read when it is collected.
 pub(super) const OBSERVED: &[(&Definition, Series)] = &[
@@ -210,9 +216,18 @@ fn pressure(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
 }
 
 fn pressure_threshold(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {
-    for (step, percent) in &shown.figures().thresholds {
-        say(f64::from(*percent) / 100.0, &[text(of::PRESSURE_LEVEL, step.name())]);
+    let bounds = &shown.figures().bounds;
+    for (step, begins) in [
+        (Pressure::Elevated, bounds.elevated_percent),
+        (Pressure::High, bounds.high_percent),
+        (Pressure::Critical, bounds.critical_percent),
+    ] {
+        say(percent(begins), &[text(of::PRESSURE_LEVEL, step.name())]);
     }
+}
+
+fn percent(percent: u32) -> f64 {
+    f64::from(percent) / 100.0
 }
 
 fn pressure_changes(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
@@ -234,6 +249,12 @@ fn link_limits(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
             let [way, device] = links::place(&*driver, *lane);
             say(*carries, &[text(of::LINK, link.name.clone()), way, device]);
         }
+    }
+}
+
+fn link_share(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {
+    for class in CopyClass::ALL {
+        say(percent(shown.figures().shares.percent(class)), &[text(of::COPY_CLASS, class.name())]);
     }
 }
 

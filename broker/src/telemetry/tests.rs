@@ -297,6 +297,11 @@ fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
     assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"disk\""), None, "there is no such tier");
     let threshold = |level: &str| of("vramd_pressure_threshold_ratio{", &format!("level=\"{level}\""));
     assert_eq!((threshold("elevated"), threshold("critical")), (Some(0.8), Some(0.95)));
+    let setting = |name: &str| of(&format!("vramd_pressure_{name}"), "");
+    assert_eq!((setting("fall_ratio"), setting("evict_to_ratio")), (Some(0.03), Some(0.85)));
+    assert_eq!(setting("cold_after_seconds"), Some(30.0));
+    let share = |class: &str| of("vramd_link_share_ratio{", &format!("class=\"{class}\""));
+    assert_eq!(["demand", "prefetch", "write_back"].map(share), [Some(0.3), Some(0.5), Some(0.2)]);
     let changes = |level: &str| of("vramd_pressure_changes_total{", &format!("level=\"{level}\""));
     assert_eq!((changes("high"), changes("normal"), changes("critical")), (Some(2.0), Some(1.0), None));
 }

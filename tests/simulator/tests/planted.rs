@@ -51,7 +51,15 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
 /// One world in three has lanes, and not in each of these are copies enough in each other's way.
 #[test]
 fn planted_flaws_of_links_are_found_by_who_looks_at_each_chunk() {
-    for bug in [Bug::PrefetchBeforeDemand, Bug::ShareLentForEver, Bug::ShareSavedUp] {
+    for bug in [
+        Bug::PrefetchBeforeDemand,
+        Bug::ShareLentForEver,
+        Bug::ShareSavedUp,
+        Bug::FullWantsNothing,
+        Bug::FullLacksItsShare,
+        Bug::SharedOnlyVetoes,
+        Bug::OthersNotHeldBack,
+    ] {
         let hunt = hunt(bug, 0, 100, 10_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());
     }

@@ -138,7 +138,7 @@ registry! {
     LINK_ORDER = "INV-LINK-1", Oracle "links.rs",
         "no prefetch goes before demand in its lane, unless it has stood for a second in which 16 chunks passed it, or none";
     LINK_SHARES = "INV-LINK-2", Oracle "links.rs",
-        "a class that waits has its share of what its lane begins, and what was lent is given back when somebody wants it";
+        "a class that waits has its share of what its lane begins, and lanes that share a link; what was lent is given back when somebody wants it";
     LINK_AWAITED = "INV-LINK-3", Oracle "awaited.rs",
         "what somebody waits for is copied as demand: it is ordered so, or hastened at once";
     PRESSURE = "INV-PRESSURE-1", Oracle "pressure.rs",

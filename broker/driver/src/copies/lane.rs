@@ -214,7 +214,7 @@ impl<L: Link> Lane<L> {
 
     fn begin(&mut self) {
         loop {
-            self.links.waits(self.ready());
+            self.links.waits(self.waiting(), self.is_full());
             let has_room = self.under_way.len() < L::UNDER_WAY_MAX;
             let Some(at) = has_room.then(|| self.next_to_begin()).flatten() else { return };
             let begun = &mut self.begun[at];
@@ -234,22 +234,15 @@ impl<L: Link> Lane<L> {
         left.chain(whole).collect()
     }
 
-    /// Those of them that only the links hold back.
-    fn ready(&self) -> Waiting {
-        let waiting = self.waiting();
-        let is_full = self.in_background() >= self.link.background_under_way_max();
-        let ready = |class: &CopyClass| waiting.has(*class) && (*class == CopyClass::Demand || !is_full);
-        CopyClass::ALL.into_iter().filter(ready).collect()
-    }
-
-    fn in_background(&self) -> usize {
-        self.under_way.iter().filter(|chunk| chunk.class != CopyClass::Demand).count()
+    /// As much is under way of what nobody waits for as should be. What waits wants its share all the same.
+    fn is_full(&self) -> bool {
+        let in_background = self.under_way.iter().filter(|chunk| chunk.class != CopyClass::Demand).count();
+        in_background >= self.link.background_under_way_max()
     }
 
     /// The place of the one that goes on.
     fn next_to_begin(&mut self) -> Option<usize> {
-        let classes: Vec<CopyClass> = self.links.permitted().collect();
-        classes.into_iter().find_map(|class| self.begun_of(class))
+        self.links.permitted().find_map(|class| self.begun_of(class))
     }
 
     /// Where one of that class is of which something is left to begin.

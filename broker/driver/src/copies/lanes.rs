@@ -161,7 +161,7 @@ impl<W, D> Lanes<W, D> {
 
 type Opened<O, W> = (Vec<(O, Sender<Order<W>>)>, Vec<LaneEnd<O, W>>);
 
-fn open<O: Copy + Into<LaneId>, W>(lanes: Vec<O>, links: &Links) -> Opened<O, W> {
+fn open<O: Copy + Into<LaneId>, W>(lanes: Vec<O>, links: &Arc<Links>) -> Opened<O, W> {
     lanes
         .into_iter()
         .map(|of| {

@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use broker_links::{Link, Waiting};
+use broker_links::{Crossing, Waiting};
 use vramd_types::{Bytes, CopyClass, Shares};
 
 use super::LaneId;
@@ -39,76 +39,53 @@ pub(crate) fn shared(name: &str, alone: &[(LaneId, u64)], together: &[u64]) -> O
 #[derive(Debug)]
 pub(crate) struct Links {
     epoch: Instant,
-    all: Vec<Arc<Busy>>,
-}
-
-/// A link, and what waits for it.
-#[derive(Debug)]
-struct Busy {
-    lanes: Vec<(LaneId, u64)>,
+    lanes: Vec<LaneId>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    link: Link,
-    /// What waits in each lane.
-    waiting: Vec<Waiting>,
-    begun: [Bytes; CopyClass::COUNT],
+    links: broker_links::Links,
+    /// What was begun in each lane.
+    begun: Vec<[Bytes; CopyClass::COUNT]>,
 }
 
 /// The links that one lane's chunks cross.
 #[derive(Debug)]
 pub(crate) struct Crossed {
-    epoch: Instant,
-    /// Each with the lane's place there.
-    links: Vec<(Arc<Busy>, usize)>,
+    links: Arc<Links>,
+    /// The lane's number there.
+    lane: usize,
     waiting: Waiting,
+    is_full: bool,
 }
 
 impl Links {
     pub(crate) fn new(lanes: impl Iterator<Item = LaneId>, facts: &[LinkFacts]) -> Self {
-        let shares = Shares::default();
-        let own = lanes.map(|lane| Busy::new(Link::of_lane(shares, CHUNK), vec![(lane, 1)]));
-        let shared = facts.iter().filter(|link| link.lanes.len() > 1).map(|LinkFacts { lanes, .. }| {
-            let carries = lanes.first().map_or(1, |(_, carries)| *carries);
-            Busy::new(Link::shared(shares, CHUNK, carries), lanes.clone())
-        });
-        Self { epoch: Instant::now(), all: own.chain(shared).map(Arc::new).collect() }
+        let lanes: Vec<LaneId> = lanes.collect();
+        let shared = facts.iter().filter(|link| link.lanes.len() > 1);
+        let shared = shared.map(|link| crossings(&lanes, link, facts)).collect();
+        let links = broker_links::Links::new(Shares::default(), CHUNK, lanes.len(), shared);
+        let begun = vec![[Bytes::ZERO; CopyClass::COUNT]; lanes.len()];
+        Self { epoch: Instant::now(), lanes, state: Mutex::new(State { links, begun }) }
     }
 
     /// From the next chunk on.
     pub(crate) fn share_by(&self, shares: Shares) {
-        self.all.iter().for_each(|link| link.state().link.share_by(shares));
+        self.state().links.share_by(shares);
     }
 
-    pub(crate) fn crossed_by(&self, lane: LaneId) -> Crossed {
-        let place = |link: &Arc<Busy>| link.lanes.iter().position(|(of, _)| *of == lane);
-        let links = self.all.iter().filter_map(|link| Some((Arc::clone(link), place(link)?))).collect();
-        Crossed { epoch: self.epoch, links, waiting: Waiting::default() }
+    /// Of a lane that it was made with.
+    pub(crate) fn crossed_by(self: &Arc<Self>, lane: LaneId) -> Crossed {
+        let lane = self.lanes.iter().position(|it| *it == lane).expect("links are made with all lanes");
+        Crossed { links: Arc::clone(self), lane, waiting: Waiting::default(), is_full: false }
     }
 
     /// What was begun in each lane since the driver was opened.
     pub(crate) fn traffic(&self) -> Vec<Traffic> {
-        let own = self.all.iter().filter(|link| link.lanes.len() == 1);
-        own.filter_map(|link| Some(Traffic { lane: link.lanes.first()?.0, begun: link.state().begun }))
-            .collect()
-    }
-}
-
-impl Busy {
-    fn new(link: Link, lanes: Vec<(LaneId, u64)>) -> Self {
-        let waiting = vec![Waiting::default(); lanes.len()];
-        let begun = [Bytes::ZERO; CopyClass::COUNT];
-        Self { lanes, state: Mutex::new(State { link, waiting, begun }) }
-    }
-
-    /// What a chunk costs there in bytes of the first lane.
-    fn cost(&self, place: usize, length: Bytes) -> Bytes {
-        let carries =
-            |place: usize| self.lanes.get(place).map_or(1, |(_, carries)| u128::from(*carries).max(1));
-        let cost = u128::from(length.get()) * carries(0) / carries(place);
-        Bytes::new(u64::try_from(cost).unwrap_or(u64::MAX))
+        let state = self.state();
+        let lanes = self.lanes.iter().zip(&state.begun);
+        lanes.map(|(lane, begun)| Traffic { lane: *lane, begun: *begun }).collect()
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.
@@ -117,59 +94,48 @@ impl Busy {
     }
 }
 
-impl State {
-    fn waits_anywhere(&self) -> Waiting {
-        self.waiting.iter().fold(Waiting::default(), |all, of| all | *of)
-    }
+/// The lanes of a link that they share: what each carries by itself is told of its own.
+fn crossings(lanes: &[LaneId], link: &LinkFacts, facts: &[LinkFacts]) -> Vec<Crossing> {
+    let alone = |lane: LaneId| {
+        let own = facts.iter().filter(|link| link.lanes.len() == 1).flat_map(|link| &link.lanes);
+        own.filter(|(of, _)| *of == lane).map(|(_, carries)| *carries).next()
+    };
+    let number = |lane: LaneId| lanes.iter().position(|it| *it == lane);
+    let crossing = |(lane, carries): &(LaneId, u64)| {
+        Some(Crossing { lane: number(*lane)?, carries: *carries, alone: alone(*lane) })
+    };
+    link.lanes.iter().filter_map(crossing).collect()
 }
 
 impl Crossed {
-    /// What waits in the lane now.
-    pub(super) fn waits(&mut self, waiting: Waiting) {
-        if waiting != self.waiting {
-            self.waiting = waiting;
-            let now = self.epoch.elapsed();
-            for (link, place) in &self.links {
-                let mut state = link.state();
-                state.waiting[*place] = waiting;
-                let anywhere = state.waits_anywhere();
-                state.link.waits(now, anywhere);
-            }
+    /// What waits in the lane now, and whether as much of what nobody waits for is under way there as should be.
+    pub(super) fn waits(&mut self, waiting: Waiting, is_full: bool) {
+        if (waiting, is_full) != (self.waiting, self.is_full) {
+            (self.waiting, self.is_full) = (waiting, is_full);
+            let now = self.links.epoch.elapsed();
+            self.links.state().links.waits(now, self.lane, waiting, is_full);
         }
     }
 
     /// The classes of which a chunk may be begun now, the best first.
-    pub(super) fn permitted(&self) -> impl Iterator<Item = CopyClass> {
-        let now = self.epoch.elapsed();
-        let own = self.links.first().map(|(own, _)| own.state());
-        let order: Vec<_> = own.map(|own| own.link.order(now, self.waiting).collect()).unwrap_or_default();
-        let permits = move |class: &CopyClass| {
-            self.links.iter().skip(1).all(|(link, _)| {
-                let state = link.state();
-                state.link.permits(now, *class, state.waits_anywhere())
-            })
-        };
-        order.into_iter().filter(permits)
+    pub(super) fn permitted(&self) -> impl Iterator<Item = CopyClass> + use<> {
+        let now = self.links.epoch.elapsed();
+        self.links.state().links.next(now, self.lane)
     }
 
     /// Before it is told what waits from now on.
-    pub(super) fn begun(&mut self, class: CopyClass, length: Bytes) {
-        let now = self.epoch.elapsed();
-        for (link, place) in &self.links {
-            let mut state = link.state();
-            let waiting = state.waits_anywhere();
-            state.link.begun(now, class, link.cost(*place, length), waiting);
-            let begun = &mut state.begun[class.index()];
-            *begun = begun.saturating_add(length);
-        }
+    pub(super) fn begun(&self, class: CopyClass, length: Bytes) {
+        let now = self.links.epoch.elapsed();
+        let mut state = self.links.state();
+        state.links.begun(now, self.lane, class, length);
+        let begun = &mut state.begun[self.lane][class.index()];
+        *begun = begun.saturating_add(length);
     }
 
     /// As what it was begun, and however it went.
     pub(super) fn ended(&self, class: CopyClass, length: Bytes) {
-        let now = self.epoch.elapsed();
-        for (link, place) in &self.links {
-            link.state().link.ended(now, class, link.cost(*place, length));
-        }
+        let now = self.links.epoch.elapsed();
+        self.links.state().links.ended(now, self.lane, class, length);
     }
 }
 

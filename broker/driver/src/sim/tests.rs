@@ -12,7 +12,7 @@ use std::{
 use vramd_types::{DeviceIndex, ExtentId, GRANULARITY};
 
 use super::*;
-use crate::{Completion, CopyClass, CopyError, Handle, place::Place};
+use crate::{Completion, CopyClass, CopyError, Handle, Shares, place::Place};
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -291,4 +291,36 @@ fn the_host_has_a_capacity_and_one_node() {
     assert_eq!(refused(1, HostNode(1), GRANULARITY), Some("there is no node 1 of the host".to_owned()));
     assert_eq!(refused(1, HostNode(0), Bytes::mib(256)), None);
     assert_eq!(refused(2, HostNode(0), GRANULARITY), Some(capacity));
+}
+
+/// Of 64 MiB a second, beside as much of a prefetch to two other devices as these can take.
+#[test]
+fn a_class_has_its_share_of_the_uplink_however_many_lanes_another_has() {
+    let (sink, completions) = channel();
+    let devices: Vec<DeviceInfo> = (0..3).map(|_| device()).collect();
+    let uplink = LinkSpeed { to_device: 64 << 20, to_host: 0 };
+    let config = SimConfig { devices, uplink, ..config() };
+    let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
+    let shares = Shares::new(30, 20, 50).unwrap();
+    driver.submit(Submission::ShareBy { shares });
+    let size = Bytes::mib(64);
+    make(&driver, &completions, 1, Place::Host, size);
+    for (raw, class) in [(2, CopyClass::WriteBack), (3, CopyClass::Prefetch), (4, CopyClass::Prefetch)] {
+        let device = DeviceIndex(u16::try_from(raw - 2).unwrap());
+        make(&driver, &completions, raw, Place::Device(device), size);
+        let (from, to) = (ExtentId::from_raw(1), ExtentId::from_raw(raw));
+        driver.submit(Submission::Copy { copy: CopyId::from_raw(raw), from, to, size, class });
+    }
+    let began = Instant::now();
+    let begun = |class: CopyClass| {
+        let lanes = driver.traffic().into_iter();
+        lanes.map(|it| it.begun[class.index()]).fold(Bytes::ZERO, Bytes::saturating_add)
+    };
+    // Before its last chunk: then the others may have it all.
+    while begun(CopyClass::WriteBack) < Bytes::mib(56) {
+        assert!(began.elapsed() < DEADLINE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let others = begun(CopyClass::Prefetch);
+    assert!(others <= Bytes::mib(80), "{others:?} beside half of the link");
 }

@@ -12,7 +12,7 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares};
 
-use super::links::Stands;
+use super::links::{Lacks, Stands};
 
 /// A tenant, by its place in [`Facts::tenants`].
 pub(super) type Tenant = usize;
@@ -316,6 +316,8 @@ pub(super) struct Facts {
     pub(super) copies: BTreeMap<ExtentId, CopyClass>,
     /// Who waits in lanes.
     pub(super) stands: Stands,
+    /// And lacks its share of the link that these share.
+    pub(super) lacks: Lacks,
     /// How links are shared, once that was changed.
     pub(super) shares: Option<Shares>,
     /// What parts on their devices have below.

@@ -2,7 +2,8 @@
 //! chooses.
 //!
 //! A class that waits in a lane without a break is owed its share of what is begun there, and has had what was begun of it. Who
-//! has had more while nobody else waited owes nothing for that, and nobody has anything saved up.
+//! has had more while nobody else waited owes nothing for that, and nobody has anything saved up. Of a link that lanes share it is
+//! owed its share of what is begun in all of them, but for demand of lanes in which it does not wait: that nobody holds back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,7 +28,7 @@ const STOOD: Duration = Duration::from_secs(1);
 const APART_CHUNKS: u64 = 3;
 
 /// And where prefetches wait, which are owed their share behind demand too and have it once that is through; or where lanes
-/// hold each other back.
+/// share a link, of which and of its own each is owed a share.
 const FAR_APART_CHUNKS: u64 = 7;
 
 /// A class in a lane, since it waits there.
@@ -50,6 +51,9 @@ pub(super) struct Stand {
 /// By lane and class.
 pub(super) type Stands = BTreeMap<(Way, CopyClass), Stand>;
 
+/// What each class lacks of its share of the link that lanes share, since it waits for that; in hundredths of a byte.
+pub(super) type Lacks = BTreeMap<CopyClass, u64>;
+
 impl Oracle {
     /// Copies of this world go by lanes.
     pub fn has_lanes(&mut self, lanes: Option<Lanes>) {
@@ -59,6 +63,7 @@ impl Oracle {
     pub(super) fn shares_changed(&mut self, shares: Shares) {
         self.facts.shares = Some(shares);
         self.facts.stands.clear();
+        self.facts.lacks.clear();
     }
 
     /// What waits in a lane now: who waits no more has nothing saved up, and who begins to stands from now on.
@@ -70,6 +75,8 @@ impl Oracle {
                 false => _ = self.facts.stands.remove(&(way, class)),
             }
         }
+        let on_bus: Vec<CopyClass> = self.waits_on_bus().collect();
+        self.facts.lacks.retain(|class, _| on_bus.contains(class));
     }
 
     /// Before it is among what was begun.
@@ -93,7 +100,7 @@ impl Oracle {
         self.expect(LINK_ORDER, !overtakes, || {
             format!("a prefetch goes to {to} before what somebody waits for: {begun:?}")
         });
-        // Where lanes share a link they hold each other's classes back, but for demand.
+        // Where lanes share a link they hold each other's classes back, but for demand, and have their shares of that too.
         let is_alone = lanes.shared_percent.is_none() || !way.is_on_bus();
         for (of, stand) in &mut stands {
             let is_higher =
@@ -104,7 +111,8 @@ impl Oracle {
             stand.lacks = (stand.lacks + due).saturating_sub(had);
             let taken = if by_right { 0 } else { had };
             let is_lent = !CopyClass::ALL.into_iter().any(is_higher);
-            stand.above = if is_lent { 0 } else { (stand.above + taken).saturating_sub(share) };
+            let of_both = if is_alone { share } else { 2 * share };
+            stand.above = if is_lent { 0 } else { (stand.above + taken).saturating_sub(of_both) };
             stand.last = now;
             stand.with_prefetch |= waits(CopyClass::Prefetch);
             match *of == class {
@@ -119,6 +127,55 @@ impl Oracle {
                 None => _ = self.facts.stands.remove(&(way, of)),
             }
         }
+        if let Some(percent) = lanes.shared_percent.filter(|_| way.is_on_bus()) {
+            self.bus_crossed(begun, shares, percent);
+            self.shares_of_bus_are_had(begun, lanes);
+        }
+    }
+
+    /// The link that lanes share, which carries so many percent of one of them.
+    fn bus_crossed(&mut self, begun: &Begun, shares: Shares, percent: u64) {
+        let waiting: Vec<CopyClass> = self.waits_on_bus().collect();
+        let is_behind_demand = waiting.contains(&CopyClass::Demand);
+        let waits_here = self.classes_of(&begun.waiting);
+        for of in waiting {
+            // A class wants no more than its lanes carry.
+            let lanes =
+                self.facts.stands.keys().filter(|(way, class)| way.is_on_bus() && *class == of).count();
+            let fill = lanes as u64 * (10_000 / percent).min(100);
+            let share = begun.length.get() * u64::from(shares.percent(of)).min(fill);
+            let cannot_go = of == CopyClass::Prefetch && is_behind_demand;
+            let is_free = begun.class == CopyClass::Demand && !waits_here.contains(&of);
+            let due = if cannot_go || is_free { 0 } else { share };
+            let had = if of == begun.class { begun.length.get() * 100 } else { 0 };
+            let lacks = self.facts.lacks.entry(of).or_default();
+            *lacks = (*lacks + due).saturating_sub(had);
+        }
+        for ((way, of), stand) in &mut self.facts.stands {
+            if way.is_on_bus() && *way != begun.way {
+                let share = begun.length.get() * u64::from(shares.percent(*of));
+                stand.above = stand.above.saturating_sub(share);
+            }
+        }
+    }
+
+    fn shares_of_bus_are_had(&mut self, begun: &Begun, lanes: Lanes) {
+        let apart = lanes.chunk().get() * 100 * FAR_APART_CHUNKS;
+        for (of, lacks) in self.facts.lacks.clone() {
+            self.expect(LINK_SHARES, lacks <= apart, || {
+                format!(
+                    "{of:?} lacks {} bytes of its share of the link that lanes share: {begun:?}",
+                    lacks / 100
+                )
+            });
+        }
+    }
+
+    /// The classes of which something waits in any lane of the link that they share.
+    fn waits_on_bus(&self) -> impl Iterator<Item = CopyClass> {
+        let waits =
+            |class: &CopyClass| self.facts.stands.keys().any(|(way, of)| way.is_on_bus() && of == class);
+        CopyClass::ALL.into_iter().filter(waits)
     }
 
     fn shares_are_had(

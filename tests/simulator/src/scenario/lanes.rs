@@ -56,6 +56,11 @@ impl Lanes {
         }
     }
 
+    /// What a lane copies in a second.
+    pub fn carries() -> u64 {
+        Self::bytes_in(1_000_000).get()
+    }
+
     /// What a lane copies meanwhile.
     pub fn bytes_in(micros: u64) -> Bytes {
         Bytes::new(micros.saturating_mul(BYTES_A_MICRO))

@@ -1,10 +1,14 @@
 //! Copies that go by lanes, in the worlds that have them: one into each device and one out of it, one from the disk and one to
-//! it. A copy is cut into chunks, of which each lane has one under way; which class goes next its links say, as in the drivers.
+//! it. A copy is cut into chunks, of which each lane has few under way, one behind the other; which class goes next its links say, as
+//! in the drivers.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use broker_core::{Bug, Event, OperatorRequest, Tier, Time};
-use broker_links::{Flaw, Link, Waiting};
+use broker_links::{Crossing, Flaw, Links, Waiting};
 use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, Shares};
 
 use super::{
@@ -20,6 +24,10 @@ const ASKS_AGAIN_MICROS: u64 = 50;
 const CHUNK_MICROS_MIN: u64 = 20;
 
 const CHUNKS_MAX: u64 = 8;
+
+/// So many chunks of a lane are under way at most, and so many of what nobody waits for.
+const UNDER_WAY_MAX: usize = 2;
+const BACKGROUND_UNDER_WAY_MAX: usize = 1;
 
 /// How copies are cut: beside the stream that says how lanes are.
 const STREAM: u64 = 4;
@@ -40,6 +48,16 @@ impl Way {
             (_, Tier::Disk) => Self::ToDisk,
             ((device, _), Tier::Device) => Self::In(device),
             ((device, _), Tier::Host) => Self::Out(device),
+        }
+    }
+
+    /// Its number among the lanes of so many devices.
+    fn number(self, devices: usize) -> usize {
+        match self {
+            Self::In(device) => 2 * usize::from(device.0),
+            Self::Out(device) => 2 * usize::from(device.0) + 1,
+            Self::FromDisk => 2 * devices,
+            Self::ToDisk => 2 * devices + 1,
         }
     }
 
@@ -64,20 +82,20 @@ pub(crate) struct Begun {
 pub(super) struct Lanes {
     dice: Dice,
     drawn: scenario::Lanes,
+    devices: usize,
     flaw: Option<Flaw>,
-    /// As operators have changed them since it was opened.
-    shares: Shares,
     lanes: BTreeMap<Way, Lane>,
-    shared: Option<Link>,
+    links: Links,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Lane {
-    link: Link,
     /// Of which something is left to begin, in the order in which they came.
     waiting: Vec<Queued>,
-    /// Where its chunk goes. If more is left of the copy, that is among what waits.
-    under_way: Option<UnderWay>,
+    /// Where its chunks go, in the order of their beginning. If more is left of a copy, that is among what waits.
+    under_way: VecDeque<UnderWay>,
+    /// When all of them have ended.
+    free_at: Time,
     /// It is held back, and will ask again.
     asks_again: bool,
 }
@@ -99,52 +117,35 @@ struct Queued {
 }
 
 impl Lanes {
-    pub(super) fn new(seed: u64, drawn: scenario::Lanes, bug: Option<Bug>) -> Self {
+    pub(super) fn new(seed: u64, drawn: scenario::Lanes, devices: usize, bug: Option<Bug>) -> Self {
         let flaw = match bug {
             Some(Bug::PrefetchBeforeDemand) => Some(Flaw::PrefetchBeforeDemand),
             Some(Bug::ShareLentForEver) => Some(Flaw::ShareLentForEver),
             Some(Bug::ShareSavedUp) => Some(Flaw::ShareSavedUp),
+            Some(Bug::FullWantsNothing) => Some(Flaw::FullWantsNothing),
+            Some(Bug::FullLacksItsShare) => Some(Flaw::FullLacksItsShare),
+            Some(Bug::SharedOnlyVetoes) => Some(Flaw::SharedOnlyVetoes),
+            Some(Bug::OthersNotHeldBack) => Some(Flaw::OthersNotHeldBack),
             _ => None,
         };
         let dice = Dice::new(seed, STREAM);
-        let mut lanes =
-            Self { dice, drawn, flaw, shares: drawn.shares, lanes: BTreeMap::new(), shared: None };
-        lanes.restart();
-        lanes
+        let links = opened(drawn, devices, flaw);
+        Self { dice, drawn, devices, flaw, lanes: BTreeMap::new(), links }
     }
 
     /// The driver is opened: nothing is under way.
     pub(super) fn restart(&mut self) {
         self.lanes.clear();
-        self.shares = self.drawn.shares;
-        let carries = |percent: u64| scenario::Lanes::bytes_in(1_000_000).get() / 100 * percent;
-        let shared = |percent| Link::shared(self.drawn.shares, self.drawn.chunk(), carries(percent));
-        self.shared = self.drawn.shared_percent.map(shared).map(|link| self.flawed(link));
+        self.links = opened(self.drawn, self.devices, self.flaw);
     }
 
     /// From the next chunk on.
     pub(super) fn share_by(&mut self, shares: Shares) {
-        self.shares = shares;
-        self.lanes
-            .values_mut()
-            .map(|lane| &mut lane.link)
-            .chain(&mut self.shared)
-            .for_each(|it| it.share_by(shares));
-    }
-
-    fn flawed(&self, mut link: Link) -> Link {
-        link.plant(self.flaw);
-        link
+        self.links.share_by(shares);
     }
 
     fn lane(&mut self, way: Way) -> &mut Lane {
-        let link = self.flawed(Link::of_lane(self.shares, self.drawn.chunk()));
-        self.lanes.entry(way).or_insert(Lane {
-            link,
-            waiting: Vec::new(),
-            under_way: None,
-            asks_again: false,
-        })
+        self.lanes.entry(way).or_default()
     }
 
     /// Cut as the dice say.
@@ -171,48 +172,37 @@ impl Lanes {
         self.lanes.values_mut().any(|lane| {
             let left = lane.waiting.len();
             lane.waiting.retain(|it| it.to != to);
-            lane.waiting.len() < left && lane.under_way.is_none_or(|it| it.to != to)
+            lane.waiting.len() < left && lane.under_way.iter().all(|it| it.to != to)
         })
     }
 
-    /// What waits in all lanes of the shared link.
-    fn waits_on_bus(&self) -> Waiting {
-        let on_bus = self.lanes.iter().filter(|(way, _)| way.is_on_bus());
-        on_bus.fold(Waiting::default(), |all, (_, lane)| all | lane.waits())
-    }
-
-    /// The next chunk of the lane, with its microseconds.
-    fn begin(&mut self, now: Duration, way: Way) -> Option<(Begun, u64)> {
-        let on_bus = self.waits_on_bus();
-        let mut shared = self.shared.as_mut().filter(|_| way.is_on_bus());
+    /// The next chunk of the lane, and when it ends.
+    fn begin(&mut self, now: Time, way: Way) -> Option<(Begun, Time)> {
+        let (at, number) = (now.since(Time::START), way.number(self.devices));
         let lane = self.lanes.get_mut(&way)?;
-        let waits = lane.waits();
-        lane.link.waits(now, waits);
-        shared.iter_mut().for_each(|it| it.waits(now, on_bus));
-        if lane.under_way.is_some() {
+        self.links.waits(at, number, lane.waits(), lane.is_full());
+        if lane.under_way.len() == UNDER_WAY_MAX {
             return None;
         }
-        let permits = |class: &CopyClass| shared.as_ref().is_none_or(|it| it.permits(now, *class, on_bus));
-        let class = lane.link.order(now, waits).find(permits)?;
+        let class = self.links.next(at, number).next()?;
         let waiting = lane.waiting.iter().map(|it| it.to).collect();
         let (to, micros) = lane.take_next(class)?;
         let length = scenario::Lanes::bytes_in(micros);
-        lane.under_way = Some(UnderWay { to, class, length });
-        lane.link.begun(now, class, length, waits);
-        if let Some(shared) = shared {
-            shared.begun(now, class, length, on_bus);
-        }
-        Some((Begun { way, to, class, length, waiting }, micros))
+        lane.under_way.push_back(UnderWay { to, class, length });
+        lane.free_at = lane.free_at.max(now).after(Duration::from_micros(micros));
+        self.links.begun(at, number, class, length);
+        Some((Begun { way, to, class, length, waiting }, lane.free_at))
     }
 
-    /// The chunk that is under way has ended. Its copy too, if that is told.
+    /// The first chunk that is under way has ended. Its copy too, if that is told.
     fn end(&mut self, now: Duration, way: Way) -> Option<ExtentId> {
-        let shared = self.shared.as_mut().filter(|_| way.is_on_bus());
+        let number = way.number(self.devices);
         let lane = self.lanes.get_mut(&way)?;
-        let UnderWay { to, class, length } = lane.under_way.take()?;
-        lane.link.ended(now, class, length);
-        shared.into_iter().for_each(|it| it.ended(now, class, length));
-        (!lane.waiting.iter().any(|it| it.to == to)).then_some(to)
+        let UnderWay { to, class, length } = lane.under_way.pop_front()?;
+        self.links.ended(now, number, class, length);
+        let is_left =
+            lane.waiting.iter().any(|it| it.to == to) || lane.under_way.iter().any(|it| it.to == to);
+        (!is_left).then_some(to)
     }
 
     /// What has something left to begin.
@@ -224,7 +214,7 @@ impl Lanes {
     /// Whether it has something to do, and is not to ask again yet.
     fn is_held_back(&mut self, way: Way) -> bool {
         let lane = self.lane(way);
-        let held_back = lane.under_way.is_none() && !lane.waiting.is_empty();
+        let held_back = lane.under_way.is_empty() && !lane.waiting.is_empty();
         held_back && !std::mem::replace(&mut lane.asks_again, true)
     }
 }
@@ -232,6 +222,11 @@ impl Lanes {
 impl Lane {
     fn waits(&self) -> Waiting {
         self.waiting.iter().map(|it| it.class).collect()
+    }
+
+    fn is_full(&self) -> bool {
+        let in_background = self.under_way.iter().filter(|it| it.class != CopyClass::Demand).count();
+        in_background >= BACKGROUND_UNDER_WAY_MAX
     }
 
     /// Of a class: what was begun goes on first.
@@ -247,6 +242,17 @@ impl Lane {
         }
         Some((to, micros))
     }
+}
+
+/// Links of which nothing has been begun.
+fn opened(drawn: scenario::Lanes, devices: usize, flaw: Option<Flaw>) -> Links {
+    let carries = drawn.shared_percent.map(|percent| scenario::Lanes::carries() / 100 * percent);
+    let on_bus = (0..2 * devices).map(|lane| (lane, scenario::Lanes::carries()));
+    let shared = carries
+        .map(|carries| on_bus.map(|(lane, alone)| Crossing { lane, carries, alone: Some(alone) }).collect());
+    let mut links = Links::new(drawn.shares, drawn.chunk(), 2 * devices + 2, shared.into_iter().collect());
+    links.plant(flaw);
+    links
 }
 
 impl World {
@@ -315,18 +321,17 @@ impl World {
 
     fn go_on(&mut self, way: Way) {
         let Some(lanes) = &mut self.driver.lanes else { return };
-        let now = self.now.since(Time::START);
-        self.oracle.lane_waits(self.now, way, &lanes.waiting(way));
-        let (job, micros) = match lanes.begin(now, way) {
-            Some((begun, micros)) => {
-                let Begun { to, class, .. } = begun;
-                self.story.say(self.now, || format!("a chunk goes to {to}, {way:?}, as {}", class.name()));
-                self.oracle.chunk_begun(self.now, &begun);
-                (Job::Chunk { way }, micros)
-            }
-            None if lanes.is_held_back(way) => (Job::AskAgain { way }, ASKS_AGAIN_MICROS),
-            None => return,
-        };
-        self.queue.at(self.now.after(Duration::from_micros(micros)), self.life, Happening::Done(job));
+        loop {
+            self.oracle.lane_waits(self.now, way, &lanes.waiting(way));
+            let Some((begun, ends)) = lanes.begin(self.now, way) else { break };
+            let Begun { to, class, .. } = begun;
+            self.story.say(self.now, || format!("a chunk goes to {to}, {way:?}, as {}", class.name()));
+            self.oracle.chunk_begun(self.now, &begun);
+            self.queue.at(ends, self.life, Happening::Done(Job::Chunk { way }));
+        }
+        if lanes.is_held_back(way) {
+            let when = self.now.after(Duration::from_micros(ASKS_AGAIN_MICROS));
+            self.queue.at(when, self.life, Happening::Done(Job::AskAgain { way }));
+        }
     }
 }

@@ -107,7 +107,9 @@ impl World {
             dice: Dice::new(plan.seed, 1),
             pieces: BTreeMap::new(),
             copies: BTreeMap::new(),
-            lanes: scenario.lanes.map(|lanes| Lanes::new(plan.seed, lanes, plan.bug)),
+            lanes: scenario
+                .lanes
+                .map(|lanes| Lanes::new(plan.seed, lanes, scenario.config.devices.len(), plan.bug)),
             last_content: 0,
             awaited: Default::default(),
             put_off: Default::default(),

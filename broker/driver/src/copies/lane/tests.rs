@@ -10,6 +10,8 @@ use std::{
     },
 };
 
+use vramd_types::Shares;
+
 use super::*;
 use crate::{
     DriverError,
@@ -108,6 +110,10 @@ fn run_all(works: &[(Work, u64)], cancelled: &[u64]) -> Notes {
 }
 
 fn run_classes(works: &[(Work, u64, CopyClass)], cancelled: &[u64]) -> Notes {
+    run_by(Shares::default(), works, cancelled)
+}
+
+fn run_by(shares: Shares, works: &[(Work, u64, CopyClass)], cancelled: &[u64]) -> Notes {
     let (notes, table) = (Rc::new(RefCell::new(Notes::default())), Arc::new(Table::default()));
     let (queue, orders) = channel();
     for (raw, (work, chunks, class)) in (1..).zip(works) {
@@ -120,7 +126,9 @@ fn run_classes(works: &[(Work, u64, CopyClass)], cancelled: &[u64]) -> Notes {
     let tells = works.iter().any(|((_, event), ..)| is_told(event));
     let queue = RefCell::new(tells.then_some(queue));
     let link = Noted { notes: Rc::clone(&notes), table: Arc::clone(&table), queue };
-    let links = Links::new([LaneId::WithinHost].into_iter(), &[]).crossed_by(LaneId::WithinHost);
+    let links = Arc::new(Links::new([LaneId::WithinHost].into_iter(), &[]));
+    links.share_by(shares);
+    let links = links.crossed_by(LaneId::WithinHost);
     run(link, links, &orders, |completion| {
         let Completion::Copied { copy, result } = completion else { panic!("{completion:?}") };
         assert_eq!(table.copied(copy), None, "it is out of the table before it is told");
@@ -165,6 +173,40 @@ fn what_nobody_waits_for_has_a_small_share_and_less_of_it_is_under_way() {
     assert!(background[0] >= 2 && background[5] < 24, "{background:?}");
     let alone = run_classes(&[(("a", None), 20, CopyClass::WriteBack)], &[]);
     assert_eq!(alone.most_under_way, BACKGROUND_UNDER_WAY_MAX);
+}
+
+/// Of a class that waits as long as another, in percent of the bytes that were begun while both wait.
+fn percent(shares: (u32, u32, u32), other: CopyClass, class: CopyClass) -> usize {
+    let shares = Shares::new(shares.0, shares.1, shares.2).unwrap();
+    let works = [(("other", None), 200, other), (("it", None), 200, class)];
+    let notes = run_by(shares, &works, &[]);
+    let length = |name: &str| if name == "other" && other == CopyClass::Demand { 2 } else { 1 };
+    let last = ["other", "it"].map(|name| notes.begun.iter().rposition(|(it, _)| *it == name).unwrap());
+    let both = &notes.begun[..last[0].min(last[1])];
+    let had: usize = both.iter().filter(|(name, _)| *name == "it").count();
+    had * 100 / both.iter().map(|(name, _)| length(name)).sum::<usize>()
+}
+
+#[test]
+fn a_share_is_had_whatever_is_under_way() {
+    for (shares, other, least) in [
+        ((30, 50, 20), CopyClass::Demand, 20),
+        ((50, 0, 50), CopyClass::Demand, 50),
+        ((10, 20, 70), CopyClass::Demand, 70),
+        ((30, 50, 20), CopyClass::Prefetch, 20),
+        ((0, 50, 50), CopyClass::Prefetch, 50),
+        ((10, 20, 70), CopyClass::Prefetch, 70),
+    ] {
+        let had = percent(shares, other, CopyClass::WriteBack);
+        assert!(had + 3 >= least && had <= least + 3, "{had} percent beside {other:?} by {shares:?}");
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_is_under_way_in_few_chunks_whatever_it_lacks() {
+    let works = [(("a", None), 20, CopyClass::Prefetch), (("b", None), 20, CopyClass::WriteBack)];
+    let notes = run_by(Shares::new(0, 50, 50).unwrap(), &works, &[]);
+    assert_eq!(notes.most_under_way, BACKGROUND_UNDER_WAY_MAX);
 }
 
 /// However many have ended meanwhile.

@@ -1,0 +1,179 @@
+//! All links of a node, and the lanes that cross them.
+
+use std::time::Duration;
+
+use vramd_types::{Bytes, CopyClass, Shares};
+
+use crate::{Waiting, link::Link, turn::Turn};
+
+/// A lane is told by its number, from 0.
+#[derive(Clone, Debug)]
+pub struct Links {
+    lanes: Vec<Lane>,
+    /// Each lane's own, at its number; behind them those that lanes share.
+    pub(crate) links: Vec<Link>,
+    /// Which lanes cross each of them.
+    crossings: Vec<Vec<Crossing>>,
+    #[cfg(feature = "planted")]
+    pub(crate) planted: Option<crate::Flaw>,
+}
+
+#[derive(Clone, Debug)]
+struct Lane {
+    /// Its own link first.
+    crosses: Vec<usize>,
+    waiting: Waiting,
+    is_full: bool,
+}
+
+/// A lane at a link.
+#[derive(Clone, Copy, Debug)]
+pub struct Crossing {
+    pub lane: usize,
+    /// What the link carries if this lane has it for itself, in bytes per second.
+    pub carries: u64,
+    /// What the lane carries by itself, if that is known.
+    pub alone: Option<u64>,
+}
+
+impl Crossing {
+    /// What of the link the lane can fill, in percent.
+    fn fills(&self) -> u32 {
+        let percent = |alone: u64| u128::from(alone) * 100 / u128::from(self.carries.max(1));
+        self.alone.map_or(100, |alone| u32::try_from(percent(alone).clamp(1, 100)).unwrap_or(100))
+    }
+}
+
+impl Links {
+    /// Of so many lanes, which share these; so much is begun at once of what nobody waits for.
+    pub fn new(shares: Shares, chunk: Bytes, lanes: usize, shared: Vec<Vec<Crossing>>) -> Self {
+        let own = (0..lanes).map(|lane| vec![Crossing { lane, carries: 1, alone: None }]);
+        let crossings: Vec<Vec<Crossing>> = own.chain(shared).collect();
+        let link = |(at, lanes_there): (usize, &Vec<Crossing>)| match lanes_there.first() {
+            Some(first) if at >= lanes => Link::shared(shares, chunk, first.carries),
+            _ => Link::of_lane(shares, chunk),
+        };
+        let links = crossings.iter().enumerate().map(link).collect();
+        let crosses = |lane: usize| {
+            let has_lane = |there: &Vec<Crossing>| there.iter().any(|it| it.lane == lane);
+            crossings.iter().enumerate().filter(|(_, there)| has_lane(there)).map(|(at, _)| at).collect()
+        };
+        let lane = |lane: usize| Lane { crosses: crosses(lane), waiting: Waiting::default(), is_full: false };
+        let lanes = (0..lanes).map(lane).collect();
+        Self {
+            lanes,
+            links,
+            crossings,
+            #[cfg(feature = "planted")]
+            planted: None,
+        }
+    }
+
+    /// From the next chunk on.
+    pub fn share_by(&mut self, shares: Shares) {
+        self.links.iter_mut().for_each(|link| link.share_by(shares));
+    }
+
+    /// What waits in a lane from now on; and whether that is full: as much of what nobody waits for is under way there as should be.
+    pub fn waits(&mut self, now: Duration, lane: usize, waiting: Waiting, is_full: bool) {
+        let full_wants_nothing = is_full && planted!(self, FullWantsNothing);
+        let wants =
+            |class: &CopyClass| waiting.has(*class) && (*class == CopyClass::Demand || !full_wants_nothing);
+        let own = &mut self.lanes[lane];
+        (own.waiting, own.is_full) = (CopyClass::ALL.into_iter().filter(wants).collect(), is_full);
+        for at in &self.lanes[lane].crosses {
+            let fills = |class: CopyClass| {
+                let wanted = self.crossings[*at].iter().filter(|it| self.lanes[it.lane].waiting.has(class));
+                wanted.map(Crossing::fills).sum::<u32>()
+            };
+            self.links[*at].waits(now, CopyClass::ALL.map(fills));
+        }
+    }
+
+    /// The classes of which a chunk may be begun in a lane now, the best first.
+    pub fn next(&self, now: Duration, lane: usize) -> impl Iterator<Item = CopyClass> + use<> {
+        let mut turns = CopyClass::ALL.map(|class| (self.turn(now, lane, class), class));
+        turns.sort();
+        turns.into_iter().filter(|(turn, _)| turn.has_come()).map(|(_, class)| class)
+    }
+
+    /// A chunk was begun in a lane. Told before what waits there from now on.
+    pub fn begun(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
+        for at in &self.lanes[lane].crosses {
+            let cost = cost(&self.crossings[*at], lane, length);
+            self.links[*at].begun(now, class, cost);
+        }
+    }
+
+    /// As what it was begun, and however it went.
+    pub fn ended(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
+        for at in &self.lanes[lane].crosses {
+            let cost = cost(&self.crossings[*at], lane, length);
+            self.links[*at].ended(now, class, cost);
+        }
+    }
+
+    fn turn(&self, now: Duration, lane: usize, class: CopyClass) -> Turn {
+        let Lane { crosses, waiting, is_full } = &self.lanes[lane];
+        if !waiting.has(class) {
+            return Turn::HeldBack;
+        }
+        let turns = crosses.iter().map(|at| self.turn_at(now, *at, lane, class));
+        let turn = turns.fold(Turn::InOrder, Turn::and);
+        // Beside demand a share may be more than a lane takes of what nobody waits for.
+        let is_beside_demand = waiting.has(CopyClass::Demand) && !planted!(self, FullLacksItsShare);
+        let has_room = class == CopyClass::Demand || !is_full || is_beside_demand && turn.is_by_right();
+        if has_room { turn } else { Turn::HeldBack }
+    }
+
+    fn turn_at(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> Turn {
+        let link = &self.links[at];
+        let only_vetoes = link.is_shared() && planted!(self, SharedOnlyVetoes);
+        if only_vetoes {
+            let is_by_right = link.is_owed(class) || link.has_stood(now, class);
+            return if !is_by_right && link.holds_back(now, class) { Turn::HeldBack } else { Turn::InOrder };
+        }
+        if link.has_stood(now, class) && self.stood_longest(at, lane, class) {
+            Turn::Stood
+        } else if link.is_owed(class) {
+            Turn::Owed
+        } else if link.holds_back(now, class) {
+            Turn::HeldBack
+        } else if self.yields(now, at, class) {
+            Turn::Yields
+        } else {
+            Turn::InOrder
+        }
+    }
+
+    /// Of the lanes in which that class waits at a link, if several share it.
+    fn stood_longest(&self, at: usize, lane: usize, class: CopyClass) -> bool {
+        // What waits in none stands since no time.
+        let since = |lane: usize| self.links[lane].stands_since(class).unwrap_or(Duration::MAX);
+        self.crossings[at].iter().all(|other| since(lane) <= since(other.lane))
+    }
+
+    /// Whether it is not begun now at a link that lanes share, since another class lacks its share there.
+    fn yields(&self, now: Duration, at: usize, class: CopyClass) -> bool {
+        let is_shared = self.links[at].is_shared() && !planted!(self, OthersNotHeldBack);
+        let mut others = CopyClass::ALL.into_iter().filter(|other| *other != class);
+        is_shared && class != CopyClass::Demand && others.any(|other| self.lacks(now, at, other))
+    }
+
+    /// Whether a class lacks its share of a link because of what others have there: no other link holds it back.
+    fn lacks(&self, now: Duration, at: usize, class: CopyClass) -> bool {
+        let elsewhere = |link: &usize| {
+            *link != at && self.links[*link].holds_back(now, class) && !self.links[*link].is_owed(class)
+        };
+        let could_go = |lane: &Lane| lane.waiting.has(class) && !lane.crosses.iter().any(elsewhere);
+        self.links[at].is_owed(class) && self.crossings[at].iter().any(|it| could_go(&self.lanes[it.lane]))
+    }
+}
+
+/// What a chunk of that lane costs at a link, in bytes of the first lane there.
+fn cost(there: &[Crossing], lane: usize, length: Bytes) -> Bytes {
+    let carries = |it: Option<&Crossing>| it.map_or(1, |it| u128::from(it.carries).max(1));
+    let (first, own) = (there.first(), there.iter().find(|it| it.lane == lane));
+    let cost = u128::from(length.get()) * carries(first) / carries(own);
+    Bytes::new(u64::try_from(cost).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,26 @@
+mod lane;
+mod shared;
+mod wire;
+
+use std::time::Duration;
+
+use vramd_types::CopyClass::{Demand, Prefetch, WriteBack};
+use vramd_types::{Bytes, CopyClass, Shares};
+
+use crate::{Crossing, Links, PASSED_AT_MOST, Waiting};
+
+const CHUNK: Bytes = Bytes::mib(8);
+
+fn waiting(classes: &[CopyClass]) -> Waiting {
+    classes.iter().copied().collect()
+}
+
+fn at(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Of so many lanes alike, which share a link that carries so many bytes per second.
+fn sharing(shares: Shares, lanes: usize, carries: u64) -> Links {
+    let crossing = |lane| Crossing { lane, carries, alone: None };
+    Links::new(shares, CHUNK, lanes, vec![(0..lanes).map(crossing).collect()])
+}
