@@ -113,6 +113,7 @@ mod bugs {
         HotEvicted: "what was just used leaves because of pressure", [PRESSED];
         ColdStays: "what nobody uses stays on a full device until somebody needs the room", [RELIEVED];
         SettingsBelievedLate: "changed levels of pressure count only once something more is held, or less", [PRESSURE];
+        CachedUnderPressure: "what is cached stays on a full device until somebody needs the room", [RELIEVED];
         SharesUntold: "changed shares of links are not told to the driver", [SETTINGS];
         SettingsHalfApplied: "of a change of settings that is refused a part holds all the same", [SETTINGS, PRESSURE];
         DrainIgnored: "a draining node takes new memory", [DRAINING];

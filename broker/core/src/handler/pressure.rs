@@ -48,7 +48,7 @@ impl Broker {
         self.arm_pressure();
     }
 
-    fn arm_pressure(&mut self) {
+    pub(super) fn arm_pressure(&mut self) {
         if !std::mem::replace(&mut self.pressing.is_armed, true) {
             self.pressing.gauges.values_mut().for_each(|gauge| gauge.wakes(self.now));
             self.arm(self.now.after(self.settings.pressure.look_every), Timer::Pressure);
@@ -68,7 +68,7 @@ impl Broker {
             self.tell_of_pressure(place, fill);
             // Once it is known what else happened at this time.
             self.unsettled.pressed.insert(place);
-            goes_on |= moves || self.is_relieved(place);
+            goes_on |= moves || self.is_relieved(place) || self.is_cached_under_pressure(place);
         }
         if goes_on {
             self.arm_pressure();
@@ -95,6 +95,7 @@ impl Broker {
                 self.has_looked(place, next, demoted);
             }
             Tier::Host | Tier::Disk => {}
+        self.give_up_under_pressure(place);
         }
     }
 
@@ -272,7 +273,7 @@ impl Broker {
     }
 
     /// What leaves because of pressure leaves until no more than this is held.
-    fn target(&self, place: Place) -> Option<Bytes> {
+    pub(super) fn target(&self, place: Place) -> Option<Bytes> {
         let percent = u8::try_from(self.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
         self.fill(place).map(|fill| fill.capacity.percent(percent))
     }

@@ -4,15 +4,19 @@
 //! nobody else and whoever was sent it has said that it let go; of all others the driver's count of references is the
 //! only true end.
 
+use std::collections::BTreeSet;
+
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
-use super::Timer;
+use super::{Timer, room::Choice};
 use crate::{
     broker::Broker,
     command::Notice,
     event::{Kind, PartRef, Tier},
     ledger::Place,
+    migration::Cause,
     pool::{Age, Extent, ExtentState},
+    pressure::Pressure,
     residency::Allocation,
     tenancy::TenantId,
     time::Time,
@@ -70,7 +74,8 @@ impl Broker {
 
     fn cache(&mut self, part: PartRef, id: ExtentId) {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return };
-        let (tenant, bytes) = (allocation.tenant, allocation.size_of(part.part));
+        let (tenant, device) = (allocation.tenant, allocation.device);
+        let bytes = allocation.size_of(part.part);
         allocation.extents_left = allocation.extents_left.saturating_sub(1);
         self.pool.recycle(id, self.now);
         self.notice(Notice::Cached { extent: id, bytes });
@@ -78,6 +83,10 @@ impl Broker {
         if self.cached_look.is_none_or(|look| until < look) {
             self.cached_look = Some(until);
             self.arm(until, Timer::Cached);
+        }
+        // It goes with the next look.
+        if self.is_cached_under_pressure(Place::device(device)) {
+            self.arm_pressure();
         }
     }
 
@@ -155,6 +164,34 @@ impl Broker {
             self.arm(next, Timer::Cached);
         }
         self.give_up(due);
+    }
+
+    /// Where pressure is high nobody keeps what nobody uses, guaranteed or not, and whether or not there is a tier below: the
+    /// oldest goes first, until no more is held than is to be then.
+    pub(super) fn give_up_under_pressure(&mut self, place: Place) {
+        let Some((fill, target)) = self.fill(place).zip(self.target(place)) else { return };
+        if !self.is_cached_under_pressure(place) {
+            return;
+        }
+        let of_device = self.awaited_room.iter().filter(|(_, was)| was.device == place.device);
+        let (awaited, going): (Vec<_>, Vec<_>) = of_device.map(|(extent, was)| (extent, was.size)).unzip();
+        let mut left = going.into_iter().fold(fill.held, Bytes::saturating_sub);
+        let mut given_up = BTreeSet::new();
+        for (age, entry) in self.pool.cache().iter().filter(|(_, it)| it.device == place.device) {
+            if left <= target {
+                break;
+            }
+            left = left.saturating_sub(entry.size);
+            given_up.insert(age);
+        }
+        self.clear(Choice { awaited, given_up, victims: Vec::new() }, Cause::Pressure);
+    }
+
+    pub(super) fn is_cached_under_pressure(&self, place: Place) -> bool {
+        place.tier == Tier::Device
+            && self.pressure_of(place) >= Pressure::High
+            && !self.pool.cache().bytes_on(place.device).is_zero()
+            && !planted!(self, CachedUnderPressure)
     }
 
     /// Nothing is kept: of one device, or of all.

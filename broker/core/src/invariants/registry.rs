@@ -146,7 +146,7 @@ registry! {
     PRESSED = "INV-PRESSURE-2", Oracle "pressure.rs",
         "what leaves because of pressure left a place where it was high, and nobody had used it for long";
     RELIEVED = "INV-PRESSURE-3", Oracle "relief.rs",
-        "where pressure is high and stays so, what nobody has used for long leaves";
+        "where pressure is high and stays so, what is cached is given up, and what nobody has used for long leaves";
     SETTINGS = "INV-SETTINGS-1", Oracle "settings.rs",
         "the settings are those of the start with every change that was taken, each of these whole; and none makes a tier larger than it was";
     DEVICES = "INV-CALL-5", Oracle "devices.rs",

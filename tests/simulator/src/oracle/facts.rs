@@ -356,6 +356,8 @@ pub(super) struct Facts {
     pub(super) high_until: BTreeMap<usize, Time>,
     /// By full place: parts of it that could leave, and since when that has been seen.
     pub(super) idle_since: BTreeMap<usize, BTreeMap<PartRef, Time>>,
+    /// The same of what is cached there.
+    pub(super) cached_since: BTreeMap<usize, BTreeMap<ExtentId, Time>>,
     /// What who wants to hear of it was told last.
     pub(super) told: BTreeMap<(ChannelId, usize), Pressure>,
     /// When each part was seen to be used last, or came to where it is.

@@ -81,6 +81,7 @@ impl Oracle {
         let Some(extent) = self.facts.extents.get(&id) else { return };
         let cached = self.facts.cached.entry((extent.owner, extent.place)).or_default();
         *cached = cached.saturating_sub(extent.size);
+        self.facts.cached_since.get_mut(&extent.place).and_then(|since| since.remove(&id));
     }
 
     /// A request that waited for room is looked at again: whose, if it is a batch that waits indeed.

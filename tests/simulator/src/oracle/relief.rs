@@ -1,5 +1,5 @@
-//! Where pressure is high and stays so, what nobody has used for long leaves. Only what certainly could is asked for: what
-//! nobody maps, while nothing else is under way there.
+//! Where pressure is high and stays so, what is cached is given up, and what nobody has used for long leaves. Of that only what
+//! certainly could is asked for: what nobody maps, while nothing else is under way there.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use vramd_types::{AllocationId, PartIndex};
 
 use super::{
     Oracle,
-    facts::{AllocationFacts, BackingFacts, ExtentPhase},
+    facts::{AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase},
 };
 
 /// So long anything may take beside the looks.
@@ -16,20 +16,41 @@ const SLACK: Duration = Duration::from_millis(400);
 
 impl Oracle {
     pub(super) fn pressure_is_relieved(&mut self, broker: &Broker) {
-        if !self.facts.clock.is_multiple_of(16) || self.bounds().cold_after.is_zero() {
+        if !self.facts.clock.is_multiple_of(16) {
             return;
         }
-        let patience = self.bounds().cold_after + self.bounds().look_every * 4 + SLACK;
         for place in 0..self.facts.places.len() {
-            let before = self.facts.idle_since.remove(&place).unwrap_or_default();
-            if self.pressure_in(place) < Pressure::High
-                || self.facts.extents_ran_out
-                || self.is_anything_leaving(place)
-                || self.is_at_target(place, broker)
-            {
-                continue;
-            }
-            let now = self.facts.now;
+            let full = self.pressure_in(place) >= Pressure::High
+                && !self.is_anything_leaving(place)
+                && !self.is_at_target(place, broker);
+            self.cached_goes(place, full);
+            self.cold_leaves(place, full, broker);
+        }
+    }
+
+    fn cached_goes(&mut self, place: usize, full: bool) {
+        let before = self.facts.cached_since.remove(&place).unwrap_or_default();
+        if !full {
+            return;
+        }
+        let (now, patience) = (self.facts.now, self.bounds().look_every * 4 + SLACK);
+        let is_cached = |it: &ExtentFacts| it.place == place && it.phase == ExtentPhase::Cached;
+        let cached = self.facts.extents.iter().filter(|(_, it)| is_cached(it)).map(|(id, _)| *id);
+        let cached: BTreeMap<_, _> = cached.map(|id| (id, before.get(&id).copied().unwrap_or(now))).collect();
+        let stays = cached.iter().find(|(_, since)| since.after(patience) < now).map(|(id, _)| *id);
+        let pressure = self.pressure_in(place);
+        self.expect(RELIEVED, stays.is_none(), || {
+            format!("place {place} is {pressure}, and {stays:?} stays there, which is only cached")
+        });
+        self.facts.cached_since.insert(place, cached);
+    }
+
+    fn cold_leaves(&mut self, place: usize, full: bool, broker: &Broker) {
+        let before = self.facts.idle_since.remove(&place).unwrap_or_default();
+        let has_cached = self.facts.cached.iter().any(|((_, of), bytes)| *of == place && *bytes > 0);
+        if full && !has_cached && !self.facts.extents_ran_out && !self.bounds().cold_after.is_zero() {
+            let (now, bounds) = (self.facts.now, self.bounds());
+            let patience = bounds.cold_after + bounds.look_every * 4 + SLACK;
             let since = |part: PartRef| (part, before.get(&part).copied().unwrap_or(now));
             let idle: BTreeMap<_, _> = self.certainly_cold(place, broker).into_iter().map(since).collect();
             let stays = idle.iter().find(|(_, since)| since.after(patience) < now).map(|(part, _)| *part);
@@ -45,7 +66,6 @@ impl Oracle {
         let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
         !self.facts.moves.is_empty()
             || !self.facts.departing.is_empty()
-            || !self.facts.cached.values().all(|bytes| *bytes == 0)
             || self.facts.extents.values().any(|it| it.place == place && leaves(it.phase))
     }
 

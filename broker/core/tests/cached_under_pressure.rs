@@ -1,0 +1,68 @@
+//! What is cached on a device that is full: nobody uses it, and others beside the daemon may want the room.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use std::time::Duration;
+
+use broker_core::{Notice, Pressure, StoredQuotas, Tier};
+use vramd_types::Bytes;
+use world::{
+    World, config,
+    pressing::{SECOND, fill, free, on_device, pass, steps},
+};
+
+/// A device of 40 MiB whose tenants keep what they free, with so much host memory.
+fn node(host: u32, cold_after: Duration) -> World {
+    let mut config = config(&[Bytes::mib(40)]);
+    (config.devices[0].host, config.part_size) = (Bytes::mib(host), Bytes::mib(2));
+    config.pressure.cold_after = cold_after;
+    config.limits.cached_bytes_per_tenant_max = Bytes::mib(40);
+    World::with(config, StoredQuotas::default())
+}
+
+fn held_and_cached(world: &World) -> (Bytes, Bytes) {
+    let device = &world.broker.devices()[0];
+    (device.held, device.cached)
+}
+
+fn given_up(world: &mut World) -> usize {
+    world.notices.drain(..).filter(|notice| matches!(notice, Notice::GivenUp { .. })).count()
+}
+
+#[test]
+fn what_is_cached_goes_with_the_next_look_until_there_is_some_room() {
+    for (host, cold_after) in [(0, SECOND * 30), (0, Duration::ZERO), (80, Duration::ZERO)] {
+        let mut world = node(host, cold_after);
+        let client = world.open_pinning("a");
+        let parts = fill(&mut world, client, 19);
+        for _ in 0..60 {
+            pass(&mut world, SECOND);
+        }
+        // Nothing moves any more: it is looked again once something is cached.
+        free(&mut world, client, &parts[..5]);
+        assert_eq!(held_and_cached(&world), (Bytes::mib(38), Bytes::mib(10)));
+        pass(&mut world, SECOND * 2);
+        assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::mib(6)), "{host} {cold_after:?}");
+        assert_eq!(given_up(&mut world), 2);
+        pass(&mut world, SECOND * 10);
+        assert_eq!(given_up(&mut world), 0, "85 percent may be held");
+    }
+}
+
+#[test]
+fn at_critical_what_is_cached_goes_at_once_and_before_what_is_cold() {
+    let mut world = node(80, SECOND * 30);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 17);
+    free(&mut world, client, &parts[..2]);
+    pass(&mut world, SECOND * 40);
+    assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::mib(4)));
+    steps(&mut world, Tier::Device);
+    // They come to the device one by one: with the second it is critical.
+    fill(&mut world, client, 2);
+    assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::ZERO));
+    assert!(steps(&mut world, Tier::Device).contains(&Pressure::Critical));
+    assert_eq!(on_device(&world, &parts[2..]), 15, "that was enough");
+}
