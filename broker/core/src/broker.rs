@@ -161,6 +161,7 @@ impl Broker {
             let reserved = broker.context_reserve(device, 0);
             broker.ledger.set_withheld(Place::device(device), Bytes::ZERO, reserved);
         }
+        broker.gauge_all();
         broker.recall_stored(stored.requests);
         broker.survey_all();
         broker.arm_survey();

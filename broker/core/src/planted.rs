@@ -110,6 +110,7 @@ mod bugs {
         PinTimerLost: "nobody looks whether a pin call is answered in time", [TIMERS];
         LevelWithoutHysteresis: "a step of pressure is left where it is entered", [PRESSURE];
         ReliefUntold: "nobody is told at once that a device is less full than before", [PRESSURE];
+        OutlooksUntold: "who comes is not told how full its devices are", [PRESSURE];
         HotEvicted: "what was just used leaves because of pressure", [PRESSED];
         ColdStays: "what nobody uses stays on a full device until somebody needs the room", [RELIEVED];
         SettingsBelievedLate: "changed levels of pressure count only once something more is held, or less", [PRESSURE];

@@ -25,10 +25,27 @@ impl Broker {
         self.pressing.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
     }
 
+    /// At the start, when nothing is held anywhere.
+    pub(crate) fn gauge_all(&mut self) {
+        let now = self.now;
+        let places = self.ledger.places().map(|(place, books)| (place, Gauge::new(now, books.capacity())));
+        self.pressing.gauges = places.collect();
+    }
+
+    /// A place is larger or smaller than it was, which is no growth of what is held there: not that, nor that of others.
+    pub(crate) fn is_resized(&mut self, place: Place, before: Option<Fill>) {
+        let fills = before.zip(self.fill(place));
+        if let Some((before, after)) = fills
+            && let Some(gauge) = self.pressing.gauges.get_mut(&place)
+        {
+            gauge.resized(before.left(), after.left());
+        }
+    }
+
     /// A place may be fuller than before, or less full.
     pub(crate) fn heed_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
-        let gauge = self.pressing.gauges.entry(place).or_insert_with(|| Gauge::new(self.now, fill.capacity));
+        let Some(gauge) = self.pressing.gauges.get_mut(&place) else { return };
         let mut bounds = self.settings.pressure;
         if planted!(self, LevelWithoutHysteresis) {
             bounds.fall_percent = 0;
@@ -77,6 +94,7 @@ impl Broker {
 
     /// Does what its pressure asks for.
     pub(crate) fn relieve(&mut self, place: Place) {
+        self.give_up_under_pressure(place);
         if !self.is_relieved(place) {
             self.pressing.seen.remove(&place);
             return;
@@ -95,7 +113,6 @@ impl Broker {
                 self.has_looked(place, next, demoted);
             }
             Tier::Host | Tier::Disk => {}
-        self.give_up_under_pressure(place);
         }
     }
 
@@ -290,8 +307,11 @@ impl Broker {
         }
     }
 
-    /// A new session is told what others were.
+    /// A new session is told what others were, of every place that it may have memory in.
     pub(crate) fn tell_outlooks(&mut self, id: SessionId) {
+        if planted!(self, OutlooksUntold) {
+            return;
+        }
         let Some(session) = self.sessions.get(id).filter(|session| session.hears_pressure) else { return };
         let (channel, devices) = (session.channel, session.devices.clone());
         let gauges = self.pressing.gauges.iter().filter(|(place, _)| devices.contains(&place.device));

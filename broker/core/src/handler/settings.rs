@@ -62,7 +62,9 @@ impl Broker {
         let places: Vec<Place> = self.ledger.places().map(|(place, _)| place).collect();
         for place in places.iter().copied() {
             let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
+            let before = self.fill(place);
             self.withhold(place, |ledger| ledger.offer(place, offered));
+            self.is_resized(place, before);
         }
         if is_smaller {
             self.refuse_what_is_not_below();

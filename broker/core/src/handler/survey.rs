@@ -115,7 +115,9 @@ impl Broker {
     ) {
         let done = self.surveys.done.entry(device).or_default();
         *done = done.saturating_add(1);
-        let place = Place::device(device);
+        let is_first = *done == 1;
+        let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
+        let before = [place, host].map(|place| (place, self.fill(place)));
         if self.ledger.books(place).is_some_and(|books| books.unbrokered() != unbrokered) {
             self.notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
@@ -127,8 +129,11 @@ impl Broker {
                 ledger.found(place);
             }
         });
-        let host = Place { device, tier: Tier::Host };
         self.withhold(host, |ledger| ledger.set_withheld(host, host_lacking, Bytes::ZERO));
+        // What was there before anybody looked has not just come.
+        if is_first {
+            before.into_iter().for_each(|(place, before)| self.is_resized(place, before));
+        }
         self.cover_shortfall(device);
         self.demands.all_step_up();
         self.demands.has_been_looked_at(device);

@@ -50,7 +50,7 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    fn left(self) -> Bytes {
+    pub(crate) fn left(self) -> Bytes {
         self.capacity.saturating_sub(self.held)
     }
 }
@@ -77,6 +77,14 @@ impl Gauge {
     /// It is looked at again after a rest, in which nothing has changed.
     pub(crate) const fn wakes(&mut self, now: Time) {
         self.seen.0 = now;
+    }
+
+    /// The place is larger or smaller than it was: so much is left now instead of so much, and nothing has grown.
+    pub(crate) fn resized(&mut self, was_left: Bytes, is_left: Bytes) {
+        let seen = &mut self.seen.1;
+        *seen = seen
+            .saturating_add(is_left.saturating_sub(was_left))
+            .saturating_sub(was_left.saturating_sub(is_left));
     }
 
     /// Time has passed: the means move. Whether they would move again.

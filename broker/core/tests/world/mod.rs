@@ -144,6 +144,13 @@ impl World {
     }
 
     pub fn with(config: Config, stored: StoredQuotas) -> Self {
+        let mut world = Self::unseen(config, stored);
+        world.settle();
+        world
+    }
+
+    /// A node at whose devices nobody has looked yet.
+    pub fn unseen(config: Config, stored: StoredQuotas) -> Self {
         let mut world = Self {
             broker: Broker::new(config, stored, Time::START),
             now: Time::START,
@@ -184,7 +191,6 @@ impl World {
             channels: 0,
         };
         world.collect();
-        world.settle();
         world
     }
 

@@ -63,10 +63,10 @@ impl Oracle {
     fn all_were_told(&mut self, place: usize, device: usize, known: Pressure) {
         let hears = |it: &&SessionFacts| !it.gone && it.hears_pressure && it.devices.contains(&device);
         let sessions = self.facts.sessions.values().filter(hears);
-        let told = |channel| self.facts.told.get(&(channel, place)).copied().unwrap_or_default();
+        let told = |channel| self.facts.told.get(&(channel, place)).copied();
         let missed = sessions
             .map(|it| it.channel)
-            .find(|channel| self.facts.open_channels.contains(channel) && told(*channel) != known);
+            .find(|channel| self.facts.open_channels.contains(channel) && told(*channel) != Some(known));
         self.expect(PRESSURE, missed.is_none(), || {
             format!("{missed:?} was not told that place {place} is {known}")
         });

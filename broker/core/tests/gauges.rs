@@ -1,0 +1,61 @@
+//! What clients are told of where things are going: what is growth, and what only looks so.
+
+#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
+
+mod world;
+
+use broker_core::{OperatorRequest, SettingsChange, StoredQuotas, Tier, TierChange};
+use vramd_types::{Bytes, DeviceIndex};
+use world::{
+    World, config,
+    pressing::{SECOND, fill, node, pass},
+};
+
+/// What somebody who comes now is told at once: of which places, and how soon each is full.
+fn told_at_first(world: &mut World) -> Vec<(DeviceIndex, Tier, Option<u64>)> {
+    world.hears_pressure = true;
+    let client = world.open_pinning("late");
+    let its = world.pressure_told.drain(..).filter(|(channel, _)| *channel == client.channel);
+    its.map(|(_, note)| (note.device, note.tier, note.full_in.map(|it| it.as_secs()))).collect()
+}
+
+#[test]
+fn what_is_there_when_a_device_is_first_looked_at_has_not_just_come() {
+    let mut world = World::unseen(config(&[Bytes::mib(40), Bytes::mib(40)]), StoredQuotas::default());
+    world.outside = Bytes::mib(30);
+    assert!(world.work_once() && !world.broker.is_surveyed(), "one after the other");
+    world.settle();
+    assert!(world.broker.is_surveyed());
+    pass(&mut world, SECOND * 2);
+    let told = told_at_first(&mut world);
+    assert_eq!(told, [0, 1].map(|device| (DeviceIndex(device), Tier::Device, None)));
+}
+
+#[test]
+fn a_tier_that_is_made_smaller_does_not_fill() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    fill(&mut world, client, 10);
+    for _ in 0..60 {
+        pass(&mut world, SECOND);
+    }
+    for host in [40, 80, 30] {
+        let tiers = TierChange { host: Some(Bytes::mib(host)), disk: None };
+        let change = SettingsChange { tiers, ..SettingsChange::default() };
+        world.operate(OperatorRequest::ChangeSettings(change)).expect("it makes sense");
+        pass(&mut world, SECOND);
+        let told = told_at_first(&mut world);
+        assert_eq!(told, [Tier::Device, Tier::Host].map(|tier| (DeviceIndex(0), tier, None)), "{host}");
+    }
+    // What is held there from now on is growth as before: 4 of 10 MiB in a second, of which three tenths count.
+    fill(&mut world, client, 2);
+    pass(&mut world, SECOND);
+    assert_eq!(told_at_first(&mut world)[1], (DeviceIndex(0), Tier::Host, Some(5)));
+}
+
+#[test]
+fn who_comes_is_told_of_each_tier_though_nothing_was_ever_held_there() {
+    let mut world = node(80, 80);
+    let told = told_at_first(&mut world);
+    assert_eq!(told, [Tier::Device, Tier::Host, Tier::Disk].map(|tier| (DeviceIndex(0), tier, None)));
+}
