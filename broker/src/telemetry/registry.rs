@@ -309,7 +309,7 @@ pub const LINK_IO: Definition = count(
 pub const IN_PLACE: Definition = bytes(
     "vramd.in_place",
     &[TENANT, HW_ID],
-    "What of a tenant lies in the host's memory and is mapped there, or would be: its device accesses it in place.",
+    "What of a tenant lies in the host's memory and is advised to be accessed in place by its device: it is mapped there, or would be.",
 );
 pub const FRAGMENTATION_INTERNAL: Definition = bytes(
     "vramd.fragmentation.internal",

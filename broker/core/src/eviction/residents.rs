@@ -113,6 +113,11 @@ impl Residents {
         self.devices.contains_key(&part)
     }
 
+    /// All of them, in the order of their ids.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = PartRef> {
+        self.devices.keys().copied()
+    }
+
     /// Those that nobody is known to pin, first those that should leave first.
     pub(crate) fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
         self.policy.order(device, None).filter(|part| self.is_free(*part))

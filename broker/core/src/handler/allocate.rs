@@ -452,6 +452,7 @@ impl Broker {
             unheld: spec.unheld,
             discardable: spec.discardable,
             in_place: false,
+            in_host: Bytes::ZERO,
             file: file.as_ref().map(|file| Arc::clone(&file.path)),
             extents_left: 0,
             hold_count: 0,

@@ -120,7 +120,7 @@ impl Broker {
     pub(crate) fn forget_backing(&mut self, part: PartRef) {
         self.pressing.failed.remove(&part);
         self.residents.gone(part);
-        self.lodgers.gone(part);
+        self.lodges_no_more(part);
         if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
             self.lacks_no_more(part, tenant, device);
         }

@@ -16,6 +16,7 @@ use crate::{
     limits::{COLD_LOOKED_AT, EXTENTS_LEFT_TO_OTHERS, WRITTEN_AHEAD_MAX},
     migration::{Backing, Cause},
     pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
+    residency::AllocationState,
     tenancy::{Session, TenantId},
     time::Time,
 };
@@ -278,14 +279,33 @@ impl Broker {
 
     /// The part may lie in another tier than before.
     pub(crate) fn lodges(&mut self, part: PartRef) {
-        let is_there = self.tier_of(part) == Some(Tier::Host) && !self.is_nowhere(part);
-        match self.piece_of(part).filter(|_| is_there) {
-            Some(piece) => self.lodgers.used(piece.device, part, self.now),
-            None => self.lodgers.gone(part),
+        match self.piece_of(part).filter(|_| self.is_lodger(part)) {
+            Some(piece) => {
+                if !self.lodgers.contains(part) {
+                    self.allocations.lodges(part, true);
+                }
+                self.lodgers.used(piece.device, part, self.now);
+            }
+            None => self.lodges_no_more(part),
         }
     }
 
-    fn fill(&self, place: Place) -> Option<Fill> {
+    pub(crate) fn lodges_no_more(&mut self, part: PartRef) {
+        if self.lodgers.contains(part) {
+            self.allocations.lodges(part, false);
+            self.lodgers.gone(part);
+        }
+    }
+
+    /// Whether the part lies in the host's memory. What is freed is as good as gone, wherever it is until it is.
+    pub(crate) fn is_lodger(&self, part: PartRef) -> bool {
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        self.tier_of(part) == Some(Tier::Host)
+            && !self.is_nowhere(part)
+            && state.is_some_and(|state| state != AllocationState::Freeing)
+    }
+
+    pub(super) fn fill(&self, place: Place) -> Option<Fill> {
         self.ledger.books(place).map(|books| Fill { held: books.held(), capacity: books.capacity() })
     }
 

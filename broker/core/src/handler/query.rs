@@ -224,17 +224,10 @@ impl Broker {
     }
 
     fn in_place_bytes(&self) -> BTreeMap<(String, String), Bytes> {
-        let mut sums = BTreeMap::new();
-        for (id, allocation) in self.allocations.in_place() {
-            let parts = allocation.indices().map(|part| PartRef { allocation: id, part });
-            let there = parts.filter(|part| self.is_in_place(*part));
-            let bytes = there.map(|part| allocation.size_of(part.part));
-            let key =
-                (self.tenants.name(allocation.tenant).to_owned(), self.uuid(allocation.device).to_owned());
-            let sum = sums.entry(key).or_insert(Bytes::ZERO);
-            *sum = bytes.fold(*sum, Bytes::saturating_add);
-        }
-        sums
+        let named = |((tenant, device), bytes)| {
+            ((self.tenants.name(tenant).to_owned(), self.uuid(device).to_owned()), bytes)
+        };
+        self.allocations.in_place().map(named).collect()
     }
 
     fn rounded(&self) -> BTreeMap<(String, String), Bytes> {

@@ -1,13 +1,13 @@
 //! What is counted along the way, so that nobody has to look at everything, says what looking would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
 use super::{SUMS, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
-    event::Tier,
+    event::{PartRef, Tier},
     migration::{BackedBy, Backing, Below, Waiter},
     residency::{Allocation, MapState, mappers_of},
     tenancy::{Session, TenantId},
@@ -37,6 +37,11 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         });
         let what = || "bytes beyond what was asked for".to_owned();
         expect_equal(found, SUMS, what, &counted.collect(), &rounded_of(broker));
+        let (lodgers, in_place) = in_host_of(broker);
+        let what = || "parts in the host's memory".to_owned();
+        expect_equal(found, SUMS, what, &broker.lodgers.iter().collect(), &lodgers);
+        let what = || "bytes in the host's memory that are accessed there".to_owned();
+        expect_equal(found, SUMS, what, &broker.allocations.in_place().collect(), &in_place);
         let batches = broker.demands.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
         let waiting = (broker.demands.iter().count().saturating_sub(batches), batches);
         expect_equal(found, SUMS, || "what waits for room".to_owned(), &broker.demands.counts(), &waiting);
@@ -50,6 +55,22 @@ fn rounded_of(broker: &Broker) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
         *sum = sum.saturating_add(allocation.span.saturating_sub(allocation.size));
     }
     sums
+}
+
+/// Parts in the host's memory, and what of them is accessed there.
+fn in_host_of(broker: &Broker) -> (BTreeSet<PartRef>, BTreeMap<(TenantId, DeviceIndex), Bytes>) {
+    let (mut lodgers, mut sums) = (BTreeSet::new(), BTreeMap::new());
+    for (id, allocation) in broker.allocations.iter_after(None) {
+        let parts = allocation.indices().map(|part| PartRef { allocation: id, part });
+        for part in parts.filter(|part| broker.is_lodger(*part)) {
+            lodgers.insert(part);
+            if allocation.in_place {
+                let sum: &mut Bytes = sums.entry((allocation.tenant, allocation.device)).or_default();
+                *sum = sum.saturating_add(allocation.size_of(part.part));
+            }
+        }
+    }
+    (lodgers, sums)
 }
 
 fn below_of(broker: &Broker) -> BTreeMap<(BackedBy, Tier), Below> {

@@ -110,6 +110,8 @@ pub(crate) struct Allocation {
     pub(crate) discardable: bool,
     /// What of it lies in the host's memory is mapped there, and does not come to its device for who pins it.
     pub(crate) in_place: bool,
+    /// Bytes of its parts that lie in the host's memory.
+    pub(crate) in_host: Bytes,
     /// Its path, if its bytes are those of a file.
     pub(crate) file: Option<Arc<str>>,
     /// Extents that are not gone from the pool yet.

@@ -22,8 +22,8 @@ pub(crate) struct AllocationTable {
     by_tenant: ByTenant<OfTenant>,
     /// How many are in each state.
     states: [usize; AllocationState::ALL.len()],
-    /// Those that are accessed in place.
-    in_place: BTreeSet<AllocationId>,
+    /// What of those that are accessed in place lies in the host's memory, of each tenant and device; none where that is nothing.
+    in_place: BTreeMap<(TenantId, DeviceIndex), Bytes>,
     pub(crate) touched: Touched<AllocationId>,
 }
 
@@ -93,8 +93,8 @@ impl AllocationTable {
 
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
         self.touched.note(id);
+        self.set_in_place(id, false);
         let allocation = self.allocations.remove(id.get())?;
-        self.in_place.remove(&id);
         self.count(allocation.state, -1);
         if let Some(of) = self.by_tenant.get_mut(allocation.tenant) {
             of.ids.remove(&id);
@@ -114,16 +114,37 @@ impl AllocationTable {
 
     pub(crate) fn set_in_place(&mut self, id: AllocationId, in_place: bool) {
         let Some(allocation) = self.get_mut(id) else { return };
-        allocation.in_place = in_place;
-        match in_place {
-            true => self.in_place.insert(id),
-            false => self.in_place.remove(&id),
-        };
+        if std::mem::replace(&mut allocation.in_place, in_place) != in_place {
+            let (of, bytes) = ((allocation.tenant, allocation.device), allocation.in_host);
+            self.count_in_place(of, bytes, in_place);
+        }
     }
 
-    /// Those that are accessed in place.
-    pub(crate) fn in_place(&self) -> impl Iterator<Item = Entry<'_>> {
-        self.in_place.iter().filter_map(|id| Some((*id, self.get(*id)?)))
+    /// A part has come to lie in the host's memory, or lies there no more.
+    pub(crate) fn lodges(&mut self, part: PartRef, lies_there: bool) {
+        let Some(allocation) = self.allocations.get_mut(part.allocation.get()) else { return };
+        let bytes = allocation.size_of(part.part);
+        allocation.in_host = match lies_there {
+            true => allocation.in_host.saturating_add(bytes),
+            false => allocation.in_host.saturating_sub(bytes),
+        };
+        if allocation.in_place {
+            let of = (allocation.tenant, allocation.device);
+            self.count_in_place(of, bytes, lies_there);
+        }
+    }
+
+    fn count_in_place(&mut self, of: (TenantId, DeviceIndex), bytes: Bytes, more: bool) {
+        let sum = self.in_place.entry(of).or_default();
+        *sum = if more { sum.saturating_add(bytes) } else { sum.saturating_sub(bytes) };
+        if sum.is_zero() {
+            self.in_place.remove(&of);
+        }
+    }
+
+    /// What of those that are accessed in place lies in the host's memory, where that is anything.
+    pub(crate) fn in_place(&self) -> impl Iterator<Item = ((TenantId, DeviceIndex), Bytes)> {
+        self.in_place.iter().map(|(of, bytes)| (*of, *bytes))
     }
 
     /// Allocations and parts of a tenant.
