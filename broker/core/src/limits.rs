@@ -20,7 +20,8 @@ pub const PARTS_PER_FRAME_MAX: usize = 1024;
 /// unmapping a part. What has left early is copied early, though, so there are not more.
 pub const REVOKED_TOGETHER: usize = 64;
 
-/// So many parts of an operator's call are begun with in one event: however many it names, nobody else waits for all.
+/// So many parts of an operator's call are begun with in one event, or of what is not to be accessed in place any more: however many
+/// they are, nobody else waits for all.
 pub const BEGUN_TOGETHER: usize = 512;
 
 /// So many parts get bytes set aside below their device in one event, when some come free there.

@@ -1,7 +1,12 @@
 //! Memory that is accessed in place: it is mapped where it lies in the host's memory, and does not come to its device.
 
+use broker_core::{
+    Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, OperatorRequest, PartRef,
+    Refusal, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
+};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex};
 use crate::world::{
-    Client, World,
+    Client, World, config,
     moving::{fill, held, mib, parts, three_tiers, tier, tiers, to},
     named,
     revoking::{ANSWER, answer, part, revoke},
@@ -105,6 +110,7 @@ fn or_when_who_did_not_answer_does() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     advise(&mut world, owner, part.allocation, Advice::SetAccessedBy);
     world.unpin(reader, part);
+    world.harvest(reader, part);
     let other = world.sealed(owner, named(4, "o"));
     world.call(reader, ClientRequest::Attach(Target::Name("o".to_owned()))).expect("it is there");
     world.settle();
@@ -228,4 +234,81 @@ fn who_waits_is_told_when_what_was_in_place_would_have_to_come() {
     assert_eq!(answer(&world, client, 1), None, "there is no room for the last");
     advise(&mut world, client, id, Advice::UnsetAccessedBy);
     assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::DeviceFull { .. }))));
+}
+
+fn asks(command: &Command) -> bool {
+    matches!(command, Command::RevokeWords { .. })
+}
+
+#[test]
+fn who_is_known_to_pin_it_is_not_asked_whenever_devices_are_looked_at() {
+    let (mut world, [_, reader], part) = two_map_it_there_still();
+    let (device, unbrokered, host_lacking) = (DeviceIndex(0), Bytes::ZERO, Bytes::ZERO);
+    world.event(Event::Completion(Completion::Surveyed { device, unbrokered, contexts: 0, host_lacking }));
+    assert!(!world.work.iter().any(asks), "its pins would take the long way");
+    world.unpin(reader, part);
+    world.harvest(reader, part);
+    assert!(world.work.iter().any(asks), "it is seen to unpin it");
+}
+
+#[test]
+fn what_is_many_parts_is_unmapped_some_at_a_time() {
+    let mut config = config(&[Bytes::mib(1040)]);
+    (config.devices[0].host, config.part_size) = (Bytes::mib(1040), Bytes::mib(2));
+    let mut world = World::with(config, StoredQuotas::default());
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, unheld(1040)).expect("room");
+    world.operate(to(id, Tier::Host)).expect("it goes");
+    advise(&mut world, client, id, Advice::SetAccessedBy);
+    let set = parts(&world, id);
+    look(&mut world, client, 1, &set);
+    world.start(client, None, ClientRequest::Advise(id, Advice::UnsetAccessedBy));
+    let asked = |world: &World| world.work.iter().filter(|command| asks(command)).count();
+    assert_eq!(asked(&world), 512);
+    world.event(Event::Tick);
+    assert_eq!(asked(&world), 520, "a moment later, and others were not kept waiting");
+    world.settle();
+    assert!(!set.iter().any(|part| world.maps(client, *part)));
+}
+
+#[test]
+fn what_is_accessed_in_place_is_counted_while_it_lies_there() {
+    let mut world = tiers(8, 32);
+    let client = world.open_pinning("a");
+    let id = world.allocate(client, unheld(8)).expect("room");
+    let counted = |world: &World| world.broker.counts().in_place.into_values().collect::<Vec<_>>();
+    let mib = |mib| vec![Bytes::mib(mib)];
+    advise(&mut world, client, id, Advice::SetAccessedBy);
+    assert_eq!(counted(&world), [], "it lies on its device");
+    world.operate(to(id, Tier::Host)).expect("it goes");
+    assert_eq!(counted(&world), mib(8));
+    advise(&mut world, client, id, Advice::UnsetAccessedBy);
+    assert_eq!(counted(&world), []);
+    advise(&mut world, client, id, Advice::SetAccessedBy);
+    assert_eq!(counted(&world), mib(8));
+    let (target, parts) = (Target::Id(id), vec![PartIndex(1)]);
+    world.operate(OperatorRequest::MoveParts { target, parts, tier: Tier::Device }).expect("there is room");
+    assert_eq!(counted(&world), mib(4));
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("it is its own");
+    world.settle();
+    assert_eq!(counted(&world), []);
+}
+
+/// Every event is followed by a look at what is counted: see [`World::event`].
+#[test]
+fn what_is_freed_while_it_is_copied_lies_nowhere_any_more() {
+    for tier in [Tier::Disk, Tier::Device] {
+        let mut world = three_tiers(8, 32, 32);
+        let client = world.open_pinning("a");
+        let id = world.allocate(client, unheld(4)).expect("room");
+        advise(&mut world, client, id, Advice::SetAccessedBy);
+        world.operate(to(id, Tier::Host)).expect("it goes");
+        world.start_operator(None, to(id, tier));
+        while !world.work.iter().any(|command| matches!(command, Command::Copy { .. })) {
+            assert!(world.work_once(), "it is copied");
+        }
+        world.start(client, None, ClientRequest::FreeBatch(vec![id]));
+        world.settle();
+        assert_eq!(world.broker.node().allocations, 0);
+    }
 }

@@ -133,6 +133,11 @@ impl Residents {
         parts.filter_map(|part| self.devices.get(&part).map(|(_, last)| (part, *last)))
     }
 
+    /// Whether somebody is known to pin it.
+    pub(crate) fn is_pinned(&self, part: PartRef) -> bool {
+        self.pinned.contains_key(&part)
+    }
+
     /// Whether nobody is known to pin it, and it is to be tried.
     pub(crate) fn is_free(&self, part: PartRef) -> bool {
         !self.pinned.contains_key(&part) && !self.stuck.contains(&part)

@@ -6,12 +6,13 @@
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{Start, Started};
+use super::{Start, Started, Timer, parts::MOMENT};
 use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
     event::{Advice, Kind, PartRef, Tier},
+    limits::BEGUN_TOGETHER,
     residency::AllocationState,
     tenancy::{Outcome, TenantId},
 };
@@ -90,13 +91,29 @@ impl Broker {
         self.unsettled.lingering.extend(its);
     }
 
+    /// The next of them that may be unmapped, unless so many words were asked already because of this event: then they are looked
+    /// at a moment later, and whatever else has happened is not kept waiting.
+    pub(super) fn next_lingering(&mut self) -> Option<PartRef> {
+        if self.unsettled.lingering_asked >= BEGUN_TOGETHER {
+            if !self.unsettled.lingering.is_empty() {
+                self.arm(self.now.after(MOMENT), Timer::Lingering);
+            }
+            return None;
+        }
+        self.unsettled.lingering.pop_first()
+    }
+
     /// Once nobody maps it there it is as any other part: who pins it has it come.
-    pub(crate) fn settle_lingering(&mut self, part: PartRef) {
+    pub(super) fn settle_lingering(&mut self, part: PartRef) {
         if !self.lingering.contains(&part) {
             return;
         }
-        // What is under way says when it is over.
-        if self.migrations.contains_key(&part) || self.revocations.contains_key(&part) {
+        // What is under way says when it is over, and who was found to pin it is seen to unpin it: to ask its word would send pins
+        // of its own the long way.
+        if self.migrations.contains_key(&part)
+            || self.revocations.contains_key(&part)
+            || self.lodgers.is_pinned(part)
+        {
             return;
         }
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
@@ -104,7 +121,9 @@ impl Broker {
         if is_freed || self.tier_of(part) != Some(Tier::Host) || !self.is_in_place(part) {
             self.lingering.remove(&part);
         } else {
-            let _ = self.revoke_part(None, part, false, self.pins.now());
+            let begun = self.revoke_part(None, part, false, self.pins.now()).is_none();
+            let asked = &mut self.unsettled.lingering_asked;
+            *asked = asked.saturating_add(usize::from(begun));
         }
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Unsettled {
     pub(crate) pressed: BTreeSet<Place>,
     /// Parts that may be unmapped where they are not to be accessed any more.
     pub(crate) lingering: BTreeSet<PartRef>,
+    /// Of how many of these the words were asked because of this event.
+    pub(crate) lingering_asked: usize,
     /// Changes of quotas that waited for room, and have it or do not.
     pub(crate) resumed: Vec<OpId>,
     /// To be told so, in few frames.
@@ -117,6 +119,7 @@ impl Broker {
     }
 
     pub(crate) fn settle(&mut self) {
+        self.unsettled.lingering_asked = 0;
         loop {
             self.settle_parts();
             for (id, parts) in std::mem::take(&mut self.unsettled.evicted) {
@@ -157,7 +160,7 @@ impl Broker {
                 self.heed_pressure(place);
             } else if let Some(place) = self.unsettled.pressed.pop_first() {
                 self.relieve(place);
-            } else if let Some(part) = self.unsettled.lingering.pop_first() {
+            } else if let Some(part) = self.next_lingering() {
                 self.settle_lingering(part);
             } else {
                 return;

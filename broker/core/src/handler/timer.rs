@@ -29,6 +29,8 @@ pub(crate) enum Timer {
     Stall(SessionId, u64),
     /// An operator's call goes on with the next of its parts.
     Parts(OpId),
+    /// More parts are looked at that are not to be accessed in place any more.
+    Lingering,
     /// More parts of a device get bytes below it.
     Backing(DeviceIndex),
 }
@@ -67,6 +69,8 @@ impl Broker {
                 Timer::Pin(id, call) => self.pin_expired((id, call)),
                 Timer::Parts(op) => self.begin_parts(op),
                 Timer::Backing(device) => self.set_aside_late(device),
+                // They are looked at as the event is settled.
+                Timer::Lingering => {}
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
                     self.survey_all();
