@@ -86,6 +86,8 @@ pub struct TouchedPart {
     pub part: PartRef,
     /// Whether it was pinned at that moment.
     pub pinned: bool,
+    /// Whether its word said at that moment that it was written, since that was cleared there last.
+    pub written: bool,
 }
 
 /// Where a part's words are in the word table of its session.

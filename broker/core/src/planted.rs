@@ -113,8 +113,8 @@ mod bugs {
         OutlooksUntold: "who comes is not told how full its devices are", [PRESSURE];
         HotEvicted: "what was just used leaves because of pressure", [PRESSED];
         ColdStays: "what nobody uses stays on a full device until somebody needs the room", [RELIEVED];
-        SettingsBelievedLate: "changed levels of pressure count only once something more is held, or less", [PRESSURE];
         CachedUnderPressure: "what is cached stays on a full device until somebody needs the room", [RELIEVED];
+        SettingsBelievedLate: "changed levels of pressure count only once something more is held, or less", [PRESSURE];
         SharesUntold: "changed shares of links are not told to the driver", [SETTINGS];
         SettingsHalfApplied: "of a change of settings that is refused a part holds all the same", [SETTINGS, PRESSURE];
         DrainIgnored: "a draining node takes new memory", [DRAINING];
@@ -173,6 +173,7 @@ mod bugs {
         PinGrantedToLeft: "a pin call is answered though its client wants it no more", [PIN_ANSWERS, DEMANDS];
         OlderShadowKept: "what a part has below is a shadow still when writing it back has failed", [CONTENT];
         WrittenSinceIgnored: "what was written back is a shadow though the part was written meanwhile", [CONTENT];
+        UnwrittenTakenForClean: "what does not say that it was written is taken for what lies below, when its word is looked at", [CONTENT];
         WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
         LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
         MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];

@@ -132,7 +132,12 @@ fn or_when_who_did_not_answer_does() {
 fn who_has_ended_meanwhile_is_not_taken_to_pin_it() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.unpin(reader, part);
-    world.event(Event::Touched(vec![TouchedPart { session: reader.session, part, pinned: false }]));
+    world.event(Event::Touched(vec![TouchedPart {
+        session: reader.session,
+        part,
+        pinned: false,
+        written: false,
+    }]));
     let asked = |command: &Command| matches!(command, Command::RevokeWords { part: of, .. } if *of == part);
     assert!(world.work.iter().any(asked), "they are asked");
     world.work.retain(|command| !asked(command));

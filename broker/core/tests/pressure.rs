@@ -88,6 +88,30 @@ fn at_elevated_what_nobody_uses_is_copied_ahead_and_stays() {
 }
 
 #[test]
+fn what_is_written_again_while_it_stays_mapped_is_copied_ahead_again() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 16);
+    pass(&mut world, COLD * 2);
+    assert_eq!(clean(&world, "a"), Bytes::mib(32));
+    // Read, and then written.
+    world.harvest(client, parts[3]);
+    assert_eq!(clean(&world, "a"), Bytes::mib(32));
+    world.write(client, parts[3], 77);
+    world.harvest(client, parts[3]);
+    assert_eq!(clean(&world, "a"), Bytes::mib(30));
+    pass(&mut world, COLD + SECOND * 2);
+    assert_eq!(clean(&world, "a"), Bytes::mib(32));
+    world.notices.clear();
+    moved(world.operate(to(parts[3].allocation, Tier::Host)));
+    let copied = |notice: &Notice| matches!(notice, Notice::Moved { copied: true, .. });
+    assert!(!world.notices.iter().any(copied), "it leaves without a copy");
+    world.pin_call(client, 1, &[parts[3]]);
+    world.settle();
+    assert_eq!(world.read(client, parts[3]), 77);
+}
+
+#[test]
 fn more_parts_than_are_copied_at_a_time_are_all_copied_in_the_end() {
     let mut config = config(&[Bytes::mib(80)]);
     config.devices[0].host = Bytes::mib(80);

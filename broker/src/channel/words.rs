@@ -37,6 +37,8 @@ pub(crate) struct Use {
     /// Counted by the client, and wraps.
     pub(crate) uses: u32,
     pub(crate) pinned: bool,
+    /// Whether it was written since that was cleared in its word last.
+    pub(crate) written: bool,
 }
 
 impl Words {
@@ -100,10 +102,11 @@ impl Words {
     /// By plain loads. The error says what no honest client writes.
     pub(crate) fn in_use(&self, slot: Slot) -> Result<Use, String> {
         let slot = self.slot(slot)?;
+        let written = slot.is_written().map_err(impossible)?;
         let (State::Resident { pins } | State::Revoking { pins }) = slot.state().map_err(impossible)? else {
-            return Ok(Use { uses: slot.touched().uses, pinned: false });
+            return Ok(Use { uses: slot.touched().uses, pinned: false, written });
         };
-        Ok(Use { uses: slot.touched().uses, pinned: pins > 0 })
+        Ok(Use { uses: slot.touched().uses, pinned: pins > 0, written })
     }
 
     /// How often the parts were used whose words were there so far.

@@ -30,7 +30,7 @@ impl Sheet {
             self.slots.resize(slot + 1, None);
         }
         if self.slots[slot].is_none_or(|watched| watched.part != part) {
-            self.slots[slot] = Some(Watched { part, seen: Use { uses, pinned: false } });
+            self.slots[slot] = Some(Watched { part, seen: Use { uses, pinned: false, written: false } });
         }
     }
 
@@ -47,15 +47,18 @@ impl Sheet {
         }
     }
 
-    /// Adds what was used since the last look, or is pinned otherwise. An error says what no honest client writes.
+    /// Adds what was used since the last look, is pinned otherwise, or is written by now; that the daemon has cleared that is no use.
+    /// An error says what no honest client writes.
     pub(super) fn look(&mut self, words: &Words, touched: &mut Vec<TouchedPart>) -> Result<(), String> {
         for (slot, watched) in (0..).zip(&mut self.slots) {
             let Some(Watched { part, seen }) = watched else { continue };
             let now = words.in_use(Slot(slot))?;
-            if now != *seen {
-                *seen = now;
-                touched.push(TouchedPart { session: self.session, part: *part, pinned: now.pinned });
+            let is_used = (now.uses, now.pinned) != (seen.uses, seen.pinned);
+            if is_used || (now.written && !seen.written) {
+                let Use { pinned, written, .. } = now;
+                touched.push(TouchedPart { session: self.session, part: *part, pinned, written });
             }
+            *seen = now;
         }
         Ok(())
     }
@@ -73,6 +76,7 @@ mod tests {
     const SLOTS: u32 = 100_000;
     const MAPPED: u64 = 1 << 25;
     const REVOKE: u64 = 1 << 26;
+    const WRITTEN: u64 = 1 << 24;
 
     /// A table whose slots are all mapped, and its client's end.
     struct Shared {
@@ -126,6 +130,26 @@ mod tests {
         assert_eq!(shared.look(), [], "that it is wanted back is no use");
         shared.write(1, &[0]);
         assert_eq!(shared.look(), [(1, false)]);
+    }
+
+    #[test]
+    fn what_is_written_is_told_once_and_again_when_that_was_cleared() {
+        let mut shared = mapped(1);
+        let written = |shared: &mut Shared| {
+            let mut touched = Vec::new();
+            shared.sheet.look(&shared.words, &mut touched).unwrap();
+            touched.into_iter().map(|it| it.written).collect::<Vec<_>>()
+        };
+        shared.write(0, &[MAPPED | WRITTEN]);
+        assert_eq!((written(&mut shared), written(&mut shared)), (vec![true], vec![]));
+        shared.used(0, 1, 0);
+        assert_eq!(written(&mut shared), [false], "it was read since");
+        shared.write(0, &[MAPPED | WRITTEN]);
+        assert_eq!(written(&mut shared), [true]);
+        shared.write(0, &[MAPPED]);
+        assert_eq!(written(&mut shared), [], "that it was cleared is no use");
+        shared.write(0, &[MAPPED | WRITTEN]);
+        assert_eq!(written(&mut shared), [true]);
     }
 
     #[test]

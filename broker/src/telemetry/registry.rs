@@ -77,10 +77,11 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         MEMORY_STATE,
         "`resident`, which of a tenant is `clean` (below lies the same, as far as is known, so it can leave without being \
-         copied; whether who maps it has written it is learnt when it is unmapped), `dirty` (all else, whatever is discardable or lies below a \
-         device among it) or `backing` (below a device, kept for parts that lie on it); `reserved` (being made, or set aside \
-         below a device), `cached` (kept for the tenant), `unreturned` (released, and some process holds it still); of a \
-         device also `unbrokered` (held by processes of no tenant) and `context` (kept for the contexts of clients)",
+         copied; whether who maps it has written it is learnt when its words are looked at, and for certain when it is \
+         unmapped), `dirty` (all else, whatever is discardable or lies below a device among it) or `backing` (below a \
+         device, kept for parts that lie on it); `reserved` (being made, or set aside below a device), `cached` (kept for \
+         the tenant), `unreturned` (released, and some process holds it still); of a device also `unbrokered` (held by \
+         processes of no tenant) and `context` (kept for the contexts of clients)",
     ),
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
     (SESSION_STATE, "`live` or `silent`"),

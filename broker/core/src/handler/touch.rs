@@ -11,10 +11,17 @@ use crate::{
 impl Broker {
     pub(crate) fn on_touched(&mut self, touched: &[TouchedPart]) {
         let mut unpinned = false;
-        for TouchedPart { session, part, pinned } in touched {
+        for TouchedPart { session, part, pinned, written } in touched {
             // What the session has been told to unmap meanwhile is no use of it any more.
             if !self.map_state(*session, *part).is_some_and(|state| state.maps()) {
                 continue;
+            }
+            // What was copied below is old, and may be copied ahead anew. Only the end of its last mapping tells that it is not: a
+            // look may be older than the copy, and then costs one copy more.
+            match written {
+                true => self.was_written(*part),
+                false if planted!(self, UnwrittenTakenForClean) => self.backings.mark(part, true),
+                false => {}
             }
             // It is among those of one tier, if of any.
             let mut lets_go = false;

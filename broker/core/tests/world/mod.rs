@@ -412,7 +412,8 @@ impl World {
     /// The shell looks at the words of a part.
     pub fn harvest(&mut self, client: Client, part: PartRef) {
         let pinned = self.pinned.contains_key(&(client.channel, part));
-        self.event(Event::Touched(vec![TouchedPart { session: client.session, part, pinned }]));
+        let written = self.written.contains(&(client.channel, part));
+        self.event(Event::Touched(vec![TouchedPart { session: client.session, part, pinned, written }]));
     }
 
     /// Lets everybody work and answer until nothing is left to do.

@@ -58,7 +58,7 @@ async fn open(daemon: &mut Daemon, harvest: &Harvest, session: u64) -> (Client, 
 }
 
 fn touched(session: u64, index: u32, pinned: bool) -> TouchedPart {
-    TouchedPart { session: SessionId::from_raw(session), part: part(index), pinned }
+    TouchedPart { session: SessionId::from_raw(session), part: part(index), pinned, written: false }
 }
 
 async fn told(queue: &mut Queue) -> Vec<TouchedPart> {

@@ -65,7 +65,7 @@ impl Oracle {
         Call { asked, key, at: self.facts.now, came: self.facts.clock, joined: false }
     }
 
-    fn observe_touch(&mut self, &TouchedPart { session, part, pinned }: &TouchedPart) {
+    fn observe_touch(&mut self, &TouchedPart { session, part, pinned, .. }: &TouchedPart) {
         let maps = self.facts.sessions.get(&session).is_some_and(|it| it.holds.contains_key(&part));
         if maps {
             self.facts.used.insert(part, self.facts.now);

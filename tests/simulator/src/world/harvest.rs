@@ -20,6 +20,7 @@ struct Seen {
     part: PartRef,
     touch: Touch,
     pinned: bool,
+    written: bool,
 }
 
 impl Harvest {
@@ -29,7 +30,7 @@ impl Harvest {
 
     /// The slot's word is the part's from now on, or anew.
     pub(super) fn serve(&mut self, sent: &MapPart, slot: Slot, touch: Touch) {
-        self.seen.insert(slot, Seen { part: sent.part, touch, pinned: false });
+        self.seen.insert(slot, Seen { part: sent.part, touch, pinned: false, written: false });
     }
 }
 
@@ -40,13 +41,16 @@ impl Words {
         let mut touched = Vec::new();
         for (slot, seen) in seen {
             let Some(word) = daemon.slot(slot.0) else { continue };
-            let Ok(state) = word.state() else { continue };
+            let Ok((state, written)) = word.state().and_then(|state| Ok((state, word.is_written()?))) else {
+                continue;
+            };
             let pins = matches!(state, State::Resident { pins } | State::Revoking { pins } if pins > 0);
             let touch = word.touched();
-            if (touch, pins) != (seen.touch, seen.pinned) {
-                (seen.touch, seen.pinned) = (touch, pins);
-                touched.push(TouchedPart { session: *session, part: seen.part, pinned: pins });
+            let is_used = (touch, pins) != (seen.touch, seen.pinned);
+            if is_used || (written && !seen.written) {
+                touched.push(TouchedPart { session: *session, part: seen.part, pinned: pins, written });
             }
+            (seen.touch, seen.pinned, seen.written) = (touch, pins, written);
         }
         touched
     }
