@@ -90,7 +90,7 @@ errors! {
             "a stream that {allocation} is to be unpinned after is being captured: pin around the graph's launch";
         StreamsUnsupported { allocation: String }, "{allocation} lies in memory that has no streams";
         DeviceNotVisible { device: String }, "device {device} is not among those the session sees";
-        KindUnsupported { kind: String }, "this driver cannot make {kind} allocations";
+        KindUnsupported { kind: String }, "there are no {kind} allocations here";
         SessionLost { session: String },
             "session {session} has ended; what it maps stands, and a new one can be opened";
         ProtocolBroken { problem: String }, "channel protocol broken: {problem}";

@@ -470,8 +470,8 @@ impl fmt::Display for Refusal {
             Self::Draining => write!(f, "the node is being taken out of service"),
             Self::DriverFailed { device, problem } => write!(f, "the driver of {device} failed: {problem}"),
             Self::StoreFailed { problem } => write!(f, "the quota could not be stored: {problem}"),
-            Self::KindUnsupported { kind } => write!(f, "this driver cannot make {kind} allocations"),
-            Self::TierUnsupported { tier } => write!(f, "this node has no tier {tier}"),
+            Self::KindUnsupported { kind } => write!(f, "there are no {kind} allocations here"),
+            Self::TierUnsupported { tier } => write!(f, "this node has no tier {tier} for that"),
             Self::InvariantBroken { invariant } => {
                 write!(f, "a bug in the broker: {invariant} does not hold")
             }

@@ -4,9 +4,9 @@ use std::{fs::File, os::unix::fs::FileExt as _, time::Duration};
 
 use fake_cuda::Fake;
 use vramd_proto::v1::{
-    AllocationKind, AllocationSpec, HoldPartsRequest, MovePartsRequest, PartRef, RevokeMappingsRequest, Tier,
-    WriteBackPartsRequest, daemon_frame::Frame, hold_parts_request, move_parts_request,
-    revoke_mappings_request, write_back_parts_request,
+    Advice, AdviseRequest, AllocationKind, AllocationSpec, HoldPartsRequest, MovePartsRequest, PartRef,
+    RevokeMappingsRequest, Tier, WriteBackPartsRequest, daemon_frame::Frame, hold_parts_request,
+    move_parts_request, revoke_mappings_request, write_back_parts_request,
 };
 use vramd_tests::{
     RawSession, channel::Packet, content, digest, refusal::Refused, rpc::Admin, spec, wait::PATIENCE,
@@ -89,6 +89,25 @@ fn whatever_an_operator_asks_of_it_is_refused_and_changes_nothing() {
         (books.allocations, books.sessions, books.quotas)
     );
     assert_eq!(found(&memory), digest(&bytes));
+}
+
+/// Its device accesses it where it is, and that is the device.
+#[test]
+fn its_owner_has_nothing_to_advise() {
+    let daemon = Daemon::start_with_host(&Fake::new(), "16MiB");
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    let (allocation_id, _) = fixed(&session);
+    for advice in [Advice::SetAccessedBy, Advice::UnsetAccessedBy] {
+        let request = AdviseRequest {
+            session_id: session.id(),
+            allocation_id,
+            advice: advice.into(),
+            ..Default::default()
+        };
+        let refused = session.memory.advise(request).refused();
+        assert_eq!(refused.is(Reason::KindUnsupported).fact("kind"), "advised fixed");
+        assert_eq!(refused.message, "there are no advised fixed allocations here");
+    }
 }
 
 /// Who needs the room has other memory leave.

@@ -5,8 +5,8 @@ use std::{fs, panic, path::Path, process::Command, thread, time::Duration};
 use fake_cuda::Fake;
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use vramd_proto::v1::{
-    AllocateBatchRequest, Allocation, MoveOutcome, MovePartsRequest, MovePartsResponse, PartRef, Tier,
-    move_parts_request::Target,
+    Advice, AdviseRequest, AllocateBatchRequest, Allocation, MoveOutcome, MovePartsRequest,
+    MovePartsResponse, PartRef, Tier, move_parts_request::Target,
 };
 use vramd_tests::{Pending, RawSession, books::Books, content, digest, spec, wait::until};
 use vramd_types::Reason;
@@ -96,6 +96,33 @@ fn host_memory_that_cannot_be_had() {
 fn host_memory_that_cannot_be_registered() {
     let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@1");
     has_less_than_was_configured(&fake, 0, "");
+}
+
+/// Where the host's memory does not go by descriptor there is a tier of it, and nobody but the daemon can map that.
+#[test]
+fn host_memory_that_clients_cannot_map() {
+    let daemon = Daemon::start_with_host(&Fake::new().says("attribute.141 = 0"), "16MiB");
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(spec(4 << 20)).allocation_id;
+    let advise = |advice: Advice| {
+        session.memory.advise(AdviseRequest {
+            session_id: session.id(),
+            allocation_id: id,
+            advice: advice.into(),
+            ..Default::default()
+        })
+    };
+    let refused = advise(Advice::SetAccessedBy).refused();
+    assert_eq!(refused.is(Reason::TierUnsupported).fact("tier"), "host");
+    assert_eq!(refused.message, "this node has no tier host for that");
+    advise(Advice::UnsetAccessedBy).ok();
+
+    let bytes = content(4 << 20, 9);
+    session.write(id, &bytes);
+    let evicted = evicting(&daemon, id, 0);
+    unmap_as_told(&mut session, || evicted.is_answered());
+    assert_eq!(evicted.ok().parts[0].outcome(), MoveOutcome::Moved, "it can lie there all the same");
+    pins_and_finds(&mut session, id, &bytes);
 }
 
 /// Where the driver pins in the daemon's name, and its cgroup has no more: what it may have at most is enough.

@@ -184,9 +184,9 @@ reasons! {
     BrokerGone, "BROKER_GONE", Unavailable, ["problem"],
         "The daemon cannot be reached.";
     KindUnsupported, "KIND_UNSUPPORTED", Unimplemented, ["kind"],
-        "This driver cannot make allocations of that kind.";
+        "There are no allocations of that kind here: the driver cannot make them, or nobody can do that with them.";
     TierUnsupported, "TIER_UNSUPPORTED", Unimplemented, ["tier"],
-        "This node has no such tier.";
+        "This node has no such tier, or one that cannot do what was asked: not every host tier can be mapped by clients.";
     StreamsUnsupported, "STREAMS_UNSUPPORTED", Unimplemented, ["allocation"],
         "The allocation lies in memory that has no streams. Never sent by the daemon.";
     FileInvalid, "FILE_INVALID", InvalidArgument, ["problem"],
