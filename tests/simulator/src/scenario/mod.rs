@@ -1,6 +1,7 @@
 //! What a seed says of its world: devices, limits, tenants with their ways, and how often what goes wrong.
 
 mod advice;
+mod disks;
 mod fault;
 mod files;
 mod lanes;
@@ -8,6 +9,7 @@ mod node;
 mod script;
 
 pub use advice::Advising;
+pub use disks::Disks;
 pub use fault::{Fault, Faults};
 pub use files::Files;
 pub use lanes::Lanes;
@@ -80,6 +82,8 @@ pub struct Scenario {
     pub files: Option<Files>,
     /// Who gives any, if anybody does.
     pub advising: Option<Advising>,
+    /// That are not as good as the host's memory, if they are not.
+    pub disks: Option<Disks>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -127,6 +131,19 @@ impl Scenario {
         if let Some(advising) = &advising {
             advising.is_given(&mut config);
         }
-        Self { config, stored, seats, tenants, faults, think_micros, harvest_micros, lanes, files, advising }
+        let disks = Disks::draw(plan.seed);
+        Self {
+            config,
+            stored,
+            seats,
+            tenants,
+            faults,
+            think_micros,
+            harvest_micros,
+            lanes,
+            files,
+            advising,
+            disks,
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copying {
-    from: ExtentId,
+    pub(super) from: ExtentId,
     /// What was there when it began: what is written later may be missed.
     content: u64,
     cancelled: bool,
@@ -61,13 +61,12 @@ impl World {
         };
         if let (Some(piece), Some(content)) = (self.driver.pieces.get_mut(&to), content) {
             piece.content = content;
+            self.driver.damaged.remove(&to);
         }
         // What was written there may be another, or cannot be had, this time.
         let source = self.driver.pieces.get(&from).map(|piece| (piece.tier, piece.lies));
         let damaged = match source {
-            Some((Tier::Disk, Lies::Apart)) => {
-                self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged))
-            }
+            Some((Tier::Disk, Lies::Apart)) => self.is_damaged(from),
             _ => self.file_has_changed(from),
         };
         if damaged && !cancelled {

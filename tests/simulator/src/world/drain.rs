@@ -19,6 +19,8 @@ impl World {
         self.scenario.faults.stop();
         self.driver.outside.fill(Bytes::ZERO);
         self.driver.outside_in_host.fill(Bytes::ZERO);
+        self.driver.filled.clear();
+        self.driver.damaged.clear();
         let stopped: Vec<_> = self.processes.values().map(|process| process.pid).collect();
         for pid in stopped {
             self.resume(pid);

@@ -103,6 +103,10 @@ pub(super) struct SimDriver {
     pub(super) outside: Vec<Bytes>,
     /// The same of the host's memory near each.
     pub(super) outside_in_host: Vec<Bytes>,
+    /// Disks of which others have all that is left, by device.
+    pub(super) filled: BTreeSet<usize>,
+    /// Extents on disk that cannot be read as they were written, for good.
+    pub(super) damaged: BTreeSet<ExtentId>,
 }
 
 impl World {
@@ -116,8 +120,38 @@ impl World {
             Job::Digest { .. } => self.driver.dice.between(100, 2_000),
             Job::Survey { .. } => self.driver.dice.between(50, 800),
         };
-        let delay = Duration::from_micros(self.mishap(micros));
+        let slower = match job {
+            Job::Copy { to } => self.slower_by_disk(to),
+            _ => 0,
+        };
+        let delay = Duration::from_micros(self.mishap(micros) + slower);
         self.queue.at(self.now.after(delay), self.life, Happening::Done(job));
+    }
+
+    /// How much longer a copy takes that a disk is an end of.
+    fn slower_by_disk(&mut self, to: ExtentId) -> u64 {
+        let from = self.driver.copies.get(&to).map(|copying| copying.from);
+        let is_disk = |id| self.driver.pieces.get(&id).is_some_and(|piece| piece.tier == Tier::Disk);
+        match self.scenario.disks.filter(|_| from.into_iter().chain([to]).any(is_disk)) {
+            Some(disks) if !disks.slower.is_zero() => {
+                self.driver.dice.roll(u64::try_from(disks.slower.as_micros()).unwrap_or(0))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether a piece on disk is not given as it was written: this time, or from now on.
+    pub(super) fn is_damaged(&mut self, extent: ExtentId) -> bool {
+        if self.driver.damaged.contains(&extent) {
+            return true;
+        }
+        let damaged = self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged));
+        if let Some(disks) = self.scenario.disks.filter(|_| damaged)
+            && self.driver.dice.chance(disks.damaged_for_good)
+        {
+            self.driver.damaged.insert(extent);
+        }
+        damaged
     }
 
     /// Some it puts off, as it may until somebody waits for them.
@@ -166,6 +200,7 @@ impl World {
                 if let Some(piece) = self.driver.pieces.get_mut(&extent) {
                     piece.ours = false;
                 }
+                self.driver.damaged.remove(&extent);
                 match held {
                     true => _ = self.driver.awaited.insert(extent),
                     false => _ = self.driver.pieces.remove(&extent),
@@ -202,7 +237,7 @@ impl World {
             piece.is_some_and(|piece| piece.tier == Tier::Disk && piece.lies == Lies::Apart)
         };
         let extent = spans.iter().find(on_disk)?.extent;
-        self.driver.dice.chance(self.scenario.faults.rate(Fault::DiskDamaged)).then_some(extent)
+        self.is_damaged(extent).then_some(extent)
     }
 
     fn created(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
@@ -216,6 +251,7 @@ impl World {
         let (total, outside) = match tier {
             Tier::Device => (config.total, self.driver.outside[at]),
             Tier::Host => (config.host, self.driver.outside_in_host[at]),
+            Tier::Disk if self.driver.filled.contains(&at) => (config.disk, config.disk),
             Tier::Disk => (config.disk, Bytes::ZERO),
         };
         let fits = used + u128::from(outside.get()) + u128::from(size.get()) <= u128::from(total.get());
@@ -280,6 +316,12 @@ impl World {
             };
             let (outside, in_host) = (taken(device.total), taken(device.host));
             (self.driver.outside[at], self.driver.outside_in_host[at]) = (outside, in_host);
+            if let Some(disks) = self.scenario.disks.filter(|_| rate > 0) {
+                match self.driver.dice.chance(disks.filled) {
+                    true => self.driver.filled.insert(at),
+                    false => self.driver.filled.remove(&at),
+                };
+            }
         }
         if !self.calm {
             let again = Duration::from_micros(self.driver.dice.between(5_000, 100_000));
@@ -321,6 +363,7 @@ impl World {
         self.driver.awaited.clear();
         self.driver.put_off.clear();
         self.driver.copies.clear();
+        self.driver.damaged.clear();
         self.driver.lanes.iter_mut().for_each(Lanes::restart);
         for process in self.processes.values_mut() {
             process.lose_session();

@@ -116,6 +116,8 @@ impl World {
             in_place: Default::default(),
             outside: vec![Bytes::ZERO; scenario.config.devices.len()],
             outside_in_host: vec![Bytes::ZERO; scenario.config.devices.len()],
+            filled: Default::default(),
+            damaged: Default::default(),
         };
         let mut world = Self {
             oracle: Oracle::new(&scenario.config, &disk),
