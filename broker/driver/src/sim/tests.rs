@@ -74,6 +74,22 @@ fn a_node_that_cannot_be_is_refused() {
     }));
 }
 
+/// Whoever waits for what that thread was to do would wait for ever.
+#[test]
+fn that_a_thread_has_panicked_is_told() {
+    let (sink, completions) = channel();
+    let sink = move |completion| {
+        assert!(!matches!(completion, Completion::Created { .. }), "this panic is part of the test");
+        drop(sink.send(completion));
+    };
+    let driver = open(config(), Arc::new(sink)).unwrap();
+    driver.submit(create(1));
+    let mut told = std::iter::from_fn(|| completions.recv_timeout(DEADLINE).ok());
+    let lost = told.find(|it| matches!(it, Completion::Lost { .. }));
+    let Some(Completion::Lost { problem }) = lost else { panic!("nobody is told") };
+    assert!(problem.ends_with(" has panicked"), "{problem}");
+}
+
 #[test]
 fn what_nobody_holds_is_always_returned_at_once() {
     let (driver, completions) = opened();

@@ -85,3 +85,22 @@ fn what_a_copy_uses_of_which_nobody_knows_whether_it_has_ended_is_given_to_nobod
         assert!(told.is_empty() && given_up() == before, "{kind:?}: {told:?}, {:?}", given_up());
     }
 }
+
+/// Whoever waits for what that thread was to do would wait for ever.
+#[test]
+fn that_a_thread_has_panicked_is_told() {
+    let probed = probe(config(&Fake::new())).unwrap();
+    let uuids: Vec<String> = probed.found().iter().map(|found| found.info.uuid.clone()).collect();
+    let (sink, completions) = channel();
+    let sink = move |completion| {
+        assert!(!matches!(completion, Completion::Created { .. }), "this panic is part of the test");
+        drop(sink.send(completion));
+    };
+    let driver = open(probed, &uuids, Arc::new(sink)).unwrap();
+    driver.submit(create(1, ExtentKind::Movable));
+    let mut told = std::iter::from_fn(|| completions.recv_timeout(Duration::from_secs(20)).ok());
+    let lost = told.find(|it| matches!(it, Completion::Lost { .. }));
+    let Some(Completion::Lost { problem }) = lost else { panic!("nobody is told") };
+    assert_eq!(problem, "its thread cuda-maker has panicked");
+    ended(driver, completions);
+}
