@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -21,9 +23,18 @@ def test_it_is_answered_without_a_callback(client: vramd.Client) -> None:
     eventually("the daemon has told", lambda: client.pressure().level == "normal")
     memory = client.allocate(BIG)
     eventually("it is elevated", lambda: client.pressure().level == "elevated")
-    pressure = client.pressure(uuid)
+    heard: list[vramd.Pressure] = []
+
+    def foreseen() -> bool:
+        heard.append(client.pressure(uuid))
+        return heard[-1].full_in is not None
+
+    # The daemon looks once a second, and nothing grows any more after this.
+    eventually("it is foreseen when the device is full", foreseen)
+    pressure = heard[-1]
     assert (pressure.device, pressure.tier) == (uuid, "device")
-    assert 0.8 <= pressure.batch_factor <= 1.2
+    assert 0.8 <= pressure.batch_factor < 1.0, "it is to ask for less"
+    assert pressure.full_in is not None and 0 < pressure.full_in < 300
     assert client.pressure("0").device == uuid
     assert [told.tier for told in client.pressures()] == ["device"]
     assert "elevated in tier device" in repr(pressure)
@@ -116,3 +127,54 @@ assert heard.wait(20)
     with daemon.child(stuck) as child:
         child.communicate(timeout=60)
     assert time.monotonic() - begun < 30
+
+
+def test_a_child_forked_while_it_is_told_waits_for_no_call(daemon: Daemon) -> None:
+    """The thread that is in it is not there, so it would never come back. What was registered last is called first."""
+    forked = """
+import atexit, os, threading, time
+times = []
+def ended():
+    print(int(times[0] + 0.5 > time.monotonic()), flush=True)
+atexit.register(ended)
+import vramd
+heard, go_on = threading.Event(), threading.Event()
+def on_pressure(pressure):
+    heard.set()
+    go_on.wait()
+client = vramd.connect(on_pressure=on_pressure)
+assert heard.wait(20)
+atexit.register(lambda: times.append(time.monotonic()))
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    go_on.set()
+"""
+    assert daemon.run(forked) == "1\n1\n", "the child, and its parent"
+
+
+def test_a_child_forked_in_a_callback_ends_with_it(daemon: Daemon) -> None:
+    children: queue.Queue[int] = queue.Queue()
+
+    def on_pressure(pressure: vramd.Pressure) -> None:
+        if child := os.fork():
+            children.put(child)
+
+    with daemon.connect(on_pressure=on_pressure) as client:
+        child = children.get(timeout=20)
+        ended: list[tuple[int, int]] = []
+
+        def has_ended() -> bool:
+            ended.append(os.waitpid(child, os.WNOHANG))
+            return ended[-1][0] == child
+
+        try:
+            eventually("the child has ended", has_ended)
+        except AssertionError:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        assert ended[-1][1] == 0
+        memory = client.allocate(BIG)
+        os.waitpid(children.get(timeout=20), 0)
+        memory.free()

@@ -15,6 +15,8 @@ use std::{
 
 use vramd_proto::v1::{self, Device, Tier};
 
+use crate::fork::ProcessBound;
+
 pub use vramd_proto::v1::PressureLevel;
 
 /// How full a device is, or a tier below it: what is charged to all tenants, of what the daemon may hand out there.
@@ -69,7 +71,7 @@ impl Pressures {
         let state = State { last, has_thread: on_pressure.is_some(), ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::default() });
         if let Some(on_pressure) = on_pressure {
-            let shared = Arc::clone(&shared);
+            let (shared, on_pressure) = (Arc::clone(&shared), ProcessBound::new(on_pressure));
             thread::Builder::new()
                 .name("vramd-pressure".to_owned())
                 .spawn(move || run(&shared, &on_pressure))?;
@@ -120,6 +122,13 @@ impl Pressures {
     }
 }
 
+/// A session that could not begin has no other end.
+impl Drop for Pressures {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 impl Shared {
     /// The next that is to be told; `None` at the end.
     fn next(&self) -> Option<Pressure> {
@@ -138,8 +147,12 @@ impl Shared {
     }
 }
 
-fn run(shared: &Shared, on_pressure: &OnPressure) {
-    while let Some(told) = shared.next() {
+/// A child that the program forks while it is told comes back here too. There the thread ends: nobody tells it anything, and who
+/// held a lock when it was forked never lets go of it.
+fn run(shared: &Shared, on_pressure: &ProcessBound<OnPressure>) {
+    while on_pressure.is_home()
+        && let Some(told) = shared.next()
+    {
         // The panic hook has told of it. What comes next is the program's to hear all the same.
         let _ = catch_unwind(AssertUnwindSafe(|| (on_pressure.0)(told)));
     }
@@ -171,7 +184,7 @@ impl fmt::Debug for OnPressure {
 #[cfg(test)]
 mod tests {
     use std::{
-        sync::mpsc::{self, Receiver, Sender},
+        sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
         time::Instant,
     };
 
@@ -255,7 +268,11 @@ mod tests {
         drop(go_on);
         assert_eq!(heard.recv_timeout(PATIENCE).unwrap().level, PressureLevel::High);
         pressures.end();
-        assert!(heard.recv_timeout(PATIENCE).is_err(), "the thread has ended, and nothing else was told");
+        assert_eq!(
+            heard.recv_timeout(PATIENCE),
+            Err(RecvTimeoutError::Disconnected),
+            "nothing else was told"
+        );
     }
 
     #[test]
@@ -276,7 +293,14 @@ mod tests {
         let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
         pressures.end();
         pressures.told(&wire(0, Tier::Device, PressureLevel::High));
-        assert!(heard.recv_timeout(PATIENCE).is_err());
+        assert_eq!(heard.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
         assert_eq!(pressures.of(None).unwrap().level, PressureLevel::High);
+    }
+
+    #[test]
+    fn a_session_that_could_not_begin_leaves_no_thread() {
+        let (on_pressure, heard) = listening(|_| {});
+        drop(Pressures::start(&[device(0)], Some(on_pressure)).unwrap());
+        assert_eq!(heard.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
     }
 }

@@ -2,6 +2,7 @@
 //! it.
 
 mod batches;
+mod changed;
 mod clients;
 mod demand;
 mod disk;
@@ -25,6 +26,7 @@ mod surroundings;
 mod touches;
 mod turns;
 mod under_way;
+mod verity;
 mod waits;
 mod way_in;
 mod write_backs;

@@ -2,8 +2,8 @@
 //! left of them, and nobody else's bytes are touched.
 //!
 //! One daemon is left in peace; another one revokes mappings all the time, by faults that its configuration schedules, and
-//! has clients that pin. On a third one, whose device has no room for all, memory moves all the time: an operator has it written
-//! back, leave and come back, and whoever pins has others leave. A round is every life, at every step, with every death, once; what is
+//! has clients that pin. On a third one, whose device and host have no room for all, memory moves all the time: an operator has it written
+//! back, leave for the host or the disk and come back, and whoever pins has others leave. A round is every life, at every step, with every death, once; what is
 //! left open comes from the seed. One round runs unless told:
 //!
 //! ```text

@@ -20,7 +20,7 @@ use vramd_types::Reason;
 const PAUSE: Duration = Duration::from_millis(4);
 /// In turns: what is written back is to leave next, and to be written before it does.
 const ORDERS: [fn(&Admin, u64) -> Order; 4] =
-    [Order::evict, Order::write_back, Order::evict, Order::bring_in];
+    [Order::evict_to_host, Order::write_back, Order::evict_to_disk, Order::bring_in];
 
 enum Order {
     Move(Pending<MovePartsResponse>),
@@ -48,7 +48,7 @@ pub(crate) fn move_until(admin: &Admin, over: &AtomicBool) -> Result<()> {
     asked.into_values().try_for_each(|order| is_plain(order.wait()))
 }
 
-/// Has all that there is leave and come back, which is less than the device has. Then its backing is memory, too.
+/// Has all that there is leave for the host and come back, which is less than either has. Then its backing is memory there, too.
 pub(crate) fn turn_all_over(admin: &Admin) -> Result<()> {
     for (tier, what) in [(Tier::Host, "all of it has left"), (Tier::Device, "all of it is on its device")] {
         soon(what, || {
@@ -71,8 +71,12 @@ fn request(id: u64, tier: Tier) -> MovePartsRequest {
 }
 
 impl Order {
-    fn evict(admin: &Admin, id: u64) -> Self {
+    fn evict_to_host(admin: &Admin, id: u64) -> Self {
         Self::Move(admin.move_parts(request(id, Tier::Host)))
+    }
+
+    fn evict_to_disk(admin: &Admin, id: u64) -> Self {
+        Self::Move(admin.move_parts(request(id, Tier::Disk)))
     }
 
     fn bring_in(admin: &Admin, id: u64) -> Self {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
@@ -9,8 +10,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use vramd_proto::v1::DrainRequest;
 use vramd_tests::{
-    Config, Daemon,
+    Config, Daemon, MIB_2,
     config::Revocation,
+    moves::on_disk,
     proc,
     victim::{Setting, Victim},
     wait::{soon, until},
@@ -27,6 +29,8 @@ pub(crate) struct Scene {
     before: Trace,
     /// The daemon's descriptors before anybody came, by kind.
     fds_alone: BTreeMap<String, usize>,
+    /// The files that its disk tier had then.
+    files_alone: usize,
 }
 
 /// What cases share.
@@ -63,6 +67,8 @@ struct Trace {
     host_elsewhere: BTreeSet<String>,
     /// The daemon's, by kind.
     fds: BTreeMap<String, usize>,
+    /// In the disk tier's directory.
+    files: usize,
 }
 
 impl Scene {
@@ -73,9 +79,10 @@ impl Scene {
         Self::start(config, Setting::Nothing)
     }
 
-    /// A device that has no room for all, and a link on which a copy takes a few milliseconds.
+    /// A device that has no room for all, and a link on which a copy takes a few milliseconds; in the host there is room for
+    /// survivors, and on the disk for everybody.
     pub(crate) fn moving() -> Self {
-        let config = Config::devices(&["24MiB"]).link("1GiB").memory("host_size = \"256MiB\"");
+        let config = Config::devices(&["24MiB"]).link("1GiB").memory("host_size = \"16MiB\"").disk("256MiB");
         let config = config.memory("part_size = \"2MiB\"").memory("harvest_ms = 10");
         Self::start(config.telemetry("prometheus_listen = \"127.0.0.1:0\""), Setting::Moving)
     }
@@ -93,7 +100,7 @@ impl Scene {
         let books = daemon.books();
         let uuid = books.devices[0].device.clone().expect("a row has its device").uuid;
         let stage = Stage { daemon, moves, victim, uuid, drains: Mutex::default() };
-        let fds_alone = stage.fds();
+        let (fds_alone, files_alone) = (stage.fds(), stage.files());
         let mut survivors =
             if moves { Survivors::unheld(&stage.daemon) } else { Survivors::new(&stage.daemon) };
         // What is made once, by the first call of each, is made now.
@@ -102,7 +109,7 @@ impl Scene {
         stage.settle().expect("they have room");
         until("all packets are answered", || stage.daemon.books().node.fds_in_flight == 0);
         let before = Trace::take(&stage);
-        Self { stage, survivors, target, before, fds_alone }
+        Self { stage, survivors, target, before, fds_alone, files_alone }
     }
 
     pub(crate) fn split(&mut self) -> (&mut Survivors, &Stage) {
@@ -134,12 +141,14 @@ impl Scene {
                 .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
             (format!("{way} on {cause}"), values.sum())
         };
-        ways.map(count).collect()
+        let disk = if self.stage.moves { on_disk(&self.stage.daemon).to_vec() } else { Vec::new() };
+        let disk = ["to disk", "from disk"].into_iter().zip(disk);
+        ways.map(count).chain(disk.map(|(way, bytes)| (way.to_owned(), bytes / MIB_2))).collect()
     }
 
     /// The survivors leave, and then there is nothing, and no descriptor more than before they came.
     pub(crate) fn end(self) -> Result<()> {
-        let Self { stage, survivors, fds_alone, .. } = self;
+        let Self { stage, survivors, fds_alone, files_alone, .. } = self;
         survivors.leave();
         let nothing = Trace {
             charged: BTreeMap::new(),
@@ -150,6 +159,7 @@ impl Scene {
             memory: BTreeSet::new(),
             host_elsewhere: BTreeSet::new(),
             fds: fds_alone,
+            files: files_alone,
         };
         nothing.comes_again(&stage)
     }
@@ -171,16 +181,27 @@ impl Stage {
     /// The daemon's descriptors, by kind. Memory has a name of its own, each time that it is made.
     fn fds(&self) -> BTreeMap<String, usize> {
         let mut kinds = BTreeMap::new();
+        let disk = self.disk().display().to_string();
         for (kind, count) in proc::fds_by_kind(self.daemon.pid()) {
             let kind = match kind.strip_prefix("/memfd:vramd-sim:") {
                 Some(name) if self.moves => {
                     if name.contains(":host-") { "host" } else { "device" }.to_owned()
                 }
+                _ if kind.starts_with(&disk) => "disk".to_owned(),
                 _ => kind,
             };
             *kinds.entry(kind).or_default() += count;
         }
         kinds
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.daemon.home().path().join("disk")
+    }
+
+    fn files(&self) -> usize {
+        // Without a disk tier there is no directory.
+        fs::read_dir(self.disk()).map_or(0, Iterator::count)
     }
 
     pub(crate) fn drain(&self) -> Draining<'_> {
@@ -227,6 +248,7 @@ impl Trace {
                 .map(|(name, who)| format!("{name} {who:?}"))
                 .collect(),
             fds: stage.fds(),
+            files: stage.files(),
         }
     }
 

@@ -33,6 +33,8 @@ pub struct Config {
     /// Where that directory is, if not beside the sockets.
     pub disk_directory: Option<PathBuf>,
     pub immutable: Vec<PathBuf>,
+    /// What lies on fs-verity never changes.
+    pub verity: bool,
     pub log_level: &'static str,
 }
 
@@ -87,6 +89,7 @@ impl Default for Config {
             disk: None,
             disk_directory: None,
             immutable: Vec::new(),
+            verity: false,
             log_level: "debug",
         }
     }
@@ -185,6 +188,12 @@ impl Config {
         self
     }
 
+    /// What lies on fs-verity never does.
+    #[must_use]
+    pub fn verity(self) -> Self {
+        Self { verity: true, ..self }
+    }
+
     #[must_use]
     pub fn default_quota(mut self, line: &str) -> Self {
         self.default_quota.push(line.to_owned());
@@ -241,8 +250,11 @@ impl Config {
             let lines = [format!("directory = \"{}\"", directory.display()), format!("size = \"{size}\"")];
             section(&mut text, "[disk]", &lines);
         }
-        if !self.immutable.is_empty() {
-            section(&mut text, "[files]", &[format!("immutable_paths = {:?}", self.immutable)]);
+        let paths = (!self.immutable.is_empty()).then(|| format!("immutable_paths = {:?}", self.immutable));
+        let verity = self.verity.then(|| "verity = true".to_owned());
+        let files: Vec<_> = paths.into_iter().chain(verity).collect();
+        if !files.is_empty() {
+            section(&mut text, "[files]", &files);
         }
         section(&mut text, "[pressure]", &self.pressure);
         section(&mut text, "[shares]", &self.shares);

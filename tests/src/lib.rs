@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod guide;
 pub mod http;
 pub mod mapping;
+pub mod moves;
 pub mod outsider;
 pub mod probe;
 pub mod proc;

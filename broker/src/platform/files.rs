@@ -12,8 +12,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, fcntl_getfl, fcntl_setfl, fstat,
-        open, stat, statx,
+        AtFlags, FileType, Mode, OFlags, Stat, Statx, StatxAttributes, StatxFlags, fcntl_getfl, fcntl_setfl,
+        fstat, open, stat, statx,
     },
     io::{Errno, pread},
     process::{PidfdGetfdFlags, geteuid, pidfd_getfd},
@@ -53,15 +53,14 @@ pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immuta
         Errno::BADF => Unfit::Invalid(format!("{name} is not open")),
         error => unknown(error),
     })?;
-    let found = fstat(&theirs).map_err(unknown)?;
+    let found = fstat(&theirs.file).map_err(unknown)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
         return Err(Unfit::Invalid(format!("{name} is no regular file")));
     }
-    let flags = fcntl_getfl(&theirs).map_err(unknown)?;
-    if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == OFlags::WRONLY {
+    if !theirs.is_readable() {
         return Err(Unfit::Invalid(format!("{name} is not open for reading")));
     }
-    let file = reopened(&theirs).map_err(unknown)?;
+    let file = reopened(&theirs.file).map_err(unknown)?;
     let path = fs::read_link(of_own(&file)).unwrap_or_default();
     if !is_on_verity(&file) && !is_below(&path, &found, immutable) {
         return Err(Unfit::Mutable(path));
@@ -69,21 +68,51 @@ pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immuta
     Ok(Immutable { file, path, size: Bytes::new(u64::try_from(found.st_size).unwrap_or_default()) })
 }
 
+/// What a process has open.
+#[derive(Debug)]
+struct Theirs {
+    /// Its own descriptor, or another of the same file.
+    file: OwnedFd,
+    /// How the process has it open.
+    flags: OFlags,
+}
+
+impl Theirs {
+    fn is_readable(&self) -> bool {
+        let reads = [OFlags::RDONLY, OFlags::RDWR].contains(&(self.flags & OFlags::RWMODE));
+        reads && !self.flags.contains(OFlags::PATH)
+    }
+}
+
 /// The process's own descriptor. Where that is not the daemon's to take, and the process is of the daemon's user, who may read
 /// what it reads: another of the same file.
-fn taken(peer: &Peer, number: u32) -> Result<OwnedFd, Errno> {
+fn taken(peer: &Peer, number: u32) -> Result<Theirs, Errno> {
     let raw = i32::try_from(number).map_err(|_| Errno::BADF)?;
     match pidfd_getfd(&peer.pidfd, raw, PidfdGetfdFlags::empty()) {
-        Err(Errno::PERM) if peer.uid == geteuid().as_raw() => {
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-            open(format!("/proc/{}/fd/{number}", peer.pid), flags, Mode::empty()).map_err(|error| match error
-            {
-                Errno::NOENT => Errno::BADF,
-                error => error,
-            })
+        Err(Errno::PERM) if peer.uid == geteuid().as_raw() => taken_by_path(peer, number),
+        taken => {
+            let file = taken?;
+            Ok(Theirs { flags: fcntl_getfl(&file)?, file })
         }
-        taken => taken,
     }
+}
+
+fn taken_by_path(peer: &Peer, number: u32) -> Result<Theirs, Errno> {
+    let not_open = |error| if error == Errno::NOENT { Errno::BADF } else { error };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = open(format!("/proc/{}/fd/{number}", peer.pid), flags, Mode::empty()).map_err(not_open)?;
+    // Of the descriptor that was just made they say nothing.
+    let flags = flags_of(peer.pid, number).map_err(not_open)?;
+    // Its pid may have come to mean another process.
+    if peer.has_ended() { Err(Errno::SRCH) } else { Ok(Theirs { file, flags }) }
+}
+
+fn flags_of(pid: u32, number: u32) -> Result<OFlags, Errno> {
+    let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
+    let told = told.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let flags =
+        told.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+    flags.map(OFlags::from_bits_retain).ok_or(Errno::IO)
 }
 
 fn of_own(file: &OwnedFd) -> String {
@@ -113,7 +142,11 @@ fn reads_blocks(file: &OwnedFd) -> Result<(), Errno> {
 
 fn is_on_verity(file: &OwnedFd) -> bool {
     let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
-    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::VERITY))
+    found.is_ok_and(|found| tells_verity(&found))
+}
+
+fn tells_verity(found: &Statx) -> bool {
+    found.stx_attributes.contains(StatxAttributes::VERITY)
 }
 
 /// Whether a file of that path is really there, for the daemon too, and below one of these: a client may have mounted
@@ -133,7 +166,13 @@ mod tests {
             fd::AsFd,
             unix::{fs::symlink, net::UnixStream},
         },
+        process::{Command, Stdio},
         time::{Duration, Instant},
+    };
+
+    use rustix::{
+        fs::CWD,
+        process::{Pid, PidfdFlags, pidfd_open},
     };
 
     use super::*;
@@ -194,6 +233,51 @@ mod tests {
         for nothing in [1 << 20, u32::MAX] {
             assert!(matches!(open_of(&this(), nothing, &root), Err(Unfit::Invalid(_))));
         }
+    }
+
+    #[test]
+    fn a_descriptor_that_is_not_the_daemons_to_take_is_told_by_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m");
+        fs::write(&path, b"weights").unwrap();
+        let taken = |file: &OwnedFd| taken_by_path(&this(), u32::try_from(file.as_raw_fd()).unwrap());
+        let fd = |options: &fs::OpenOptions| OwnedFd::from(options.open(&path).unwrap());
+        let good = fd(File::options().read(true));
+        let taken_good = taken(&good).unwrap();
+        assert!(taken_good.is_readable());
+        assert_eq!(fstat(&taken_good.file).unwrap().st_ino, fstat(&good).unwrap().st_ino);
+        assert!(taken(&fd(File::options().read(true).write(true))).unwrap().is_readable());
+        // The daemon could read both.
+        assert!(!taken(&fd(File::options().write(true))).unwrap().is_readable());
+        let named = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        assert!(!taken(&named).unwrap().is_readable());
+        for nothing in [1 << 20, u32::MAX] {
+            assert_eq!(taken_by_path(&this(), nothing).unwrap_err(), Errno::BADF);
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_by_the_pid_of_a_process_that_has_ended() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Its pid has come to mean this process.
+        let peer = Peer { pidfd, ..this() };
+        let file = File::open("/proc/self/exe").unwrap();
+        let number = u32::try_from(file.as_raw_fd()).unwrap();
+        assert_eq!(taken_by_path(&peer, number).unwrap_err(), Errno::SRCH);
+        assert!(taken_by_path(&this(), number).is_ok());
+    }
+
+    #[test]
+    fn the_kernel_tells_verity_by_its_own_attribute() {
+        let mut found = statx(CWD, "/proc/self/exe", AtFlags::empty(), StatxFlags::empty()).unwrap();
+        found.stx_attributes = StatxAttributes::IMMUTABLE;
+        assert!(!tells_verity(&found), "root may undo that");
+        // STATX_ATTR_VERITY, as linux/stat.h has it.
+        found.stx_attributes |= StatxAttributes::from_bits_retain(0x0010_0000);
+        assert!(tells_verity(&found));
     }
 
     /// Who has a lease on a file can hold up whoever opens it.

@@ -101,9 +101,17 @@ impl Fake {
 
     /// Hangs up, and waits until the worker has seen it.
     pub(crate) fn hang_up(self) -> Arc<Table> {
-        drop(self.daemon);
-        self.worker.join().unwrap();
-        self.table
+        self.close()()
+    }
+
+    /// Hangs up. What comes of it waits until the worker has seen it.
+    pub(crate) fn close(self) -> impl FnOnce() -> Arc<Table> {
+        let Self { daemon, worker, table, .. } = self;
+        drop(daemon);
+        move || {
+            worker.join().unwrap();
+            table
+        }
     }
 }
 

@@ -358,11 +358,9 @@ fn why_a_session_has_ended_is_heard_though_what_comes_before_cannot_be_answered(
     let turn = link.turn();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("unanswered", 1)]);
     fake.send(ended_by_an_operator(), &[]);
-    let daemon = thread::spawn(move || fake.hang_up());
-    thread::sleep(Duration::from_millis(20));
+    let seen = fake.close();
     drop(turn);
-    let table = daemon.join().unwrap();
-    assert_eq!(table.ending(), Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
+    assert_eq!(seen().ending(), Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
 }
 
 /// The kernel says then that the connection was reset, and says that first.

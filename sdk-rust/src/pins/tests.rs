@@ -15,12 +15,13 @@ use vramd_words::{Access, Fence, State};
 
 use crate::{
     allocation::{Allocation, Sealed},
-    channel::fake::{PART, PATIENCE, Pinning, ended_by_an_operator, held, memory, part, part_ref},
+    channel::fake::{PART, PATIENCE, Pinning, ended_by_an_operator, held, memory, part, part_ref, soon},
     cuda::Gpus,
     error::Error,
     face::{Face, now},
     handle::Handle,
     info::{AllocationInfo, AllocationState, PartInfo, Tier},
+    mapping::{Asked, Until, Wanted},
     pins::{Pinnable, pin_set},
     session::Parting,
 };
@@ -466,22 +467,24 @@ fn the_end_of_the_channel_leaves_what_is_mapped() {
 /// Nobody has read yet why the session has ended, and the daemon hears no more.
 #[test]
 fn who_asks_of_a_channel_that_has_ended_is_told_why_it_has() {
-    for _ in 0..20 {
-        let daemon = start();
-        let away = evicted(&daemon, ID);
-        let session = daemon.session.clone();
-        // Nobody reads meanwhile, and who asks comes next.
-        let turn = session.link().turn();
-        daemon.send(ended_by_an_operator());
-        drop(daemon.hang_up());
-        thread::scope(|scope| {
-            let pinner = scope.spawn(|| away.pin(Access::Read));
-            thread::sleep(Duration::from_millis(10));
-            drop(turn);
-            let told = pinner.join().unwrap().unwrap_err();
-            assert_eq!(told, Error::SessionLost { session: "s-3".to_owned() });
-        });
-    }
+    let daemon = start();
+    let away = evicted(&daemon, ID);
+    let session = daemon.session.clone();
+    // Nobody reads meanwhile.
+    let turn = session.link().turn();
+    daemon.send(ended_by_an_operator());
+    drop(daemon.hang_up());
+    // What a pin does once it has its turn.
+    let id = AllocationId::from_raw(ID);
+    let wanted = Wanted { id, index: 0, slot: None, access: Access::Read };
+    let Asked::Call { call, frame } = session.table().ask(&[wanted], soon()).unwrap() else {
+        panic!("it is not here")
+    };
+    turn.ask(frame).unwrap();
+    drop(turn);
+    let ended = Error::SessionLost { session: "s-3".to_owned() };
+    assert_eq!(session.wait(Until::Pinned { call }, soon()).unwrap_err(), ended);
+    assert_eq!(away.pin(Access::Read).map(drop).unwrap_err(), ended);
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn two_processes_pin_again_and_again_while_an_operator_moves_what_they_pin() {
     for probe in &mut probes {
         probe.tell("sdk pin-for 3000 10000");
     }
-    let (begun, mut left, mut came) = (Instant::now(), 0, 0);
+    let (begun, mut left) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_millis(2500) {
         for id in &ids {
             let evicted = daemon.admin.move_parts(request(*id, Tier::Host)).ok();
@@ -40,9 +40,7 @@ fn two_processes_pin_again_and_again_while_an_operator_moves_what_they_pin() {
                 let brought = outcomes(&daemon.admin.move_parts(request(*id, Tier::Device)).ok());
                 let has_come = |outcome: &Outcome| *outcome == Outcome::Moved;
                 assert!(brought.iter().all(|it| has_come(it) || *it == Outcome::Refused), "{brought:?}");
-                let all = brought.iter().all(has_come);
-                came += if all { brought.len() } else { 0 };
-                all
+                brought.iter().all(has_come)
             });
         }
     }
@@ -52,7 +50,7 @@ fn two_processes_pin_again_and_again_while_an_operator_moves_what_they_pin() {
         assert!(pins > 30, "{pins}");
         probe.leave();
     }
-    assert!(left >= 10 && came >= left, "{left} parts left, {came} came");
+    assert!(left >= 10, "{left} parts left");
     nothing_is_left(&daemon);
 }
 

@@ -20,24 +20,24 @@ use super::{
 };
 
 /// What the files of models have before their weights.
-const HEADER: u64 = 1000;
+pub(super) const HEADER: u64 = 1000;
 
 /// A folder of models that is the test's, beside the daemon's home.
-struct Models {
+pub(super) struct Models {
     folder: tempfile::TempDir,
 }
 
 impl Models {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         fs::canonicalize(self.folder.path()).unwrap()
     }
 
     /// A file with a header, and so many bytes of weights behind it.
-    fn model(&self, name: &str, size: u64) -> (PathBuf, Vec<u8>) {
+    pub(super) fn model(&self, name: &str, size: u64) -> (PathBuf, Vec<u8>) {
         let (path, weights) = (self.path().join(name), content(size, 7));
         fs::write(&path, [&vec![0xee; usize::try_from(HEADER).unwrap()], &weights[..]].concat()).unwrap();
         File::open(&path).unwrap().sync_data().unwrap();
@@ -45,22 +45,22 @@ impl Models {
     }
 }
 
-fn node(device: &str, models: &Models) -> Config {
+pub(super) fn node(device: &str, models: &Models) -> Config {
     Config::devices(&[device]).immutable(&models.path())
 }
 
-fn load(client: &Client, path: &Path) -> Result<Sealed, Error> {
+pub(super) fn load(client: &Client, path: &Path) -> Result<Sealed, Error> {
     client.load(path, HEADER, request().unheld())
 }
 
 /// All there is, in parts of 2 MiB.
-fn request() -> AllocationRequest {
+pub(super) fn request() -> AllocationRequest {
     AllocationRequest::new(Bytes::ZERO).part_size(Bytes::new(MIB_2))
 }
 
 /// Looks at every byte, a part at a time.
 #[track_caller]
-fn is_intact(sealed: &Sealed, weights: &[u8]) {
+pub(super) fn is_intact(sealed: &Sealed, weights: &[u8]) {
     let parts = u32::try_from(weights.len().div_ceil(2 << 20)).unwrap();
     are_intact(sealed, 0..parts, weights);
 }
@@ -75,7 +75,7 @@ fn are_intact(sealed: &Sealed, parts: Range<u32>, weights: &[u8]) {
 }
 
 /// Changes a byte of a part behind the daemon's back.
-fn change(path: &Path, part: u64) {
+pub(super) fn change(path: &Path, part: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let (mut was, at) = ([0], HEADER + part * MIB_2 + 77);
     file.read_exact_at(&mut was, at).unwrap();
@@ -207,7 +207,11 @@ fn a_file_that_was_replaced_or_deleted_is_the_one_that_was_loaded() {
     is_intact(&sealed, &weights);
 }
 
-fn raw(session: &RawSession, fd: u32, offset_bytes: u64, size_bytes: u64) -> LoadFileRequest {
+pub(super) fn number(file: &File) -> u32 {
+    u32::try_from(file.as_raw_fd()).unwrap()
+}
+
+pub(super) fn raw(session: &RawSession, fd: u32, offset_bytes: u64, size_bytes: u64) -> LoadFileRequest {
     LoadFileRequest {
         session_id: session.id(),
         item: Some(AllocationSpec { size_bytes, ..Default::default() }),
@@ -223,7 +227,6 @@ fn what_cannot_be_loaded_is_refused_and_nothing_is_left() {
     let (path, _) = models.model("llama", MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
     let session = RawSession::open(&daemon.sockets());
-    let number = |file: &File| u32::try_from(file.as_raw_fd()).unwrap();
     let refused = |fd: u32, offset, size| session.memory.load_file(raw(&session, fd, offset, size)).refused();
     let size = HEADER + MIB_2;
     let good = File::open(&path).unwrap();
@@ -265,10 +268,7 @@ fn a_request_id_stands_for_one_allocation() {
     let daemon = Daemon::start(&node("16MiB", &models));
     let session = RawSession::open(&daemon.sockets());
     let file = File::open(&path).unwrap();
-    let request = LoadFileRequest {
-        request_id: vec![5; 16],
-        ..raw(&session, u32::try_from(file.as_raw_fd()).unwrap(), HEADER, 0)
-    };
+    let request = LoadFileRequest { request_id: vec![5; 16], ..raw(&session, number(&file), HEADER, 0) };
     let load = || session.memory.load_file(request.clone()).ok().allocation.unwrap().allocation_id;
     let first = load();
     // Whatever has become of the file.

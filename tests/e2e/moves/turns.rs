@@ -6,7 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vramd_tests::{Config, Daemon, MIB, MIB_2, Probe, wait::until};
+use vramd_proto::v1::Tier;
+use vramd_tests::{
+    Config, Daemon, MIB, MIB_2, Probe,
+    moves::{has_come_back, on_disk},
+    wait::until,
+};
 
 use super::{held, nothing_is_left, said, tiers};
 use crate::has_other_users;
@@ -44,53 +49,81 @@ impl Turns {
     }
 
     fn begin(&self, probe: &mut Probe, millis: u64, seed: u64) {
-        probe.tell(&format!("sdk turn-over {} {MIB_2} {millis} {seed}", self.parts_each));
+        probe.tell(&format!("sdk turn {} {MIB_2} {millis} {seed}", self.parts_each));
     }
 
-    /// It has ended with an error, or by a signal, where a byte was not what it wrote, or was not there. How often it pinned.
-    fn turned_over(&self, probe: &mut Probe) -> u64 {
-        let told = probe.listen("sdk turn-over");
-        assert_eq!(told["compared"], self.parts_each, "in the end it looked at all that it has");
-        let pins = told["pins"].as_u64().unwrap();
-        assert!(pins > 20, "{pins}");
-        pins
+    /// How often they have pinned. One has ended with an error, or by a signal, where a byte was not what it wrote, or was not there.
+    fn turned(probes: &mut [Probe]) -> u64 {
+        let pins = probes.iter_mut().map(|probe| probe.listen("sdk turn")["pins"].as_u64().expect("a count"));
+        let pins: Vec<_> = pins.collect();
+        assert!(pins.iter().all(|pins| *pins > 20), "{pins:?}");
+        pins.iter().sum()
+    }
+
+    /// All look at all that they have, at once.
+    fn are_whole(&self, probes: &mut [Probe]) {
+        probes.iter_mut().for_each(|probe| probe.tell("sdk turned-over"));
+        for probe in probes {
+            assert_eq!(probe.listen("sdk turned-over")["compared"], self.parts_each);
+        }
+    }
+
+    /// Others come and are killed: each second one once a part of it was in the lowest tier and has come back.
+    fn kill_others(&self, daemon: &Daemon, lowest: Tier) -> BTreeSet<&'static str> {
+        let mut seen = BTreeSet::new();
+        for round in 0..self.killed {
+            let mut short = self.tenant(daemon, round % 3);
+            self.begin(&mut short, 60_000, 100 + u64::from(round));
+            // The youngest is the last.
+            let youngest = || daemon.books().sessions.get(3).cloned();
+            until("it is in the middle of it", || youngest().is_some_and(|session| session.mapped_bytes > 0));
+            assert!(held(daemon).0 <= self.device, "never more than there is");
+            seen.extend(used(daemon));
+            if round % 2 == 1 {
+                let session = youngest().expect("it lives").session_id;
+                until("some of it was there, and is back", || has_come_back(daemon, session, lowest));
+            }
+            short.kill();
+            until("it is gone", || daemon.books().sessions.len() == 3);
+        }
+        seen
     }
 
     fn run(&self, config: &Config) -> Ran {
+        let lowest = if config.disk.is_some() { Tier::Disk } else { Tier::Host };
         let daemon = Daemon::start(&config.clone().telemetry("prometheus_listen = \"127.0.0.1:0\""));
+        let [written, read] = on_disk(&daemon);
         let mut probes: Vec<_> = (0..3).map(|number| self.tenant(&daemon, number)).collect();
         for (seed, probe) in (7..).zip(&mut probes) {
             self.begin(probe, 12_000, seed);
         }
-        let mut seen = BTreeSet::new();
-        for round in 0..self.killed {
-            let mut short = self.tenant(&daemon, round % 3);
-            self.begin(&mut short, 60_000, 100 + u64::from(round));
-            until("it is in the middle of it", || {
-                // The youngest is the last.
-                daemon.books().sessions.get(3).is_some_and(|session| session.mapped_bytes > 0)
-            });
-            assert!(held(&daemon).0 <= self.device, "never more than there is");
-            seen.extend(used(&daemon));
-            short.kill();
-            until("it is gone", || daemon.books().sessions.len() == 3);
-        }
-        let mut pins: u64 = probes.iter_mut().map(|probe| self.turned_over(probe)).sum();
+        let seen = self.kill_others(&daemon, lowest);
+        let mut pins = Self::turned(&mut probes);
+        // That all look at all brings all of it in.
+        let mut moved = moves(&daemon);
+        self.are_whole(&mut probes);
         // A machine under load takes longer for as many.
         let end = Instant::now() + LONGER;
-        while moves(&daemon) < self.moves && Instant::now() < end {
+        while moved < self.moves && Instant::now() < end {
             for (seed, probe) in (200..).zip(&mut probes) {
                 self.begin(probe, 6_000, seed);
             }
-            pins += probes.iter_mut().map(|probe| self.turned_over(probe)).sum::<u64>();
+            let before = moves(&daemon);
+            pins += Self::turned(&mut probes);
+            moved += moves(&daemon) - before;
+            self.are_whole(&mut probes);
         }
+        assert!(moved >= self.moves, "{moved} moves for {pins} pins");
         probes.into_iter().for_each(Probe::leave);
         nothing_is_left(&daemon);
         let node = said(&daemon, &["node", "show"]);
         assert_eq!(node["node"]["invariant_violations"], 0, "{node}");
-        let moves = moves(&daemon);
-        assert!(moves >= self.moves, "{moves} moves for {pins} pins");
-        Ran { tiers: seen, for_pressure: ended(&daemon, "vramd_migration_cause=\"pressure\"") }
+        let disk = on_disk(&daemon);
+        Ran {
+            tiers: seen,
+            disk: [disk[0] - written, disk[1] - read],
+            for_pressure: ended(&daemon, "vramd_migration_cause=\"pressure\""),
+        }
     }
 }
 
@@ -98,6 +131,8 @@ impl Turns {
 struct Ran {
     /// In which something lay.
     tiers: BTreeSet<&'static str>,
+    /// Bytes that were written to disk, and read.
+    disk: [u64; 2],
     /// Parts that left because of pressure alone, with a copy or without.
     for_pressure: u64,
 }
@@ -106,7 +141,8 @@ struct Ran {
 fn three_tenants_four_times_the_device() {
     let config = node(DEVICE, 128);
     let name = "three_tenants_four_times_the_device";
-    Turns { name, device: DEVICE, parts_each: 11, moves: 2_000, killed: 6 }.run(&config);
+    let ran = Turns { name, device: DEVICE, parts_each: 11, moves: 2_000, killed: 6 }.run(&config);
+    assert_eq!((ran.tiers, ran.disk), (["device", "host"].into(), [0; 2]));
 }
 
 /// The host's memory has not half of what does not fit on the device: the rest is on disk, and what is cold goes there.
@@ -118,6 +154,7 @@ fn three_tenants_ten_times_the_device() {
     assert!(turns.owned() >= 10 * DEVICE);
     let ran = turns.run(&config);
     assert_eq!(ran.tiers, ["device", "disk", "host"].into());
+    assert!(ran.disk.iter().all(|bytes| *bytes > 0), "{:?}", ran.disk);
 }
 
 /// What nobody has used for a moment is cold here, and the device is soon full: parts leave for that alone all the time, beside those that
@@ -133,6 +170,7 @@ fn three_tenants_ten_times_the_device_of_which_what_is_cold_leaves() {
     assert!(turns.owned() >= 10 * turns.device);
     let ran = turns.run(&config);
     assert_eq!(ran.tiers, ["device", "disk", "host"].into());
+    assert!(ran.disk.iter().all(|bytes| *bytes > 0), "{:?}", ran.disk);
     assert!(ran.for_pressure >= 50, "{} parts left for it", ran.for_pressure);
 }
 

@@ -35,8 +35,8 @@ struct Written {
     sum: u64,
 }
 
-/// Takes turns for so long, then compares all that it has, frees it and says what it did. Its session stands until its input
-/// ends.
+/// Takes turns for so long, and says how often. Told to, by a line, it compares all that it has, frees it and says how much that
+/// was. Its session stands until its input ends.
 pub(crate) fn run(driver: Driver, parts: u32, part_bytes: u64, span: Duration) -> Result<()> {
     let client = Client::connect()?;
     let mut turner = Turner::new(&client, driver, parts, part_bytes)?;
@@ -45,6 +45,8 @@ pub(crate) fn run(driver: Driver, parts: u32, part_bytes: u64, span: Duration) -
         turner.turn()?;
         pins += 1;
     }
+    writeln!(io::stdout(), "{}", json!({ "pins": pins }))?;
+    io::stdin().read_line(&mut String::new())?;
     let compared = turner.compare_all()?;
     turner.memory.free()?;
     writeln!(io::stdout(), "{}", json!({ "pins": pins, "compared_bytes": compared }))?;

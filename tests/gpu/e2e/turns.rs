@@ -4,7 +4,12 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use vramd_tests::{Config, Daemon, MIB, MIB_2, Probe, is_root, wait::until};
+use vramd_proto::v1::Tier;
+use vramd_tests::{
+    Config, Daemon, MIB, MIB_2, Probe, is_root,
+    moves::{has_come_back, on_disk},
+    wait::{eventually, until},
+};
 
 use crate::bench::Driver;
 
@@ -36,11 +41,13 @@ struct Scale {
 pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value {
     let scale = Scale::new(driver, below, quick);
     let daemon = Daemon::start(&scale.config());
+    let before = on_disk(&daemon);
     let mut who_stay: Vec<_> =
         TENANTS.iter().map(|(uid, _)| scale.client(&daemon, *uid, scale.span)).collect();
     let (begun, mut killed) = (Instant::now(), 0_u64);
-    for (uid, _) in TENANTS.iter().cycle() {
-        kill_one(&scale, &daemon, *uid);
+    let lowest = scale.below.lowest();
+    for ((uid, _), comes_back) in TENANTS.iter().cycle().zip([false, true].into_iter().cycle()) {
+        kill_one(&scale, &daemon, *uid, comes_back.then_some(lowest));
         killed += 1;
         if begun.elapsed() > scale.span * 3 / 4 {
             break;
@@ -48,29 +55,40 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
     }
     // It ends with an error where a byte is not what it wrote.
     let told: Vec<_> = who_stay.iter_mut().map(|client| client.listen("its turns")).collect();
+    // That all compare all that they have brings all of it in.
+    let moves = moved(&daemon);
+    assert!(moves >= scale.moves_min, "{moves} moves for {told:?}");
+    who_stay.iter_mut().for_each(|client| client.tell("compare"));
+    let told: Vec<_> = who_stay.iter_mut().map(|client| client.listen("a look at all of it")).collect();
     who_stay.into_iter().for_each(Probe::leave);
     daemon.drains();
     let books = daemon.books();
     assert_eq!(books.node.invariant_violations, 0, "{books:?}");
-    let moves = moved(&daemon);
-    assert!(moves >= scale.moves_min, "{moves} moves for {told:?}");
+    let [to_disk, from_disk] = [0, 1].map(|way| on_disk(&daemon)[way] - before[way]);
+    let has_disk = below == Below::HostAndDisk;
+    assert_eq!([to_disk > 0, from_disk > 0], [has_disk; 2], "{to_disk} and {from_disk} bytes");
     assert!(daemon.stop().0.success(), "the daemon ends well");
     json!({
         "tenants": if is_root() { TENANTS.len() } else { 1 },
         "device_bytes": scale.device(), "capacity_bytes": books.devices[0].capacity_bytes,
         "bytes_of_each_client": scale.owned(), "clients": told, "killed": killed, "moves": moves,
+        "to_disk_bytes": to_disk, "from_disk_bytes": from_disk,
     })
 }
 
-/// Has one more client begin, and ends it in the middle of what it does.
+/// Has one more client begin, and ends it in the middle of what it does; or once a part of it was in that tier and has come back.
 #[track_caller]
-fn kill_one(scale: &Scale, daemon: &Daemon, uid: u32) {
+fn kill_one(scale: &Scale, daemon: &Daemon, uid: u32, comes_back: Option<Tier>) {
     let client = scale.client(daemon, uid, NO_END);
     let pid = client.pid();
-    until("it has memory and uses it", || {
+    let uses = || {
         let mut sessions = daemon.books().sessions.into_iter();
-        sessions.any(|session| session.pid == pid && session.mapped_bytes > 0)
-    });
+        sessions.find(|session| session.pid == pid && session.mapped_bytes > 0)
+    };
+    let session = eventually("it has memory and uses it", uses).session_id;
+    if let Some(tier) = comes_back {
+        until("some of it was there, and is back", || has_come_back(daemon, session, tier));
+    }
     let held = daemon.books().held();
     assert!(held <= scale.device(), "{held} bytes are handed out, and {} are there", scale.device());
     client.kill();
@@ -83,6 +101,15 @@ fn moved(daemon: &Daemon) -> f64 {
     let scrape = daemon.metrics();
     let done = |line: &&str| line.starts_with("vramd_migrations_total{") && line.contains("\"moved\"");
     scrape.lines().filter(done).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+impl Below {
+    const fn lowest(self) -> Tier {
+        match self {
+            Self::Host => Tier::Host,
+            Self::HostAndDisk => Tier::Disk,
+        }
+    }
 }
 
 impl Scale {

@@ -52,7 +52,7 @@ pub enum Setting {
     Nothing,
     /// It revokes mappings.
     Revoking,
-    /// It moves memory to the host and back.
+    /// It moves memory to the host and the disk, and back.
     Moving,
 }
 
@@ -96,9 +96,9 @@ pub enum Step {
     PinAnswered,
     /// It has said that it does not need its pins any more.
     PinEnded,
-    /// Something that it has unmapped is on its way to the host.
+    /// Something that it has unmapped is on its way to the host, or to disk.
     Leaving,
-    /// All that it has is in the host.
+    /// All that it has is below its device.
     Out,
     ChannelClosed,
     DrainWaits,

@@ -12,7 +12,7 @@ use vramd_client::{
     Access, Advice, Allocation, AllocationRequest, Bytes, Client, Error, Pinnable, Pinned, Sealed,
 };
 
-use crate::{fork, small, turns};
+use crate::{fork, small, turns::Turner};
 
 /// What this process has by way of the SDK, the latest of each.
 #[derive(Default)]
@@ -22,6 +22,7 @@ pub(crate) struct Sdk {
     /// What it lets go of while nobody pins it.
     kept: Vec<Sealed>,
     guards: Vec<Pinned>,
+    turner: Option<Turner>,
     client: Option<Client>,
 }
 
@@ -113,7 +114,14 @@ impl Sdk {
                 }
                 json!({ "pins": pins })
             }
-            "turn-over" => turns::over(client, words)?,
+            // So many parts of so many bytes each, for so many milliseconds, from that seed on.
+            "turn" => {
+                let (parts, size) = (words[0].parse()?, words[1].parse()?);
+                let (span, seed) = (Duration::from_millis(words[2].parse()?), words[3].parse()?);
+                self.turner.insert(Turner::new(client, parts, size, seed)?).turn(span)?
+            }
+            // Looks at all of that, which goes with it.
+            "turned-over" => self.turner.take().context("nothing was turned over")?.compare()?,
             // What was sealed or attached last is one of several that are pinned by their numbers.
             "keep" => {
                 let mut sealed = self.sealed.take().context("nothing is sealed")?;

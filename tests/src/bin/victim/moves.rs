@@ -21,6 +21,8 @@ use crate::{
 
 /// How long to wait for a packet before looking where everything is.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Where a part may be while it is not on its device.
+const BELOW: [Tier; 2] = [Tier::Host, Tier::Disk];
 /// How often it pins after it has come to its step, if it goes on.
 const ROUNDS_AFTER: u32 = 3;
 
@@ -101,7 +103,7 @@ fn write(life: &mut Life, told: &Allocation) -> Result<(), End> {
     Ok(())
 }
 
-/// Does what it is told until all of it is in the host, or has come back unasked.
+/// Does what it is told until all of it is below its device, or has come back unasked.
 fn until_out(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> {
     loop {
         in_time(end, "its leaving")?;
@@ -112,16 +114,15 @@ fn until_out(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End
         let shown = look(life, told)?;
         let session = life.session()?;
         let maps = |offset: u64| session.parts(told.allocation_id).any(|part| part.offset == offset);
-        let leaves = shown.parts.iter().any(|it| it.moves_to() == Tier::Host && !maps(it.offset_bytes));
+        let leaves = shown.parts.iter().any(|it| BELOW.contains(&it.moves_to()) && !maps(it.offset_bytes));
         if leaves {
             life.at(Step::Leaving)?;
             continue;
         }
-        let (maps, moves) = (maps_any(life, told)?, moves(&shown, Tier::Host) || moves(&shown, Tier::Device));
-        if maps || moves {
+        if maps_any(life, told)? || BELOW.into_iter().chain([Tier::Device]).any(|tier| moves(&shown, tier)) {
             continue;
         }
-        if shown.parts.iter().all(|part| part.tier() == Tier::Host) {
+        if shown.parts.iter().all(|part| BELOW.contains(&part.tier())) {
             life.at(Step::Out)?;
         }
         return Ok(());
