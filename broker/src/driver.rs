@@ -49,7 +49,11 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
         reason,
         revocations,
         // A file in memory is had by whoever touches it.
-        host_use: HostUse { locked: false, in_cgroup: true },
+        host_use: HostUse {
+            locked: false,
+            in_cgroup: true,
+            buffers: sim::buffers_max(config.disk.config(1).is_some(), config.files.are_loaded()),
+        },
     })
 }
 
@@ -115,7 +119,8 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     let driver = cuda::open(probed, &uuids, sink).map_err(|error| failure(config, error))?;
     tell(&driver);
     let is_ours = driver.facts().host == HostKind::Registered;
-    let host_use = HostUse { locked: is_ours, in_cgroup: is_ours };
+    let buffers = cuda::buffers_max(uuids.len(), config.disk.config(1).is_some(), config.files.are_loaded());
+    let host_use = HostUse { locked: is_ours, in_cgroup: is_ours, buffers };
     Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), host_use })
 }
 
@@ -200,12 +205,14 @@ mod tests {
     #[test]
     fn what_is_registered_with_the_driver_counts_as_locked_and_as_had_by_the_cgroup() {
         let used = |fake: &Fake| open_with(on(fake, DriverKind::Cuda)).unwrap().host_use;
-        assert_eq!(used(&Fake::new()), HostUse::default(), "the driver pins it by itself");
+        let buffers = cuda::buffers_max(1, false, false);
+        let by_driver = HostUse { buffers, ..HostUse::default() };
+        assert_eq!(used(&Fake::new()), by_driver, "the driver pins it by itself");
         let registered = used(&Fake::new().says("attribute.141 = 0"));
-        let is_ours = HostUse { locked: true, in_cgroup: true };
+        let is_ours = HostUse { locked: true, in_cgroup: true, buffers };
         assert_eq!(registered, is_ours, "where it has none that goes by descriptor");
         let sim = open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().host_use;
-        assert_eq!(sim, HostUse { locked: false, in_cgroup: true });
+        assert_eq!(sim, HostUse { in_cgroup: true, ..HostUse::default() });
     }
 
     #[test]

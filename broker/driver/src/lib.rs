@@ -221,6 +221,10 @@ pub enum Completion {
         kept: Bytes,
         problem: Option<DriverError>,
     },
+    /// Something that operators should know, though the driver goes on. Answers nothing.
+    Warning {
+        problem: String,
+    },
     /// The driver cannot go on: a context of its own is poisoned, say. Nothing more is answered; memory that other
     /// processes map stays theirs. Answers nothing.
     Lost {

@@ -26,9 +26,9 @@ pub enum HostTooSmall {
     Cgroup { asked: Bytes, devices: usize, limit: Bytes, left: Bytes },
 }
 
-/// What the daemon itself needs beside it, at least.
-fn left_to_daemon() -> Bytes {
-    Bytes::mib(64)
+/// What the daemon itself needs beside it, at least: so much, and what the driver's buffers take.
+fn left_to_daemon(buffers: Bytes) -> Bytes {
+    Bytes::mib(64).saturating_add(buffers)
 }
 
 /// For all devices.
@@ -74,7 +74,7 @@ pub fn check_host(memory: &Memory, devices: usize, host: Host) -> Result<(), Hos
     if let Some(limit) = host.lockable.filter(|limit| asked > *limit) {
         return Err(HostTooSmall::Locked { asked, devices, limit });
     }
-    let left = left_to_daemon();
+    let left = left_to_daemon(host.buffers);
     let is_more = |limit: &Bytes| !asked.is_zero() && asked > limit.saturating_sub(left);
     match host.in_cgroup.filter(is_more) {
         Some(limit) => Err(HostTooSmall::Cgroup { asked, devices, limit, left }),
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn what_the_machine_has_not_is_refused_with_its_figures() {
         let memory = Memory { host_size: Bytes::gib(4), ..Memory::default() };
-        let host = |total, lockable| Host { total: Some(Bytes::gib(total)), lockable, in_cgroup: None };
+        let host = |total, lockable| Host { total: Some(Bytes::gib(total)), lockable, ..Host::default() };
         assert_eq!(check_host(&memory, 2, host(10, None)), Ok(()));
         let refused = check_host(&memory, 2, host(9, None)).unwrap_err();
         assert_eq!(
@@ -124,6 +124,9 @@ mod tests {
             refused.to_string(),
             "memory.host_size: 8 GiB for 2 devices, and the cgroup of this process may have 8 GiB of memory, of which 64 MiB are left to the daemon"
         );
+        let buffers = Host { buffers: Bytes::mib(192), ..limited((8 << 10) + 64) };
+        let refused = check_host(&memory, 2, buffers).unwrap_err();
+        assert!(refused.to_string().ends_with("of which 256 MiB are left to the daemon"), "{refused}");
         let nothing = Host { in_cgroup: Some(Bytes::ZERO), ..host(0, Some(Bytes::ZERO)) };
         assert_eq!(check_host(&Memory::default(), 2, nothing), Ok(()), "nothing is asked");
         let memory = Memory { host_size: Bytes::MAX, ..Memory::default() };

@@ -16,6 +16,8 @@ pub struct Host {
     pub lockable: Option<Bytes>,
     /// What its cgroup and those above may have.
     pub in_cgroup: Option<Bytes>,
+    /// What the driver's buffers take of that at most.
+    pub buffers: Bytes,
 }
 
 /// As what the host's memory that is taken counts: what the driver takes by itself is nobody's.
@@ -25,6 +27,8 @@ pub struct HostUse {
     pub locked: bool,
     /// As had by its cgroup.
     pub in_cgroup: bool,
+    /// What the driver's buffers take beside it, at most.
+    pub buffers: Bytes,
 }
 
 impl Host {
@@ -36,6 +40,7 @@ impl Host {
             total: total_in(&read("/proc/meminfo")),
             lockable: (by.locked && !privileged).then(limit).flatten(),
             in_cgroup: by.in_cgroup.then(memory_limit).flatten(),
+            buffers: by.buffers,
         }
     }
 }

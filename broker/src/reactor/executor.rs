@@ -279,6 +279,10 @@ impl Executor {
                 tell_kept(node, kept, problem.as_ref());
                 return Ok(None);
             }
+            Driver::Warning { problem } => {
+                tracing::warn!(problem, "the driver goes on, but something is wrong");
+                return Ok(None);
+            }
             Driver::Lost { problem } => return Err(DriverLost { problem }),
         }))
     }

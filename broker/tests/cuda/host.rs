@@ -1,6 +1,6 @@
 //! Memory of the host: where it is from, and what comes of it where it cannot be had.
 
-use std::{fs, panic, path::Path, process::Command, thread, time::Duration};
+use std::{panic, path::Path, process::Command, thread, time::Duration};
 
 use fake_cuda::Fake;
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
@@ -11,19 +11,24 @@ use vramd_proto::v1::{
 use vramd_tests::{Pending, RawSession, books::Books, content, digest, spec, wait::until};
 use vramd_types::Reason;
 
-use crate::{Daemon, configured};
+use crate::{Cgroup, Daemon, configured};
 
-fn evicting(daemon: &Daemon, allocation: u64, part: u32) -> Pending<MovePartsResponse> {
+pub(crate) fn evicting(
+    daemon: &Daemon,
+    allocation: u64,
+    part: u32,
+    tier: Tier,
+) -> Pending<MovePartsResponse> {
     daemon.admin().move_parts(MovePartsRequest {
         target: Some(Target::AllocationId(allocation)),
         part_indexes: vec![part],
-        tier: Tier::Host.into(),
+        tier: tier.into(),
         ..Default::default()
     })
 }
 
 /// Until that is answered. What was sent before the answer may be read after it.
-fn unmap_as_told(session: &mut RawSession, is_answered: impl Fn() -> bool) {
+pub(crate) fn unmap_as_told(session: &mut RawSession, is_answered: impl Fn() -> bool) {
     let mut answered = false;
     while !answered {
         answered = is_answered();
@@ -36,7 +41,7 @@ fn unmap_as_told(session: &mut RawSession, is_answered: impl Fn() -> bool) {
 
 /// Pins all of it, wherever it is.
 #[track_caller]
-fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes: &[u8]) {
+pub(crate) fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes: &[u8]) {
     let parts = u32::try_from(bytes.len() >> 22).unwrap();
     let call = session.pin((0..parts).map(|part_index| PartRef { allocation_id, part_index }).collect());
     session.pin_answer(call).expect("there is room on the device");
@@ -61,7 +66,7 @@ fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
     session.write(allocation, &bytes);
     let parts_pinned = u32::try_from(pinned / (4 << 20)).unwrap();
     for part in 0..=parts_pinned {
-        let answer = evicting(daemon, allocation, part);
+        let answer = evicting(daemon, allocation, part, Tier::Host);
         unmap_as_told(&mut session, || answer.is_answered());
         let answer = answer.ok();
         if part < parts_pinned {
@@ -128,19 +133,32 @@ fn host_memory_that_clients_cannot_map() {
 /// Where the driver pins in the daemon's name, and its cgroup has no more: what it may have at most is enough.
 #[test]
 fn a_cgroup_that_is_full() {
-    assert!(rustix::process::geteuid().is_root(), "only root can mount something: run this test as root");
     let fake = Fake::new().says("attribute.141 = 0");
     let place = tempfile::tempdir().unwrap();
-    let cgroups = place.path().join("cgroups");
-    fs::create_dir(&cgroups).unwrap();
-    for (name, bytes) in [("memory.max", 128 << 20), ("memory.current", 127 << 20)] {
-        fs::write(cgroups.join(name), format!("{bytes}\n")).unwrap();
-    }
-    let mut command = Command::new("unshare");
-    let line = format!("mount --bind '{}' /sys/fs/cgroup && exec \"$0\" \"$@\"", cgroups.display());
-    command.args(["--mount", "sh", "-c", &line, env!("CARGO_BIN_EXE_vramd"), "--config"]);
-    command.arg(configured(&place, &fake, "16MiB"));
+    let cgroup = Cgroup::new(&place, 512 << 20, 511 << 20);
+    let command = cgroup.command(&configured(&place, &fake, "16MiB"));
     has_less(&Daemon::start_by(command, place), 0, "its cgroup's limit leaves 1048576 bytes");
+}
+
+/// Beside the host tier there must be room for the daemon and for the buffers that copies and digests go through.
+#[test]
+fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
+    let fake = Fake::new().says("attribute.141 = 0");
+    for (max, status) in [(271 << 20, Some(3)), (272 << 20, None)] {
+        let place = tempfile::tempdir().unwrap();
+        let command = Cgroup::new(&place, max, 0).command(&configured(&place, &fake, "16MiB"));
+        if status.is_none() {
+            Daemon::start_by(command, place);
+            continue;
+        }
+        let mut daemon = Daemon::spawn(command, place);
+        let (ended, said) = (daemon.ended(), daemon.log());
+        assert_eq!(ended.code(), status, "{said}");
+        assert!(
+            said.contains("may have 271 MiB of memory, of which 256 MiB are left to the daemon"),
+            "{said}"
+        );
+    }
 }
 
 /// Who needs room that could only be made in the host is refused meanwhile, and nobody loses anything.
@@ -227,7 +245,8 @@ fn a_limit_on_locked_memory_below_the_host_tier_is_told_at_the_start() {
     assert!(!daemon.sockets().join("admin.sock").exists(), "nobody could ask it anything");
 }
 
-/// As much as it may lock; and where the driver's own memory goes by descriptor, nothing of it counts.
+/// As much as it may lock; and where the driver's own memory goes by descriptor, nothing of the host tier counts. What is locked beside it,
+/// for buffers, is looked at where it is taken.
 #[test]
 fn a_limit_on_locked_memory_that_is_kept_keeps_no_daemon_from_starting() {
     for (by_descriptor, host_size, pinned) in [(0, "8MiB", 8 << 20), (1, "12MiB", 12 << 20)] {

@@ -1,6 +1,7 @@
 //! The real daemon on the CUDA driver, over a driver library of our own: what a real card can't be made to do when a
 //! test wants it.
 
+mod disk;
 mod fixed;
 mod host;
 
@@ -104,6 +105,34 @@ fn configured(place: &tempfile::TempDir, fake: &Fake, host_size: &str) -> PathBu
     );
     fs::write(&file, text).unwrap();
     file
+}
+
+/// What starts a daemon that sees such a cgroup, of which the test says from then on how much is taken.
+struct Cgroup {
+    folder: PathBuf,
+}
+
+impl Cgroup {
+    fn new(place: &tempfile::TempDir, max: u64, current: u64) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "only root can mount something: run this test as root");
+        let cgroup = Self { folder: place.path().join("cgroups") };
+        fs::create_dir(&cgroup.folder).unwrap();
+        fs::write(cgroup.folder.join("memory.max"), format!("{max}\n")).unwrap();
+        cgroup.takes(current);
+        cgroup
+    }
+
+    fn takes(&self, current: u64) {
+        fs::write(self.folder.join("memory.current"), format!("{current}\n")).unwrap();
+    }
+
+    fn command(&self, config: &Path) -> Command {
+        let mut command = Command::new("unshare");
+        let line = format!("mount --bind '{}' /sys/fs/cgroup && exec \"$0\" \"$@\"", self.folder.display());
+        command.args(["--mount", "sh", "-c", &line, env!("CARGO_BIN_EXE_vramd"), "--config"]);
+        command.arg(config);
+        command
+    }
 }
 
 impl Drop for Daemon {

@@ -280,18 +280,40 @@ pub(super) fn its_second_part_is_lost(damage: impl FnOnce(&fs::File)) {
     nothing_is_left(&daemon);
 }
 
+/// What the disk says of the third of four pieces.
+pub(super) const EIO: &str = "from 4194304 on: Input/output error (os error 5)";
+
+/// So many pieces of 2 MiB, which come and go together.
+pub(super) fn in_one_part(daemon: &Daemon, client: &Client, pieces: u64) -> Allocation {
+    let size = Bytes::new(pieces * MIB_2);
+    let mut memory = client.allocate(AllocationRequest::new(size).part_size(size)).expect("there is room");
+    let bytes = content(size.get(), memory.id().get());
+    memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
+    memory.unhold().unwrap();
+    daemon.settled_books();
+    memory
+}
+
+#[track_caller]
+pub(super) fn has_all(memory: &Allocation, pieces: u64) {
+    let pinned = memory.pin_parts(0..1, Access::Read).expect("it is there");
+    assert!(pinned.as_slice().unwrap() == content(pieces * MIB_2, memory.id().get()));
+}
+
 /// Nothing says that the bytes are gone: who pins is told that it failed, and the next pin has them.
 #[test]
 fn what_cannot_be_read_once_is_there_the_next_time() {
     let config =
-        tiers("8MiB", "0").disk("8MiB").fault("copy", 2, Effect::Fail("Input/output error".to_owned()));
+        tiers("8MiB", "0").disk("8MiB").fault("copy", 2, Effect::Fail("an error of the disk".to_owned()));
     let daemon = Daemon::start(&config);
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 1);
+    let memory = in_one_part(&daemon, &client, 4);
     send(&daemon, &memory, "disk");
     let failed = memory.pin_parts(0..1, Access::Read).map(drop).expect_err("it failed");
     assert_eq!(failed.reason(), Some(Reason::DriverFailed), "{failed:?}");
-    is_intact(&memory, 1);
+    assert!(failed.to_string().contains(EIO), "{failed}");
+    assert_eq!(lies(&daemon, &memory), ["disk"]);
+    has_all(&memory, 4);
     drop(memory);
     client.flush().unwrap();
     nothing_is_left(&daemon);

@@ -5,12 +5,16 @@
 
 use std::{fs, os::unix::fs::FileExt as _, path::PathBuf, process::Command};
 
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use vramd_tests::{Config, Daemon, Home, config::Effect, wait::until};
 
 use crate::can_mount;
 
 use super::{
-    disk::{PART, files, heard, its_second_part_is_lost, refused, text, unheld, until_held},
+    disk::{
+        EIO, PART, file_of, files, has_all, heard, in_one_part, its_second_part_is_lost, refused, text,
+        unheld, until_held,
+    },
     nothing_is_left,
     pins::connect,
     programs::{is_intact, letting_go, lies, send},
@@ -114,26 +118,83 @@ fn a_file_system_that_turns_read_only_fails_what_is_to_go_there_and_nothing_else
     nothing_is_left(&daemon);
 }
 
+/// The disk fails at the third of its four pieces.
 #[test]
 fn what_cannot_be_written_to_disk_stays_where_it_is_until_it_can() {
-    let broken = Effect::Fail("Input/output error".to_owned());
+    let broken = Effect::Fail("an error of the disk".to_owned());
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").fault("copy", 1, broken));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 1);
+    let memory = in_one_part(&daemon, &client, 4);
     let told = evicted(&daemon, memory.id().get());
-    assert_eq!(
-        (&told["outcome"], &told["problem"]),
-        (&"failed".into(), &"Input/output error".into()),
-        "{told}"
-    );
+    let problem = told["problem"].as_str().unwrap_or_default();
+    assert_eq!(told["outcome"], "failed", "{told}");
+    assert!(problem.starts_with("write ") && problem.ends_with(EIO), "{told}");
     assert_eq!(lies(&daemon, &memory), ["device"]);
-    is_intact(&memory, 1);
+    has_all(&memory, 4);
     send(&daemon, &memory, "disk");
     assert_eq!(lies(&daemon, &memory), ["disk"]);
-    is_intact(&memory, 1);
+    has_all(&memory, 4);
     drop(memory);
     client.flush().unwrap();
     nothing_is_left(&daemon);
+}
+
+/// A file to which bytes may only be added: it can be neither deleted nor emptied, by root either. Until this is dropped.
+struct AppendOnly(fs::File);
+
+impl AppendOnly {
+    fn new(file: fs::File) -> Self {
+        set_append_only(&file, true).expect("root may do that to a file in /tmp");
+        Self(file)
+    }
+}
+
+impl Drop for AppendOnly {
+    fn drop(&mut self) {
+        set_append_only(&self.0, false).expect("it could be set");
+    }
+}
+
+fn set_append_only(file: &fs::File, on: bool) -> rustix::io::Result<()> {
+    let mut flags = ioctl_getflags(file)?;
+    flags.set(IFlags::APPEND, on);
+    ioctl_setflags(file, flags)
+}
+
+#[test]
+fn a_file_that_cannot_be_deleted_is_told_and_its_bytes_stay_charged() {
+    if !vramd_tests::is_root() {
+        eprintln!(
+            "a_file_that_cannot_be_deleted_is_told_and_its_bytes_stay_charged: needs root to have such a file; not checked in this run"
+        );
+        return;
+    }
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    let append_only = AppendOnly::new(file_of(&daemon, memory.id().get(), 1));
+    drop(memory);
+    client.flush().unwrap();
+    let told = "cannot be deleted, its 2097152 bytes stay taken: Operation not permitted (os error 1)";
+    until("it is told", || daemon.log().contains(told));
+    until_held(&daemon, [0, 0, 2]);
+    let books = daemon.books();
+    let unreturned: u64 = books.quotas.iter().map(|row| row.unreturned_bytes).sum();
+    assert_eq!(unreturned, 2 << 20, "{books:?}");
+    // What is left of the disk can be had all the same.
+    let next = unheld(&client, 3);
+    send(&daemon, &next, "disk");
+    is_intact(&next, 3);
+    drop(next);
+    client.flush().unwrap();
+    until_held(&daemon, [0, 0, 2]);
+    assert_eq!(daemon.log().matches(told).count(), 1, "once");
+    drop(append_only);
+    let home = daemon.stop().1;
+    assert_eq!(files(home.path()).len(), 1, "it is left to the next daemon");
+    let next = Daemon::start_in(home);
+    assert_eq!(files(next.home().path()), Vec::<PathBuf>::new());
 }
 
 /// The first half of it is what was written there, the second is what was there before: nothing.

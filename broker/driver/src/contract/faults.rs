@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use vramd_types::Bytes;
 
 use super::{
     Access, Bench, Harness, Verdict,
     bench::{FIRST, SMALL, new_id, pattern},
+    copies::{Text, assert_has, fill, free_all, on_device},
     folder::Folder,
 };
 use crate::{
-    CopyError, DiskLimit, DriverError, ExtentKind, Submission,
+    CopyError, DiskFlaw, DiskLimit, DriverError, ExtentKind, Submission,
     sim::{Effect, Fault, Operation},
 };
 
@@ -153,7 +155,9 @@ pub fn a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Har
     let (source, back) = (bench.make(), bench.make());
     let disks: Vec<_> = (0..4).map(|_| bench.create_disk(SMALL).expect("there is room")).collect();
     let results: Vec<_> = disks.iter().map(|disk| bench.copy_by_id(source.id, *disk, SMALL)).collect();
-    assert_eq!(results, [failed("the link is down"), failed(&short()), Ok(()), Ok(())]);
+    let flaw = DiskFlaw::Failed(Errno::IO.raw_os_error());
+    let unwritable = Err(CopyError::Unwritable { extent: disks[0], at: Bytes::ZERO, flaw });
+    assert_eq!(results, [unwritable, failed(&short()), Ok(()), Ok(())]);
     let read: Vec<_> = disks.iter().map(|disk| bench.copy_by_id(*disk, back.id, SMALL)).collect();
     let unwritten = |extent| Err(CopyError::Unwritten { extent, at: Bytes::ZERO });
     let damaged = Err(CopyError::Damaged { extent: disks[2], at: Bytes::ZERO });
@@ -174,10 +178,51 @@ pub fn a_copy_from_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn H
     assert_eq!(bench.copy_by_id(source.id, disk, SMALL), Ok(()));
     let read: Vec<_> = (0..4).map(|_| bench.copy_by_id(disk, back.id, SMALL)).collect();
     let damaged = Err(CopyError::Damaged { extent: disk, at: Bytes::ZERO });
-    assert_eq!(read, [failed("the link is down"), failed(&short()), damaged.clone(), damaged]);
+    let flaw = DiskFlaw::Failed(Errno::IO.raw_os_error());
+    let unreadable = Err(CopyError::Unreadable { extent: disk, at: Bytes::ZERO, flaw });
+    assert_eq!(read, [unreadable, failed(&short()), damaged.clone(), damaged]);
     [source, back].into_iter().for_each(|extent| bench.free(extent));
     bench.finish();
     Verdict::Passed
+}
+
+/// Of a copy some pieces have come, one fails, and others are on their way: nothing else is the worse for it.
+pub fn the_disk_fails_in_the_middle_of_a_copy_on_schedule(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().scheduled_faults {
+        return NO_FAULTS;
+    }
+    const SIZE: Bytes = Bytes::mib(12);
+    const HALF: Bytes = Bytes::mib(6);
+    // More often than there are buffers.
+    const TIMES: u64 = 20;
+    let folder = Folder::new(harness);
+    let fails = |nth, count| {
+        let effect = Effect::Fail("an error of the disk".to_owned());
+        Fault { on: Operation::Copy, nth, count, effect }
+    };
+    let mut bench = Bench::with_disk(harness, folder.config(), vec![fails(2, 1), fails(5, TIMES)]);
+    let [one, two] = [1, 2].map(|seed| Text::new(seed, SIZE));
+    let (source, back) = (on_device(&mut bench, SIZE), on_device(&mut bench, SIZE));
+    let disk = bench.create_disk(SIZE).expect("there is room");
+    let flaw = DiskFlaw::Failed(Errno::IO.raw_os_error());
+
+    fill(&bench, &source, &one);
+    assert_eq!(bench.copy_by_id(source.id, disk, SIZE), Ok(()));
+    fill(&bench, &source, &two);
+    let unwritable = Err(CopyError::Unwritable { extent: disk, at: HALF, flaw });
+    assert_eq!(bench.copy_by_id(source.id, disk, SIZE), unwritable);
+    let unwritten = Err(CopyError::Unwritten { extent: disk, at: HALF });
+    assert_eq!(bench.copy_by_id(disk, back.id, SIZE), unwritten, "what was there before is not either");
+    assert_has(&mut bench, &source, &two, "the source is as it was");
+
+    assert_eq!(bench.copy_by_id(source.id, disk, SIZE), Ok(()), "it can be written again");
+    let fail: Vec<_> = (0..TIMES).map(|_| bench.begin_by_id(disk, back.id, SIZE)).collect();
+    let next = bench.begin_by_id(disk, back.id, SIZE);
+    let unreadable = Err(CopyError::Unreadable { extent: disk, at: HALF, flaw });
+    fail.into_iter().for_each(|copy| assert_eq!(bench.copied(copy), unreadable));
+    assert_eq!(bench.copied(next), Ok(()), "who comes after them is served");
+    assert_has(&mut bench, &back, &two, "nothing is lost");
+    free_all(bench, [source, back])
 }
 
 /// From that copy on, one after the other.

@@ -222,6 +222,7 @@ macro_rules! contract_tests {
             faults::the_disk_is_full_on_schedule,
             faults::a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule,
             faults::a_copy_from_disk_fails_or_is_short_or_corrupt_on_schedule,
+            faults::the_disk_fails_in_the_middle_of_a_copy_on_schedule,
         }
     };
     (@list; $($module:ident::$case:ident,)*) => {

@@ -13,6 +13,7 @@ use super::{
     device::Device,
     host_memory::HostMemory,
     memory::{Held, Memory},
+    pinned,
     state::{Live, State},
 };
 use crate::{
@@ -26,6 +27,8 @@ pub(super) const THREADS: usize = 2;
 const CHUNK: usize = 16 << 20;
 /// One is hashed, one is full, and two are on their way.
 const CHUNKS: usize = 4;
+/// What the buffers of all threads take that share a queue.
+pub(super) const BUFFERS: Bytes = Bytes::new((THREADS * CHUNKS * CHUNK) as u64);
 
 #[derive(Debug)]
 pub(super) struct Digest {
@@ -135,7 +138,7 @@ impl Worker {
     fn buffer(&mut self, device: &Device) -> Result<Pinned, DriverError> {
         match self.idle.pop() {
             Some(pinned) => Ok(pinned),
-            None => Pinned::new(device.context(), CHUNK).map_err(CudaError::of_pinned),
+            None => pinned::buffer(device.context(), CHUNK),
         }
     }
 

@@ -9,6 +9,7 @@ use super::{
     disk_room::CudaRoom,
     host_memory::HostSpan,
     memory::{Held, Memory},
+    pinned,
     state::State,
 };
 use crate::{
@@ -69,7 +70,7 @@ impl Side for CudaSide {
     fn buffer(&mut self, length: usize) -> Result<CudaRoom, DriverError> {
         let (device, _) =
             self.streams.first().ok_or_else(|| DriverError::Failed("there is no device".to_owned()))?;
-        Pinned::new(device.context(), length).map(CudaRoom::Ring).map_err(CudaError::of_pinned)
+        pinned::buffer(device.context(), length).map(CudaRoom::Ring)
     }
 
     fn fetch(&mut self, held: &Held, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {

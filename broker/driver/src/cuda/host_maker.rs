@@ -107,13 +107,11 @@ impl HostMaker {
 
     /// Whether a piece was pinned ahead of need, or way was made for one.
     fn fill(&mut self, state: &State) -> bool {
-        let all = self.pinned();
         for (node, it) in &mut self.nodes {
-            let elsewhere = all.saturating_sub(it.pinned());
             if it.is_missing() {
                 stay_near(&mut self.near, &self.pinner, *node);
             }
-            let problem = match it.fill(&self.pinner, elsewhere) {
+            let problem = match it.fill(&self.pinner) {
                 Ok(true) => return true,
                 Ok(false) => None,
                 Err(error) => Some(error),
@@ -155,19 +153,12 @@ impl HostMaker {
 
     fn take(&mut self, node: HostNode, size: Bytes, zeroed: bool) -> Result<HostMemory, DriverError> {
         stay_near(&mut self.near, &self.pinner, node);
-        let all = self.pinned();
         let Self { pinner, nodes, .. } = self;
-        let it = nodes.get_mut(&node).ok_or_else(|| nowhere(node))?;
-        let elsewhere = all.saturating_sub(it.pinned());
-        it.take(pinner, elsewhere, size, zeroed)
+        nodes.get_mut(&node).ok_or_else(|| nowhere(node))?.take(pinner, size, zeroed)
     }
 
     fn node(&mut self, node: HostNode) -> Result<&mut Node, DriverError> {
         self.nodes.get_mut(&node).ok_or_else(|| nowhere(node))
-    }
-
-    fn pinned(&self) -> Bytes {
-        Bytes::checked_sum(self.nodes.values().map(Node::pinned)).unwrap_or(Bytes::MAX)
     }
 }
 

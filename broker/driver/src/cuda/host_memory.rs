@@ -17,7 +17,6 @@ use std::{
 use rustix::{
     fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create},
     io::Errno,
-    process::{Resource, getrlimit},
 };
 use vramd_types::{Bytes, HostNode};
 
@@ -25,7 +24,7 @@ use super::{
     api::{Access, CudaError, HostView, Physical, Used},
     device::Device,
     facts::HostKind,
-    host_room,
+    host_room, pinned,
 };
 use crate::{DriverError, Handle, HostLimit, SharedFd, pool::Kept};
 
@@ -40,14 +39,8 @@ pub(super) struct Pinner {
 }
 
 impl Pinner {
-    /// Beside so much that is pinned already.
-    pub(super) fn pin(
-        &self,
-        node: HostNode,
-        size: Bytes,
-        pinned: Bytes,
-    ) -> Result<Kept<HostMemory>, DriverError> {
-        let memory = HostMemory::new(self.kind, &self.devices, node, size, pinned)?;
+    pub(super) fn pin(&self, node: HostNode, size: Bytes) -> Result<Kept<HostMemory>, DriverError> {
+        let memory = HostMemory::new(self.kind, &self.devices, node, size)?;
         Ok(Kept { memory, is_zero: self.is_zero })
     }
 }
@@ -87,7 +80,6 @@ impl HostMemory {
         devices: &[Arc<Device>],
         node: HostNode,
         size: Bytes,
-        pinned: Bytes,
     ) -> Result<Self, DriverError> {
         // What the driver's module allocates is in no cgroup.
         if let Some(limit) = host_room::in_the_way(size, kind == HostKind::Registered) {
@@ -95,7 +87,7 @@ impl HostMemory {
         }
         let (view, physical, fd) = match kind {
             HostKind::Numa => numa(devices, node, size)?,
-            HostKind::Registered => registered(devices, size, pinned)?,
+            HostKind::Registered => registered(devices, size)?,
         };
         let (fd, devices) = (Arc::new(fd.into()), devices.to_vec());
         devices.iter().for_each(|device| device.maps_host(size));
@@ -179,7 +171,7 @@ type Parts = (HostView, Option<Physical>, OwnedFd);
 
 fn numa(devices: &[Arc<Device>], node: HostNode, size: Bytes) -> Result<Parts, DriverError> {
     let context = first(devices)?.context();
-    let physical = Physical::create_in_host(context.api(), node, size).map_err(|error| why(error, None))?;
+    let physical = Physical::create_in_host(context.api(), node, size).map_err(CudaError::of_pinned)?;
     let fd = physical.export()?;
     let ordinals = devices.iter().map(|device| device.context().device());
     let mapping = physical.map_in_host(node, ordinals, Access::ReadWrite)?;
@@ -187,7 +179,7 @@ fn numa(devices: &[Arc<Device>], node: HostNode, size: Bytes) -> Result<Parts, D
 }
 
 /// Its pages are of the node that the calling thread runs on.
-fn registered(devices: &[Arc<Device>], size: Bytes, pinned: Bytes) -> Result<Parts, DriverError> {
+fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError> {
     let length = usize::try_from(size.get()).map_err(|error| failed("map", &error))?;
     let fd = open_memfd().map_err(|error| failed("make a memfd", &error))?;
     // Pages are made here, where running out of them is an answer, and not at the first touch.
@@ -199,9 +191,8 @@ fn registered(devices: &[Arc<Device>], size: Bytes, pinned: Bytes) -> Result<Par
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| failed("seal a memfd", &error))?;
     let view = HostView::of_file(fd.as_fd(), length, true).map_err(|error| failed("map a memfd", &error))?;
-    let all = pinned.saturating_add(size);
-    let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < all);
-    let view = view.register(first(devices)?.context()).map_err(|error| why(error, locked()))?;
+    let context = first(devices)?.context();
+    let view = view.register(context).map_err(|error| pinned::why(context.api(), size, error))?;
     Ok((view, None, fd))
 }
 
@@ -220,14 +211,4 @@ fn first(devices: &[Arc<Device>]) -> Result<&Arc<Device>, DriverError> {
 
 fn failed(what: &str, error: &dyn std::error::Error) -> DriverError {
     DriverError::Failed(format!("{what}: {error}"))
-}
-
-/// Which limit it was, where memory ran out: that on locked memory, if it may have been.
-fn why(error: CudaError, locked: Option<Bytes>) -> DriverError {
-    match (error.of_pinned(), locked) {
-        (DriverError::OutOfHostMemory(_), Some(locked)) => {
-            DriverError::OutOfHostMemory(HostLimit::Locked(locked))
-        }
-        (other, _) => other,
-    }
 }

@@ -37,16 +37,14 @@ impl Node {
         if self.is_keeping { self.size.saturating_sub(self.pinned()) } else { Bytes::ZERO }
     }
 
-    pub(super) fn pinned(&self) -> Bytes {
+    fn pinned(&self) -> Bytes {
         self.used.saturating_add(self.pool.bytes())
     }
 
-    /// Kept memory of that size, else new, for which kept memory goes that is in its way. `elsewhere` is what is
-    /// pinned beside it.
+    /// Kept memory of that size, else new, for which kept memory goes that is in its way.
     pub(super) fn take(
         &mut self,
         pinner: &Pinner,
-        elsewhere: Bytes,
         size: Bytes,
         zeroed: bool,
     ) -> Result<HostMemory, DriverError> {
@@ -54,7 +52,7 @@ impl Node {
             return Err(DriverError::OutOfHostMemory(HostLimit::Capacity(self.size)));
         }
         let kept = self.pool.take(size, zeroed);
-        let Kept { memory, is_zero } = kept.map_or_else(|| self.pin(pinner, elsewhere, size), Ok)?;
+        let Kept { memory, is_zero } = kept.map_or_else(|| self.pin(pinner, size), Ok)?;
         if zeroed && !is_zero {
             memory.zero();
         }
@@ -74,7 +72,7 @@ impl Node {
 
     /// Whether a piece was missing, and is there now, or what stood in its way has gone. If it can't be had, no other
     /// will be tried.
-    pub(super) fn fill(&mut self, pinner: &Pinner, elsewhere: Bytes) -> Result<bool, DriverError> {
+    pub(super) fn fill(&mut self, pinner: &Pinner) -> Result<bool, DriverError> {
         match self.pool.step(self.room()) {
             None => Ok(false),
             Some(Step::GiveUp(memory)) => {
@@ -82,8 +80,7 @@ impl Node {
                 Ok(true)
             }
             Some(Step::Pin(size)) => {
-                let pinned = elsewhere.saturating_add(self.pinned());
-                let kept = pinner.pin(self.node, size, pinned).inspect_err(|_| self.pool.stop())?;
+                let kept = pinner.pin(self.node, size).inspect_err(|_| self.pool.stop())?;
                 Ok(self.pool.keep(size, kept).is_ok())
             }
         }
@@ -110,16 +107,11 @@ impl Node {
         self.is_filled()
     }
 
-    fn pin(
-        &mut self,
-        pinner: &Pinner,
-        elsewhere: Bytes,
-        size: Bytes,
-    ) -> Result<Kept<HostMemory>, DriverError> {
+    fn pin(&mut self, pinner: &Pinner, size: Bytes) -> Result<Kept<HostMemory>, DriverError> {
         let mut keep = self.room().saturating_sub(size);
         loop {
             drop(self.pool.give_up(keep));
-            match pinner.pin(self.node, size, elsewhere.saturating_add(self.pinned())) {
+            match pinner.pin(self.node, size) {
                 // The machine has less than was configured: what is kept comes before who needs some.
                 Err(DriverError::OutOfHostMemory(_)) if !self.pool.bytes().is_zero() => {
                     keep = self.pool.bytes().saturating_sub(size);

@@ -2,7 +2,8 @@
 //! those together that may share a road. Where together they carry less than the sum of what each carries alone, they do share one.
 
 use std::{
-    fmt, fs,
+    collections::VecDeque,
+    fmt, fs, mem,
     path::Path,
     rc::Rc,
     sync::Arc,
@@ -15,8 +16,13 @@ use vramd_types::{Bytes, DeviceIndex};
 use super::{
     api::{Block, CudaError, Pinned, Stream, Transfer, Used, Way},
     device::Device,
+    host_room, pinned,
 };
-use crate::{LaneId, LinkFacts, copies::shared, disk::Disk};
+use crate::{
+    DriverError, LaneId, LinkFacts,
+    copies::shared,
+    disk::{self, Disk},
+};
 
 /// Long enough that a chunk more or less is a hundredth of it, on a link of 55 GB/s.
 const LASTS: Duration = Duration::from_millis(20);
@@ -27,6 +33,8 @@ const CHUNK: Bytes = Bytes::mib(16);
 const UNDER_WAY: usize = 3;
 /// Each chunk lies elsewhere than the last few, so that no cache of the host has it.
 const CHUNKS: usize = 4;
+/// Of each device, while it is measured.
+pub(super) const BUFFER: Bytes = Bytes::new(CHUNK.get() * CHUNKS as u64);
 
 /// What no link could be measured for is told, and is no reason not to start.
 #[derive(Debug)]
@@ -59,7 +67,7 @@ impl fmt::Display for Problem {
 type Road = (String, Vec<DeviceIndex>);
 
 pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
-    let opened: Vec<Result<_, CudaError>> = thread::scope(|scope| {
+    let opened: Vec<Result<_, DriverError>> = thread::scope(|scope| {
         // Each near its device: memory is pinned where the thread runs that touches it first.
         let opening: Vec<_> = devices.iter().map(|device| scope.spawn(|| open(device))).collect();
         opening
@@ -69,7 +77,7 @@ pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
     });
     let (mut measured, mut ends) = (Measured { links: Vec::new(), problem: None }, Vec::new());
     for (device, opened) in (0..).map(DeviceIndex).zip(opened) {
-        match opened.and_then(End::new) {
+        match opened.and_then(|opened| Ok(End::new(opened)?)) {
             Ok(end) => ends.push((device, end)),
             Err(error) => measured.failed(&format!("device {device}"), &error),
         }
@@ -84,7 +92,11 @@ pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
 impl Measured {
     /// And the disk's, if there is one.
     pub(super) fn and_disk(mut self, disk: Option<&Disk>) -> Self {
-        match disk.map_or(Ok(Vec::new()), Disk::measure) {
+        let measured = |disk: &Disk| match host_room::in_the_way(disk::MEASURED_BY, true) {
+            Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
+            None => disk.measure(),
+        };
+        match disk.filter(|disk| disk.facts().is_some()).map_or(Ok(Vec::new()), measured) {
             Ok(links) => self.links.extend(links),
             Err(error) => self.failed("disk", &error),
         }
@@ -175,12 +187,11 @@ struct Kept {
 
 impl Used for Kept {}
 
-fn open(device: &Arc<Device>) -> Result<(Arc<Device>, Block, Pinned), CudaError> {
+fn open(device: &Arc<Device>) -> Result<(Arc<Device>, Block, Pinned), DriverError> {
     device.stay_near();
-    let size = Bytes::new(CHUNK.get() * CHUNKS as u64);
-    let length = usize::try_from(size.get()).unwrap_or(usize::MAX);
-    let block = Block::allocate(device.context(), size)?;
-    Ok((Arc::clone(device), block, Pinned::new(device.context(), length)?))
+    let length = usize::try_from(BUFFER.get()).unwrap_or(usize::MAX);
+    let block = Block::allocate(device.context(), BUFFER)?;
+    Ok((Arc::clone(device), block, pinned::buffer(device.context(), length)?))
 }
 
 impl End {
@@ -204,23 +215,35 @@ impl Run {
     }
 }
 
+/// Chunks of each of several runs, in the order of their beginning.
+type UnderWay = Vec<VecDeque<Transfer<Kept>>>;
+
 /// What each of them carries, in bytes per second, while all of them are at it.
 fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, Problem> {
     let mut under_way = Vec::new();
-    for run in runs.iter_mut() {
-        under_way
-            .push((0..UNDER_WAY).map(|_| run.begin()).collect::<Result<std::collections::VecDeque<_>, _>>()?);
+    let carried = measured(runs, &mut under_way);
+    let carried = carried.and_then(|carried| ended(&mut under_way).map(|()| carried));
+    if carried.is_err() {
+        // Who drops them waits for their end.
+        mem::forget(under_way);
+    }
+    carried
+}
+
+fn measured(runs: &mut [&mut Run], under_way: &mut UnderWay) -> Result<Vec<u64>, Problem> {
+    under_way.extend(runs.iter().map(|_| VecDeque::new()));
+    for (run, chunks) in runs.iter_mut().zip(under_way.iter_mut()) {
+        for _ in 0..UNDER_WAY {
+            chunks.push_back(run.begin()?);
+        }
     }
     let mut ended: Vec<(u64, Option<Instant>, Instant)> = vec![(0, None, Instant::now()); runs.len()];
     let began = Instant::now();
     // Until each has measured something, however slow it is.
     while began.elapsed() < LASTS || ended.iter().any(|(chunks, ..)| *chunks < 2) {
-        if began.elapsed() > GIVES_UP {
-            // Who drops them waits for their end.
-            std::mem::forget(under_way);
-            return Err(Problem::Slow);
-        }
-        for ((run, chunks), (count, first, last)) in runs.iter_mut().zip(&mut under_way).zip(&mut ended) {
+        in_time(began)?;
+        for ((run, chunks), (count, first, last)) in runs.iter_mut().zip(under_way.iter_mut()).zip(&mut ended)
+        {
             let Some(front) = chunks.front_mut() else { continue };
             if front.has_ended()? {
                 chunks.pop_front();
@@ -234,11 +257,26 @@ fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, Problem> {
             }
         }
     }
-    drop(under_way);
     Ok(ended
         .into_iter()
         .map(|(count, first, last)| rate(count, first.map_or(Duration::ZERO, |first| last - first)))
         .collect())
+}
+
+/// Waits until all have, but not for ever.
+fn ended(under_way: &mut UnderWay) -> Result<(), Problem> {
+    let began = Instant::now();
+    for chunk in under_way.iter_mut().flatten() {
+        while !chunk.has_ended()? {
+            in_time(began)?;
+            thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+fn in_time(began: Instant) -> Result<(), Problem> {
+    if began.elapsed() > GIVES_UP { Err(Problem::Slow) } else { Ok(()) }
 }
 
 fn rate(chunks: u64, took: Duration) -> u64 {
@@ -283,7 +321,36 @@ fn bridges(path: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use fake_cuda::Fake;
+
     use super::*;
+    use crate::cuda::{CudaConfig, Probed, node, probe};
+
+    fn device(fake: &Fake) -> Arc<Device> {
+        let library = Some(fake.library());
+        let config = CudaConfig { library, params: Some(fake.params()), ..CudaConfig::default() };
+        let Probed { api, found, .. } = probe(config).unwrap();
+        let (ordinal, info) = (found[0].ordinal.unwrap(), found[0].info.clone());
+        Arc::new(Device::open(&api, ordinal, info, None, Path::new(node::NODES)).unwrap())
+    }
+
+    /// From its first copy on, or once it was measured: what is under way then is not waited for either.
+    #[test]
+    fn a_link_that_does_not_answer_holds_up_no_start() {
+        let fake = Fake::new().says("fail.cuEventQuery = 600@told");
+        let device = device(&fake);
+        let mut end = End::new(open(&device).unwrap()).unwrap_or_else(|error| panic!("{error}"));
+        assert!(together(&mut [&mut end.inward]).is_ok());
+        fake.tell(true);
+        let began = Instant::now();
+        assert!(matches!(together(&mut [&mut end.inward, &mut end.outward]), Err(Problem::Slow)));
+        let mut under_way =
+            vec![VecDeque::from([end.outward.begin().unwrap_or_else(|error| panic!("{error}"))])];
+        assert!(matches!(ended(&mut under_way), Err(Problem::Slow)));
+        assert!(began.elapsed() < 4 * GIVES_UP, "{:?}", began.elapsed());
+        fake.tell(false);
+        assert!(ended(&mut under_way).is_ok());
+    }
 
     #[test]
     fn bridges_are_those_above_the_device() {

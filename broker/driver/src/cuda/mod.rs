@@ -45,6 +45,7 @@ mod memory;
 mod node;
 mod nvml;
 pub mod peer;
+mod pinned;
 mod probe;
 mod put_off;
 mod scrub;
@@ -65,6 +66,7 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, GRANULARITY, HostNode};
 pub use self::{
     api::CudaError,
     facts::{ContextSize, CudaFacts, DeviceFacts, HostKind, Scrub},
+    pinned::buffers_max,
     probe::{Found, Probed, Version, Why, probe},
 };
 use self::{
@@ -85,7 +87,7 @@ use crate::{
     Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LinkFacts,
     Sink, Submission, Traffic,
     copies::{Lanes, Links, Table},
-    disk::{self, Disk, DiskLink, DiskOrder, DiskWork},
+    disk::{self, Disk, DiskLink, DiskOrder, DiskWork, Warn},
     threads::Threads,
 };
 
@@ -230,7 +232,9 @@ fn start(
         threads.start("cuda-copy", Box::new(move || wire.run(&own, end)))?;
     }
     for (end, engine) in lane_ends.disk.into_iter().zip(engine.into_iter().cycle()) {
-        let link = DiskLink::new(end.of, CudaSide::new(&state)?, engine)?;
+        let own = Arc::clone(&state);
+        let warn = Warn::by(move |problem| own.tell(Completion::Warning { problem }));
+        let link = DiskLink::new(end.of, CudaSide::new(&state)?, engine, warn)?;
         let own = Arc::clone(&state);
         threads.start("disk-copy", Box::new(move || disk::run_lane(link, end, |it| own.tell(it))))?;
     }

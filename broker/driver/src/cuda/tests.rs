@@ -5,6 +5,7 @@ mod disk;
 mod harm;
 mod host;
 mod near;
+mod pinned;
 mod put_off;
 mod surveys;
 mod unmade;

@@ -79,7 +79,7 @@ impl Directory {
         let name = name_of(extent);
         let fd = openat(&self.fd, &name, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE)
             .map_err(|error| failed("make", error))?;
-        let file = ExtentFile { fd: Arc::new(fd), name, charge };
+        let file = ExtentFile { fd: Arc::new(fd), name, charge, is_deleted: false };
         loop {
             match fallocate(&*file.fd, FallocateFlags::empty(), 0, size.get()) {
                 Err(Errno::INTR) => {}
@@ -97,20 +97,39 @@ impl Directory {
 const DIRECT: OFlags = OFlags::RDWR.union(OFlags::DIRECT).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Dropping it deletes the file.
+/// Dropping it deletes the file, if that was not done before.
 #[derive(Debug)]
 pub(super) struct ExtentFile {
     pub(super) fd: Arc<OwnedFd>,
     name: String,
     charge: Charge,
+    is_deleted: bool,
+}
+
+impl ExtentFile {
+    /// Or says why its bytes are not the disk's again. They stay charged then.
+    pub(super) fn delete(mut self) -> Result<(), Errno> {
+        self.give_back()
+    }
+
+    fn give_back(&mut self) -> Result<(), Errno> {
+        self.is_deleted = true;
+        match unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty()) {
+            // The next daemon will: it is to have no bytes until then.
+            Err(error) if error != Errno::NOENT => {
+                let emptied = ftruncate(&self.fd, 0);
+                emptied.inspect_err(|_| self.charge.size = Bytes::ZERO).map_err(|_| error)
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Drop for ExtentFile {
     fn drop(&mut self) {
-        let deleted = unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty());
-        // Where it can't be, the next daemon will: it is to have no bytes until then, and else they stay charged.
-        if deleted.is_err_and(|error| error != Errno::NOENT) && ftruncate(&self.fd, 0).is_err() {
-            self.charge.size = Bytes::ZERO;
+        if !self.is_deleted {
+            // Nobody waits for it.
+            let _ = self.give_back();
         }
     }
 }

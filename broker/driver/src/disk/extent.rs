@@ -2,6 +2,7 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
+use rustix::io::Errno;
 use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use super::{
@@ -88,6 +89,14 @@ impl DiskExtent {
     /// Whether its file is its own: another's is never written.
     pub(crate) fn is_own(&self) -> bool {
         matches!(self.bytes, Store::Own(_))
+    }
+
+    /// Its own file, if it has one; or says why its bytes are not the disk's again.
+    pub(super) fn delete(self) -> Result<(), Errno> {
+        match self.bytes {
+            Store::Own(file) => file.delete(),
+            Store::Anothers(_) => Ok(()),
+        }
     }
 
     pub(super) fn sums(&self) -> &Sums {

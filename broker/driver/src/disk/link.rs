@@ -16,7 +16,7 @@ use rustix::thread::set_current_timer_slack;
 
 use super::{
     ALIGNMENT, PIECE, READS_MAX, RING_PIECES,
-    engine::{DiskEngine, Done, Engine, Op, Way},
+    engine::{Chosen, Done, Engine, Flaw, Op, Warn, Way},
     extent::{DiskExtent, Reading},
     piece::{DiskWork, Doing, OnDisk, Piece, Stage, Summing, failed},
     room::{Room as _, clear},
@@ -55,8 +55,8 @@ pub(crate) fn run_lane<L: Link>(link: L, end: LaneEnd<Way, L::Work>, tell: impl 
 }
 
 impl<S: Side> DiskLink<S> {
-    pub(crate) fn new(way: Way, side: S, engine: DiskEngine) -> Result<Self, DriverError> {
-        let engine = Engine::new(engine, RING_PIECES)?;
+    pub(crate) fn new(way: Way, side: S, engine: Chosen, warn: Warn) -> Result<Self, DriverError> {
+        let engine = Engine::new(engine, RING_PIECES, warn)?;
         let summers = summers()?;
         let (idle, pieces) = (Vec::new(), VecDeque::new());
         Ok(Self { way, side, engine, summers, idle, pieces, first: 0, is_behind: false })
@@ -215,6 +215,8 @@ impl<S: Side> DiskLink<S> {
             unreachable!("the disk answers each once");
         };
         let (disk, at) = (Arc::clone(&piece.work.disk), piece.at);
+        let failure = self.side.disk_fails(&piece.work.memory, at..at + piece.length as u64);
+        let result = failure.map_or(result, |error| Err(Flaw::Failed(error)));
         let result = match is {
             Doing::Reads(read) => read.check(result),
             Doing::Writes(_) => result,

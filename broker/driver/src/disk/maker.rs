@@ -108,9 +108,16 @@ fn delete(
 ) -> Option<(ExtentId, Arc<DiskExtent>)> {
     match Arc::try_unwrap(released) {
         Ok(sole) => {
-            drop(sole);
-            registry.forget(extent);
-            registry.tell(Completion::Released { extent, returned: true });
+            let (size, deleted) = (sole.size().get(), sole.delete());
+            match &deleted {
+                Ok(()) => registry.forget(extent),
+                Err(why) => {
+                    let problem =
+                        format!("the file of {extent} cannot be deleted, its {size} bytes stay taken: {why}");
+                    registry.tell(Completion::Warning { problem });
+                }
+            }
+            registry.tell(Completion::Released { extent, returned: deleted.is_ok() });
             None
         }
         Err(shared) => Some((extent, shared)),

@@ -1,7 +1,10 @@
 //! What the disk carries, measured when the driver is opened: reads alone, writes alone, and both at once.
 
 use std::{
+    mem::ManuallyDrop,
+    os::fd::OwnedFd,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -10,7 +13,7 @@ use vramd_types::{Bytes, ExtentId};
 use super::{
     Disk, PIECE, READS_MAX, RING_PIECES,
     directory::ExtentFile,
-    engine::{Engine, Op, Way},
+    engine::{Engine, Op, Warn, Way},
     room::{Buffer, Room as _},
 };
 use crate::{DriverError, LaneId, LinkFacts, copies};
@@ -22,8 +25,12 @@ const LEAST: u64 = 8;
 const FILE: Bytes = Bytes::mib(128);
 /// A disk of 20 MB/s, which takes some seconds for all of this.
 const ONE_WITHIN: Duration = Duration::from_millis(100);
+/// The buffers of both ways, which are given up afterwards.
+pub(crate) const MEASURED_BY: Bytes = Bytes::new((READS_MAX + RING_PIECES) as u64 * PIECE);
 /// What cannot be written by then is not read either.
 const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
+/// A disk that does not answer for so long is measured no further: a start does not wait for it.
+const GIVES_UP: Duration = Duration::from_secs(2);
 
 impl Disk {
     /// Of its directory, where it leaves nothing behind.
@@ -32,20 +39,36 @@ impl Disk {
         let size = FILE.min(room.facts.capacity);
         // No extent of the caller's has that id.
         let file = room.directory.make(ExtentId::from_raw(0), size)?;
-        let mut ways = [Way::ToDisk, Way::FromDisk]
-            .map(|way| Run::new(self, &file, way, size))
-            .into_iter()
-            .collect::<Result<Vec<_>, _>>()?;
-        let [writes, reads] = &mut ways[..] else { return Ok(Vec::new()) };
-        writes.try_one()?;
-        let written = writes.fill()?;
-        reads.pieces = written;
-        let (write, read) = (together(&mut [writes])?[0], together(&mut [reads])?[0]);
-        let both = together(&mut [reads, writes])?;
-        let alone = [(LaneId::FromDisk, read), (LaneId::ToDisk, write)];
+        let new = |way| Run::new(self, &file, way, size);
+        let [read, write, both] = carried(new(Way::ToDisk)?, new(Way::FromDisk)?)?;
+        let alone = [(LaneId::FromDisk, read[0]), (LaneId::ToDisk, write[0])];
         let links = alone.map(|lane| LinkFacts { name: lane.0.to_string(), lanes: vec![lane] });
         Ok(links.into_iter().chain(copies::shared("disk", &alone, &both)).collect())
     }
+}
+
+/// What reads and writes carry alone, and both at once.
+fn carried(mut writes: Run, mut reads: Run) -> Result<[Vec<u64>; 3], DriverError> {
+    let measured = measured(&mut writes, &mut reads);
+    if measured.is_err() {
+        leave([writes, reads]);
+    }
+    measured
+}
+
+fn measured(writes: &mut Run, reads: &mut Run) -> Result<[Vec<u64>; 3], DriverError> {
+    writes.try_one()?;
+    reads.pieces = writes.fill()?;
+    let (write, read) = (together(&mut [writes])?, together(&mut [reads])?);
+    Ok([read, write, together(&mut [reads, writes])?])
+}
+
+/// What is under way may end late, or never: its memory is given up then, and nobody waits for that.
+fn leave(runs: [Run; 2]) {
+    let runs = ManuallyDrop::new(runs);
+    let wait = move || drop(ManuallyDrop::into_inner(runs));
+    // Without a thread it is never given up.
+    let _ = thread::Builder::new().name("disk-measure".to_owned()).spawn(wait);
 }
 
 /// So many pieces are under way, as in a lane.
@@ -59,7 +82,7 @@ fn depth(way: Way) -> usize {
 /// Pieces that follow each other, round and round.
 struct Run {
     engine: Engine<Buffer>,
-    file: Arc<std::os::fd::OwnedFd>,
+    file: Arc<OwnedFd>,
     way: Way,
     idle: Vec<Buffer>,
     next: u64,
@@ -79,7 +102,8 @@ impl Run {
         };
         let buffers: std::io::Result<Vec<Buffer>> = (0..depth(way)).map(buffer).collect();
         let idle = buffers.map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))?;
-        let engine = Engine::new(disk.engine, depth(way))?;
+        // Of a ring that breaks the lanes tell.
+        let engine = Engine::new(disk.engine, depth(way), Warn::by(drop))?;
         Ok(Self { engine, file: Arc::clone(&file.fd), way, idle, next: 0, pieces: size.get() / PIECE })
     }
 
@@ -110,9 +134,11 @@ impl Run {
     }
 
     fn drain(&mut self) -> Result<(), DriverError> {
+        let began = Instant::now();
         while self.idle.len() < depth(self.way) {
             self.end()?;
-            std::thread::yield_now();
+            in_time(began)?;
+            thread::yield_now();
         }
         Ok(())
     }
@@ -136,7 +162,7 @@ impl Run {
         while self.next < self.pieces && began.elapsed() < WRITTEN_WITHIN {
             self.begin();
             self.end()?;
-            std::thread::yield_now();
+            thread::yield_now();
         }
         self.drain()?;
         Ok(self.next.min(self.pieces))
@@ -152,12 +178,21 @@ fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, DriverError> {
             run.begin();
             *ended += run.end()?;
         }
-        std::thread::yield_now();
+        in_time(began)?;
+        thread::yield_now();
     }
     let took = began.elapsed().as_nanos().max(1);
     runs.iter_mut().try_for_each(|run| run.drain())?;
     let rate = |ended: u64| u128::from(ended) * u128::from(PIECE) * 1_000_000_000 / took;
     Ok(ended.into_iter().map(|ended| u64::try_from(rate(ended)).unwrap_or(u64::MAX)).collect())
+}
+
+/// Since it was begun.
+fn in_time(began: Instant) -> Result<(), DriverError> {
+    match began.elapsed() > GIVES_UP {
+        true => Err(DriverError::Failed(format!("it is too slow to be measured within {GIVES_UP:?}"))),
+        false => Ok(()),
+    }
 }
 
 /// Eight bytes that follow from nothing before them.
@@ -169,7 +204,34 @@ fn mixed(buffer: usize, word: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DirectoryError, DiskConfig, DiskEngine};
+    use crate::{
+        DirectoryError, DiskConfig, DiskEngine,
+        disk::{engine::Chosen, uring_works},
+    };
+
+    fn run(way: Way, file: OwnedFd) -> Run {
+        let idle = (0..depth(way)).map(|_| Buffer::new(4096).unwrap()).collect();
+        let chosen = Chosen { engine: DiskEngine::Uring, is_named: true };
+        let engine = Engine::new(chosen, depth(way), Warn::by(drop)).unwrap();
+        Run { engine, file: Arc::new(file), way, idle, next: 0, pieces: 1 }
+    }
+
+    /// As a disk that has gone away: nothing that is asked of it ends.
+    #[test]
+    fn a_disk_that_does_not_answer_holds_up_no_start() {
+        if uring_works().is_err() {
+            return;
+        }
+        // From its first piece on, and once it has taken some.
+        for taken in [1 << 16, 0] {
+            let (silent, mut full) = std::io::pipe().unwrap();
+            std::io::Write::write_all(&mut full, &vec![0; taken]).unwrap();
+            let [reads, writes] = [run(Way::FromDisk, silent.into()), run(Way::ToDisk, full.into())];
+            let began = Instant::now();
+            let problem = carried(writes, reads).unwrap_err().to_string();
+            assert!(problem.contains("within 2s") && began.elapsed() < 4 * GIVES_UP, "{problem}");
+        }
+    }
 
     #[test]
     fn a_disk_is_measured_both_ways_and_has_its_bytes_back() {

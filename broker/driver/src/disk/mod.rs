@@ -38,10 +38,11 @@ use vramd_types::Bytes;
 use self::directory::Directory;
 pub use self::{engine::DiskEngine, problem::DirectoryError};
 pub(crate) use self::{
-    engine::{Way, uring_works},
+    engine::{Chosen, Warn, Way, uring_works, usable},
     extent::DiskExtent,
     link::{DiskLink, run_lane},
     maker::{DiskOrder, Registry, run},
+    measure::MEASURED_BY,
     piece::DiskWork,
     reader::DiskReader,
     room::{Buffer, Room},
@@ -58,6 +59,9 @@ const PIECE: u64 = 2 << 20;
 /// So many are under way in each direction, each with a buffer: 32 MiB are what a disk of 14 GB/s moves in more than twice its
 /// latency, and some of them are on the device's side.
 const RING_PIECES: usize = 16;
+
+/// What the buffers of both directions take.
+pub(crate) const RINGS: Bytes = Bytes::new(2 * RING_PIECES as u64 * PIECE);
 
 /// So many are read by the disk at once: 8 MiB are what a disk of 14 GB/s moves in half a millisecond, which is several times its latency. The
 /// other buffers are on their way to the device. On the one disk that was measured, a virtual one, a driver alone reached 99 % of plain reads with
@@ -87,7 +91,7 @@ pub struct DiskFacts {
 /// What extents on disk need: a directory, or else they can be pieces of files alone.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
-    engine: DiskEngine,
+    engine: Chosen,
     room: Option<DiskRoom>,
 }
 
@@ -112,10 +116,11 @@ impl Disk {
             None if files => Some(engine::choose(None).map_err(DirectoryError::NoUring)?.0),
             None => None,
         };
-        Ok(engine.map(|engine| Self { engine, room }))
+        let is_named = config.is_some_and(|config| config.engine.is_some());
+        Ok(engine.map(|engine| Self { engine: Chosen { engine, is_named }, room }))
     }
 
-    pub(crate) fn engine(&self) -> DiskEngine {
+    pub(crate) fn engine(&self) -> Chosen {
         self.engine
     }
 

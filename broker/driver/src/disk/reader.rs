@@ -41,6 +41,10 @@ impl DiskReader {
     }
 
     fn piece(&mut self, extent: &DiskExtent, at: u64, length: usize) -> Result<&[u8], CopyError> {
+        let reading = match extent.is_any_of(at) {
+            true => Some(extent.reading(at, length)?),
+            false => None,
+        };
         let mut room = match self.buffer.take() {
             Some(buffer) => buffer,
             None => {
@@ -49,19 +53,20 @@ impl DiskReader {
                 })?
             }
         };
-        if !extent.is_any_of(at) {
-            room.bytes_mut()[..length].fill(0);
-            return Ok(&self.buffer.insert(room).bytes_mut()[..length]);
-        }
-        let reading = extent.reading(at, length)?;
+        let Some(reading) = reading else {
+            let bytes = &mut self.buffer.insert(room).bytes_mut()[..length];
+            bytes.fill(0);
+            return Ok(bytes);
+        };
+        let mut read = Ok(());
         if reading.blocks > 0 {
             let (file, way) = (Arc::clone(extent.file()), Way::FromDisk);
             let done = transfer_all(Op { tag: 0, file, way, at: reading.at, length: reading.blocks, room });
-            room = done.room;
-            reading.check(done.result).map_err(|flaw| failed(extent.id(), at, way, flaw))?;
+            (room, read) = (done.room, done.result);
         }
-        let buffer = self.buffer.insert(room);
-        let bytes = buffer.bytes_mut();
+        // Before anything can fail: the next piece needs it.
+        let bytes = self.buffer.insert(room).bytes_mut();
+        reading.check(read).map_err(|flaw| failed(extent.id(), at, Way::FromDisk, flaw))?;
         let there = reading.skip..reading.skip + reading.length;
         extent.verify(at, reading.expected, extent.sums().of(at, &bytes[there.clone()]))?;
         bytes[there.end..].fill(0);
@@ -77,7 +82,7 @@ mod tests {
     use vramd_types::ExtentId;
 
     use super::*;
-    use crate::{DiskFlaw, FileSpan};
+    use crate::{DiskFlaw, FileSpan, disk::Room as _};
 
     #[test]
     fn a_file_that_ends_within_a_block_is_read_to_its_end_and_one_cut_off_there_is_short() {
@@ -97,5 +102,29 @@ mod tests {
         assert!(whole[..5000] == [7; 5000] && whole[5000..].iter().all(|byte| *byte == 0));
         let flaw = DiskFlaw::Short(Bytes::new(5000));
         assert_eq!(read(9000), Err(CopyError::Unreadable { extent: id, at: Bytes::ZERO, flaw }));
+    }
+
+    #[test]
+    fn its_buffer_outlives_a_read_that_fails() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = folder.path().join("file");
+        File::create(&path).unwrap().write_all(&[7; 8192]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let span =
+            |bytes| FileSpan { file: Arc::new(file.try_clone().unwrap().into()), offset: Bytes::ZERO, bytes };
+        let of = |bytes| DiskExtent::of_file(ExtentId::from_raw(3), Bytes::mib(2), span(bytes)).unwrap();
+        let mut reader = DiskReader::default();
+        let mut read = |extent: &DiskExtent| {
+            let result = reader.each(extent, Bytes::mib(2), |_| {});
+            (result, reader.buffer.as_ref().map(|buffer| buffer.start()))
+        };
+        let extent = of(Bytes::new(8192));
+        let (whole, first) = read(&extent);
+        assert_eq!(whole, Ok(()));
+        let (short, then) = read(&of(Bytes::new(9000)));
+        assert!(matches!(short, Err(CopyError::Unreadable { .. })) && then.is_some() && then == first);
+        std::os::unix::fs::FileExt::write_all_at(&file, &[8], 0).unwrap();
+        let (changed, then) = read(&extent);
+        assert!(matches!(changed, Err(CopyError::Damaged { .. })) && then == first, "{changed:?}");
     }
 }

@@ -42,7 +42,8 @@ const HUGE: usize = 2 << 20;
 
 /// A buffer of whole pages, not for children: a page that a fork has shared could be written in the wrong process.
 ///
-/// A large one is of huge pages where there are any: into what lies scattered over small pages a virtual disk read up to a third slower.
+/// A large one is of huge pages where there are any: into what lies scattered over small pages a virtual disk read up to a third slower:
+/// each page may be a request of its own to it.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     start: NonNull<u8>,
@@ -131,7 +132,6 @@ mod tests {
         assert_eq!(&buffer.bytes()[..4], b"a\0\0\0");
     }
 
-    /// And of such, which only the kernel can see to.
     #[test]
     fn a_large_one_begins_at_a_huge_page_and_all_of_it_can_be_used() {
         for length in [HUGE, HUGE + 1, 3 * HUGE] {
@@ -140,6 +140,35 @@ mod tests {
             assert_eq!(buffer.start().as_ptr().align_offset(HUGE), 0);
             buffer.bytes_mut().fill(7);
             assert!(buffer.bytes().iter().all(|byte| *byte == 7));
+        }
+    }
+
+    /// What the kernel says of the mapping of which that address is.
+    fn flags_at(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut is_it = false;
+        for line in maps.lines() {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let bounds = range.and_then(|(start, end)| {
+                Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
+            });
+            match (bounds, line.strip_prefix("VmFlags:")) {
+                (Some((start, end)), _) => is_it = (start..end).contains(&address),
+                (None, Some(flags)) if is_it => return format!("{flags} "),
+                _ => {}
+            }
+        }
+        panic!("nothing is mapped at {address:#x}: {maps}");
+    }
+
+    #[test]
+    fn a_large_one_asks_for_huge_pages_and_none_is_for_children() {
+        let has_huge_pages = std::path::Path::new("/sys/kernel/mm/transparent_hugepage/enabled").exists();
+        for (length, is_large) in [(ALIGNMENT, false), (HUGE, true), (3 * HUGE, true)] {
+            let buffer = Buffer::new(length).unwrap();
+            let flags = flags_at(buffer.start().as_ptr().addr());
+            assert_eq!(flags.contains(" hg "), is_large && has_huge_pages, "{length}: {flags}");
+            assert!(flags.contains(" dc "), "{length}: {flags}");
         }
     }
 }

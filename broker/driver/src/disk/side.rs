@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::Range};
 
+use rustix::io::Errno;
+
 use super::room::Room;
 use crate::DriverError;
 
@@ -42,4 +44,9 @@ pub(crate) trait Side {
 
     /// The buffer once the bytes have arrived. Not asked again then, nor after an error.
     fn arrived(&mut self, hop: &mut Self::Hop) -> Result<Option<Self::Room>, DriverError>;
+
+    /// With what the disk fails at a piece of a copy, whatever it has done: a simulated one does so on a schedule.
+    fn disk_fails(&self, _: &Self::Memory, _piece: Range<u64>) -> Option<Errno> {
+        None
+    }
 }

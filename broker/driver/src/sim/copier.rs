@@ -44,12 +44,14 @@ pub(super) struct Work {
 
 impl Copy {
     pub(super) fn find(&self, state: &State) -> Result<Found<Work, DiskWork<DiskEnd>>, DriverError> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
         let (from, to, size) = (state.find(self.from)?, state.find(self.to)?, self.asked.size);
         check((self.from, from.size()), (self.to, to.size()), size)?;
-        let flaw = self.flaw;
+        let is_of_disk = matches!((&from, &to), (Live::Disk(_), _) | (_, Live::Disk(_)));
+        let flaw = match &self.failure {
+            Some(DriverError::Failed(_)) if is_of_disk => Some(Flaw::Io),
+            Some(failure) => return Err(failure.clone()),
+            None => self.flaw,
+        };
         let on_disk = |disk, memory| DiskWork { disk, memory: DiskEnd { memory, size, flaw } };
         Ok(match (from, to) {
             (Live::Memory(from), Live::Memory(to)) => {

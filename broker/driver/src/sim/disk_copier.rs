@@ -4,7 +4,7 @@ use std::{ops::Range, os::fd::AsRawFd, sync::Arc, time::Duration};
 
 use rustix::{
     fs::{Mode, OFlags, fdatasync, open},
-    io::{pread, pwrite},
+    io::{Errno, pread, pwrite},
 };
 use vramd_types::Bytes;
 
@@ -71,6 +71,10 @@ impl Side for SimSide {
 
     fn arrived(&mut self, hop: &mut Self::Hop) -> Result<Option<Buffer>, DriverError> {
         Ok(hop.take())
+    }
+
+    fn disk_fails(&self, end: &DiskEnd, piece: Range<u64>) -> Option<Errno> {
+        (end.flaw == Some(Flaw::Io) && piece.contains(&(end.size.get() / 2))).then_some(Errno::IO)
     }
 }
 

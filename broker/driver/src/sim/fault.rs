@@ -33,6 +33,7 @@ pub enum Operation {
 pub enum Effect {
     /// On disk that its file system is full.
     OutOfMemory,
+    /// Of a copy from disk or to it that the disk fails in the middle, with EIO.
     Fail(String),
     /// It is begun this much later. Others are not held up: a copy is overtaken by those behind it.
     Delay(Duration),
@@ -56,6 +57,8 @@ pub(super) struct Fate {
 pub(super) enum Flaw {
     Short,
     Corrupt,
+    /// Of the disk.
+    Io,
 }
 
 /// The faults, and how many submissions of each kind there were.

@@ -62,7 +62,7 @@ use crate::{
     Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LaneId,
     LinkFacts, Sink, Submission, Traffic,
     copies::{Links, Table, lane},
-    disk::{self, Disk, DiskLink},
+    disk::{self, Disk, DiskLink, Warn},
     threads::Threads,
 };
 
@@ -89,6 +89,11 @@ pub struct SimConfig {
 pub struct LinkSpeed {
     pub to_device: u64,
     pub to_host: u64,
+}
+
+/// What buffers take of the host's memory: those of the disk.
+pub fn buffers_max(disk: bool, files: bool) -> Bytes {
+    if disk || files { disk::RINGS } else { Bytes::ZERO }
 }
 
 /// Opens the simulated devices. Fails where a UUID can't be part of a memfd's name or is there twice, where a fault
@@ -133,7 +138,9 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
         )?;
     }
     for (end, engine) in ends.lanes.disk.into_iter().zip(engine.into_iter().cycle()) {
-        let link = DiskLink::new(end.of, SimSide, engine)?;
+        let own = Arc::clone(&state);
+        let warn = Warn::by(move |problem| own.tell(Completion::Warning { problem }));
+        let link = DiskLink::new(end.of, SimSide, engine, warn)?;
         let (own, wire) = (Arc::clone(&state), DiskWire { way: end.of, link });
         threads.start("disk-copy", Box::new(move || disk::run_lane(wire, end, |it| own.tell(it))))?;
     }

@@ -32,8 +32,13 @@ use std::{
     ffi::CStr,
     fmt,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
+
+use vramd_types::Bytes;
 
 pub use self::error::CudaError;
 pub(crate) use self::{
@@ -60,6 +65,8 @@ pub(crate) struct Api {
     version: Version,
     /// The first error after which a context is of no more use.
     poison: OnceLock<CudaError>,
+    /// Bytes of this process that are registered with it.
+    registered: AtomicU64,
 }
 
 impl Api {
@@ -76,7 +83,7 @@ impl Api {
         })?);
         let functions =
             Functions::all(loaded).map_err(|missing: Missing| missing.why(&path, Some(version)))?;
-        Ok(Arc::new(Self { functions, version, poison: OnceLock::new() }))
+        Ok(Arc::new(Self { functions, version, poison: OnceLock::new(), registered: AtomicU64::new(0) }))
     }
 
     pub(crate) fn version(&self) -> Version {
@@ -86,6 +93,11 @@ impl Api {
     /// The first error after which nothing can be expected of a context.
     pub(crate) fn poison(&self) -> Option<&CudaError> {
         self.poison.get()
+    }
+
+    /// How much memory of this process the driver has pinned now.
+    pub(crate) fn registered(&self) -> Bytes {
+        Bytes::new(self.registered.load(Ordering::Relaxed))
     }
 
     /// Reads a result, and remembers one that ends a context.

@@ -1,7 +1,12 @@
 //! Memory of this process that the driver pins. To let go of it waits for the driver.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which is told of memory by address")]
 
-use std::{io, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
+use std::{
+    io,
+    mem::ManuallyDrop,
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
 
 use cudarc::driver::sys::CUresult;
 
@@ -39,6 +44,7 @@ impl<P: Pages> Registered<P> {
         // SAFETY: A foreign call on a range that is mapped until it is unregistered.
         let code = unsafe { (api.functions.cuMemHostRegister_v2)(start, length, PORTABLE | DEVICEMAP) };
         api.check("cuMemHostRegister_v2", code)?;
+        api.registered.fetch_add(length as u64, Ordering::Relaxed);
         Ok(Self { context: Arc::clone(context), pages: ManuallyDrop::new(pages) })
     }
 }
@@ -50,7 +56,8 @@ impl<P: Pages> Drop for Registered<P> {
         // SAFETY: A foreign call, once for the one registration that this value stands for. No device uses the range any more.
         let code = unsafe { (api.functions.cuMemHostUnregister)(self.pages.start().as_ptr().cast()) };
         if api.check("cuMemHostUnregister", code).is_ok() {
-            // SAFETY: Once, here, and nobody can reach it any more.
+            api.registered.fetch_sub(self.pages.length() as u64, Ordering::Relaxed);
+            // SAFETY: The value is dropped by hand alone: once, here, and nobody can reach it any more.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
     }
@@ -60,7 +67,8 @@ impl<P: Pages> Drop for Registered<P> {
 pub(crate) type Pinned = Registered<Buffer>;
 
 impl Pinned {
-    /// Of our own pages: those that the driver makes itself are small ones, see [`Buffer`].
+    /// Of our own pages: those that the driver makes itself are small ones, see [`Buffer`]. Whether there is room for them is the
+    /// caller's to ask.
     pub(crate) fn new(context: &Arc<Context>, length: usize) -> Result<Self, CudaError> {
         // There are no addresses left, or no memory for the tables of pages: the kernel has nothing else to say of such a mapping.
         let none = |error: io::Error| {

@@ -89,7 +89,8 @@ fn undeletable(folder: &Path, directory: &Arc<Directory>, id: ExtentId) -> Exten
 fn a_file_that_cannot_be_deleted_has_no_bytes_any_more() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
-    drop(undeletable(folder.path(), &directory, ExtentId::from_raw(1)));
+    let file = undeletable(folder.path(), &directory, ExtentId::from_raw(1));
+    assert_eq!(file.delete(), Ok(()));
     assert_eq!(fs::metadata(folder.path().join("kept")).unwrap().len(), 0);
     assert_eq!(*directory.used.lock().unwrap(), Bytes::ZERO);
 }
@@ -100,7 +101,7 @@ fn bytes_that_cannot_be_given_back_stay_charged() {
     let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
     let mut file = undeletable(folder.path(), &directory, ExtentId::from_raw(1));
     file.fd = Arc::new(open(folder.path().join("kept"), OFlags::RDONLY, Mode::empty()).unwrap());
-    drop(file);
+    assert_eq!(file.delete(), Err(Errno::ISDIR), "it says why");
     assert_eq!(*directory.used.lock().unwrap(), Bytes::mib(2));
     let full = Err(DriverError::OutOfDisk(DiskLimit::Capacity(Bytes::mib(4))));
     assert_eq!(directory.make(ExtentId::from_raw(2), Bytes::mib(4)).map(drop), full);

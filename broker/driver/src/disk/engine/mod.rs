@@ -1,6 +1,7 @@
 //! Who has the kernel read and write files: `uring` by an io_uring of its own, `threads` by `preadv2` and `pwritev2` on a few
 //! threads, where the first is refused, at the start or from some time on. Both do the same to the byte, and pass the same tests.
 
+mod requests;
 mod threads;
 mod uring;
 
@@ -8,11 +9,12 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use rustix::io::Errno;
 
-pub(crate) use self::{threads::transfer_all, uring::works as uring_works};
 use self::{
+    requests::Answer,
     threads::{Pool, pool},
-    uring::{Answer, Uring},
+    uring::Uring,
 };
+pub(crate) use self::{threads::transfer_all, uring::works as uring_works};
 use super::{ALIGNMENT, room::Room};
 use crate::DriverError;
 
@@ -71,68 +73,117 @@ pub(crate) enum Flaw {
 /// Dropping it waits for what is under way.
 #[derive(Debug)]
 pub(crate) struct Engine<R: Room> {
-    uring: Option<Box<Uring<R>>>,
-    /// Where there is no ring, and from when on the kernel takes nothing from it any more.
-    threads: Option<Pool<R>>,
-    /// What nobody can be found to do.
-    failed: Vec<Done<R>>,
+    by: By<R>,
     depth: usize,
+    /// Until it is told that the ring has broken.
+    warn: Option<Warn>,
+}
+
+#[derive(Debug)]
+enum By<R: Room> {
+    /// And threads, from when on the kernel takes nothing from the ring any more.
+    Ring(Box<Uring<R>>, Option<Pool<R>>),
+    Threads(Pool<R>),
 }
 
 impl<R: Room> Engine<R> {
-    /// With so many operations under way at most, which the caller keeps to.
-    pub(crate) fn new(which: DiskEngine, depth: usize) -> Result<Self, DriverError> {
-        let mut engine = Self { uring: None, threads: None, failed: Vec::new(), depth };
-        match which {
-            DiskEngine::Uring => {
-                let uring = Uring::new(depth);
-                let failed = |error| DriverError::Failed(format!("set up an io_uring: {error}"));
-                engine.uring = Some(Box::new(uring.map_err(failed)?));
-            }
-            DiskEngine::Threads => engine.threads = Some(pool(depth)?),
+    /// With so many operations under way at most, which the caller keeps to. Unless io_uring was named it does without a ring that cannot be
+    /// made, for want of descriptors or memory, say. What operators should know is told by `warn`, once.
+    pub(crate) fn new(chosen: Chosen, depth: usize, warn: Warn) -> Result<Self, DriverError> {
+        if chosen.engine == DiskEngine::Threads {
+            return Ok(Self { by: By::Threads(pool(depth)?), depth, warn: None });
         }
-        Ok(engine)
+        match Uring::new(depth) {
+            Ok(ring) => Ok(Self { by: By::Ring(Box::new(ring), None), depth, warn: Some(warn) }),
+            Err(error) if chosen.is_named => Err(DriverError::Failed(format!("set up an io_uring: {error}"))),
+            Err(error) => {
+                let by = By::Threads(pool(depth)?);
+                warn.tell(format!(
+                    "an io_uring of the disk cannot be made, threads are in its place: {error}"
+                ));
+                Ok(Self { by, depth, warn: None })
+            }
+        }
     }
 
     pub(crate) fn begin(&mut self, op: Op<R>) {
-        let is_whole = |it: usize| it.is_multiple_of(ALIGNMENT);
-        assert!(op.length > 0 && op.length <= op.room.length(), "there is room for what is moved");
-        assert!(is_whole(op.length) && op.at.is_multiple_of(ALIGNMENT as u64), "whole blocks are moved");
-        match self.uring.as_mut().map(|uring| (uring.broken(), uring)) {
-            Some((None, uring)) => uring.begin(op),
-            Some((Some(why), _)) => self.by_threads(op, why),
-            // There have been threads from the beginning.
-            None => self.by_threads(op, Errno::AGAIN),
+        op.check();
+        match &mut self.by {
+            By::Ring(ring, _) => ring.begin(op),
+            By::Threads(threads) => threads.begin(op),
         }
     }
 
     /// One that has ended, in any order. Does not sleep.
     pub(crate) fn poll(&mut self) -> Option<Done<R>> {
-        while let Some(answer) = self.uring.as_mut().and_then(|uring| uring.poll()) {
-            match answer {
+        let (ring, threads) = match &mut self.by {
+            By::Ring(ring, threads) => (ring, threads),
+            By::Threads(threads) => return threads.poll(),
+        };
+        while let Some(answer) = ring.poll() {
+            let (op, why) = match answer {
                 Answer::Done(done) => return Some(done),
+                Answer::NotTaken(op, why) => (op, why),
+            };
+            if let Some(warn) = self.warn.take() {
+                warn.tell(format!("an io_uring of the disk takes nothing any more, threads go on: {why}"));
+            }
+            if threads.is_none() {
+                *threads = pool(self.depth).ok();
+            }
+            match threads {
                 // All of it: what is read or written twice is as if it had been once.
-                Answer::NotTaken(op, why) => self.by_threads(op, why),
+                Some(threads) => threads.begin(op),
+                None => return Some(op.end(Err(Flaw::Failed(why)))),
             }
         }
-        self.failed.pop().or_else(|| self.threads.as_ref()?.poll())
+        threads.as_ref()?.poll()
+    }
+}
+
+/// Tells operators something.
+pub(crate) struct Warn(Box<dyn FnOnce(String) + Send>);
+
+impl Warn {
+    pub(crate) fn by(tell: impl FnOnce(String) + Send + 'static) -> Self {
+        Self(Box::new(tell))
     }
 
-    /// Where there can be no threads either it fails, for that reason.
-    fn by_threads(&mut self, op: Op<R>, why: Errno) {
-        if self.threads.is_none() {
-            self.threads = pool(self.depth).ok();
-        }
-        match &self.threads {
-            Some(threads) => threads.begin(op),
-            None => self.failed.push(op.end(Err(Flaw::Failed(why)))),
-        }
+    fn tell(self, problem: String) {
+        (self.0)(problem);
     }
+}
+
+impl fmt::Debug for Warn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Warn")
+    }
+}
+
+/// What is used, if it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) engine: DiskEngine,
+    /// It, and nothing in its place.
+    pub(crate) is_named: bool,
 }
 
 /// Which one: that is asked for, else io_uring where the kernel has it for us. With it why it is not, where it is not.
 pub(crate) fn choose(asked: Option<DiskEngine>) -> Result<(DiskEngine, Option<String>), String> {
     choose_by(asked, uring_works)
+}
+
+/// For tests: those that can be used. Where `VRAMD_EXPECT_URING` is set io_uring is one of them, so that no machine on which all is to be tested
+/// leaves it out in silence.
+///
+/// # Panics
+/// Where it is not.
+pub(crate) fn usable() -> Vec<DiskEngine> {
+    let works = uring_works();
+    if let Err(why) = &works {
+        assert!(std::env::var_os("VRAMD_EXPECT_URING").is_none(), "io_uring cannot be used: {why}");
+    }
+    works.ok().map(|()| DiskEngine::Uring).into_iter().chain([DiskEngine::Threads]).collect()
 }
 
 /// Who wants threads has the kernel asked for no io_uring: where that is forbidden, to ask may be the end of the process.
@@ -178,6 +229,7 @@ impl Request {
             Err(error) => Some(Err(Flaw::Failed(error))),
             Ok(moved) => {
                 self.done += moved;
+                self.again = 0;
                 if self.done >= self.length {
                     Some(Ok(()))
                 } else if moved == 0 || !self.done.is_multiple_of(ALIGNMENT) {
@@ -197,6 +249,18 @@ impl Request {
     /// Where in memory, and how long it is.
     fn rest<R: Room>(&self, of: &Op<R>) -> (*mut u8, usize) {
         (of.room.start().as_ptr().wrapping_add(self.from + self.done), self.length - self.done)
+    }
+}
+
+impl<R: Room> Op<R> {
+    /// Whoever tells the kernel of its memory has asked this before.
+    ///
+    /// # Panics
+    /// Where it would go beyond its room, or is not of whole blocks.
+    fn check(&self) {
+        let is_whole = |it: usize| it.is_multiple_of(ALIGNMENT);
+        assert!(self.length > 0 && self.length <= self.room.length(), "there is room for what is moved");
+        assert!(is_whole(self.length) && self.at.is_multiple_of(ALIGNMENT as u64), "whole blocks are moved");
     }
 }
 

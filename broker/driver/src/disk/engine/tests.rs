@@ -1,8 +1,17 @@
 //! Both engines, on real files.
+#![allow(unsafe_code, reason = "a room gives its word for its memory")]
 
 mod refusal;
 
-use std::{fs::File, os::unix::fs::FileExt, time::Instant};
+use std::{
+    fs::File,
+    io::Write as _,
+    os::unix::fs::FileExt,
+    ptr::NonNull,
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
 
 use rustix::fs::{Mode, OFlags, open};
 
@@ -17,17 +26,14 @@ const LONG: usize = 517;
 /// Those that can be used. Where io_uring can't, it says why, and threads are chosen instead.
 fn engines() -> Vec<DiskEngine> {
     match uring_works() {
-        Ok(()) => {
-            assert_eq!(choose(None), Ok((DiskEngine::Uring, None)));
-            vec![DiskEngine::Uring, DiskEngine::Threads]
-        }
+        Ok(()) => assert_eq!(choose(None), Ok((DiskEngine::Uring, None))),
         Err(why) => {
             assert!(!why.is_empty());
             assert_eq!(choose(None), Ok((DiskEngine::Threads, Some(why.clone()))));
             assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));
-            vec![DiskEngine::Threads]
         }
     }
+    usable()
 }
 
 struct Bench {
@@ -35,6 +41,8 @@ struct Bench {
     plain: File,
     direct: Arc<OwnedFd>,
     engine: Engine<Buffer>,
+    /// All that operators were told.
+    warned: Receiver<String>,
 }
 
 /// A file of so many blocks, each of its number.
@@ -46,7 +54,14 @@ fn bench(engine: DiskEngine, blocks: usize, flags: OFlags) -> Bench {
     plain.write_all_at(&bytes, 0).unwrap();
     plain.sync_all().unwrap();
     let direct = Arc::new(open(&path, flags | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).unwrap());
-    Bench { _directory: directory, plain, direct, engine: Engine::new(engine, DEPTH).unwrap() }
+    let (warn, warned) = warnings();
+    let chosen = Chosen { engine, is_named: true };
+    Bench { _directory: directory, plain, direct, engine: Engine::new(chosen, DEPTH, warn).unwrap(), warned }
+}
+
+fn warnings() -> (Warn, Receiver<String>) {
+    let (told, warned) = channel();
+    (Warn::by(move |problem| told.send(problem).unwrap()), warned)
 }
 
 fn byte(block: usize) -> u8 {
@@ -176,6 +191,31 @@ fn an_end_waits_for_what_is_under_way() {
     }
 }
 
+/// Else the kernel would write behind the room's end.
+#[test]
+fn more_than_its_room_is_never_begun() {
+    let bench = bench(DiskEngine::Threads, 2, OFlags::RDWR);
+    let op = |at: u64, length| {
+        let (file, room) = (Arc::clone(&bench.direct), Buffer::new(ALIGNMENT).unwrap());
+        Op { tag: 1, file, way: Way::FromDisk, at, length, room }
+    };
+    for (at, length) in [(0, 2 * ALIGNMENT), (0, 0), (0, 100), (100, ALIGNMENT)] {
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| transfer_all(op(at, length))));
+        assert!(refused.is_err(), "{length} bytes at {at}");
+    }
+    assert_eq!(transfer_all(op(0, ALIGNMENT)).result, Ok(()));
+}
+
+#[test]
+fn a_kernel_that_goes_on_now_and_then_may_ask_to_be_asked_as_often_each_time() {
+    let mut request = Request::new(0, 3 * ALIGNMENT);
+    for _ in 0..2 {
+        assert!((0..AGAIN_MAX).all(|_| request.advance(Err(Errno::AGAIN)).is_none()));
+        assert_eq!(request.advance(Ok(ALIGNMENT)), None);
+    }
+    assert_eq!(request.advance(Ok(ALIGNMENT)), Some(Ok(())));
+}
+
 #[test]
 fn a_kernel_that_never_does_it_is_not_asked_for_ever() {
     let mut request = Request::new(0, ALIGNMENT);
@@ -214,6 +254,83 @@ fn where_the_kernel_takes_no_more_threads_do_it() {
         assert_eq!(bench.one(Way::ToDisk, 0, 1), Ok(()));
         assert_eq!(bench.one(Way::FromDisk, LONG, 1), Err(Flaw::Short(0)), "it says what is wrong");
         assert!(bench.engine.poll().is_none(), "each is told once");
+        let why = "an io_uring of the disk takes nothing any more, threads go on: Operation not permitted (os error 1)";
+        assert_eq!(bench.warned.iter().collect::<Vec<_>>(), [why], "and so are operators");
+    });
+    refused.join().unwrap();
+}
+
+/// Unless it was named: then there is no other.
+#[test]
+fn where_a_ring_cannot_be_made_any_more_threads_are_in_its_place() {
+    let refused = thread::spawn(|| {
+        refusal::refuse(libc::SYS_io_uring_setup);
+        let made = |is_named| {
+            let (warn, warned) = warnings();
+            let made = Engine::<Buffer>::new(Chosen { engine: DiskEngine::Uring, is_named }, DEPTH, warn);
+            (made, warned.iter().collect::<Vec<_>>())
+        };
+        let (engine, warned) = made(false);
+        assert!(matches!(engine.unwrap().by, By::Threads(_)));
+        let why = "Operation not permitted (os error 1)";
+        assert_eq!(
+            warned,
+            [format!("an io_uring of the disk cannot be made, threads are in its place: {why}")]
+        );
+        let (refused, warned) = made(true);
+        assert_eq!(refused.map(drop), Err(DriverError::Failed(format!("set up an io_uring: {why}"))));
+        assert!(warned.is_empty(), "who opens the driver is told");
+    });
+    refused.join().unwrap();
+}
+
+/// A buffer that says when it is given up.
+#[derive(Debug)]
+struct Watched(Buffer, std::sync::mpsc::Sender<()>);
+
+// SAFETY: All of it is the buffer's.
+unsafe impl Room for Watched {
+    fn start(&self) -> NonNull<u8> {
+        self.0.start()
+    }
+
+    fn length(&self) -> usize {
+        self.0.length()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.1.send(()).unwrap();
+    }
+}
+
+/// It must not be given up while the kernel may write it, nor be kept for ever.
+#[test]
+fn what_the_kernel_has_is_waited_for_though_it_takes_no_more_at_the_end() {
+    if !engines().contains(&DiskEngine::Uring) {
+        return;
+    }
+    let refused = thread::spawn(|| {
+        let (reads, mut writes) = std::io::pipe().unwrap();
+        let chosen = Chosen { engine: DiskEngine::Uring, is_named: true };
+        let mut engine = Engine::new(chosen, DEPTH, warnings().0).unwrap();
+        let (gone, given_up) = channel();
+        let room = Watched(Buffer::new(ALIGNMENT).unwrap(), gone);
+        let file = Arc::new(OwnedFd::from(reads));
+        engine.begin(Op { tag: 1, file, way: Way::FromDisk, at: 0, length: ALIGNMENT, room });
+        assert!(engine.poll().is_none(), "nobody has written anything");
+        refusal::refuse(libc::SYS_io_uring_enter);
+        let writer = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            let early = given_up.try_recv().is_ok();
+            writes.write_all(&[7; ALIGNMENT]).unwrap();
+            (early, given_up)
+        });
+        drop(engine);
+        let (early, given_up) = writer.join().unwrap();
+        assert!(!early, "the kernel was to write it yet");
+        assert_eq!(given_up.recv_timeout(Duration::from_secs(1)), Ok(()), "once, and then it is given up");
     });
     refused.join().unwrap();
 }

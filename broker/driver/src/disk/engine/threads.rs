@@ -25,6 +25,7 @@ pub(super) fn pool<R: Room>(depth: usize) -> Result<Pool<R>, DriverError> {
 
 /// By whoever calls.
 pub(crate) fn transfer_all<R: Room>(op: Op<R>) -> Done<R> {
+    op.check();
     let mut request = Request::new(0, op.length);
     let result = loop {
         let answer = transfer(&op, request);
@@ -41,8 +42,8 @@ fn transfer<R: Room>(op: &Op<R>, request: Request) -> Result<usize, Errno> {
     let (file, at, flags) = (op.file.as_ref(), request.at(op), ReadWriteFlags::empty());
     match op.way {
         Way::FromDisk => {
-            // SAFETY: The range is inside the room, which is memory that may be written and which this thread owns while
-            // the call takes.
+            // SAFETY: The range is inside the room, see `Op::check`, which is memory that may be written and which this thread owns
+            // while the call takes.
             let rest = unsafe { slice::from_raw_parts_mut(start, length) };
             preadv2(file, &mut [IoSliceMut::new(rest)], at, flags)
         }

@@ -1,0 +1,62 @@
+//! Memory of this process that the driver pins: buffers that copies go through, and what is said where there is none.
+//!
+//! Buffers are charged to the process's cgroup, whatever memory of the host is made of. As that is exceeded the kernel ends processes, this
+//! one perhaps: so it is asked for room before, and whoever needs a buffer is refused.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::process::{Resource, getrlimit};
+use vramd_types::Bytes;
+
+use super::{
+    api::{Api, Context, CudaError, Pinned},
+    digester, host_room, links,
+};
+use crate::{DriverError, HostLimit, disk};
+
+/// What all buffers together take at most: those with which links are measured, those of digests, and the rings of the disk.
+pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
+    let digesters = if files { 2 } else { 1 };
+    let rings = if disk || files { disk::RINGS } else { Bytes::ZERO };
+    let all = std::iter::repeat_n(links::BUFFER, devices)
+        .chain(std::iter::repeat_n(digester::BUFFERS, digesters))
+        .chain([rings]);
+    Bytes::checked_sum(all).unwrap_or(Bytes::MAX)
+}
+
+/// A buffer, if there is room for it.
+pub(super) fn buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
+    // One after the other: two that ask at once would both find the same room.
+    static TAKING: Mutex<()> = Mutex::new(());
+    let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let size = Bytes::new(length as u64);
+    match host_room::in_the_way(size, true) {
+        Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
+        None => Pinned::new(context, length).map_err(|error| why(context.api(), size, error)),
+    }
+}
+
+/// Which limit it was, where so much more could not be registered. What the driver pins in this process's name, buffers and memory of the
+/// host alike, may count as locked, as its kernel module has it: so RLIMIT_MEMLOCK is named where all of it would be more.
+pub(super) fn why(api: &Api, asked: Bytes, error: CudaError) -> DriverError {
+    let all = api.registered().saturating_add(asked);
+    let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < all);
+    match error.of_pinned() {
+        DriverError::OutOfHostMemory(limit) => {
+            DriverError::OutOfHostMemory(locked().map_or(limit, HostLimit::Locked))
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_buffers_take_is_known_before_any_is_made() {
+        assert_eq!(buffers_max(1, false, false), Bytes::mib(64 + 128));
+        assert_eq!(buffers_max(8, true, false), Bytes::mib(8 * 64 + 128 + 64));
+        assert_eq!(buffers_max(1, true, true), Bytes::mib(64 + 256 + 64), "files are hashed beside all else");
+    }
+}

@@ -1,0 +1,130 @@
+//! Every order in which the requests of an operation can end.
+
+use std::{fs::File, sync::Arc};
+
+use super::*;
+use crate::disk::{ALIGNMENT, engine::Way};
+
+const REFUSED: Errno = Errno::PERM;
+
+/// How a request of the kernel ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Whole,
+    Fails,
+    NeverTaken,
+}
+
+const ALL: [How; 3] = [How::Whole, How::Fails, How::NeverTaken];
+
+fn op(tag: u64, requests: usize) -> Op<()> {
+    let file = Arc::new(File::open("/dev/null").unwrap().into());
+    Op { tag, file, way: Way::FromDisk, at: 0, length: requests * ALIGNMENT, room: () }
+}
+
+fn split(requests: usize) -> impl Iterator<Item = Request> {
+    (0..requests).map(|it| Request::new(it * ALIGNMENT, ALIGNMENT))
+}
+
+fn end(requests: &mut Requests<()>, slot: usize, how: How) -> Option<Answer<()>> {
+    let answer = match how {
+        How::Whole => Ok(ALIGNMENT),
+        How::Fails => Err(Errno::IO),
+        How::NeverTaken => return requests.not_taken(slot, REFUSED),
+    };
+    match requests.answered(slot, answer) {
+        Step::Ended(answer) => answer,
+        Step::Again => panic!("that is all of it"),
+    }
+}
+
+/// Every way to order so many.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let insert = |order: Vec<usize>| {
+        (0..count).map(move |at| {
+            let mut order = order.clone();
+            order.insert(at, count - 1);
+            order
+        })
+    };
+    orders(count - 1).into_iter().flat_map(insert).collect()
+}
+
+/// Every choice of how so many end.
+fn ends(count: usize) -> Vec<Vec<How>> {
+    (0..count).fold(vec![Vec::new()], |all, _| {
+        let with = |ends: Vec<How>| ALL.map(|how| [&ends[..], &[how]].concat());
+        all.into_iter().flat_map(with).collect()
+    })
+}
+
+/// In all that an operation could meet: it is never given back before the last of its requests has ended, nor is another's answer taken for
+/// its own.
+#[test]
+fn an_operation_is_answered_when_none_of_its_requests_is_the_kernels_any_more() {
+    let mut seen = 0;
+    for count in 1..=3 {
+        for (ends, order) in ends(count).iter().flat_map(|it| orders(count).into_iter().map(move |o| (it, o)))
+        {
+            let mut requests = Requests::new(2, 3);
+            let slots = requests.begin(op(1, count), split(count));
+            let other = requests.begin(op(2, 1), split(1));
+            let (last, before) = order.split_last().unwrap();
+            for at in before {
+                let early = end(&mut requests, slots[*at], ends[*at]);
+                assert!(early.is_none(), "{ends:?} in the order {order:?}: some are still the kernel's");
+                assert!(slots.iter().any(|slot| requests.get(*slot).is_some_and(|(op, _)| op.tag == 1)));
+            }
+            let answer = end(&mut requests, slots[*last], ends[*last]).expect("that was the last");
+            let case = format!("{ends:?} in the order {order:?}");
+            match answer {
+                Answer::NotTaken(op, why) => {
+                    assert!(ends.contains(&How::NeverTaken), "{case}");
+                    assert_eq!((op.tag, why), (1, REFUSED), "{case}");
+                }
+                Answer::Done(done) => {
+                    assert!(!ends.contains(&How::NeverTaken), "{case}");
+                    let flaw = ends.contains(&How::Fails).then_some(Flaw::Failed(Errno::IO));
+                    assert_eq!((done.tag, done.result), (1, flaw.map_or(Ok(()), Err)), "{case}");
+                }
+            }
+            assert!(!requests.are_none() && requests.get(other[0]).is_some(), "the other is under way");
+            assert!(matches!(end(&mut requests, other[0], How::Whole), Some(Answer::Done(_))));
+            assert!(requests.are_none());
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 3 + 9 * 2 + 27 * 6);
+}
+
+/// The rest of a request that was offered again when the kernel took no more is as one that was never taken; what it had taken is waited for.
+#[test]
+fn a_request_of_which_the_rest_is_never_taken_is_not_taken() {
+    let mut requests = Requests::new(1, 2);
+    let slots =
+        requests.begin(op(1, 2), [Request::new(0, 2 * ALIGNMENT), Request::new(8192, 4096)].into_iter());
+    assert!(matches!(requests.answered(slots[0], Ok(ALIGNMENT)), Step::Again));
+    assert!(requests.not_taken(slots[0], REFUSED).is_none(), "the other is still the kernel's");
+    let answered = requests.answered(slots[1], Ok(ALIGNMENT));
+    assert!(matches!(answered, Step::Ended(Some(Answer::NotTaken(_, REFUSED)))));
+}
+
+/// What is told is the flaw that comes first in the file, whichever came first in time.
+#[test]
+fn the_first_flaw_by_its_place_is_told() {
+    for order in orders(3) {
+        let mut requests = Requests::new(1, 3);
+        let slots = requests.begin(op(1, 3), split(3));
+        let answers = [Ok(ALIGNMENT), Ok(100), Err(Errno::IO)];
+        let mut told = None;
+        for at in &order {
+            if let Step::Ended(Some(Answer::Done(done))) = requests.answered(slots[*at], answers[*at]) {
+                told = Some(done.result);
+            }
+        }
+        assert_eq!(told, Some(Err(Flaw::Short(ALIGNMENT + 100))), "{order:?}");
+    }
+}
