@@ -10,7 +10,8 @@ pub fn on_disk(daemon: &Daemon) -> [u64; 2] {
     let scrape = daemon.metrics();
     ["\"to_disk\"", "\"from_disk\""].map(|way| {
         let is_meant = |line: &&str| line.starts_with("vramd_link_io_bytes_total{") && line.contains(way);
-        let values = scrape.lines().filter(is_meant).filter_map(|line| line.rsplit_once(' ')?.1.parse().ok());
+        let values =
+            scrape.lines().filter(is_meant).filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
         values.sum::<u64>()
     })
 }

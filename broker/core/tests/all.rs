@@ -5,6 +5,7 @@
 mod world;
 
 mod backed_late;
+mod cached_under_pressure;
 mod demands;
 mod discards;
 mod disk;
@@ -12,6 +13,7 @@ mod ever;
 mod fence;
 mod figures;
 mod files;
+mod gauges;
 mod hastened;
 mod hit_rates;
 mod holds;

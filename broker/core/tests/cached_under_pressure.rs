@@ -1,17 +1,13 @@
 //! What is cached on a device that is full: nobody uses it, and others beside the daemon may want the room.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
-
 use std::time::Duration;
 
-use broker_core::{Notice, Pressure, StoredQuotas, Tier};
-use vramd_types::Bytes;
-use world::{
+use crate::world::{
     World, config,
     pressing::{SECOND, fill, free, on_device, pass, steps},
 };
+use broker_core::{Notice, Pressure, StoredQuotas, Tier};
+use vramd_types::Bytes;
 
 /// A device of 40 MiB whose tenants keep what they free, with so much host memory.
 fn node(host: u32, cold_after: Duration) -> World {

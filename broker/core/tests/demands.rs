@@ -2,17 +2,17 @@
 
 use crate::world;
 
-use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, CreateError, Limits, PartRef, Refusal, StoredQuotas, Target,
-};
-use vramd_types::{AllocationId, Bytes};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{empty, evict, fill, held, mib, tiers},
     persistent,
     revoking::{answer, part},
     spec,
 };
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, CreateError, Limits, PartRef, Refusal, StoredQuotas, Target,
+};
+use vramd_types::{AllocationId, Bytes};
 
 /// A part of 4 MiB in the host's memory that holds 7, and a device of 8 MiB that is filled.
 fn away_and_filled(mut world: World) -> (World, Client, PartRef, AllocationId) {

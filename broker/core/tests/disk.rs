@@ -2,12 +2,7 @@
 
 use crate::world;
 
-use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Command, DeviceSelector, Limits, Notice, OperatorRequest,
-    PartMove, PartRef, Refusal, Target, Tier, UnmappedPart,
-};
-use vramd_types::{AllocationId, Bytes, Quantity};
-use world::{
+use crate::world::{
     Client, World,
     moving::{evict, moved, parts, three_tiers, to},
     named,
@@ -15,6 +10,11 @@ use world::{
     spec, unmapped,
     writing_back::{clean, write_back},
 };
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, Command, DeviceSelector, Limits, Notice, OperatorRequest,
+    PartMove, PartRef, Refusal, Target, Tier, UnmappedPart,
+};
+use vramd_types::{AllocationId, Bytes, Quantity};
 
 /// What is held on the device, in the host and on disk.
 fn held(world: &World) -> [Bytes; 3] {

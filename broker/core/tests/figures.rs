@@ -4,16 +4,16 @@ use crate::world;
 
 use std::time::Duration;
 
-use broker_core::{
-    CallId, ClientFrame, ClientRequest, Notice, OperatorRequest, PartRef, Tier, Time, WaitEnd, Waited,
-};
-use vramd_types::Bytes;
-use world::{
+use crate::world::{
     Client, World,
     moving::{empty, evict, fill, tiers},
     revoking::{answer, part},
     spec,
 };
+use broker_core::{
+    CallId, ClientFrame, ClientRequest, Notice, OperatorRequest, PartRef, Tier, Time, WaitEnd, Waited,
+};
+use vramd_types::Bytes;
 
 /// How waits have ended since the last time, and after how many milliseconds; pins' without what they waited for.
 fn ended(world: &mut World) -> Vec<(Option<Waited>, u64, WaitEnd)> {

@@ -1,15 +1,11 @@
 //! What clients are told of where things are going: what is growth, and what only looks so.
 
-#![allow(clippy::indexing_slicing, reason = "a test that goes out of bounds has failed")]
-
-mod world;
-
-use broker_core::{OperatorRequest, SettingsChange, StoredQuotas, Tier, TierChange};
-use vramd_types::{Bytes, DeviceIndex};
-use world::{
+use crate::world::{
     World, config,
     pressing::{SECOND, fill, node, pass},
 };
+use broker_core::{OperatorRequest, SettingsChange, StoredQuotas, Tier, TierChange};
+use vramd_types::{Bytes, DeviceIndex};
 
 /// What somebody who comes now is told at once: of which places, and how soon each is full.
 fn told_at_first(world: &mut World) -> Vec<(DeviceIndex, Tier, Option<u64>)> {

@@ -1,10 +1,5 @@
 //! Memory that is accessed in place: it is mapped where it lies in the host's memory, and does not come to its device.
 
-use broker_core::{
-    Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, OperatorRequest, PartRef,
-    Refusal, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
-};
-use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex};
 use crate::world::{
     Client, World, config,
     moving::{fill, held, mib, parts, three_tiers, tier, tiers, to},
@@ -13,10 +8,15 @@ use crate::world::{
     spec,
 };
 use broker_core::{
+    Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, OperatorRequest, PartRef,
+    Refusal, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
+};
+use broker_core::{
     Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, PartRef, Refusal, Target,
     Tier, TouchedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex};
 
 fn advise(world: &mut World, client: Client, id: AllocationId, advice: Advice) {
     world.call(client, ClientRequest::Advise(id, advice)).expect("it is its owner's");

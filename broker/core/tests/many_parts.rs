@@ -2,18 +2,18 @@
 
 use crate::world;
 
-use broker_core::{
-    CallId, ClientRequest, Command, OperatorRequest, PartMove, PartRevocation, Reply, StoredQuotas, Target,
-    Tier, limits,
-};
-use vramd_types::{AllocationId, Bytes};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{evict, fill, held, mib, to},
     revoking::{answer, part},
     set_quota, spec,
     writing_back::back,
 };
+use broker_core::{
+    CallId, ClientRequest, Command, OperatorRequest, PartMove, PartRevocation, Reply, StoredQuotas, Target,
+    Tier, limits,
+};
+use vramd_types::{AllocationId, Bytes};
 
 const PARTS: usize = 600;
 

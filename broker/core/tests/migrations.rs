@@ -2,17 +2,17 @@
 
 use crate::world;
 
-use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, PartMove, Refusal, StoredQuotas, Target, Tier,
-};
-use vramd_types::Bytes;
-use world::{
+use crate::world::{
     World, config,
     moving::{empty, evict, fill, held, mib, moved, one_written, tier, tiers, to},
     persistent,
     revoking::{answer, part},
     spec,
 };
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, Event, Kind, PartMove, Refusal, StoredQuotas, Target, Tier,
+};
+use vramd_types::Bytes;
 
 #[test]
 fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {

@@ -5,18 +5,18 @@ use crate::world;
 
 use std::time::Duration;
 
-use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
-    PartRef, Refusal, Reply, StoredQuotas, Tier, Waiting,
-};
-use vramd_types::{Bytes, Reason};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{empty, evict, fill, held, mib, tier, tiers, to},
     persistent,
     revoking::{STALL, answer, part},
     set_quota, spec,
 };
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
+    PartRef, Refusal, Reply, StoredQuotas, Tier, Waiting,
+};
+use vramd_types::{Bytes, Reason};
 
 fn one(world: &mut World, client: Client, mib: u32, content: u64) -> PartRef {
     let part = part(world.allocate(client, spec(mib)).expect("room"), 0);

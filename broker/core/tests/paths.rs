@@ -2,12 +2,12 @@
 
 use crate::world;
 
+use crate::world::{World, config, key, named, persistent, spec};
 use broker_core::{
     AllocationState, ClientFrame, ClientRequest, CreateError, DaemonFrame, Event, OperatorRequest, PartRef,
     Refusal, Reply, SessionState, StoredQuotas, Target, UnmappedPart,
 };
 use vramd_types::{Bytes, PartIndex, Reason, SessionId};
-use world::{World, config, key, named, persistent, spec};
 
 fn by_name(name: &str) -> Target {
     Target::Name(name.to_owned())

@@ -4,16 +4,16 @@ use crate::world;
 
 use std::time::Duration;
 
+use crate::world::{
+    World, config, persistent,
+    revoking::{ANSWER, STALL, answer, mapped_bytes, one_part, outcome, part, revoke},
+    set_quota, spec,
+};
 use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, Completion, DaemonFrame, Event, Limits, PartRevocation,
     Refusal, StoredQuotas, Target, Tier,
 };
 use vramd_types::Bytes;
-use world::{
-    World, config, persistent,
-    revoking::{ANSWER, STALL, answer, mapped_bytes, one_part, outcome, part, revoke},
-    set_quota, spec,
-};
 
 #[test]
 fn of_nested_pins_in_each_others_way_the_youngest_is_aborted() {

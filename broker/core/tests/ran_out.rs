@@ -4,16 +4,16 @@ use crate::world;
 
 use std::time::Duration;
 
-use broker_core::{
-    CallId, ClientRequest, Command, CreateError, Limits, Notice, PartRef, Refusal, StoredQuotas, Tier,
-};
-use vramd_types::{AllocationId, Bytes, Reason};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{evict, fill, held, mib, tier, tiers},
     revoking::{answer, part},
     set_quota, spec,
 };
+use broker_core::{
+    CallId, ClientRequest, Command, CreateError, Limits, Notice, PartRef, Refusal, StoredQuotas, Tier,
+};
+use vramd_types::{AllocationId, Bytes, Reason};
 
 /// A device of 8 MiB with a part of 4 MiB that "a" has away, and one that "b" has there and does not use.
 fn beside_an_idle_one() -> (World, Client, PartRef, PartRef) {

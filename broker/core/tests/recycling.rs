@@ -2,12 +2,12 @@
 
 use crate::world;
 
+use crate::world::{Client, World, config, named, persistent, set_quota, spec};
 use broker_core::{
     AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, Event, Notice,
     OperatorRequest, Reply, StoredQuotas, Target, Tier,
 };
 use vramd_types::{Bytes, DeviceIndex, Reason};
-use world::{Client, World, config, named, persistent, set_quota, spec};
 
 /// A node that keeps up to so much for each tenant.
 fn keeping(mib: u32, cached_mib: u32) -> Config {

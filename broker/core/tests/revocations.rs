@@ -4,18 +4,18 @@ use crate::world;
 
 use std::time::Duration;
 
-use broker_core::{
-    ClientFrame, ClientRequest, Command, Completion, DaemonFrame, Event, OperatorRequest, PartMove,
-    PartRevocation, Refusal, StoredQuotas, Target, Tier, WordsOutcome,
-};
-use vramd_types::{Bytes, PartIndex};
-use world::{
+use crate::world::{
     Client, World, config,
     moving::{moved, to},
     named, persistent,
     revoking::{ANSWER, UNMAPPED, answer, mapped_bytes, one_part, outcome, outcomes, part, revoke},
     spec, unmapped,
 };
+use broker_core::{
+    ClientFrame, ClientRequest, Command, Completion, DaemonFrame, Event, OperatorRequest, PartMove,
+    PartRevocation, Refusal, StoredQuotas, Target, Tier, WordsOutcome,
+};
+use vramd_types::{Bytes, PartIndex};
 
 #[test]
 fn what_nobody_pins_is_evicted_and_comes_back_in_its_slot() {

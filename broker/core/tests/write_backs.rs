@@ -3,11 +3,7 @@
 
 use crate::world;
 
-use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, CreateError, Event, PartMove, PartRef, Refusal, Tier,
-};
-use vramd_types::Bytes;
-use world::{
+use crate::world::{
     Client, World,
     moving::{evict, held, mib, moved, one_written, tier, tiers, to},
     persistent,
@@ -15,6 +11,10 @@ use world::{
     spec,
     writing_back::{back, clean, is_copying, one_step, shadows, was_copied, write_back},
 };
+use broker_core::{
+    AllocationSpec, ClientFrame, ClientRequest, CreateError, Event, PartMove, PartRef, Refusal, Tier,
+};
+use vramd_types::Bytes;
 
 /// Until everything is over, whatever comes in between.
 const STEPS: usize = 6;

@@ -146,11 +146,16 @@ impl Links {
         }
     }
 
-    /// Of the lanes in which that class waits at a link, if several share it.
+    /// Of the lanes in which that class waits at a link and could go, if several share it.
     fn stood_longest(&self, at: usize, lane: usize, class: CopyClass) -> bool {
-        // What waits in none stands since no time.
-        let since = |lane: usize| self.links[lane].stands_since(class).unwrap_or(Duration::MAX);
-        self.crossings[at].iter().all(|other| since(lane) <= since(other.lane))
+        let could_go = |lane: usize| {
+            let Lane { waiting, is_full, .. } = &self.lanes[lane];
+            class == CopyClass::Demand || !is_full || waiting.has(CopyClass::Demand)
+        };
+        let since = |lane: usize| self.links[lane].stands_since(class);
+        let Some(its) = since(lane) else { return false };
+        let others = self.crossings[at].iter().filter(|other| could_go(other.lane));
+        others.filter_map(|other| since(other.lane)).all(|other| its <= other)
     }
 
     /// Whether it is not begun now at a link that lanes share, since another class lacks its share there.

@@ -147,7 +147,7 @@ mod tests {
         shared.write(0, &[MAPPED | WRITTEN]);
         assert_eq!(written(&mut shared), [true]);
         shared.write(0, &[MAPPED]);
-        assert_eq!(written(&mut shared), [], "that it was cleared is no use");
+        assert_eq!(written(&mut shared), [false; 0], "that it was cleared is no use");
         shared.write(0, &[MAPPED | WRITTEN]);
         assert_eq!(written(&mut shared), [true]);
     }

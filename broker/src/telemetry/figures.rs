@@ -214,7 +214,7 @@ fn wide(count: usize) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{AllocationState, QuotaInForce, TierView};
+    use broker_core::{AllocationState, Pressure, QuotaInForce, TierView};
     use vramd_types::Quantity;
 
     use super::*;

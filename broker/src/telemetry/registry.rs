@@ -239,7 +239,7 @@ pub const PRESSURE_COLD_AFTER: Definition = count(
     "vramd.pressure.cold_after",
     "s",
     &[],
-    "For how long nobody uses what is cold; 0 does nothing and only tells.",
+    "For how long nobody uses what is cold. With 0 nothing is: then cached memory alone is given up.",
 );
 pub const PRESSURE_CHANGES: Definition = count(
     Kind::Counter,
@@ -298,7 +298,7 @@ pub const LINK_SHARE: Definition = count(
     "vramd.link.share",
     "1",
     &[COPY_CLASS],
-    "What a class of copies has of every link at least while it wants it. Operators may change it while the daemon runs.",
+    "What a class of copies has of every link at least while it wants it, but for prefetches beside demand. Operators may change it while the daemon runs.",
 );
 pub const LINK_IO: Definition = count(
     Kind::Counter,

@@ -3,7 +3,7 @@
 use std::{fs, io::Write as _, path::PathBuf};
 
 use fake_cuda::Fake;
-use vramd_proto::v1::{MoveOutcome, MovedPart, SealRequest, Tier};
+use vramd_proto::v1::{MoveOutcome, PartMove, SealRequest, Tier};
 use vramd_tests::{RawSession, books::Books, content, spec, wait::until};
 use vramd_types::Reason;
 
@@ -25,7 +25,7 @@ fn with_disk(place: &tempfile::TempDir, fake: &Fake) -> PathBuf {
     config
 }
 
-fn evicted(daemon: &Daemon, session: &mut RawSession, allocation: u64) -> MovedPart {
+fn evicted(daemon: &Daemon, session: &mut RawSession, allocation: u64) -> PartMove {
     let answer = evicting(daemon, allocation, 0, Tier::Disk);
     unmap_as_told(session, || answer.is_answered());
     answer.ok().parts[0].clone()
@@ -54,8 +54,10 @@ fn where_its_cgroup_has_no_room_for_buffers_what_needs_one_is_refused() {
 
     let request = SealRequest { session_id: session.id(), request_id: Vec::new(), allocation_id: id };
     let sealing = session.memory.seal(request);
-    unmap_as_told(&mut session, || sealing.is_answered());
+    let revoke = session.receive_revoke();
+    session.unmap_parts(revoke.parts);
     sealing.refused().is(Reason::DriverFailed);
+    session.map_all(id);
     pins_and_finds(&mut session, id, &bytes);
 
     cgroup.takes(0);

@@ -124,7 +124,7 @@ fn host_memory_that_clients_cannot_map() {
 
     let bytes = content(4 << 20, 9);
     session.write(id, &bytes);
-    let evicted = evicting(&daemon, id, 0);
+    let evicted = evicting(&daemon, id, 0, Tier::Host);
     unmap_as_told(&mut session, || evicted.is_answered());
     assert_eq!(evicted.ok().parts[0].outcome(), MoveOutcome::Moved, "it can lie there all the same");
     pins_and_finds(&mut session, id, &bytes);

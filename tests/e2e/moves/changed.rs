@@ -21,7 +21,7 @@ use super::{
 
 /// A load reads its file a moment later than it opens it.
 fn slow(models: &Models) -> Config {
-    node("16MiB", models).fault("digest", 1, Effect::DelayMs(1500))
+    node("16MiB", models).fault("digest", 1, Effect::DelayMs(4000))
 }
 
 /// What comes of a load, when that was done to its file before it was read.

@@ -55,7 +55,8 @@ fn what_crosses_a_link_is_told_by_class_and_what_is_waited_for_comes_first() {
     let most =
         meanwhile.into_iter().max().expect("it takes a second, and what is on its way before it another");
     assert!(
-        most <= before + 8 * MIB,
+        // One may be begun before the pin is there, and one has stood for a second.
+        most <= before + 16 * MIB,
         "{most} bytes before what somebody waits for, {before} of them before it came"
     );
     session.pin_answer(call).unwrap();
@@ -98,9 +99,9 @@ fn written_back_beside_demand(daemon: &Daemon) -> u64 {
         first[0] > 0
     });
     let mut last = first;
-    until("most of them have gone", || {
+    until("half of them have gone", || {
         last = begun();
-        last[0] >= DEMAND * MIB * 7 / 8
+        last[0] >= DEMAND * MIB / 2
     });
     assert!(!bulk.is_answered(), "both wait all the time");
     drop(waits.join().unwrap());

@@ -58,7 +58,8 @@ fn a_file_on_verity_is_loaded_in_place_wherever_it_lies() {
         );
     }
     let tried = Path::new("/tmp/verity-of-e2e");
-    let line = format!("{} && rm {}", mounts(tried, Path::new("/mnt")), tried.display());
+    let line =
+        format!("{}; status=$?; rm -f {}; exit $status", mounts(tried, Path::new("/mnt")), tried.display());
     if !can_mount(name, &line) {
         return;
     }

@@ -260,8 +260,9 @@ pub fn what_is_waited_for_on_disk_goes_first(harness: &dyn Harness) -> Verdict {
 /// To the first of them many copies that nobody waits for, then one to each of the others for which somebody waits.
 fn two_go_first(bench: &mut Bench<'_>, from: ExtentId, to: [ExtentId; 3], size: Bytes) {
     const COPIES: usize = 16;
-    /// What is under way of the others, a piece that is theirs all the same, and the other of the two.
-    const BEFORE_MAX: usize = 5;
+    /// What is under way of the others, a piece that is theirs all the same, the other of the two, and what a lane begins before it looks
+    /// at what has come: a ring of pieces, which are three copies.
+    const BEFORE_MAX: usize = 5 + 4;
     let [scratch, hastened, target] = to;
     let begin = |bench: &mut Bench<'_>, class, to| bench.begin_as(class, (from, to), size);
     let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(bench, CopyClass::WriteBack, scratch)).collect();

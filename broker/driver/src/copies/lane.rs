@@ -219,10 +219,13 @@ impl<L: Link> Lane<L> {
             let Some(at) = has_room.then(|| self.next_to_begin()).flatten() else { return };
             let begun = &mut self.begun[at];
             let (of, class) = (begun.job.copy, begun.job.entry.class());
-            // What could not be begun is told with the next that has ended.
-            if let Some((chunk, length)) = begun.begin_next(&mut self.link) {
-                self.under_way.push_back(Chunk { of, class, chunk, length });
-                self.links.begun(class, Bytes::new(length));
+            let Some(length) = begun.next_length::<L>() else { continue };
+            // Before it is: what the class is owed of a shared link is not for two lanes at once.
+            self.links.begun(class, Bytes::new(length));
+            match begun.begin_next(&mut self.link, length) {
+                Some(chunk) => self.under_way.push_back(Chunk { of, class, chunk, length }),
+                // That is told with the next that has ended.
+                None => self.links.not_begun(class, Bytes::new(length)),
             }
         }
     }
@@ -266,8 +269,8 @@ impl<W> Begun<W> {
         self.problem.is_some() || self.next == self.job.size.get()
     }
 
-    /// With its length; or nothing, because of a problem or since there is nothing to copy.
-    fn begin_next<L: Link<Work = W>>(&mut self, link: &mut L) -> Option<(L::Chunk, u64)> {
+    /// Of what is begun next: nothing if it was cancelled, or there is nothing to copy.
+    fn next_length<L: Link<Work = W>>(&mut self) -> Option<u64> {
         if self.job.entry.is_cancelled() {
             self.problem = Some(CopyError::Cancelled);
             return None;
@@ -277,14 +280,16 @@ impl<W> Begun<W> {
             CopyClass::Prefetch | CopyClass::WriteBack => L::BACKGROUND_CHUNK,
         };
         let length = (self.job.size.get() - self.next).min(chunk);
-        if length == 0 {
-            return None;
-        }
+        (length > 0).then_some(length)
+    }
+
+    /// Unless there is a problem.
+    fn begin_next<L: Link<Work = W>>(&mut self, link: &mut L, length: u64) -> Option<L::Chunk> {
         match link.begin(&self.job.work, self.next, length) {
             Ok(chunk) => {
                 self.under_way += 1;
                 self.next += length;
-                Some((chunk, length))
+                Some(chunk)
             }
             Err(error) => {
                 self.problem = Some(error);

@@ -132,6 +132,14 @@ impl Crossed {
         *begun = begun.saturating_add(length);
     }
 
+    /// Though it was told that it is.
+    pub(super) fn not_begun(&self, class: CopyClass, length: Bytes) {
+        self.ended(class, length);
+        let mut state = self.links.state();
+        let begun = &mut state.begun[self.lane][class.index()];
+        *begun = begun.saturating_sub(length);
+    }
+
     /// As what it was begun, and however it went.
     pub(super) fn ended(&self, class: CopyClass, length: Bytes) {
         let now = self.links.epoch.elapsed();

@@ -97,13 +97,19 @@ enum Coming<'a> {
 
 impl Worker {
     fn digest(&mut self, spans: &[(Live, Bytes)]) -> Result<[u8; 32], CopyError> {
-        let mut pieces = pieces(spans).map_err(DriverError::from)?.into_iter();
+        let mut pieces = pieces(spans).map_err(DriverError::from)?.into_iter().peekable();
         let mut under_way = VecDeque::new();
         let mut hasher = blake3::Hasher::new();
         loop {
             while under_way.len() < CHUNKS {
-                let Some(piece) = pieces.next() else { break };
-                under_way.push_back(self.begin(piece)?);
+                let Some(piece) = pieces.peek() else { break };
+                match self.begin(*piece) {
+                    Ok(coming) => under_way.push_back(coming),
+                    // Those that are there do it too.
+                    Err(DriverError::OutOfHostMemory(_)) if !under_way.is_empty() => break,
+                    Err(error) => return Err(error.into()),
+                }
+                pieces.next();
             }
             match under_way.pop_front() {
                 None => break,

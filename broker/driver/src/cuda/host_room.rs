@@ -16,6 +16,11 @@ pub(super) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
     cgroup::memory_left().filter(|left| in_cgroup && size > *left).map(HostLimit::Cgroup)
 }
 
+/// The same of what the driver needs for itself, which may be of what is left to others.
+pub(super) fn in_the_way_of_own(size: Bytes) -> Option<HostLimit> {
+    cgroup::memory_left().filter(|left| size > *left).map(HostLimit::Cgroup)
+}
+
 /// What could be had now, as far as anybody says.
 pub(super) fn left(in_cgroup: bool) -> Option<Bytes> {
     let cgroup = if in_cgroup { cgroup::memory_left() } else { None };

@@ -92,7 +92,7 @@ pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
 impl Measured {
     /// And the disk's, if there is one.
     pub(super) fn and_disk(mut self, disk: Option<&Disk>) -> Self {
-        let measured = |disk: &Disk| match host_room::in_the_way(disk::MEASURED_BY, true) {
+        let measured = |disk: &Disk| match host_room::in_the_way_of_own(disk::MEASURED_BY) {
             Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
             None => disk.measure(),
         };

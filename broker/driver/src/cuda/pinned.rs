@@ -30,7 +30,7 @@ pub(super) fn buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, Dr
     static TAKING: Mutex<()> = Mutex::new(());
     let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let size = Bytes::new(length as u64);
-    match host_room::in_the_way(size, true) {
+    match host_room::in_the_way_of_own(size) {
         Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
         None => Pinned::new(context, length).map_err(|error| why(context.api(), size, error)),
     }

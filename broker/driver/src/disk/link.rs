@@ -45,6 +45,8 @@ pub(crate) struct DiskLink<S: Side> {
     first: u64,
     /// Something had been done; more may be by now.
     is_behind: bool,
+    /// No more buffers could be had: pieces wait for those that there are.
+    is_short: bool,
 }
 
 /// Until nobody can send any more and all is done.
@@ -59,7 +61,7 @@ impl<S: Side> DiskLink<S> {
         let engine = Engine::new(engine, RING_PIECES, warn)?;
         let summers = summers()?;
         let (idle, pieces) = (Vec::new(), VecDeque::new());
-        Ok(Self { way, side, engine, summers, idle, pieces, first: 0, is_behind: false })
+        Ok(Self { way, side, engine, summers, idle, pieces, first: 0, is_behind: false, is_short: false })
     }
 
     /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
@@ -73,13 +75,35 @@ impl<S: Side> DiskLink<S> {
         if self.way == Way::FromDisk && self.on_disk() >= READS_MAX {
             return;
         }
+        if self.is_short && self.idle.is_empty() && self.has_buffers() {
+            return;
+        }
+        self.is_short = false;
         let (work, at, length) = (piece.work.clone(), piece.at, piece.length);
         let tag = self.first + index as u64;
         let begun = match self.way {
             Way::FromDisk => self.begin_read(tag, &work, at, length),
             Way::ToDisk => self.begin_write(tag, &work, at, length),
         };
-        self.pieces[index].stage = begun.unwrap_or_else(|error| Stage::Ended(Err(error)));
+        self.pieces[index].stage = match begun {
+            Ok(stage) => stage,
+            // It has the first buffer that is free again.
+            Err(CopyError::Driver(DriverError::OutOfHostMemory(_))) if self.has_buffers() => {
+                self.is_short = true;
+                return;
+            }
+            Err(error) => Stage::Ended(Err(error)),
+        };
+    }
+
+    /// Whether some piece has a buffer.
+    fn has_buffers(&self) -> bool {
+        self.pieces.iter().any(|piece| match &piece.stage {
+            Stage::Fetching(_) | Stage::Storing(_) => true,
+            Stage::OnDisk(it) => !it.is_straight,
+            Stage::Summing(it) => !it.is_straight,
+            Stage::Waiting | Stage::Ended(_) => false,
+        })
     }
 
     fn on_disk(&self) -> usize {

@@ -321,17 +321,22 @@ fn a_class_has_its_share_of_the_uplink_however_many_lanes_another_has() {
     driver.submit(Submission::ShareBy { shares });
     let size = Bytes::mib(64);
     make(&driver, &completions, 1, Place::Host, size);
-    for (raw, class) in [(2, CopyClass::WriteBack), (3, CopyClass::Prefetch), (4, CopyClass::Prefetch)] {
-        let device = DeviceIndex(u16::try_from(raw - 2).unwrap());
-        make(&driver, &completions, raw, Place::Device(device), size);
-        let (from, to) = (ExtentId::from_raw(1), ExtentId::from_raw(raw));
-        driver.submit(Submission::Copy { copy: CopyId::from_raw(raw), from, to, size, class });
-    }
     let began = Instant::now();
     let begun = |class: CopyClass| {
         let lanes = driver.traffic().into_iter();
         lanes.map(|it| it.begun[class.index()]).fold(Bytes::ZERO, Bytes::saturating_add)
     };
+    for (raw, class) in [(2, CopyClass::WriteBack), (3, CopyClass::Prefetch), (4, CopyClass::Prefetch)] {
+        let device = DeviceIndex(u16::try_from(raw - 2).unwrap());
+        make(&driver, &completions, raw, Place::Device(device), size);
+        let (from, to) = (ExtentId::from_raw(1), ExtentId::from_raw(raw));
+        driver.submit(Submission::Copy { copy: CopyId::from_raw(raw), from, to, size, class });
+        // It waits before the others do.
+        while begun(CopyClass::WriteBack).is_zero() {
+            assert!(began.elapsed() < DEADLINE);
+            std::thread::yield_now();
+        }
+    }
     // Before its last chunk: then the others may have it all.
     while begun(CopyClass::WriteBack) < Bytes::mib(56) {
         assert!(began.elapsed() < DEADLINE);

@@ -148,3 +148,21 @@ fn who_stood_longest_goes_first_whoever_asks_first() {
     }
     assert!(had[1] >= 2 && had[1].abs_diff(had[2]) <= 1, "{had:?}");
 }
+
+#[test]
+fn who_stood_longest_and_can_begin_nothing_has_nobody_wait_behind_it() {
+    let mut links = sharing(Shares::default(), 3, 1);
+    demand_waits(&mut links, 0, true);
+    // As much is under way there as should be, and none of it ends.
+    links.waits(at(0), 1, waiting(&[Prefetch]), true);
+    let mut had = 0;
+    for turn in 1..4_000 {
+        links.begun(at(turn), DEMAND, Demand, Bytes::mib(64));
+        links.waits(at(turn), 2, waiting(&[Prefetch]), false);
+        if links.next(at(turn), 2).next().is_some() {
+            links.begun(at(turn), 2, Prefetch, CHUNK);
+            had += 1;
+        }
+    }
+    assert!((2..=4).contains(&had), "{had}");
+}

@@ -101,6 +101,20 @@ fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
 }
 
+#[test]
+fn where_few_buffers_can_be_pinned_pieces_wait_for_these() {
+    let others = {
+        let fake = Fake::new().says("note = 1");
+        let _opened = ready(&fake);
+        fake.callers("cuMemHostRegister_v2").len()
+    };
+    let fake = Fake::new().says(&format!("note = 1\nfail.cuMemHostRegister_v2 = 2@{}", others + 3));
+    let (driver, completions, _folder) = ready(&fake);
+    assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+    let asked = fake.callers("cuMemHostRegister_v2").len() - others;
+    assert!((3..32).contains(&asked), "two were had, and it is not asked again for each piece: {asked}");
+}
+
 /// The device does nothing for a while, and the disk goes on until all buffers are full.
 #[test]
 fn the_disk_reads_while_the_device_copies_and_no_further_than_there_are_buffers() {
