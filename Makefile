@@ -9,7 +9,7 @@ demo: ## the whole path with a real model, start to end; FILE=/path/to/any/file 
 
 test: ## all tests, with all their set-up
 	tests/dev/install-tools
-	cargo build -p vramd -p vramctl
+	cargo build -p vramd -p vramctl -p vramd-tests --bins
 	cargo test --workspace --exclude simulator --exclude vramd-python --no-fail-fast
 	cargo test -p simulator
 	sdk-python/tests/run

@@ -192,7 +192,7 @@ impl App {
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, uuids, event_limits(&self.config));
         let files = Files::default();
-        let moves = Moves::new(Arc::clone(&self.driver), self.clock, copies.clone());
+        let moves = Moves::new(&self.driver, self.clock, copies.clone());
         let executor = Executor::new(
             self.inbox.clone(),
             Arc::clone(&self.driver),
@@ -354,7 +354,7 @@ async fn close(driver: Arc<dyn Driver>, copies: &Copies) {
     });
     let gone = async move {
         let _ = ended.await;
-        // A connection that is still being closed may have had it last.
+        // A call that is being cut off may have had it last.
         while others.strong_count() > 0 {
             tokio::time::sleep(END_POLL).await;
         }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -28,7 +28,10 @@ pub struct Moves(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    driver: Arc<dyn Driver>,
+    /// Not kept: connections have this, and those of clients that read nothing last until the process ends.
+    driver: Weak<dyn Driver>,
+    uuids: Vec<String>,
+    links: Vec<LinkFacts>,
     clock: Clock,
     copies: Copies,
     /// The latest first.
@@ -53,26 +56,32 @@ pub struct Ended {
 
 impl Moves {
     /// `clock` is the broker's.
-    pub fn new(driver: Arc<dyn Driver>, clock: Clock, copies: Copies) -> Self {
-        Self(Arc::new(Shared { driver, clock, copies, ended: Mutex::default() }))
+    pub fn new(driver: &Arc<dyn Driver>, clock: Clock, copies: Copies) -> Self {
+        Self(Arc::new(Shared {
+            driver: Arc::downgrade(driver),
+            uuids: driver.devices().iter().map(|info| info.uuid.clone()).collect(),
+            links: driver.links().to_vec(),
+            clock,
+            copies,
+            ended: Mutex::default(),
+        }))
     }
 
     /// How much has arrived in an extent; `None` while nothing is being copied there.
     pub(crate) fn copied(&self, extent: ExtentId) -> Option<Bytes> {
-        self.0.driver.copied_bytes(self.0.copies.towards(extent)?)
+        self.0.driver.upgrade()?.copied_bytes(self.0.copies.towards(extent)?)
     }
 
     pub(crate) fn uuid_of(&self, device: DeviceIndex) -> String {
-        let info = self.0.driver.devices().get(usize::from(device.0));
-        info.map(|info| info.uuid.clone()).unwrap_or_default()
+        self.0.uuids.get(usize::from(device.0)).cloned().unwrap_or_default()
     }
 
     pub(crate) fn links(&self) -> &[LinkFacts] {
-        self.0.driver.links()
+        &self.0.links
     }
 
     pub(crate) fn traffic(&self) -> Vec<Traffic> {
-        self.0.driver.traffic()
+        self.0.driver.upgrade().map(|driver| driver.traffic()).unwrap_or_default()
     }
 
     /// Keeps it, if it is the end of a move.
@@ -128,6 +137,8 @@ impl Moves {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::OnceLock;
+
     use broker_driver::{DeviceInfo, ExtentKind, Submission};
     use vramd_types::{AllocationId, CopyId, HostNode, PartIndex};
 
@@ -163,13 +174,31 @@ pub(crate) mod tests {
         }
     }
 
-    /// Of one device, `GPU-0`, where a copy into extent 5 alone is under way.
-    pub(crate) fn moves() -> Moves {
+    fn driver() -> Arc<dyn Driver> {
         let (uuid, name) = ("GPU-0".to_owned(), String::new());
-        let info = DeviceInfo { uuid, name, total: Bytes::mib(4), context: Bytes::ZERO };
+        Arc::new(OneMiB(vec![DeviceInfo { uuid, name, total: Bytes::mib(4), context: Bytes::ZERO }]))
+    }
+
+    fn of(driver: &Arc<dyn Driver>) -> Moves {
         let copies = Copies::default();
         assert_eq!(copies.begin(ExtentId::from_raw(5)).get(), 1);
-        Moves::new(Arc::new(OneMiB(vec![info])), Clock::start(), copies)
+        Moves::new(driver, Clock::start(), copies)
+    }
+
+    /// Of one device, `GPU-0`, where a copy into extent 5 alone is under way.
+    pub(crate) fn moves() -> Moves {
+        static DRIVER: OnceLock<Arc<dyn Driver>> = OnceLock::new();
+        of(DRIVER.get_or_init(driver))
+    }
+
+    #[tokio::test]
+    async fn a_driver_that_has_ended_is_not_kept() {
+        let driver = driver();
+        let moves = of(&driver);
+        assert_eq!(moves.copied(ExtentId::from_raw(5)), Some(Bytes::mib(1)));
+        drop(driver);
+        assert_eq!(moves.copied(ExtentId::from_raw(5)), None);
+        assert_eq!((moves.uuid_of(DeviceIndex(0)).as_str(), moves.traffic()), ("GPU-0", vec![]));
     }
 
     fn part(part: u32) -> PartRef {

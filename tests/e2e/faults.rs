@@ -75,7 +75,7 @@ fn a_slow_driver_delays_nobody_else() {
 
 #[test]
 fn a_client_killed_while_the_driver_works_leaves_nothing() {
-    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(700)));
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(2000)));
     let mut probe = daemon.probe();
     probe.ask("open");
     probe.tell("reserve 8388608");
@@ -87,7 +87,7 @@ fn a_client_killed_while_the_driver_works_leaves_nothing() {
 
 #[test]
 fn a_slow_release_stays_charged_until_it_is_done() {
-    let daemon = Daemon::start(&Config::default().fault("release", 1, Effect::DelayMs(700)));
+    let daemon = Daemon::start(&Config::default().fault("release", 1, Effect::DelayMs(2000)));
     let mut session = daemon.open();
     let allocation = session.allocate(spec(4 * MIB)).allocation_id;
     session.free(allocation);

@@ -38,7 +38,7 @@ fn every_block_of_the_guides_is_in_their_programs() {
 #[test]
 fn the_guide_for_memory_that_moves_runs() {
     for (checked, found) in [(false, "1\n"), (true, "2\n")] {
-        let config = Config::devices(&["16MiB"]).memory("host_size = \"64MiB\"").limit("pin_stall_ms = 200");
+        let config = Config::devices(&["16MiB"]).memory("host_size = \"64MiB\"").limit("pin_stall_ms = 1500");
         let daemon = Daemon::start(&config.memory(&format!("check_shadows = {checked}")));
         let guide =
             Command::new(program("guide-moving")).env("VRAMD_SOCKET_DIR", daemon.sockets()).output().unwrap();

@@ -98,13 +98,13 @@ fn a_batch_comes_whole_or_not_at_all() {
 
 #[test]
 fn a_deadline_is_told_and_what_comes_later_is_not_lost() {
-    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(1500)));
-    let timeout = Duration::from_millis(300);
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
+    let timeout = Duration::from_millis(1000);
     let client = Client::builder().socket_dir(daemon.sockets()).request_timeout(timeout).connect().unwrap();
     let begun = Instant::now();
     let error = client.allocate(request(4 * MIB)).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::Deadline), "{error:?}");
-    assert!(begun.elapsed() < Duration::from_millis(1400), "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_millis(3500), "took {:?}", begun.elapsed());
     drop(client);
 }
 
@@ -117,7 +117,7 @@ fn a_killed_daemon_costs_the_session_and_no_bytes() {
     let home = daemon.kill();
     let begun = Instant::now();
     assert!(matches!(client.allocate(request(1)), Err(Error::BrokerGone { .. })));
-    assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(5), "took {:?}", begun.elapsed());
     assert_eq!(digest(weights.as_slice().unwrap()), digest(&content(4 * MIB, 6)));
     until("the end is noticed", || !client.is_connected());
 

@@ -11,11 +11,6 @@ use broker_core::{
     Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, OperatorRequest, PartRef,
     Refusal, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
 };
-use broker_core::{
-    Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, PartRef, Refusal, Target,
-    Tier, TouchedPart, WordsOutcome,
-};
-use vramd_types::{AllocationId, Bytes};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex};
 
 fn advise(world: &mut World, client: Client, id: AllocationId, advice: Advice) {

@@ -1,8 +1,6 @@
 //! Memory that is kept for its tenant after it was freed: who gets it again, and who makes it go.
 
-use crate::world;
-
-use crate::world::{Client, World, config, named, persistent, set_quota, spec};
+use crate::world::{self, Client, World, config, named, persistent, set_quota, spec};
 use broker_core::{
     AllocationSpec, CallId, ClientRequest, Command, Completion, Config, CreateError, Event, Notice,
     OperatorRequest, Reply, StoredQuotas, Target, Tier,
@@ -188,7 +186,10 @@ fn what_is_beyond_the_asked_bytes_and_of_other_sizes_is_counted() {
 
 #[test]
 fn anybody_who_needs_room_is_given_it() {
-    let mut world = world(16, 16);
+    // That it is full alone has nothing go.
+    let mut config = keeping(16, 16);
+    config.pressure.evict_to_percent = 100;
+    let mut world = World::with(config, StoredQuotas::default());
     let (client, other) = (world.open("a"), world.open("b"));
     free(&mut world, client, spec(12));
     let call = world.start(other, None, ClientRequest::allocate(vec![spec(8)]));

@@ -369,8 +369,9 @@ fn two_hundred_tenants_have_series_of_their_own() {
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
     // In each place a guarantee, a limit and the states, allocations, what they have beyond what was asked for and what is accessed in
-    // place; where three levels begin, three of links, and four of what is kept.
-    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 3) + 4 + 3 + 3 + 4);
+    // place; where three levels begin, what else is set of them, three of links, what three classes have of each, and four of what is
+    // kept.
+    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 3) + 4 + 3 + 3 + 3 + 3 + 4);
 }
 
 fn points(data: &ResourceMetrics, name: &str) -> usize {

@@ -422,7 +422,7 @@ fn a_refusal_is_its_reason_and_leaves_no_pin() {
 
 #[test]
 fn who_gives_up_is_pinned_nothing() {
-    let daemon = Pinning::start(Gpus::new(&[]), Duration::from_millis(200));
+    let daemon = Pinning::start(Gpus::new(&[]), Duration::from_secs(2));
     let mut allocation = allocate(&daemon, ID, 2, 1);
     allocation.unhold().unwrap();
     evict(&daemon, part_ref(ID, 0));

@@ -178,7 +178,7 @@ fn the_disk_has_a_quota_of_its_own() {
 
 #[test]
 fn who_is_killed_while_it_is_copied_to_disk_leaves_no_file() {
-    let config = tiers("8MiB", "0").disk("8MiB").fault("copy", 1, Effect::DelayMs(1000));
+    let config = tiers("8MiB", "0").disk("8MiB").fault("copy", 1, Effect::DelayMs(2000));
     let daemon = Daemon::start(&config);
     let (probe, id) = client(&daemon);
     let evicting = moving(&daemon, id, Tier::Disk);

@@ -49,7 +49,7 @@ impl Step {
 }
 
 fn slow(on: &'static str, nth: u64) -> Config {
-    tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(1000))
+    tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(2000))
 }
 
 /// Whether a part is under way towards that tier, in that state.

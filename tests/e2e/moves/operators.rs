@@ -284,7 +284,7 @@ fn what_moves_is_told_to_who_watches_and_counted() {
 
 #[test]
 fn a_part_on_its_way_shows_where_it_goes() {
-    let config = tiers("8MiB", "8MiB").fault("copy", 1, vramd_tests::config::Effect::DelayMs(600));
+    let config = tiers("8MiB", "8MiB").fault("copy", 1, vramd_tests::config::Effect::DelayMs(3000));
     let daemon = Daemon::start(&config);
     let (mut session, id) = written(&daemon, 1);
     let evicting = moving(&daemon, id, Tier::Host);

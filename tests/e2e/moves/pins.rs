@@ -67,7 +67,7 @@ fn memory_of_the_sdk_is_at_the_same_address_with_every_byte() {
 
 #[test]
 fn a_pin_while_it_leaves_keeps_it() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(500)));
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);
     let evicting = moving(&daemon, id, Tier::Host);
     unmap_as_told(&mut session, id);

@@ -80,7 +80,7 @@ fn what_moves_is_listed_with_its_progress() {
 #[test]
 fn what_failed_and_what_was_given_up_is_told_too() {
     let config = tiers("8MiB", "8MiB").fault("copy", 1, Effect::Fail("a cable".into()));
-    let daemon = Daemon::start(&config.fault("copy", 2, Effect::DelayMs(500)));
+    let daemon = Daemon::start(&config.fault("copy", 2, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);
     let failing = moving(&daemon, id, Tier::Host);
     unmap_as_told(&mut session, id);

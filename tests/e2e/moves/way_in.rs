@@ -29,7 +29,7 @@ enum Call {
 fn each(mut play: impl FnMut(Coming)) {
     for (on, nth, state) in STEPS {
         for pins in [false, true] {
-            let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(500)));
+            let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(1500)));
             let (mut session, id) = written(&daemon, 1);
             evict(&daemon, &mut session, id);
             until_held(&daemon, 0, 2);

@@ -109,7 +109,7 @@ fn what_is_written_after_that_is_copied_when_it_leaves() {
 
 #[test]
 fn what_is_written_while_it_is_copied_is_copied_again() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(400)));
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);
     let mut watching = Watching::all(&daemon.admin);
     let writing = writing_back(&daemon, id);
@@ -127,7 +127,7 @@ fn what_is_written_while_it_is_copied_is_copied_again() {
 
 #[test]
 fn what_leaves_while_it_is_copied_needs_no_second_copy() {
-    let daemon = Daemon::start(&no_second_copy().fault("copy", 1, Effect::DelayMs(400)));
+    let daemon = Daemon::start(&no_second_copy().fault("copy", 1, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);
     let writing = writing_back(&daemon, id);
     until("it is copied", || is_copied(&daemon));
@@ -194,7 +194,7 @@ fn a_copy_that_fails_is_told_and_the_part_goes_on() {
 #[test]
 fn who_wants_it_where_it_is_or_frees_it_ends_it() {
     for frees in [false, true] {
-        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(400)));
+        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
         let (mut session, id) = written(&daemon, 1);
         let writing = writing_back(&daemon, id);
         until("it is copied", || is_copied(&daemon));

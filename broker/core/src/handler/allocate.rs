@@ -490,7 +490,7 @@ impl Broker {
             Ok(Part { extent, holds: Few::default() })
         });
         allocation.parts = parts.collect::<Result<_, Refusal>>()?;
-        allocation.extents_left = part_count;
+        allocation.extents_left = u32::try_from(part_count).unwrap_or(u32::MAX);
         self.allocations.insert(id, allocation);
         if let Some(session) = self.sessions.get_mut(session) {
             session.owned.insert(id);

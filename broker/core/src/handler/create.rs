@@ -104,6 +104,9 @@ impl Broker {
         if allocation.part(part.part).is_some_and(|entry| entry.extent != id) {
             return self.stray_made(part, id, failure.as_ref());
         }
+        if failed {
+            self.lodges_no_more(part);
+        }
         if freeing {
             self.give_back_part(part);
             self.remove_if_gone(part.allocation);

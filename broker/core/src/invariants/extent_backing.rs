@@ -28,10 +28,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 }
 
 fn check_counts(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
-    let (mut extents, mut unreturned) = (0, 0);
+    let (mut extents, mut unreturned) = (0_u32, 0_u32);
     for (_, extent) in broker.extents_of(id, allocation) {
         extents += 1;
-        unreturned += usize::from(matches!(extent.state, ExtentState::Unreturned(_)));
+        unreturned += u32::from(matches!(extent.state, ExtentState::Unreturned(_)));
     }
     expect_equal(found, EXTENTS, || format!("extents of {id}"), &allocation.extents_left, &extents);
     let is = &allocation.extents_unreturned;

@@ -115,11 +115,11 @@ pub(crate) struct Allocation {
     /// Its path, if its bytes are those of a file.
     pub(crate) file: Option<Arc<str>>,
     /// Extents that are not gone from the pool yet.
-    pub(crate) extents_left: usize,
+    pub(crate) extents_left: u32,
     /// How many holds there are on its parts.
     pub(crate) hold_count: usize,
     /// Of these, let go and not given back yet.
-    pub(crate) extents_unreturned: usize,
+    pub(crate) extents_unreturned: u32,
     /// The operation that makes or seals it.
     pub(crate) op: Option<OpId>,
     /// Operations that wait for it to be unmapped or given back.

@@ -32,6 +32,9 @@ const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
 /// A disk that does not answer for so long is measured no further: a start does not wait for it.
 const GIVES_UP: Duration = Duration::from_secs(2);
 
+/// Of what is written, in bytes.
+const WORD: usize = size_of::<u64>();
+
 impl Disk {
     /// Of its directory, where it leaves nothing behind.
     pub(crate) fn measure(&self) -> Result<Vec<LinkFacts>, DriverError> {
@@ -93,11 +96,14 @@ struct Run {
 impl Run {
     fn new(disk: &Disk, file: &ExtentFile, way: Way, size: Bytes) -> Result<Self, DriverError> {
         let length = usize::try_from(PIECE).unwrap_or(usize::MAX);
+        // Some disks look whether it is all the same: in each buffer it lies a word further on, so that no block is like another.
+        let mut text = Vec::with_capacity(length + WORD * depth(way));
+        for word in 0..length / WORD + depth(way) {
+            text.extend_from_slice(&mixed(word));
+        }
         let buffer = |at: usize| {
             let mut buffer = Buffer::new(length)?;
-            // Some disks look whether it is all the same.
-            let text: Vec<u8> = (0..length / 8).flat_map(|word| mixed(at, word).to_ne_bytes()).collect();
-            buffer.fill(&text);
+            buffer.fill(text.get(at * WORD..).and_then(|text| text.get(..length)).unwrap_or_default());
             Ok(buffer)
         };
         let buffers: std::io::Result<Vec<Buffer>> = (0..depth(way)).map(buffer).collect();
@@ -203,9 +209,10 @@ fn answers_since(heard: Instant) -> Result<(), DriverError> {
 }
 
 /// Eight bytes that follow from nothing before them.
-fn mixed(buffer: usize, word: usize) -> u64 {
-    let seed = (buffer as u64) << 32 | word as u64;
-    (seed ^ seed >> 7).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+fn mixed(word: usize) -> [u8; WORD] {
+    let seed = word as u64;
+    let mixed = (seed ^ seed >> 7).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9).to_ne_bytes()
 }
 
 #[cfg(test)]

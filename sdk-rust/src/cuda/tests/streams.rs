@@ -128,7 +128,7 @@ fn an_answer_that_is_none_is_asked_again_and_a_lost_context_ends_the_pin() {
 #[test]
 fn whoever_parts_waits_for_streams_and_not_for_guards() {
     let fake = FakeDriver::load();
-    let (daemon, allocation) = start(&fake, Duration::from_millis(500));
+    let (daemon, allocation) = start(&fake, Duration::from_secs(2));
     fake.stream(STREAM, true, false);
     allocation.pin(Access::Write).unwrap().unpin_after(&[STREAM]).unwrap();
     let guard = allocation.pin(Access::Read).unwrap();
