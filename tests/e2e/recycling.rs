@@ -85,5 +85,8 @@ fn it_makes_room_for_others_and_is_never_theirs() {
     assert_eq!(b.ask(&format!("digest {id} 50331648"))["digest"], zeros);
     let books = daemon.books();
     assert_eq!(books.held_by("team-b"), 48 * MIB);
-    assert!(books.held_by("team-a") <= 16 * MIB, "what it made room with; the device is full, so the rest goes too");
+    assert!(
+        books.held_by("team-a") <= 16 * MIB,
+        "what it made room with; the device is full, so the rest goes too"
+    );
 }

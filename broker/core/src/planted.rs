@@ -134,7 +134,7 @@ mod bugs {
         AwayStillMapped: "what is evicted counts as mapped all the same", [SUMS];
         SlotReused: "the slot of an evicted part is given to another", [SLOTS];
         WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE, PIN_ANSWERS];
-        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, DEMANDS, BOUNDS];
+        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, DEMANDS, BOUNDS, LINK_AWAITED];
         EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS, SENT];
         FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS, LOADED];
         PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
@@ -193,7 +193,7 @@ mod bugs {
         LoadedToOwner: "who loads something is sent it, and has not attached it", [LOADED, EVICTED, PIN_ANSWERS];
         UnreadableKept: "what could not be loaded is not freed", [LOADED];
         FileKept: "the file of a part that is freed is never let go", [EXTENTS, DRAINS];
-        DamageIgnored: "what cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, RECYCLED];
+        DamageIgnored: "what cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, RECYCLED, CALLS];
         ClassInverted: "what somebody waits for is copied as what nobody does, and not hastened", [LINK_AWAITED];
         PrefetchBeforeDemand: "a link has a prefetch go before what somebody waits for", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not give back what a class has lent to others", [LINK_SHARES];

@@ -31,7 +31,16 @@ fn passes(fake: &Fake, only: &[&str]) -> String {
 
 /// Each is run beside the others: one case waits more than it works.
 const TOGETHER: [&[&str]; 3] = [
-    &["pinning", "memory::", "lifetime::", "capacity::", "host::", "digest::", "submissions::", "outsiders::"],
+    &[
+        "pinning",
+        "memory::",
+        "lifetime::",
+        "capacity::",
+        "host::",
+        "digest::",
+        "submissions::",
+        "outsiders::",
+    ],
     &["kept::", "copies::", "directory::", "fixed::", "faults::"],
     &["disk::", "files::"],
 ];
