@@ -177,7 +177,7 @@ fn clients_outlive_a_daemon_that_is_killed() {
     let begun = Instant::now();
     let status = session.memory.allocate_batch(session.request(vec![spec(1)])).wait().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
-    assert!(begun.elapsed() < Duration::from_secs(5), "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
 
     // A new daemon sees what the old one's clients hold, and does not hand it out again.
     let daemon = Daemon::start_in(home);

@@ -177,7 +177,9 @@ impl Link {
     fn share_beside(&self, begun: CopyClass, class: CopyClass) -> u32 {
         // Of what demand has nothing belongs to a prefetch.
         let has_share = (begun, class) != (CopyClass::Demand, CopyClass::Prefetch);
-        let share = self.shares.percent(class).min(self.wanted[class.index()]);
+        // Who is to save up what it does not want has a share of that.
+        let takes = if planted!(self, ShareSavedUp) { u32::MAX } else { self.wanted[class.index()] };
+        let share = self.shares.percent(class).min(takes);
         if has_share && !planted!(self, ShareLentForEver) { share } else { 0 }
     }
 

@@ -476,7 +476,7 @@ async fn stopping_does_not_wait_for_an_idle_connection() {
     let start = std::time::Instant::now();
     served.stop.send(()).unwrap();
     served.server.await.unwrap().unwrap();
-    assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

@@ -324,12 +324,10 @@ mod tests {
     use fake_cuda::Fake;
 
     use super::*;
-    use crate::cuda::{CudaConfig, Probed, node, probe};
+    use crate::cuda::{Probed, node, probe, tests::config};
 
     fn device(fake: &Fake) -> Arc<Device> {
-        let library = Some(fake.library());
-        let config = CudaConfig { library, params: Some(fake.params()), ..CudaConfig::default() };
-        let Probed { api, found, .. } = probe(config).unwrap();
+        let Probed { api, found, .. } = probe(config(fake)).unwrap();
         let (ordinal, info) = (found[0].ordinal.unwrap(), found[0].info.clone());
         Arc::new(Device::open(&api, ordinal, info, None, Path::new(node::NODES)).unwrap())
     }

@@ -24,7 +24,7 @@ use crate::Handle;
 
 const FIRST: DeviceIndex = DeviceIndex(0);
 
-fn config(fake: &Fake) -> CudaConfig {
+pub(super) fn config(fake: &Fake) -> CudaConfig {
     let library = Some(fake.library());
     CudaConfig { nvml: library.clone(), library, params: Some(fake.params()), ..CudaConfig::default() }
 }
