@@ -58,11 +58,19 @@ pub(crate) fn connect(
     if let Some(seconds) = timeout {
         builder = builder.request_timeout(arguments::timeout(seconds)?);
     }
-    if let Some(call) = on_pressure {
-        builder = builder.on_pressure(told::on_pressure(call, py)?);
+    let mut hears = None;
+    if let Some(on_pressure) = on_pressure {
+        told::check_callable(on_pressure.bind(py))?;
+        let (call, told) = told::channel();
+        builder = builder.on_pressure(call);
+        hears = Some((told, on_pressure));
     }
     let sdk = py.detach(|| builder.connect()).map_err(Fault::from)?;
-    Ok(Client { pid: process::id(), sdk: Mutex::new(Some(sdk)) })
+    let client = Client { pid: process::id(), sdk: Mutex::new(Some(sdk)) };
+    if let Some((told, on_pressure)) = hears {
+        told::start(py, told, on_pressure)?;
+    }
+    Ok(client)
 }
 
 /// Where the daemon's sockets are looked for, unless `connect` is told.

@@ -45,7 +45,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<info::Device>()?;
     module.add_class::<info::Released>()?;
     module.add_class::<info::Pressure>()?;
-    let end_calls = wrap_pyfunction!(told::end_calls, module)?;
-    module.py().import("atexit")?.call_method1("register", (end_calls,))?;
+    module.add_class::<told::Told>()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

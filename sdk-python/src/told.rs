@@ -1,98 +1,89 @@
-//! A program's own function, which the SDK calls when it is told of pressure.
+//! What is told of pressure, on its way to a program's own function.
 //!
-//! It is called on a thread of the SDK's, which has the GIL for that alone. An interpreter that ends must not find such a
-//! thread on its way in: at the exit no more calls are begun, and those that run are waited for, though not for ever. A forked
-//! child has none of its parent's threads, so it waits for none of its parent's calls.
+//! A thread of Python's takes it there (`vramd/_told.py`), not the SDK's, for the sake of interpreters that end while it is told.
+//! Until Python 3.14 a thread that comes back into one is unwound, and may have no frames of ours below it: they would touch what is
+//! no more. Below the function that thread has Python's alone. Here it is only while it waits, and who comes back from that too late
+//! is kept for ever by pyo3.
 
 use std::{
-    process,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
+    mem, process,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver, Sender},
+    },
 };
 
 use pyo3::{exceptions::PyTypeError, prelude::*};
 
 use crate::info::Pressure;
 
-/// How long the exit waits for a function that does not come back.
-const EXIT_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How many calls run, below the number of the process in which they do.
-static RUNNING: AtomicU64 = AtomicU64::new(0);
-static IS_EXIT: AtomicBool = AtomicBool::new(false);
-
-/// Calls it with each pressure that is told. What it raises is reported as what nobody can catch.
-pub(crate) fn on_pressure(
-    call: Py<PyAny>,
-    py: Python<'_>,
-) -> PyResult<impl Fn(vramd_client::Pressure) + Send + Sync + use<>> {
-    if !call.bind(py).is_callable() {
-        return Err(PyTypeError::new_err(
-            "`on_pressure` is called with each pressure, and this cannot be called",
-        ));
-    }
-    Ok(move |told: vramd_client::Pressure| {
-        // Both in one order for all threads: either the exit sees this call, or this call the exit.
-        let running = Running::begin();
-        if !IS_EXIT.load(Ordering::SeqCst) {
-            Python::try_attach(|py| {
-                if let Err(error) = call.call1(py, (Pressure::from(&told),)) {
-                    error.write_unraisable(py, Some(call.bind(py)));
-                }
-            });
-        }
-        running.end();
-    })
-}
-
-/// For `atexit`.
-#[pyfunction]
-pub(crate) fn end_calls(py: Python<'_>) {
-    IS_EXIT.store(true, Ordering::SeqCst);
-    py.detach(|| {
-        let begun = Instant::now();
-        while Running::any() && begun.elapsed() < EXIT_PATIENCE {
-            thread::sleep(Duration::from_millis(1));
-        }
-    });
-}
-
-/// One call, of the process that began it: a child that is forked in it ends it too.
-struct Running {
+/// Where the thread waits for what is told. It hears one after the other, and while it does the SDK keeps the newest.
+#[pyclass(frozen, name = "_Told", module = "vramd._native")]
+pub(crate) struct Told {
     process: u32,
+    calls: Mutex<Receiver<Call>>,
+    /// Of the call that runs.
+    running: Mutex<Option<Running>>,
 }
 
-impl Running {
-    fn begin() -> Self {
-        let process = process::id();
-        Self::change(|running| packed(process, count_in(process, running) + 1));
-        Self { process }
+struct Call {
+    pressure: vramd_client::Pressure,
+    running: Running,
+}
+
+/// The SDK waits until it is dropped.
+struct Running(#[expect(dead_code, reason = "its end is what is told")] Sender<()>);
+
+#[pymethods]
+impl Told {
+    /// The next, which is also to say that the last one was heard; `None` at the end of the session.
+    fn next(&self, py: Python<'_>) -> Option<Pressure> {
+        let last = lock(&self.running).take();
+        if process::id() != self.process {
+            // Forked by the function. Nobody waits for it here, and the locks of channels may be held by threads that are not here.
+            mem::forget(last);
+            return None;
+        }
+        drop(last);
+        let call = py.detach(|| lock(&self.calls).recv()).ok()?;
+        *lock(&self.running) = Some(call.running);
+        Some(Pressure::from(&call.pressure))
     }
 
-    fn end(self) {
-        Self::change(|running| match count_in(self.process, running) {
-            // A child has counted calls of its own since.
-            0 => running,
-            count => packed(self.process, count - 1),
-        });
-    }
-
-    fn any() -> bool {
-        count_in(process::id(), RUNNING.load(Ordering::SeqCst)) > 0
-    }
-
-    fn change(change: impl Fn(u64) -> u64) {
-        let _ = RUNNING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |running| Some(change(running)));
+    /// What the function raised is reported as what nobody can catch.
+    #[staticmethod]
+    fn report(raised: Bound<'_, PyAny>, on_pressure: &Bound<'_, PyAny>) {
+        let py = on_pressure.py();
+        PyErr::from_value(raised).write_unraisable(py, Some(on_pressure));
     }
 }
 
-fn packed(process: u32, count: u32) -> u64 {
-    (u64::from(process) << 32) | u64::from(count)
+/// What the SDK calls, and where the thread waits for it.
+pub(crate) fn channel() -> (impl Fn(vramd_client::Pressure) + Send + Sync + use<>, Told) {
+    let (told, calls) = mpsc::channel();
+    let call = move |pressure| {
+        let (running, is_over) = mpsc::channel();
+        if told.send(Call { pressure, running: Running(running) }).is_ok() {
+            // Nothing is ever sent: it ends when the other end does.
+            let _ = is_over.recv();
+        }
+    };
+    (call, Told { process: process::id(), calls: Mutex::new(calls), running: Mutex::new(None) })
 }
 
-/// What was counted in another process counts for nothing.
-fn count_in(process: u32, running: u64) -> u32 {
-    let [counted_in, count] = [running >> 32, running & u64::from(u32::MAX)];
-    if counted_in == u64::from(process) { u32::try_from(count).unwrap_or(u32::MAX) } else { 0 }
+/// Begins the thread, which ends with the session.
+pub(crate) fn start(py: Python<'_>, told: Told, on_pressure: Py<PyAny>) -> PyResult<()> {
+    py.import("vramd._told")?.call_method1("start", (Py::new(py, told)?, on_pressure))?;
+    Ok(())
+}
+
+pub(crate) fn check_callable(on_pressure: &Bound<'_, PyAny>) -> PyResult<()> {
+    if on_pressure.is_callable() {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err("`on_pressure` is called with each pressure, and this cannot be called"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

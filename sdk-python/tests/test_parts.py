@@ -117,7 +117,7 @@ def test_a_set_that_cannot_be_pinned_keeps_nothing(client: vramd.Client, daemon:
 
 
 def test_nested_pins_are_ended_and_sets_are_not(start: Callable[..., Daemon]) -> None:
-    daemon = start(memory="4MiB", more='[memory]\nhost_size = "16MiB"\n[limits]\npin_stall_ms = 200\n')
+    daemon = start(memory="4MiB", more='[memory]\nhost_size = "16MiB"\n[limits]\npin_stall_ms = 2000\n')
     with daemon.connect("test") as client:
         one, two = (client.allocate("3MiB", part_size="2MiB", unheld=True) for _ in range(2))
         with one.pin():

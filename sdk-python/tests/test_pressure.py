@@ -94,9 +94,10 @@ def test_what_cannot_be_called_is_refused(daemon: Daemon) -> None:
         daemon.connect(on_pressure=3)
 
 
-def test_an_interpreter_ends_while_it_is_told(daemon: Daemon) -> None:
-    """The thread would come back into an interpreter that is half taken down."""
-    busy = """
+@pytest.mark.parametrize("meanwhile", ["sleep(0.001)", "client.describe(memory.id)"])
+def test_an_interpreter_ends_while_it_is_told(daemon: Daemon, meanwhile: str) -> None:
+    """The thread comes back into an interpreter that is half taken down."""
+    busy = f"""
 import threading, time, vramd
 heard = threading.Event()
 class Slow:
@@ -104,10 +105,14 @@ class Slow:
         sleep(0.5)
 slow = Slow()
 def on_pressure(pressure, sleep=time.sleep):
+    assert begun.wait(20)
     heard.set()
-    for _ in range(300):
-        sleep(0.001)
+    while True:
+        {meanwhile}
+begun = threading.Event()
 client = vramd.connect(on_pressure=on_pressure)
+memory = client.allocate("2MiB")
+begun.set()
 assert heard.wait(20)
 """
     assert daemon.run(busy) == ""
@@ -123,10 +128,24 @@ def on_pressure(pressure):
 client = vramd.connect(on_pressure=on_pressure)
 assert heard.wait(20)
 """
-    begun = time.monotonic()
-    with daemon.child(stuck) as child:
-        child.communicate(timeout=60)
-    assert time.monotonic() - begun < 30
+    assert daemon.run(stuck) == ""
+
+
+def test_who_hears_closes_the_session(daemon: Daemon) -> None:
+    closed = threading.Event()
+
+    def on_pressure(pressure: vramd.Pressure) -> None:
+        assert connected.wait(20)
+        client.close()
+        closed.set()
+
+    connected = threading.Event()
+    client = daemon.connect(on_pressure=on_pressure)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "vramd-pressure"]
+    connected.set()
+    assert closed.wait(20)
+    thread.join(20)
+    assert not thread.is_alive(), "it ends with the session"
 
 
 def test_a_child_forked_while_it_is_told_waits_for_no_call(daemon: Daemon) -> None:

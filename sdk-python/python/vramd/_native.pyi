@@ -8,7 +8,7 @@ from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
     "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor", "__version__",
-    "connect", "reasons", "socket_dir",
+    "_Told", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -389,3 +389,13 @@ class Pressure:
     @property
     def full_in(self) -> float | None:
         """Seconds until the tier is full, if it goes on filling as it does. None: it does not, or that is more than 300 off."""
+
+@final
+class _Told:
+    """Where `vramd._told` waits."""
+
+    def next(self) -> Pressure | None:
+        """The next that is told, which is also to say that the last one was heard; `None` at the end of the session."""
+    @staticmethod
+    def report(raised: BaseException, on_pressure: Callable[[Pressure], object]) -> None:
+        """What the function raised goes to `sys.unraisablehook`."""
