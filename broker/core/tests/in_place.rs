@@ -68,6 +68,22 @@ fn what_is_no_more_accessed_in_place_is_unmapped_when_nobody_pins_it() {
     comes_with_the_next_pin(world, owner, part);
 }
 
+/// The words are looked at now and then: who was seen to pin it may have let go since.
+#[test]
+fn who_pinned_it_when_it_was_looked_at_last_is_asked_when_it_is_advised() {
+    let mut world = tiers(8, 8);
+    let owner = world.open_pinning("a");
+    let part = part(world.allocate(owner, unheld(4)).expect("room"), 0);
+    advise(&mut world, owner, part.allocation, Advice::SetAccessedBy);
+    world.operate(to(part.allocation, Tier::Host)).expect("it goes");
+    look(&mut world, owner, 1, &[part]);
+    world.pin(owner, part);
+    world.harvest(owner, part);
+    world.unpin(owner, part);
+    advise(&mut world, owner, part.allocation, Advice::UnsetAccessedBy);
+    comes_with_the_next_pin(world, owner, part);
+}
+
 #[test]
 fn or_when_who_pinned_it_has_ended() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();

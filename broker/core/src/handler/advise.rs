@@ -91,6 +91,13 @@ impl Broker {
         self.unsettled.lingering.extend(its);
     }
 
+    /// The same of all, but for those that somebody is known to pin, who is seen to unpin them: to ask its words would send pins of its
+    /// own the long way.
+    pub(crate) fn unsettle_all_lingering(&mut self) {
+        let unpinned = self.lingering.iter().filter(|part| !self.lodgers.is_pinned(**part));
+        self.unsettled.lingering.extend(unpinned);
+    }
+
     /// The next of them that may be unmapped, unless so many words were asked already because of this event: then they are looked
     /// at a moment later, and whatever else has happened is not kept waiting.
     pub(super) fn next_lingering(&mut self) -> Option<PartRef> {
@@ -108,12 +115,8 @@ impl Broker {
         if !self.lingering.contains(&part) {
             return;
         }
-        // What is under way says when it is over, and who was found to pin it is seen to unpin it: to ask its word would send pins
-        // of its own the long way.
-        if self.migrations.contains_key(&part)
-            || self.revocations.contains_key(&part)
-            || self.lodgers.is_pinned(part)
-        {
+        // What is under way says when it is over.
+        if self.migrations.contains_key(&part) || self.revocations.contains_key(&part) {
             return;
         }
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);

@@ -139,7 +139,7 @@ impl Broker {
         self.demands.has_been_looked_at(device);
         self.residents.loosen();
         self.lodgers.loosen();
-        self.unsettled.lingering.extend(&self.lingering);
+        self.unsettle_all_lingering();
         self.pressing.failed.clear();
         self.unsettled.demands = true;
         if self.surveys.under_way.remove(&device) == Some(true) {
