@@ -49,13 +49,6 @@ impl Told {
         *lock(&self.running) = Some(call.running);
         Some(Pressure::from(&call.pressure))
     }
-
-    /// What the function raised is reported as what nobody can catch.
-    #[staticmethod]
-    fn report(raised: Bound<'_, PyAny>, on_pressure: &Bound<'_, PyAny>) {
-        let py = on_pressure.py();
-        PyErr::from_value(raised).write_unraisable(py, Some(on_pressure));
-    }
 }
 
 /// What the SDK calls, and where the thread waits for it.

@@ -72,8 +72,8 @@ pub enum Event {
     QuotasStored {
         result: Result<(), String>,
     },
-    /// What the words of sessions say of use since the last time. Parts that were neither used, nor pinned or unpinned, are not
-    /// among it.
+    /// What the words of sessions say of use since the last time. Parts that were neither used nor written, nor pinned or unpinned,
+    /// are not among it.
     Touched(Vec<TouchedPart>),
     /// Nothing but time has passed.
     Tick,

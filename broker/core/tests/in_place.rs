@@ -268,6 +268,21 @@ fn who_is_known_to_pin_it_is_not_asked_whenever_devices_are_looked_at() {
 }
 
 #[test]
+fn nor_whenever_another_lets_go_of_it() {
+    let (mut world, [owner, reader], part) = two_map_it_there_still();
+    world.harvest(reader, part);
+    world.pin(owner, part);
+    world.harvest(owner, part);
+    world.unpin(owner, part);
+    world.harvest(owner, part);
+    look(&mut world, owner, 3, &[part]);
+    assert!(!world.work.iter().any(asks), "the reader pins it still");
+    world.unpin(reader, part);
+    world.harvest(reader, part);
+    assert!(world.work.iter().any(asks));
+}
+
+#[test]
 fn what_is_many_parts_is_unmapped_some_at_a_time() {
     let mut config = config(&[Bytes::mib(1040)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(1040), Bytes::mib(2));

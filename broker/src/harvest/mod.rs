@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   executor ── Map, ForgetWord ──▶ changes ──▶ thread: every harvest_ms a look at each slot that has a part
-//!                                                 │ what was used, or is pinned otherwise than at the last look
+//!                                                 │ what was used or written, or is pinned otherwise than at the last look
 //!                                                 ╰──▶ Event::Touched, one for all sessions, or none
 //! ```
 //!

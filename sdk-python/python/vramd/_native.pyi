@@ -27,7 +27,7 @@ def connect(
     to be asked. `timeout` bounds every later call, in seconds; it is 300 unless told. `on_pressure` is called whenever the daemon tells how
     full a device is, or a tier below it: once for each at the beginning, then with every change. A thread that does nothing else
     calls it, so it may take its time; of what comes meanwhile it is told the newest of each device and tier. What it raises goes to
-    `sys.unraisablehook`. What it refers to lives as long as the session.
+    `threading.excepthook`, and the next is told all the same. What it refers to lives as long as the session.
     """
 
 def socket_dir() -> str:
@@ -396,6 +396,3 @@ class _Told:
 
     def next(self) -> Pressure | None:
         """The next that is told, which is also to say that the last one was heard; `None` at the end of the session."""
-    @staticmethod
-    def report(raised: BaseException, on_pressure: Callable[[Pressure], object]) -> None:
-        """What the function raised goes to `sys.unraisablehook`."""

@@ -69,17 +69,19 @@ impl Broker {
         }
     }
 
-    /// Whoever maps the part in the host's memory unmaps it there as soon as nobody pins it.
+    /// Whoever maps the part in the host's memory unmaps it there as soon as nobody pins it. Whether somebody does is asked now: who
+    /// was seen to pin it may have let go since.
     fn leaves_its_place(&mut self, part: PartRef) {
         if self.tier_of(part) == Some(Tier::Host) && !planted!(self, AdviceKept) {
             self.lingering.insert(part);
-            self.unsettle_lingering(part);
+            self.unsettled.lingering.insert(part);
         }
     }
 
-    /// What kept the part where it is mapped may be over.
+    /// What kept the part where it is mapped may be over. Who is known to pin it is seen to unpin it: to ask its word would send pins
+    /// of its own the long way.
     pub(crate) fn unsettle_lingering(&mut self, part: PartRef) {
-        if self.lingering.contains(&part) {
+        if self.lingering.contains(&part) && !self.lodgers.is_pinned(part) {
             self.unsettled.lingering.insert(part);
         }
     }
@@ -88,11 +90,10 @@ impl Broker {
     pub(crate) fn unsettle_lingering_of(&mut self, session: SessionId) {
         let its = self.lingering.iter().filter(|part| self.map_state(session, **part).is_some());
         let its: Vec<_> = its.copied().collect();
-        self.unsettled.lingering.extend(its);
+        its.into_iter().for_each(|part| self.unsettle_lingering(part));
     }
 
-    /// The same of all, but for those that somebody is known to pin, who is seen to unpin them: to ask its words would send pins of its
-    /// own the long way.
+    /// The same of all.
     pub(crate) fn unsettle_all_lingering(&mut self) {
         let unpinned = self.lingering.iter().filter(|part| !self.lodgers.is_pinned(**part));
         self.unsettled.lingering.extend(unpinned);
