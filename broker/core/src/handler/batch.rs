@@ -8,7 +8,7 @@ use vramd_types::{Bytes, SessionId};
 
 use super::{
     Started, Timer,
-    allocate::Plan,
+    plan::Plan,
     room::{Need, Piece},
 };
 use crate::{

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
 
-use super::{Start, Started, allocate::Plan, batch::Lack};
+use super::{Start, Started, batch::Lack, plan::Plan};
 use crate::{
     broker::Broker,
     command::Command,

@@ -20,11 +20,13 @@ mod line;
 mod load;
 mod mapping;
 mod migrate;
+mod migrated;
 mod notice;
 mod parts;
 mod pin;
 #[cfg(test)]
 mod pin_costs;
+mod plan;
 mod pressure;
 mod query;
 mod quota;
