@@ -29,8 +29,10 @@ const ONE_WITHIN: Duration = Duration::from_millis(100);
 pub(crate) const MEASURED_BY: Bytes = Bytes::new((READS_MAX + RING_PIECES) as u64 * PIECE);
 /// What cannot be written by then is not read either.
 const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
-/// A disk that does not answer for so long is measured no further: a start does not wait for it.
+/// A disk that ends no read, or no write, for so long is measured no further: a start does not wait for it.
 const GIVES_UP: Duration = Duration::from_secs(2);
+/// Nor for one that answers, but takes longer than that for all of it: [`ONE_WITHIN`] lets by what needs some seconds.
+const ALL_WITHIN: Duration = Duration::from_secs(15);
 
 /// Of what is written, in bytes.
 const WORD: usize = size_of::<u64>();
@@ -43,18 +45,23 @@ impl Disk {
         // No extent of the caller's has that id.
         let file = room.directory.make(ExtentId::from_raw(0), size)?;
         let new = |way| Run::new(self, &file, way, size);
-        let [read, write, both] = carried(new(Way::ToDisk)?, new(Way::FromDisk)?)?;
+        let (writes, reads) = (new(Way::ToDisk)?, new(Way::FromDisk)?);
+        let [read, write, both] = carried(writes, reads, file)?;
         let alone = [(LaneId::FromDisk, read[0]), (LaneId::ToDisk, write[0])];
         let links = alone.map(|lane| LinkFacts { name: lane.0.to_string(), lanes: vec![lane] });
         Ok(links.into_iter().chain(copies::shared("disk", &alone, &both)).collect())
     }
 }
 
-/// What reads and writes carry alone, and both at once.
-fn carried(mut writes: Run, mut reads: Run) -> Result<[Vec<u64>; 3], DriverError> {
+/// What reads and writes carry alone, and both at once. The file is given up with them.
+fn carried<F: Send + 'static>(
+    mut writes: Run,
+    mut reads: Run,
+    file: F,
+) -> Result<[Vec<u64>; 3], DriverError> {
     let measured = measured(&mut writes, &mut reads);
     if measured.is_err() {
-        leave([writes, reads]);
+        leave((file, writes, reads));
     }
     measured
 }
@@ -66,12 +73,13 @@ fn measured(writes: &mut Run, reads: &mut Run) -> Result<[Vec<u64>; 3], DriverEr
     Ok([read, write, together(&mut [reads, writes])?])
 }
 
-/// What is under way may end late, or never: its memory is given up then, and nobody waits for that.
-fn leave(runs: [Run; 2]) {
-    let runs = ManuallyDrop::new(runs);
-    let wait = move || drop(ManuallyDrop::into_inner(runs));
-    // Without a thread it is never given up.
-    let _ = thread::Builder::new().name("disk-measure".to_owned()).spawn(wait);
+/// What is under way may end late, or never, and a file system that hangs does not let go of a file either: all of it is given up where
+/// nobody waits for that.
+fn leave<L: Send + 'static>(left: L) {
+    let left = ManuallyDrop::new(left);
+    let give_up = move || drop(ManuallyDrop::into_inner(left));
+    // Without a thread it never is, and the next start deletes the file.
+    let _ = thread::Builder::new().name("disk-measure".to_owned()).spawn(give_up);
 }
 
 /// So many pieces are under way, as in a lane.
@@ -91,6 +99,10 @@ struct Run {
     next: u64,
     /// So many are there to go round.
     pieces: u64,
+    /// When something has ended last, or the first was begun.
+    heard: Instant,
+    /// When all of the measure is to be over.
+    until: Instant,
 }
 
 impl Run {
@@ -110,7 +122,9 @@ impl Run {
         let idle = buffers.map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))?;
         // Of a ring that breaks the lanes tell.
         let engine = Engine::new(disk.engine, depth(way), Warn::by(drop))?;
-        Ok(Self { engine, file: Arc::clone(&file.fd), way, idle, next: 0, pieces: size.get() / PIECE })
+        let (pieces, heard) = (size.get() / PIECE, Instant::now());
+        let file = Arc::clone(&file.fd);
+        Ok(Self { engine, file, way, idle, next: 0, pieces, heard, until: heard + ALL_WITHIN })
     }
 
     /// Begins as many as there are buffers for.
@@ -120,6 +134,9 @@ impl Run {
 
     /// Unless all buffers are under way.
     fn begin_one(&mut self) -> bool {
+        if self.is_idle() {
+            self.heard = Instant::now();
+        }
         let Some(room) = self.idle.pop() else { return false };
         let at = self.next % self.pieces.max(1) * PIECE;
         let (file, length) = (Arc::clone(&self.file), room.bytes().len());
@@ -128,7 +145,11 @@ impl Run {
         true
     }
 
-    /// How many have ended by now.
+    fn is_idle(&self) -> bool {
+        self.idle.len() == depth(self.way)
+    }
+
+    /// How many have ended by now. Fails where what is under way has taken too long.
     fn end(&mut self) -> Result<u64, DriverError> {
         let mut ended = 0;
         while let Some(done) = self.engine.poll() {
@@ -136,16 +157,33 @@ impl Run {
             self.idle.push(done.room);
             ended += 1;
         }
+        if ended > 0 {
+            self.heard = Instant::now();
+        }
+        if !self.is_idle() {
+            self.check_time()?;
+        }
         Ok(ended)
     }
 
+    fn check_time(&self) -> Result<(), DriverError> {
+        let problem = if self.heard.elapsed() > GIVES_UP {
+            let what = match self.way {
+                Way::FromDisk => "read",
+                Way::ToDisk => "write",
+            };
+            format!("the disk has ended no {what} within {GIVES_UP:?}")
+        } else if Instant::now() > self.until {
+            format!("the disk takes longer than {ALL_WITHIN:?}: it is not measured")
+        } else {
+            return Ok(());
+        };
+        Err(DriverError::Failed(problem))
+    }
+
     fn drain(&mut self) -> Result<(), DriverError> {
-        let mut heard = Instant::now();
-        while self.idle.len() < depth(self.way) {
-            if self.end()? > 0 {
-                heard = Instant::now();
-            }
-            answers_since(heard)?;
+        while !self.is_idle() {
+            self.end()?;
             thread::yield_now();
         }
         Ok(())
@@ -181,31 +219,17 @@ impl Run {
 fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, DriverError> {
     let mut ended = vec![0; runs.len()];
     let began = Instant::now();
-    let mut heard = began;
     while began.elapsed() < LASTS || ended.iter().any(|ended| *ended < LEAST) {
         for (run, ended) in runs.iter_mut().zip(&mut ended) {
             run.begin();
-            let now = run.end()?;
-            if now > 0 {
-                heard = Instant::now();
-            }
-            *ended += now;
+            *ended += run.end()?;
         }
-        answers_since(heard)?;
         thread::yield_now();
     }
     let took = began.elapsed().as_nanos().max(1);
     runs.iter_mut().try_for_each(|run| run.drain())?;
     let rate = |ended: u64| u128::from(ended) * u128::from(PIECE) * 1_000_000_000 / took;
     Ok(ended.into_iter().map(|ended| u64::try_from(rate(ended)).unwrap_or(u64::MAX)).collect())
-}
-
-/// Whether it is not too long ago that anything has ended.
-fn answers_since(heard: Instant) -> Result<(), DriverError> {
-    match heard.elapsed() > GIVES_UP {
-        true => Err(DriverError::Failed(format!("the disk has not answered within {GIVES_UP:?}"))),
-        false => Ok(()),
-    }
 }
 
 /// Eight bytes that follow from nothing before them.
@@ -227,7 +251,21 @@ mod tests {
         let idle = (0..depth(way)).map(|_| Buffer::new(4096).unwrap()).collect();
         let chosen = Chosen { engine: DiskEngine::Uring, is_named: true };
         let engine = Engine::new(chosen, depth(way), Warn::by(drop)).unwrap();
-        Run { engine, file: Arc::new(file), way, idle, next: 0, pieces: 1 }
+        let heard = Instant::now();
+        Run { engine, file: Arc::new(file), way, idle, next: 0, pieces: 1, heard, until: heard + ALL_WITHIN }
+    }
+
+    /// Of that, which is to end by itself. What a run has under way is left to end, or not, where nobody waits for it.
+    fn within(limit: Duration, runs: Vec<Run>) -> (Option<String>, Duration) {
+        let (told, tells) = std::sync::mpsc::channel();
+        let began = Instant::now();
+        thread::spawn(move || {
+            let mut runs = runs;
+            let problem = together(&mut runs.iter_mut().collect::<Vec<_>>()).err();
+            told.send((problem.map(|it| it.to_string()), began.elapsed())).unwrap();
+            leave(runs);
+        });
+        tells.recv_timeout(limit).expect("it ends by itself")
     }
 
     /// As a disk that has gone away: nothing that is asked of it ends.
@@ -242,9 +280,67 @@ mod tests {
             std::io::Write::write_all(&mut full, &vec![0; taken]).unwrap();
             let [reads, writes] = [run(Way::FromDisk, silent.into()), run(Way::ToDisk, full.into())];
             let began = Instant::now();
-            let problem = carried(writes, reads).unwrap_err().to_string();
+            let problem = carried(writes, reads, ()).unwrap_err().to_string();
             assert!(problem.contains("within 2s") && began.elapsed() < 4 * GIVES_UP, "{problem}");
         }
+    }
+
+    /// As one of which a path has gone away, or a file system that has become read-only and does not say so.
+    #[test]
+    fn a_disk_that_ends_reads_and_no_writes_holds_up_no_start() {
+        if uring_works().is_err() {
+            return;
+        }
+        let zeros = std::fs::File::open("/dev/zero").unwrap();
+        let (_silent, mut full) = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut full, &vec![0; 1 << 16]).unwrap();
+        let runs = vec![run(Way::FromDisk, zeros.into()), run(Way::ToDisk, full.into())];
+        let (problem, took) = within(8 * GIVES_UP, runs);
+        let problem = problem.expect("nothing was written");
+        assert!(problem.contains("no write within 2s") && took < 2 * GIVES_UP, "{problem} {took:?}");
+    }
+
+    #[test]
+    fn a_disk_that_answers_now_and_then_is_measured_for_so_long_and_no_longer() {
+        if uring_works().is_err() {
+            return;
+        }
+        let (trickle, mut drops) = std::io::pipe().unwrap();
+        thread::spawn(move || {
+            while std::io::Write::write_all(&mut drops, &[0; 4096]).is_ok() {
+                thread::sleep(Duration::from_millis(500));
+            }
+        });
+        let mut reads = run(Way::FromDisk, trickle.into());
+        reads.until = Instant::now() + Duration::from_millis(700);
+        let (problem, took) = within(8 * GIVES_UP, vec![reads]);
+        assert!(problem.expect("it takes too long").contains("takes longer than"));
+        assert!(took < Duration::from_secs(3), "{took:?}");
+    }
+
+    /// Where a file cannot be unlinked, for as long as it may be.
+    struct Hangs(std::sync::mpsc::Receiver<()>);
+
+    impl Drop for Hangs {
+        fn drop(&mut self) {
+            let _ = self.0.recv_timeout(Duration::from_secs(20));
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_deleted_holds_up_no_start_that_has_given_up_its_disk() {
+        if uring_works().is_err() {
+            return;
+        }
+        let (silent, mut full) = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut full, &vec![0; 1 << 16]).unwrap();
+        let [reads, writes] = [run(Way::FromDisk, silent.into()), run(Way::ToDisk, full.into())];
+        let (goes_on, hangs) = std::sync::mpsc::channel();
+        let began = Instant::now();
+        carried(writes, reads, Hangs(hangs)).unwrap_err();
+        assert!(began.elapsed() < 4 * GIVES_UP, "{:?}", began.elapsed());
+        // Somebody is at it.
+        goes_on.send(()).unwrap();
     }
 
     #[test]
