@@ -10,6 +10,7 @@
 //! | `node` | `fake` | names the memory: one node a test |
 //! | `devices`, `memory_mib`, `context_mib` | 1, 1024, 8 | |
 //! | `host_mib` | 1024 | what of the host can be pinned |
+//! | `register_mib` | 1 TiB | what of the process's memory can be registered |
 //! | `version` | 13000 | |
 //! | `init` | 0 | what `cuInit` answers |
 //! | `compute_mode` | 0 | |

@@ -13,7 +13,8 @@ use std::{
 
 use crate::{
     cuda::{answered, current},
-    memory::{INVALID_VALUE, copy, fill, pointer, put, world},
+    memory::{INVALID_VALUE, OUT_OF_MEMORY, copy, fill, pointer, put, world},
+    script::script,
 };
 
 const NOT_READY: u32 = 600;
@@ -89,7 +90,12 @@ extern "C" fn cuMemHostRegister_v2(at: *mut c_void, size: usize, _flags: c_uint)
     if current().is_none() {
         return INVALID_VALUE;
     }
-    answered(world().registered.insert(at as usize, size).is_none())
+    let mut world = world();
+    let all = world.registered.values().sum::<usize>().saturating_add(size);
+    if all > script().bytes("register_mib", 1 << 20) {
+        return OUT_OF_MEMORY;
+    }
+    answered(world.registered.insert(at as usize, size).is_none())
 }
 
 #[unsafe(no_mangle)]

@@ -9,16 +9,17 @@ use std::{
 use vramd_types::{Bytes, ExtentId};
 
 use super::{
-    api::{CudaError, Pinned, Stream, Transfer},
+    api::{Context, CudaError, Stream, Transfer},
+    buffers::{Borrower, Lent},
     device::Device,
+    disk_room::CudaRoom,
     host_memory::HostMemory,
     memory::{Held, Memory},
-    pinned,
     state::{Live, State},
 };
 use crate::{
     Completion, CopyError, DriverError,
-    disk::{DiskExtent, DiskReader, Room as _},
+    disk::{DiskExtent, READ_BUFFER, Room as _, read_each},
 };
 
 pub(super) const THREADS: usize = 2;
@@ -29,6 +30,8 @@ const CHUNK: usize = 16 << 20;
 const CHUNKS: usize = 4;
 /// What the buffers of all threads take that share a queue.
 pub(super) const BUFFERS: Bytes = Bytes::new((THREADS * CHUNKS * CHUNK) as u64);
+/// What those take by which they read the disk, one each.
+pub(super) const READERS: Bytes = Bytes::new((THREADS * READ_BUFFER) as u64);
 
 #[derive(Debug)]
 pub(super) struct Digest {
@@ -38,7 +41,7 @@ pub(super) struct Digest {
 
 /// Until nobody can send any more.
 pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
-    let mut worker = Worker::default();
+    let mut worker = Worker { state, borrower: state.buffers.borrower(), streams: Vec::new() };
     loop {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans }) = next else { return };
@@ -60,12 +63,12 @@ fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Live, Bytes)>
     held.collect()
 }
 
-/// What a thread keeps from one digest to the next; made when it is first needed, as pinning takes its time.
-#[derive(Debug, Default)]
-struct Worker {
-    idle: Vec<Pinned>,
+/// What a thread keeps from one digest to the next.
+#[derive(Debug)]
+struct Worker<'a> {
+    state: &'a State,
+    borrower: Borrower,
     streams: Vec<(Arc<Device>, Stream)>,
-    reader: DiskReader,
 }
 
 /// A piece of the text.
@@ -90,12 +93,12 @@ enum Piece<'a> {
 
 /// A piece that can be hashed, or soon.
 enum Coming<'a> {
-    Device { transfer: Transfer<(Pinned, Arc<Memory>)>, length: usize },
+    Device { transfer: Transfer<(Lent, Arc<Memory>)>, length: usize },
     Host(&'a [u8]),
-    Disk(&'a DiskExtent, Bytes),
+    Disk(&'a DiskExtent, Bytes, Lent),
 }
 
-impl Worker {
+impl Worker<'_> {
     fn digest(&mut self, spans: &[(Live, Bytes)]) -> Result<[u8; 32], CopyError> {
         let mut pieces = pieces(spans).map_err(DriverError::from)?.into_iter().peekable();
         let mut under_way = VecDeque::new();
@@ -103,48 +106,64 @@ impl Worker {
         loop {
             while under_way.len() < CHUNKS {
                 let Some(piece) = pieces.peek() else { break };
-                match self.begin(*piece) {
-                    Ok(coming) => under_way.push_back(coming),
-                    // Those that are there do it too.
-                    Err(DriverError::OutOfHostMemory(_)) if !under_way.is_empty() => break,
-                    Err(error) => return Err(error.into()),
-                }
+                // Where no buffer is to be had now, those that are there do it too.
+                let Some(coming) = self.begin(*piece, &under_way)? else { break };
+                under_way.push_back(coming);
                 pieces.next();
             }
             match under_way.pop_front() {
                 None => break,
                 Some(Coming::Host(bytes)) => drop(hasher.update_rayon(bytes)),
-                Some(Coming::Disk(extent, length)) => {
-                    self.reader.each(extent, length, |bytes| _ = hasher.update_rayon(bytes))?;
+                Some(Coming::Disk(extent, length, lent)) => {
+                    read_each(extent, length, CudaRoom::Ring(lent), |bytes| _ = hasher.update_rayon(bytes))?;
                 }
                 Some(Coming::Device { transfer, length }) => {
                     let (pinned, _memory) = transfer.end().map_err(DriverError::from)?;
                     hasher.update_rayon(&pinned.bytes()[..length]);
-                    self.idle.push(pinned);
                 }
             }
         }
         Ok(hasher.finalize().into())
     }
 
-    fn begin<'a>(&mut self, piece: Piece<'a>) -> Result<Coming<'a>, DriverError> {
-        match piece {
-            Piece::Host { memory, at, length } => Ok(Coming::Host(memory.view().bytes(at, length))),
-            Piece::Disk { extent, length } => Ok(Coming::Disk(extent, length)),
+    /// None while what it needs is not to be had: with what is under way it comes.
+    fn begin<'a>(
+        &mut self,
+        piece: Piece<'a>,
+        under_way: &VecDeque<Coming<'a>>,
+    ) -> Result<Option<Coming<'a>>, DriverError> {
+        let is_first = under_way.is_empty();
+        Ok(Some(match piece {
+            Piece::Host { memory, at, length } => Coming::Host(memory.view().bytes(at, length)),
+            // The thread reads one at a time.
+            Piece::Disk { .. } if under_way.iter().any(|it| matches!(it, Coming::Disk(..))) => {
+                return Ok(None);
+            }
+            Piece::Disk { extent, length } => {
+                let no_device = || DriverError::Failed("there is no device".to_owned());
+                let context = self.state.devices.first().ok_or_else(no_device)?.context();
+                let Some(lent) = self.buffer(context, READ_BUFFER, is_first)? else { return Ok(None) };
+                Coming::Disk(extent, length, lent)
+            }
             Piece::Device { memory, at, length } => {
                 let device = memory.device();
-                let pinned = self.buffer(device)?;
-                let transfer = self.stream(device)?.copy_out(Arc::clone(memory), at, length, pinned)?;
-                Ok(Coming::Device { transfer, length })
+                let Some(lent) = self.buffer(device.context(), CHUNK, is_first)? else { return Ok(None) };
+                let transfer = self.stream(device)?.copy_out(Arc::clone(memory), at, length, lent)?;
+                Coming::Device { transfer, length }
             }
-        }
+        }))
     }
 
-    /// One that is idle. Those of a digest that failed are gone, and made again.
-    fn buffer(&mut self, device: &Device) -> Result<Pinned, DriverError> {
-        match self.idle.pop() {
-            Some(pinned) => Ok(pinned),
-            None => pinned::buffer(device.context(), CHUNK),
+    /// None where the thread has others.
+    fn buffer(
+        &self,
+        context: &Arc<Context>,
+        length: usize,
+        is_first: bool,
+    ) -> Result<Option<Lent>, DriverError> {
+        match is_first {
+            true => self.borrower.wait(context, length).map(Some),
+            false => self.borrower.take(context, length),
         }
     }
 

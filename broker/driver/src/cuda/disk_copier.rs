@@ -4,12 +4,12 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{
-    api::{CudaError, Pinned, Stream, Transfer, Way},
+    api::{CudaError, Stream, Transfer, Way},
+    buffers::{Borrower, Lent},
     device::Device,
     disk_room::CudaRoom,
     host_memory::HostSpan,
     memory::{Held, Memory},
-    pinned,
     state::State,
 };
 use crate::{
@@ -22,13 +22,15 @@ use crate::{
 pub(super) struct CudaSide {
     /// One for each device.
     streams: Vec<(Arc<Device>, Stream)>,
+    buffers: Borrower,
 }
 
 impl CudaSide {
     pub(super) fn new(state: &State) -> Result<Self, CudaError> {
         let streams =
             state.devices.iter().map(|device| Ok((Arc::clone(device), Stream::new(device.context())?)));
-        Ok(Self { streams: streams.collect::<Result<_, CudaError>>()? })
+        let buffers = state.buffers.borrower();
+        Ok(Self { streams: streams.collect::<Result<_, CudaError>>()?, buffers })
     }
 
     fn stream(&self, memory: &Memory) -> Result<&Stream, DriverError> {
@@ -42,9 +44,9 @@ impl CudaSide {
 /// Bytes between a buffer and memory.
 #[derive(Debug)]
 pub(super) enum Hop {
-    Device(Transfer<(Pinned, Held)>),
+    Device(Transfer<(Lent, Held)>),
     /// The CPU has done it already.
-    Host(Option<Pinned>),
+    Host(Option<Lent>),
 }
 
 impl Side for CudaSide {
@@ -67,10 +69,14 @@ impl Side for CudaSide {
         }
     }
 
-    fn buffer(&mut self, length: usize) -> Result<CudaRoom, DriverError> {
+    fn buffer(&mut self, length: usize) -> Result<Option<CudaRoom>, DriverError> {
         let (device, _) =
             self.streams.first().ok_or_else(|| DriverError::Failed("there is no device".to_owned()))?;
-        pinned::buffer(device.context(), length).map(CudaRoom::Ring)
+        Ok(self.buffers.take(device.context(), length)?.map(CudaRoom::Ring))
+    }
+
+    fn give_back(&mut self, buffer: CudaRoom) {
+        drop(buffer);
     }
 
     fn fetch(&mut self, held: &Held, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {

@@ -3,29 +3,29 @@
 
 use std::ptr::NonNull;
 
-use super::{api::Pinned, host_memory::HostSpan};
+use super::{buffers::Lent, host_memory::HostSpan};
 use crate::disk::Room;
 
 #[derive(Debug)]
 pub(super) enum CudaRoom {
-    Ring(Pinned),
+    Ring(Lent),
     Host(HostSpan),
 }
 
-// SAFETY: Pinned buffers are rooms themselves. A span keeps its memory mapped, at the same place, for as long as it lives; its
+// SAFETY: Pinned buffers are rooms themselves, and one that is lent stays where it is until this is dropped. A span keeps its memory mapped, at the same place, for as long as it lives; its
 // bytes come from the kernel or the driver, which have written them. Who has the memory hashed meanwhile reads what is
 // torn, see `HostView::bytes`.
 unsafe impl Room for CudaRoom {
     fn start(&self) -> NonNull<u8> {
         match self {
-            Self::Ring(pinned) => Room::start(pinned),
+            Self::Ring(pinned) => Room::start(&**pinned),
             Self::Host(span) => span.start(),
         }
     }
 
     fn length(&self) -> usize {
         match self {
-            Self::Ring(pinned) => Room::length(pinned),
+            Self::Ring(pinned) => Room::length(&**pinned),
             Self::Host(span) => span.length(),
         }
     }

@@ -82,6 +82,7 @@ impl HostMemory {
         size: Bytes,
     ) -> Result<Self, DriverError> {
         // What the driver's module allocates is in no cgroup.
+        let _asking = (kind == HostKind::Registered).then(host_room::asking);
         if let Some(limit) = host_room::in_the_way(size, kind == HostKind::Registered) {
             return Err(DriverError::OutOfHostMemory(limit));
         }

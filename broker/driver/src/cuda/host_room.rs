@@ -2,11 +2,26 @@
 //!
 //! A limit that is exceeded ends processes, this one perhaps. So it is looked at before memory is asked for.
 
-use std::fs;
+use std::{
+    fs,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use vramd_types::{Bytes, GRANULARITY};
 
 use crate::{HostLimit, cgroup, left_to_others};
+
+/// Held by who asks for memory that is charged to the cgroup, until all of it is there.
+#[derive(Debug)]
+pub(super) struct Asking {
+    _held: MutexGuard<'static, ()>,
+}
+
+/// One after the other: two that ask at once would both find the same room.
+pub(super) fn asking() -> Asking {
+    static ASKING: Mutex<()> = Mutex::new(());
+    Asking { _held: ASKING.lock().unwrap_or_else(PoisonError::into_inner) }
+}
 
 /// The limit that leaves less than that. Memory is charged to the process's cgroup or is not.
 pub(super) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {

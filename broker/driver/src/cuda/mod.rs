@@ -26,6 +26,7 @@
 
 mod accounts;
 mod api;
+mod buffers;
 mod contexts;
 mod copier;
 mod device;

@@ -3,32 +3,38 @@
 //! Buffers are charged to the process's cgroup, whatever memory of the host is made of. As that is exceeded the kernel ends processes, this
 //! one perhaps: so it is asked for room before, and whoever needs a buffer is refused.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
 use vramd_types::Bytes;
 
 use super::{
     api::{Api, Context, CudaError, Pinned},
-    digester, host_room, links,
+    digester,
+    host_room::{self, Asking},
+    links,
 };
 use crate::{DriverError, HostLimit, disk};
 
-/// What all buffers together take at most: those with which links are measured, those of digests, and the rings of the disk.
+/// What all buffers together take at most: those with which links are measured, those of digests, and of the disk the rings and those by
+/// which it is read to be hashed.
 pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
     let digesters = if files { 2 } else { 1 };
-    let rings = if disk || files { disk::RINGS } else { Bytes::ZERO };
+    let (rings, readers) =
+        if disk || files { (disk::RINGS, digester::READERS) } else { (Bytes::ZERO, Bytes::ZERO) };
     let all = std::iter::repeat_n(links::BUFFER, devices)
         .chain(std::iter::repeat_n(digester::BUFFERS, digesters))
+        .chain(std::iter::repeat_n(readers, digesters))
         .chain([rings]);
     Bytes::checked_sum(all).unwrap_or(Bytes::MAX)
 }
 
 /// A buffer, if there is room for it.
 pub(super) fn buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
-    // One after the other: two that ask at once would both find the same room.
-    static TAKING: Mutex<()> = Mutex::new(());
-    let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    make(&host_room::asking(), context, length)
+}
+
+pub(super) fn make(_: &Asking, context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
     let size = Bytes::new(length as u64);
     match host_room::in_the_way_of_own(size) {
         Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
@@ -56,7 +62,11 @@ mod tests {
     #[test]
     fn what_buffers_take_is_known_before_any_is_made() {
         assert_eq!(buffers_max(1, false, false), Bytes::mib(64 + 128));
-        assert_eq!(buffers_max(8, true, false), Bytes::mib(8 * 64 + 128 + 64));
-        assert_eq!(buffers_max(1, true, true), Bytes::mib(64 + 256 + 64), "files are hashed beside all else");
+        // By a piece and the block behind it, each on two threads.
+        let read = |threads: u64| threads * (2 << 20 | 4096);
+        let disk = Bytes::new(Bytes::mib(8 * 64 + 128 + 64).get() + read(2));
+        assert_eq!(buffers_max(8, true, false), disk);
+        let files = Bytes::new(Bytes::mib(64 + 256 + 64).get() + read(4));
+        assert_eq!(buffers_max(1, true, true), files, "files are hashed beside all else");
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 
-use super::{api::Api, device::Device, host_room, memory::Held};
+use super::{api::Api, buffers::Buffers, device::Device, host_room, memory::Held};
 use crate::{
     Completion, DriverError, KeptFacts, Sink,
     disk::{DiskExtent, Registry},
@@ -21,6 +21,7 @@ use crate::{
 pub(super) struct State {
     pub(super) devices: Vec<Arc<Device>>,
     api: Arc<Api>,
+    pub(super) buffers: Arc<Buffers>,
     extents: Mutex<HashMap<ExtentId, Extent>>,
     /// What is to be pinned yet of the memory of each node that is to be kept.
     to_pin: Mutex<BTreeMap<HostNode, Bytes>>,
@@ -62,7 +63,8 @@ impl Live {
 impl State {
     pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, in_cgroup: bool, sink: Sink) -> Self {
         let (extents, to_pin, kept) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { devices, api, extents, to_pin, kept, in_cgroup, lost: AtomicBool::new(false), sink }
+        let (buffers, lost) = (Arc::default(), AtomicBool::new(false));
+        Self { devices, api, buffers, extents, to_pin, kept, in_cgroup, lost, sink }
     }
 
     /// What is to be pinned yet, by node, and what is kept there.

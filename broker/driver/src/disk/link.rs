@@ -19,7 +19,7 @@ use super::{
     engine::{Chosen, Done, Engine, Flaw, Op, Warn, Way},
     extent::{DiskExtent, Reading},
     piece::{DiskWork, Doing, OnDisk, Piece, Stage, Summing, failed},
-    room::{Room as _, clear},
+    room::clear,
     side::Side,
     summing::{Summed, Summers, ToSum, summers},
 };
@@ -37,15 +37,13 @@ pub(crate) struct DiskLink<S: Side> {
     side: S,
     engine: Engine<S::Room>,
     summers: Summers<S::Room>,
-    /// Buffers that no piece has. Each is made when it is first needed, as pinning takes its time.
-    idle: Vec<S::Room>,
     /// In the order of their beginning.
     pieces: VecDeque<Piece<S>>,
     /// The number of the first of them.
     first: u64,
     /// Something had been done; more may be by now.
     is_behind: bool,
-    /// No more buffers could be had: pieces wait for those that there are.
+    /// No buffer could be had: until it is looked at again pieces wait that need one.
     is_short: bool,
 }
 
@@ -60,8 +58,8 @@ impl<S: Side> DiskLink<S> {
     pub(crate) fn new(way: Way, side: S, engine: Chosen, warn: Warn) -> Result<Self, DriverError> {
         let engine = Engine::new(engine, RING_PIECES, warn)?;
         let summers = summers()?;
-        let (idle, pieces) = (Vec::new(), VecDeque::new());
-        Ok(Self { way, side, engine, summers, idle, pieces, first: 0, is_behind: false, is_short: false })
+        let pieces = VecDeque::new();
+        Ok(Self { way, side, engine, summers, pieces, first: 0, is_behind: false, is_short: false })
     }
 
     /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
@@ -75,10 +73,6 @@ impl<S: Side> DiskLink<S> {
         if self.way == Way::FromDisk && self.on_disk() >= READS_MAX {
             return;
         }
-        if self.is_short && self.idle.is_empty() && self.has_buffers() {
-            return;
-        }
-        self.is_short = false;
         let (work, at, length) = (piece.work.clone(), piece.at, piece.length);
         let tag = self.first + index as u64;
         let begun = match self.way {
@@ -86,74 +80,63 @@ impl<S: Side> DiskLink<S> {
             Way::ToDisk => self.begin_write(tag, &work, at, length),
         };
         self.pieces[index].stage = match begun {
-            Ok(stage) => stage,
-            // It has the first buffer that is free again.
-            Err(CopyError::Driver(DriverError::OutOfHostMemory(_))) if self.has_buffers() => {
-                self.is_short = true;
-                return;
-            }
+            Ok(Some(stage)) => stage,
+            // It waits for a buffer.
+            Ok(None) => return,
             Err(error) => Stage::Ended(Err(error)),
         };
-    }
-
-    /// Whether some piece has a buffer.
-    fn has_buffers(&self) -> bool {
-        self.pieces.iter().any(|piece| match &piece.stage {
-            Stage::Fetching(_) | Stage::Storing(_) => true,
-            Stage::OnDisk(it) => !it.is_straight,
-            Stage::Summing(it) => !it.is_straight,
-            Stage::Waiting | Stage::Ended(_) => false,
-        })
     }
 
     fn on_disk(&self) -> usize {
         self.pieces.iter().filter(|piece| matches!(piece.stage, Stage::OnDisk(_))).count()
     }
 
+    /// None where there is no buffer for it now.
     fn begin_read(
         &mut self,
         tag: u64,
         work: &DiskWork<S::Memory>,
         at: u64,
         length: usize,
-    ) -> Result<Stage<S::Hop>, CopyError> {
+    ) -> Result<Option<Stage<S::Hop>>, CopyError> {
         let reading = work.disk.reading(at, length)?;
         let Reading { blocks, skip, .. } = reading;
         // What is verified is all that is there, of which memory may be to get a part only, or more.
         let is_whole = skip == 0 && blocks == length && reading.length == length;
         let straight = is_whole.then(|| self.side.straight(&work.memory, at, blocks)).flatten();
         let is_straight = straight.is_some();
-        let room = straight.map_or_else(|| self.buffer(blocks.max(skip + length)), Ok)?;
+        let room = match straight {
+            Some(room) => Some(room),
+            None => self.buffer(blocks.max(skip + length))?,
+        };
+        let Some(room) = room else { return Ok(None) };
         if blocks == 0 {
             let summing = Summing { read: Some(reading), is_straight };
-            return Ok(self.sum_up(tag, &work.disk, at, 0..0, room, summing));
+            return Ok(Some(self.sum_up(tag, &work.disk, at, 0..0, room, summing)));
         }
         self.submit(tag, &work.disk, reading.at, blocks, room);
-        Ok(Stage::OnDisk(OnDisk { is: Doing::Reads(reading), is_straight }))
+        Ok(Some(Stage::OnDisk(OnDisk { is: Doing::Reads(reading), is_straight })))
     }
 
+    /// Likewise.
     fn begin_write(
         &mut self,
         tag: u64,
         work: &DiskWork<S::Memory>,
         at: u64,
         length: usize,
-    ) -> Result<Stage<S::Hop>, CopyError> {
+    ) -> Result<Option<Stage<S::Hop>>, CopyError> {
         if !work.disk.is_own() {
             let problem = format!("{} is a piece of a file that is not ours", work.disk.id());
             return Err(DriverError::Failed(problem).into());
         }
         let blocks = length.next_multiple_of(ALIGNMENT);
-        match self.side.straight(&work.memory, at, blocks) {
-            Some(room) => {
-                let summing = Summing { read: None, is_straight: true };
-                Ok(self.sum_up(tag, &work.disk, at, 0..length, room, summing))
-            }
-            None => {
-                let buffer = self.buffer(blocks)?;
-                Ok(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?))
-            }
+        if let Some(room) = self.side.straight(&work.memory, at, blocks) {
+            let summing = Summing { read: None, is_straight: true };
+            return Ok(Some(self.sum_up(tag, &work.disk, at, 0..length, room, summing)));
         }
+        let Some(buffer) = self.buffer(blocks)? else { return Ok(None) };
+        Ok(Some(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?)))
     }
 
     /// What comes of it is verified, or else the piece is written.
@@ -175,16 +158,15 @@ impl<S: Side> DiskLink<S> {
         self.engine.begin(Op { tag, file: Arc::clone(disk.file()), way: self.way, at, length, room });
     }
 
-    /// Of so many bytes at least. One that is too small gives way to one of a piece and the blocks around it.
-    fn buffer(&mut self, length: usize) -> Result<S::Room, DriverError> {
-        match self.idle.pop() {
-            Some(buffer) if buffer.length() >= length => Ok(buffer),
-            small => {
-                drop(small);
-                let piece = usize::try_from(PIECE).unwrap_or(usize::MAX);
-                self.side.buffer(if length > piece { piece + ALIGNMENT } else { piece })
-            }
+    /// Of so many bytes at least, if there is one: of a piece, or of that and the blocks around it.
+    fn buffer(&mut self, length: usize) -> Result<Option<S::Room>, DriverError> {
+        if self.is_short {
+            return Ok(None);
         }
+        let piece = usize::try_from(PIECE).unwrap_or(usize::MAX);
+        let buffer = self.side.buffer(if length > piece { piece + ALIGNMENT } else { piece })?;
+        self.is_short = buffer.is_none();
+        Ok(buffer)
     }
 
     /// Takes every piece as far as it goes now.
@@ -201,7 +183,8 @@ impl<S: Side> DiskLink<S> {
         for index in 0..self.pieces.len() {
             self.hop(index);
         }
-        // What was in the way of a piece has ended now, or will be looked at again.
+        // What was in the way of a piece has ended now, or will be looked at again; and a buffer may have come back.
+        self.is_short = false;
         for index in 0..self.pieces.len() {
             self.start(index);
         }
@@ -219,7 +202,7 @@ impl<S: Side> DiskLink<S> {
             Ok(None) => return,
             Err(error) => Stage::Ended(Err(error.into())),
             Ok(Some(buffer)) if is_storing => {
-                self.idle.push(buffer);
+                self.side.give_back(buffer);
                 Stage::Ended(Ok(()))
             }
             Ok(Some(buffer)) => {
@@ -288,7 +271,7 @@ impl<S: Side> DiskLink<S> {
     /// Its buffer is free for others.
     fn end(&mut self, room: S::Room, is_straight: bool, result: Result<(), CopyError>) -> Stage<S::Hop> {
         if !is_straight {
-            self.idle.push(room);
+            self.side.give_back(room);
         }
         Stage::Ended(result)
     }

@@ -21,8 +21,11 @@ pub(crate) trait Side {
     /// Where the disk itself can read and write, if there is such.
     fn straight(&self, memory: &Self::Memory, at: u64, length: usize) -> Option<Self::Room>;
 
-    /// A new buffer.
-    fn buffer(&mut self, length: usize) -> Result<Self::Room, DriverError>;
+    /// A buffer of so many bytes at least. None while those that there is room for have others: then one of these will do, later.
+    fn buffer(&mut self, length: usize) -> Result<Option<Self::Room>, DriverError>;
+
+    /// Nobody needs it now.
+    fn give_back(&mut self, buffer: Self::Room);
 
     /// Begins to copy from memory to the beginning of a buffer. What fails has lost the buffer.
     fn fetch(

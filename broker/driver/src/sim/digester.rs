@@ -5,7 +5,11 @@ use std::sync::{Mutex, PoisonError, mpsc::Receiver};
 use vramd_types::{Bytes, ExtentId};
 
 use super::state::{Live, State};
-use crate::{Completion, CopyError, DriverError, digest::Hasher, disk::DiskReader};
+use crate::{
+    Completion, CopyError, DriverError,
+    digest::Hasher,
+    disk::{Buffer, READ_BUFFER, read_each},
+};
 
 pub(super) const THREADS: usize = 2;
 
@@ -18,26 +22,30 @@ pub(super) struct Digest {
 
 /// Until nobody can send any more.
 pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
-    let mut reader = DiskReader::default();
     loop {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans, failure }) = next else { return };
         // It has let go of the memory before it is told: who then releases the extents finds them free.
-        let result = failure.map_or_else(|| hash(state, &mut reader, &spans), |error| Err(error.into()));
+        let result = failure.map_or_else(|| hash(state, &spans), |error| Err(error.into()));
         state.tell(Completion::Digested { ticket, result });
     }
 }
 
 /// The extents are kept for as long as it takes, even if they are released meanwhile.
-fn hash(state: &State, reader: &mut DiskReader, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyError> {
+fn hash(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyError> {
     let found = spans.iter().map(|(extent, length)| state.find(*extent).map(|found| (found, *length)));
     let found: Vec<(Live, Bytes)> = found.collect::<Result<_, _>>()?;
     let mut hasher = Hasher::default();
     for (live, length) in &found {
         match live {
             Live::Memory(memory) => hasher.add(memory.bytes(*length)?),
-            Live::Disk(extent) => reader.each(extent, *length, |bytes| hasher.add(bytes))?,
+            Live::Disk(extent) => read_each(extent, *length, buffer()?, |bytes| hasher.add(bytes))?,
         }
     }
     Ok(hasher.end())
+}
+
+fn buffer() -> Result<Buffer, DriverError> {
+    Buffer::new(READ_BUFFER)
+        .map_err(|error| DriverError::Failed(format!("make a buffer to read into: {error}")))
 }

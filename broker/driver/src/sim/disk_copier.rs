@@ -25,8 +25,10 @@ pub(super) struct DiskEnd {
 }
 
 /// All bytes go through a buffer: memory is written by way of the kernel.
-#[derive(Debug)]
-pub(super) struct SimSide;
+#[derive(Debug, Default)]
+pub(super) struct SimSide {
+    idle: Vec<Buffer>,
+}
 
 impl Side for SimSide {
     type Memory = DiskEnd;
@@ -42,8 +44,17 @@ impl Side for SimSide {
         None
     }
 
-    fn buffer(&mut self, length: usize) -> Result<Buffer, DriverError> {
-        Buffer::new(length).map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))
+    fn buffer(&mut self, length: usize) -> Result<Option<Buffer>, DriverError> {
+        // One that is too small gives way.
+        let made = match self.idle.pop().filter(|idle| idle.length() >= length) {
+            Some(idle) => Ok(idle),
+            None => Buffer::new(length),
+        };
+        made.map(Some).map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))
+    }
+
+    fn give_back(&mut self, buffer: Buffer) {
+        self.idle.push(buffer);
     }
 
     fn fetch(

@@ -93,7 +93,8 @@ pub struct LinkSpeed {
 
 /// What buffers take of the host's memory: those of the disk.
 pub fn buffers_max(disk: bool, files: bool) -> Bytes {
-    if disk || files { disk::RINGS } else { Bytes::ZERO }
+    let readers = Bytes::new((digester::THREADS * disk::READ_BUFFER) as u64);
+    if disk || files { disk::RINGS.saturating_add(readers) } else { Bytes::ZERO }
 }
 
 /// Opens the simulated devices. Fails where a UUID can't be part of a memfd's name or is there twice, where a fault
@@ -140,7 +141,7 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     for (end, engine) in ends.lanes.disk.into_iter().zip(engine.into_iter().cycle()) {
         let own = Arc::clone(&state);
         let warn = Warn::by(move |problem| own.tell(Completion::Warning { problem }));
-        let link = DiskLink::new(end.of, SimSide, engine, warn)?;
+        let link = DiskLink::new(end.of, SimSide::default(), engine, warn)?;
         let (own, wire) = (Arc::clone(&state), DiskWire { way: end.of, link });
         threads.start("disk-copy", Box::new(move || disk::run_lane(wire, end, |it| own.tell(it))))?;
     }

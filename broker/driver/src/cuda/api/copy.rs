@@ -55,21 +55,22 @@ impl Stream {
 
     /// Begins to copy `length` bytes from an address of the device into a buffer, which comes back with the end.
     /// `source` is what keeps the address good until then.
-    pub(crate) fn copy_out<K: Used>(
+    pub(crate) fn copy_out<B: Used + AsRef<Pinned>, K: Used>(
         &self,
         source: K,
         from: u64,
         length: usize,
-        into: Pinned,
-    ) -> Result<Transfer<(Pinned, K)>, CudaError> {
-        assert!(length <= into.length(), "the buffer is shorter than what is copied into it");
+        into: B,
+    ) -> Result<Transfer<(B, K)>, CudaError> {
+        let buffer = into.as_ref();
+        assert!(length <= buffer.length(), "the buffer is shorter than what is copied into it");
         let _entered = self.context.enter()?;
         let event = Event::new(&self.context)?;
         let api = self.context.api();
         // SAFETY: A foreign call, which goes on after it has returned. Until it has ended the buffer and the source
         // are kept by the transfer; the range ends inside the buffer.
         let code = unsafe {
-            (api.functions.cuMemcpyDtoHAsync_v2)(into.start().as_ptr().cast(), from, length, self.raw)
+            (api.functions.cuMemcpyDtoHAsync_v2)(buffer.start().as_ptr().cast(), from, length, self.raw)
         };
         api.check("cuMemcpyDtoHAsync_v2", code)?;
         Transfer::begun(event, self, (into, source))
@@ -177,7 +178,7 @@ pub(crate) trait Used: Sized {
 
 impl Used for Pinned {}
 
-impl<K: Used> Used for (Pinned, K) {
+impl<B: Used, K: Used> Used for (B, K) {
     fn keep_for_ever(self) {
         let (buffer, used) = self;
         buffer.keep_for_ever();

@@ -31,14 +31,12 @@ fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>, tempfile::TempDir) {
 }
 
 fn begin(driver: &CudaDriver, from: u64, to: u64) {
-    let [from, to] = [from, to].map(ExtentId::from_raw);
-    driver.submit(Submission::Copy {
-        copy: CopyId::from_raw(1),
-        from,
-        to,
-        size: SIZE,
-        class: CopyClass::Demand,
-    });
+    begin_copy(driver, 1, from, to, SIZE);
+}
+
+fn begin_copy(driver: &CudaDriver, copy: u64, from: u64, to: u64, size: Bytes) {
+    let ([from, to], copy) = ([from, to].map(ExtentId::from_raw), CopyId::from_raw(copy));
+    driver.submit(Submission::Copy { copy, from, to, size, class: CopyClass::Demand });
 }
 
 fn copied(completions: &Receiver<Completion>) -> Result<(), CopyError> {
@@ -56,6 +54,15 @@ fn done(
 ) -> Result<(), CopyError> {
     begin(driver, from, to);
     copied(completions)
+}
+
+fn digested(driver: &CudaDriver, completions: &Receiver<Completion>, extent: u64) -> Result<(), CopyError> {
+    let spans = vec![(ExtentId::from_raw(extent), SIZE)];
+    driver.submit(Submission::Digest { ticket: 1, spans });
+    match next(completions) {
+        Completion::Digested { result, .. } => result.map(drop),
+        other => panic!("a digest was asked for: {other:?}"),
+    }
 }
 
 #[test]
@@ -92,13 +99,11 @@ fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
         matches!(limit, HostLimit::Pinned | HostLimit::Locked(_))
     };
     assert!(is_short(&done(&driver, &completions, DISK, DEVICE)));
-    let spans = vec![(ExtentId::from_raw(DEVICE), SIZE)];
-    driver.submit(Submission::Digest { ticket: 1, spans });
-    let told = next(&completions);
-    let Completion::Digested { result, .. } = told else { panic!("{told:?}") };
-    assert!(is_short(&result.map(drop)));
+    assert!(is_short(&digested(&driver, &completions, DEVICE)));
+    assert!(is_short(&digested(&driver, &completions, DISK)), "what is read to be hashed needs one too");
     fake.tell(false);
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+    assert_eq!(digested(&driver, &completions, DISK), Ok(()));
 }
 
 #[test]
@@ -113,6 +118,75 @@ fn where_few_buffers_can_be_pinned_pieces_wait_for_these() {
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
     let asked = fake.callers("cuMemHostRegister_v2").len() - others;
     assert!((3..32).contains(&asked), "two were had, and it is not asked again for each piece: {asked}");
+}
+
+/// Nobody keeps what he does not need: there is room for three buffers of the disk, or for one of those that hash and two of these.
+#[test]
+fn where_there_is_room_for_few_buffers_each_has_them_in_its_turn() {
+    let fake = Fake::new().says("register_mib = 6");
+    let (driver, completions, _folder) = ready(&fake);
+    for _ in 0..2 {
+        assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+        assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
+        assert_eq!(digested(&driver, &completions, DISK), Ok(()));
+    }
+    let fake = Fake::new().says("register_mib = 21");
+    let (driver, completions, _folder) = ready(&fake);
+    for _ in 0..2 {
+        assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+        assert_eq!(digested(&driver, &completions, DEVICE), Ok(()));
+        assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
+        assert_eq!(digested(&driver, &completions, DISK), Ok(()));
+    }
+}
+
+/// There is room for one buffer, and who came first has it again and again but for who comes.
+#[test]
+fn who_has_no_buffer_has_the_next_that_comes_back() {
+    const OTHER_DEVICE: u64 = 4;
+    const OTHER_DISK: u64 = 5;
+    let fake = Fake::new().says("register_mib = 2").says("fail.cuEventQuery = 600@told").says("note = 1");
+    let folder = tempfile::tempdir().unwrap();
+    let disk = DiskConfig { directory: folder.path().to_owned(), capacity: SIZE, engine: None };
+    let (driver, completions) = opened_with(CudaConfig { disk: Some(disk), ..config(&fake) });
+    let driver = driver.unwrap();
+    let half = Bytes::mib(32);
+    for device in [DEVICE, OTHER_DEVICE] {
+        let (extent, kind) = (ExtentId::from_raw(device), ExtentKind::Movable);
+        driver.submit(Submission::Create { extent, device: FIRST, size: half, kind });
+        assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+    }
+    for disk in [DISK, OTHER_DISK] {
+        driver.submit(Submission::CreateDisk { extent: ExtentId::from_raw(disk), size: half });
+        assert!(matches!(next(&completions), Completion::DiskCreated { result: Ok(()), .. }));
+    }
+    begin_copy(&driver, 1, DEVICE, DISK, half);
+    assert_eq!(copied(&completions), Ok(()));
+    let (inward, outward) = ((DISK, DEVICE), (OTHER_DEVICE, OTHER_DISK));
+    for (call, long, short) in
+        [("cuMemcpyHtoDAsync_v2", inward, outward), ("cuMemcpyDtoHAsync_v2", outward, inward)]
+    {
+        let hops = || fake.callers(call).iter().filter(|by| *by == "disk-copy").count();
+        let before = hops();
+        fake.tell(true);
+        begin_copy(&driver, 1, long.0, long.1, half);
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while hops() == before {
+            assert!(std::time::Instant::now() < deadline, "it has the buffer");
+            std::thread::yield_now();
+        }
+        begin_copy(&driver, 2, short.0, short.1, GRANULARITY);
+        // Until it has asked for one.
+        std::thread::sleep(Duration::from_millis(300));
+        fake.tell(false);
+        let ended: Vec<u64> = (0..2)
+            .map(|_| match next(&completions) {
+                Completion::Copied { copy, result: Ok(()) } => copy.get(),
+                other => panic!("both are done: {other:?}"),
+            })
+            .collect();
+        assert_eq!(ended, [2, 1]);
+    }
 }
 
 /// The device does nothing for a while, and the disk goes on until all buffers are full.

@@ -1,13 +1,21 @@
 //! Buffers that the driver pins: what is told where it does not, and where it does not let go of them.
 
-use std::fs;
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vramd_types::HostNode;
 
 use super::*;
 use crate::{
     HostLimit,
-    cuda::{api::Context, pinned},
+    cuda::{
+        api::{Context, Used as _},
+        buffers::Buffers,
+        pinned,
+    },
     disk::Room as _,
 };
 
@@ -62,4 +70,90 @@ fn a_buffer_that_the_driver_does_not_let_go_of_is_kept() {
     fake.tell(false);
     let next = buffer();
     assert_ne!(next.start().as_ptr().addr(), address);
+}
+
+/// Or both would find the same room.
+#[test]
+fn a_buffer_is_not_asked_for_while_memory_of_the_host_is_registered() {
+    let fake = Fake::new().says("attribute.141 = 0").says("hang.cuMemHostRegister_v2 = 1").says("note = 1");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    let context = context(&driver);
+    let registers = || fake.callers("cuMemHostRegister_v2");
+    fake.tell(true);
+    let (extent, size) = (ExtentId::from_raw(1), Bytes::mib(2));
+    driver.submit(Submission::CreateHost { extent, node: HostNode(0), size, zeroed: true });
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !registers().iter().any(|by| by == "cuda-host") {
+        assert!(Instant::now() < deadline, "{:?}", registers());
+        thread::sleep(Duration::from_millis(1));
+    }
+    let before = registers().len();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| pinned::buffer(&context, 2 << 20).map(drop));
+        thread::sleep(Duration::from_millis(100));
+        let meanwhile = registers().len();
+        fake.tell(false);
+        assert_eq!(other.join().unwrap(), Ok(()));
+        assert_eq!((meanwhile, registers().len()), (before, before + 1));
+    });
+    assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
+}
+
+const PIECE: usize = 2 << 20;
+
+#[test]
+fn what_one_gives_back_another_has_and_what_is_too_small_gives_way() {
+    let fake = Fake::new().says("register_mib = 21");
+    let (driver, _completions) = opened(&fake);
+    let context = context(&driver.unwrap());
+    let buffers = Arc::new(Buffers::default());
+    let [one, other] = [buffers.borrower(), buffers.borrower()];
+    let take = |length| one.take(&context, length).unwrap().expect("there is room");
+    let first = take(PIECE);
+    let start = first.start();
+    drop(first);
+    let again = other.take(&context, PIECE).unwrap().unwrap();
+    assert_eq!((again.start(), context.api().registered()), (start, Bytes::mib(2)));
+    drop(again);
+    // As many as there were, however large.
+    drop(take(PIECE + 4096));
+    assert_eq!(context.api().registered(), Bytes::new(2 << 20 | 4096));
+    drop(take(PIECE));
+    assert_eq!(context.api().registered(), Bytes::new(2 << 20 | 4096));
+    // No large one for a small one, and either goes where there is no room beside it.
+    drop(take(8 * PIECE));
+    assert_eq!(context.api().registered(), Bytes::new(9 << 21 | 4096));
+    let pieces = [(); 2].map(|()| take(PIECE));
+    assert_eq!(context.api().registered(), Bytes::new(10 << 21 | 4096));
+    let third = take(PIECE);
+    assert_eq!(context.api().registered(), Bytes::new(3 << 21 | 4096));
+    drop((pieces, third));
+}
+
+#[test]
+fn who_has_none_waits_for_who_has_and_for_nobody_else() {
+    let fake = Fake::new().says("register_mib = 5");
+    let (driver, _completions) = opened(&fake);
+    let context = context(&driver.unwrap());
+    let buffers = Arc::new(Buffers::default());
+    let [one, other] = [buffers.borrower(), buffers.borrower()];
+    let take = |borrower: &super::super::buffers::Borrower| borrower.take(&context, PIECE);
+    let [first, second] = [(); 2].map(|()| take(&one).unwrap().unwrap());
+    assert!(take(&one).unwrap().is_none(), "there is room for two");
+    assert!(take(&other).unwrap().is_none(), "they will be back");
+    drop(first);
+    assert!(take(&one).unwrap().is_none(), "it has one, and the other has none");
+    let its = take(&other).unwrap().unwrap();
+    drop(second);
+    let second = take(&one).unwrap().unwrap();
+    // Whom it has waited for in vain is told why, and holds up nobody any more.
+    let waiting = buffers.borrower();
+    assert!(matches!(waiting.wait(&context, PIECE), Err(DriverError::OutOfHostMemory(_))));
+    drop(its);
+    assert!(take(&one).unwrap().is_some());
+    // What is never given up is not waited for.
+    second.keep_for_ever();
+    take(&one).unwrap().unwrap().keep_for_ever();
+    assert!(matches!(take(&one), Err(DriverError::OutOfHostMemory(_))));
 }
