@@ -13,7 +13,11 @@ use std::{
 use broker_links::Waiting;
 use vramd_types::{Bytes, CopyClass, CopyId};
 
-use super::{links::Crossed, queue::Queue, table::Entry};
+use super::{
+    links::{Crossed, Next},
+    queue::Queue,
+    table::Entry,
+};
 use crate::{Completion, CopyError, DriverError};
 
 /// For so long who is held back by other lanes looks away.
@@ -216,16 +220,14 @@ impl<L: Link> Lane<L> {
         loop {
             self.links.waits(self.waiting(), self.is_full());
             let has_room = self.under_way.len() < L::UNDER_WAY_MAX;
-            let Some(at) = has_room.then(|| self.next_to_begin()).flatten() else { return };
+            let Some(next) = has_room.then(|| self.next_to_begin()).flatten() else { return };
+            let Next { at, class, length: Some(length) } = next else { continue };
             let begun = &mut self.begun[at];
-            let (of, class) = (begun.job.copy, begun.job.entry.class());
-            let Some(length) = begun.next_length::<L>() else { continue };
-            // Before it is: what the class is owed of a shared link is not for two lanes at once.
-            self.links.begun(class, Bytes::new(length));
-            match begun.begin_next(&mut self.link, length) {
-                Some(chunk) => self.under_way.push_back(Chunk { of, class, chunk, length }),
+            let of = begun.job.copy;
+            match begun.begin_next(&mut self.link, length.get()) {
+                Some(chunk) => self.under_way.push_back(Chunk { of, class, chunk, length: length.get() }),
                 // That is told with the next that has ended.
-                None => self.links.not_begun(class, Bytes::new(length)),
+                None => self.links.not_begun(class, length),
             }
         }
     }
@@ -243,20 +245,24 @@ impl<L: Link> Lane<L> {
         in_background >= self.link.background_under_way_max()
     }
 
-    /// The place of the one that goes on.
-    fn next_to_begin(&mut self) -> Option<usize> {
-        self.links.permitted().find_map(|class| self.begun_of(class))
-    }
-
-    /// Where one of that class is of which something is left to begin.
-    fn begun_of(&mut self, class: CopyClass) -> Option<usize> {
-        let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == class;
-        self.begun.iter().position(is_left).or_else(|| {
-            let job = self.queue(class).pop()?;
-            self.begun.push(Begun::of(job));
-            Some(self.begun.len() - 1)
+    /// Of the one that goes on. It counts as begun before it is.
+    fn next_to_begin(&mut self) -> Option<Next> {
+        let Self { links, queues, begun, .. } = self;
+        links.begin(|class| {
+            let at = begun_of(class, begun, &mut queues[class.index()])?;
+            let class = begun[at].job.entry.class();
+            Some(Next { at, class, length: begun[at].next_length::<L>().map(Bytes::new) })
         })
     }
+}
+
+/// Where one of that class is of which something is left to begin.
+fn begun_of<W>(class: CopyClass, begun: &mut Vec<Begun<W>>, queue: &mut Queue<W>) -> Option<usize> {
+    let is_left = |it: &Begun<_>| !it.is_all_begun() && it.job.entry.class() == class;
+    begun.iter().position(is_left).or_else(|| {
+        begun.push(Begun::of(queue.pop()?));
+        Some(begun.len() - 1)
+    })
 }
 
 impl<W> Begun<W> {

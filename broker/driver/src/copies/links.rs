@@ -60,6 +60,15 @@ pub(crate) struct Crossed {
     is_full: bool,
 }
 
+/// What a lane begins next, of one of its copies: nothing of what has nothing left to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Next {
+    /// The copy's place in the lane.
+    pub(super) at: usize,
+    pub(super) class: CopyClass,
+    pub(super) length: Option<Bytes>,
+}
+
 impl Links {
     pub(crate) fn new(lanes: impl Iterator<Item = LaneId>, facts: &[LinkFacts]) -> Self {
         let lanes: Vec<LaneId> = lanes.collect();
@@ -117,19 +126,18 @@ impl Crossed {
         }
     }
 
-    /// The classes of which a chunk may be begun now, the best first.
-    pub(super) fn permitted(&self) -> impl Iterator<Item = CopyClass> + use<> {
-        let now = self.links.epoch.elapsed();
-        self.links.state().links.next(now, self.lane)
-    }
-
-    /// Before it is told what waits from now on.
-    pub(super) fn begun(&self, class: CopyClass, length: Bytes) {
-        let now = self.links.epoch.elapsed();
+    /// Counts as begun what the lane picks of the classes of which a chunk may be begun now, the best first: in one moment, as what a class is
+    /// owed of a shared link is not for two lanes at once. Before it is told what waits from now on.
+    pub(super) fn begin(&self, pick: impl FnMut(CopyClass) -> Option<Next>) -> Option<Next> {
         let mut state = self.links.state();
-        state.links.begun(now, self.lane, class, length);
-        let begun = &mut state.begun[self.lane][class.index()];
-        *begun = begun.saturating_add(length);
+        let now = self.links.epoch.elapsed();
+        let next = state.links.next(now, self.lane).find_map(pick)?;
+        if let Some(length) = next.length {
+            state.links.begun(now, self.lane, next.class, length);
+            let begun = &mut state.begun[self.lane][next.class.index()];
+            *begun = begun.saturating_add(length);
+        }
+        Some(next)
     }
 
     /// Though it was told that it is.
@@ -170,5 +178,38 @@ mod tests {
             [(IN[0], 55), (IN[1], 55), (LaneId::Out(DeviceIndex(0)), 55), (LaneId::Out(DeviceIndex(1)), 55)];
         let both = shared("node 0", &four, &[40, 37, 38, 39]).unwrap();
         assert_eq!(both.lanes.iter().map(|(_, carries)| *carries).collect::<Vec<_>>(), [153; 4]);
+    }
+
+    #[test]
+    fn what_a_class_is_owed_of_a_shared_link_is_for_one_lane_alone() {
+        let alone = IN.map(|lane| LinkFacts { name: lane.to_string(), lanes: vec![(lane, 50)] });
+        let uplink = LinkFacts { name: "uplink".to_owned(), lanes: IN.map(|lane| (lane, 50)).to_vec() };
+        let facts: Vec<LinkFacts> = alone.into_iter().chain([uplink]).collect();
+        let links = Arc::new(Links::new(IN.into_iter(), &facts));
+        links.share_by(Shares::new(50, 0, 50).unwrap());
+        let lanes = IN.map(|lane| {
+            let mut crossed = links.crossed_by(lane);
+            crossed.waits([CopyClass::Demand, CopyClass::WriteBack].into_iter().collect(), false);
+            crossed
+        });
+        let [one, other] = &lanes;
+        let next = |class, length| Some(Next { at: 0, class, length });
+        let first = |lane: &Crossed| lane.begin(|class| next(class, None)).map(|next| next.class);
+        while first(one) == Some(CopyClass::Demand) {
+            one.begin(|class| next(class, Some(CHUNK)));
+        }
+        assert_eq!([one, other].map(first), [Some(CopyClass::WriteBack); 2], "whoever comes first");
+        std::thread::scope(|scope| {
+            let mut second = None;
+            one.begin(|class| {
+                let looks = scope.spawn(|| first(other));
+                // It would have looked by now.
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                second = Some(looks);
+                next(class, Some(CHUNK))
+            });
+            let second = second.expect("there was something to begin").join().unwrap();
+            assert_eq!(second, Some(CopyClass::Demand));
+        });
     }
 }
