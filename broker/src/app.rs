@@ -10,8 +10,8 @@ use std::{
 };
 
 use broker_core::{Broker, StoredQuotas};
-use broker_driver::{Driver, DriverError, ExtentKind, Submission};
-use tokio::sync::{oneshot, watch};
+use broker_driver::{Driver, DriverError, ExtentKind, Sink, Submission};
+use tokio::sync::watch;
 use vramd_types::DeviceIndex;
 
 use crate::{
@@ -41,7 +41,6 @@ const SURVEY_PATIENCE: Duration = Duration::from_secs(30);
 const SURVEY_POLL: Duration = Duration::from_millis(5);
 /// How long the driver may take to end: what it does meanwhile nobody waits for, and the next daemon deletes what it leaves on disk.
 const DRIVER_ENDS_WITHIN: Duration = Duration::from_secs(10);
-const END_POLL: Duration = Duration::from_millis(5);
 
 /// The configuration that was named, else the usual one if it is there, else the defaults.
 pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
@@ -62,6 +61,7 @@ pub struct App {
     stored: StoredQuotas,
     boot_epoch: u64,
     driver: Arc<dyn Driver>,
+    driver_ended: watch::Receiver<()>,
     driver_reason: String,
     revocations: Vec<SimRevocation>,
     inbox: Inbox,
@@ -96,8 +96,7 @@ impl App {
             operator_requests_max: OPERATOR_REQUESTS_MAX,
             reads_max: READS_MAX,
         });
-        let completions = inbox.clone();
-        let sink = Arc::new(move |completion| completions.completion(completion));
+        let (sink, driver_ended) = sink(inbox.clone());
         let driver::Chosen { driver, reason, revocations, host_use } =
             driver::open(&config, &socket_dir, sink)?;
         config::check_host(&config.memory, driver.devices().len(), Host::of_process(host_use))?;
@@ -138,6 +137,7 @@ impl App {
             stored,
             boot_epoch,
             driver,
+            driver_ended,
             driver_reason: reason,
             revocations,
             inbox,
@@ -151,8 +151,9 @@ impl App {
     pub async fn run(self, signalled: watch::Receiver<bool>) -> Result<(), Failure> {
         let (driver, sockets, copies) =
             (Arc::clone(&self.driver), Arc::clone(&self.sockets), Copies::default());
+        let driver_ended = self.driver_ended.clone();
         let served = self.serve(signalled, copies.clone()).await;
-        close(driver, &copies).await;
+        close(driver, driver_ended, &copies).await;
         // Until here, so that the next daemon on this place finds no trace of this one.
         drop(sockets);
         if served.is_ok() {
@@ -340,25 +341,24 @@ impl App {
     }
 }
 
+/// Where a driver's completions go, and what fails once it has ended: the sink is the last that it gives up.
+fn sink(completions: Inbox) -> (Sink, watch::Receiver<()>) {
+    let (ends, ended) = watch::channel(());
+    let sink = move |completion| {
+        let _until_it_ends = &ends;
+        completions.completion(completion);
+    };
+    (Arc::new(sink), ended)
+}
+
 /// Has the driver give back its memory, and what is its on disk: on a thread of its own, which waits for what is under way.
-async fn close(driver: Arc<dyn Driver>, copies: &Copies) {
+async fn close(driver: Arc<dyn Driver>, mut ended: watch::Receiver<()>, copies: &Copies) {
     for copy in copies.under_way() {
         driver.submit(Submission::CancelCopy { copy });
     }
-    let (end, ended) = oneshot::channel();
-    let others = Arc::downgrade(&driver);
-    thread::spawn(move || {
-        drop(driver);
-        // Nobody may wait any more.
-        let _ = end.send(());
-    });
-    let gone = async move {
-        let _ = ended.await;
-        // A call that is being cut off may have had it last.
-        while others.strong_count() > 0 {
-            tokio::time::sleep(END_POLL).await;
-        }
-    };
+    thread::spawn(move || drop(driver));
+    // Whoever had it last: a call that is being cut off, perhaps.
+    let gone = async move { while ended.changed().await.is_ok() {} };
     if tokio::time::timeout(DRIVER_ENDS_WITHIN, gone).await.is_err() {
         tracing::warn!(
             waited_s = DRIVER_ENDS_WITHIN.as_secs(),
@@ -397,4 +397,78 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
 /// So that a device's UUID, which is made of the path, does not depend on where the daemon was started.
 fn absolute_dir(dir: PathBuf) -> Result<PathBuf, Failure> {
     absolute(&dir).map_err(|_| Failure::NoWorkingDir(dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        time::Instant,
+    };
+
+    use broker_driver::DeviceInfo;
+    use vramd_types::{Bytes, CopyId, HostNode};
+
+    use super::*;
+
+    /// Takes its time to end.
+    struct Slow {
+        ended: Arc<AtomicBool>,
+        _sink: Sink,
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            thread::sleep(Duration::from_millis(300));
+            self.ended.store(true, Ordering::Release);
+        }
+    }
+
+    impl std::fmt::Debug for Slow {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Slow")
+        }
+    }
+
+    impl Driver for Slow {
+        fn name(&self) -> &'static str {
+            "slow"
+        }
+
+        fn devices(&self) -> &[DeviceInfo] {
+            &[]
+        }
+
+        fn makes(&self, _: ExtentKind) -> bool {
+            false
+        }
+
+        fn host_node(&self, _: DeviceIndex) -> HostNode {
+            HostNode(0)
+        }
+
+        fn copied_bytes(&self, _: CopyId) -> Option<Bytes> {
+            None
+        }
+
+        fn submit(&self, _: Submission) {}
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_driver_is_waited_for_whoever_had_it_last() {
+        let (inbox, _queue) =
+            inbox(InboxLimits { client_requests_max: 1, operator_requests_max: 1, reads_max: 1 });
+        let (sink, ended) = sink(inbox);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let driver: Arc<dyn Driver> = Arc::new(Slow { ended: Arc::clone(&is_over), _sink: sink });
+        let last = Arc::clone(&driver);
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(last);
+        });
+        let began = Instant::now();
+        close(driver, ended, &Copies::default()).await;
+        assert!(is_over.load(Ordering::Acquire), "after {:?}", began.elapsed());
+        assert!(began.elapsed() < DRIVER_ENDS_WITHIN);
+    }
 }

@@ -232,7 +232,7 @@ pub enum Completion {
     },
 }
 
-/// Where completions go. Called from the driver's threads; must not block.
+/// Where completions go. Called from the driver's threads; must not block. The last that a driver gives up as it ends.
 pub type Sink = Arc<dyn Fn(Completion) + Send + Sync>;
 
 /// A driver. Dropping it ends its threads after what was submitted is done, but for memory that is pinned ahead of need:
