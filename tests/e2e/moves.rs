@@ -6,6 +6,7 @@ mod changed;
 mod clients;
 mod demand;
 mod disk;
+mod engines;
 mod ever;
 mod faults;
 mod files;
@@ -82,8 +83,13 @@ pub(super) fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) 
 /// The same where these map it. That a pin call has ended comes by another socket, so it may have to be asked again.
 #[track_caller]
 fn evict_from(daemon: &Daemon, sessions: &mut [&mut RawSession], allocation: u64) {
+    evict_to(daemon, sessions, allocation, Tier::Host);
+}
+
+#[track_caller]
+fn evict_to(daemon: &Daemon, sessions: &mut [&mut RawSession], allocation: u64, tier: Tier) {
     until("it leaves", || {
-        let evicting = moving(daemon, allocation, Tier::Host);
+        let evicting = moving(daemon, allocation, tier);
         while !evicting.is_answered() {
             for session in sessions.iter_mut() {
                 if session.parts(allocation).next().is_some()

@@ -32,6 +32,8 @@ pub struct Config {
     pub disk: Option<String>,
     /// Where that directory is, if not beside the sockets.
     pub disk_directory: Option<PathBuf>,
+    /// `auto`, `ring` or `threads`.
+    pub disk_engine: &'static str,
     pub immutable: Vec<PathBuf>,
     /// What lies on fs-verity never changes.
     pub verity: bool,
@@ -88,6 +90,7 @@ impl Default for Config {
             telemetry: Vec::new(),
             disk: None,
             disk_directory: None,
+            disk_engine: "auto",
             immutable: Vec::new(),
             verity: false,
             log_level: "debug",
@@ -181,6 +184,12 @@ impl Config {
         Self { disk_directory: Some(directory.to_owned()), ..self }
     }
 
+    /// Who reads and writes there: `ring` is io_uring, `auto` that too where the kernel has it.
+    #[must_use]
+    pub fn disk_engine(self, engine: &'static str) -> Self {
+        Self { disk_engine: engine, ..self }
+    }
+
     /// Files below these never change.
     #[must_use]
     pub fn immutable(mut self, path: &Path) -> Self {
@@ -247,7 +256,11 @@ impl Config {
         if let Some(size) = &self.disk {
             let beside = home.join("disk");
             let directory = self.disk_directory.as_ref().unwrap_or(&beside);
-            let lines = [format!("directory = \"{}\"", directory.display()), format!("size = \"{size}\"")];
+            let lines = [
+                format!("directory = \"{}\"", directory.display()),
+                format!("size = \"{size}\""),
+                format!("engine = \"{}\"", self.disk_engine),
+            ];
             section(&mut text, "[disk]", &lines);
         }
         let paths = (!self.immutable.is_empty()).then(|| format!("immutable_paths = {:?}", self.immutable));

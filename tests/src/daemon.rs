@@ -15,6 +15,7 @@ use vramd_proto::v1::{GetNodeRequest, SetQuotaRequest};
 use crate::{
     books::Books,
     config::Config,
+    filter::Filter,
     http,
     probe::Probe,
     programs::program,
@@ -40,6 +41,7 @@ pub struct Home {
     dir: TempDir,
     open_files_max: Option<u64>,
     mounts: Option<String>,
+    filter: Option<Filter>,
 }
 
 impl Daemon {
@@ -239,7 +241,7 @@ impl Home {
         let home =
             tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in("/tmp").expect("/tmp is writable");
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
-        Self { dir: home, open_files_max: None, mounts: None }
+        Self { dir: home, open_files_max: None, mounts: None, filter: None }
     }
 
     /// A daemon in it cannot have more files open, and cannot change that.
@@ -253,6 +255,13 @@ impl Home {
     #[must_use]
     pub fn with_mounts(mut self, line: String) -> Self {
         self.mounts = Some(line);
+        self
+    }
+
+    /// The kernel does that for a daemon in it.
+    #[must_use]
+    pub fn with_filter(mut self, filter: Filter) -> Self {
+        self.filter = Some(filter);
         self
     }
 
@@ -297,6 +306,9 @@ impl Home {
                 command
             }
         };
+        if let Some(filter) = self.filter {
+            filter.apply(&mut command);
+        }
         command.current_dir(self.path()).env_remove("VRAMD_SOCKET_DIR");
         command.arg("--config").arg(self.path().join("vramd.toml"));
         command

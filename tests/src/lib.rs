@@ -9,6 +9,7 @@ pub mod channel;
 pub mod collector;
 pub mod config;
 pub mod daemon;
+pub mod filter;
 pub mod guide;
 pub mod http;
 pub mod mapping;
@@ -33,6 +34,7 @@ pub use self::{
     channel::RawChannel,
     config::{Config, Fault},
     daemon::{Daemon, Home},
+    filter::Filter,
     probe::Probe,
     refusal::Refused,
     rpc::{Admin, Memory, Pending},

@@ -165,6 +165,7 @@ calls! { Admin:
     list_moves(ListMovesRequest) -> ListMovesResponse;
     get_node(GetNodeRequest) -> GetNodeResponse;
     list_devices(ListDevicesRequest) -> ListDevicesResponse;
+    list_links(ListLinksRequest) -> ListLinksResponse;
     get_settings(GetSettingsRequest) -> GetSettingsResponse;
     change_settings(ChangeSettingsRequest) -> ChangeSettingsResponse;
     drain(DrainRequest) -> DrainResponse;

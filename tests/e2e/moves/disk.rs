@@ -8,21 +8,23 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tonic::Code;
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error};
-use vramd_proto::v1::{MoveOutcome as Outcome, MoveState, Tier};
+use vramd_proto::v1::{MoveOutcome as Outcome, MoveState, SealRequest, Tier};
 use vramd_tests::{
-    Config, Daemon, Home, MIB, MIB_2, config::Effect, content, daemon::quota, digest, wait::until,
+    Config, Daemon, Home, MIB, MIB_2, Refused, config::Effect, content, daemon::quota, digest, wait::until,
 };
 use vramd_types::Reason;
 
 use super::{
     clients::client,
-    first, moving, nothing_is_left,
+    engines::{ENGINES, engine_of},
+    evict_to, first, moving, nothing_is_left, part,
     pins::connect,
     programs::{is_intact, letting_go, lies, send},
     said, tiers,
     under_way::listed,
-    vramctl,
+    vramctl, written,
 };
 
 /// Bytes of a part.
@@ -99,8 +101,15 @@ fn a_set_several_times_as_large_as_device_and_host_is_intact_though_a_client_is_
 
 #[test]
 fn an_operator_sends_it_to_disk_and_to_the_host_and_it_comes_back() {
-    let config = tiers("8MiB", "8MiB").disk("8MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"");
-    let daemon = Daemon::start(&config);
+    for engine in ENGINES {
+        is_sent_to_disk_and_to_the_host_and_comes_back(engine);
+    }
+}
+
+fn is_sent_to_disk_and_to_the_host_and_comes_back(engine: &'static str) {
+    let config = tiers("8MiB", "8MiB").disk("8MiB").disk_engine(engine);
+    let daemon = Daemon::start(&config.telemetry("prometheus_listen = \"127.0.0.1:0\""));
+    assert!(engine == "auto" || engine_of(&daemon) == engine);
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 2);
     until_held(&daemon, [4, 4, 0]);
@@ -236,7 +245,13 @@ pub(super) fn is_lost(error: &Error, allocation: u64, part: u64) -> bool {
 
 #[test]
 fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
-    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    for engine in ENGINES {
+        is_lost_and_nothing_else_is(engine);
+    }
+}
+
+fn is_lost_and_nothing_else_is(engine: &'static str) {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").disk_engine(engine));
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
@@ -303,9 +318,14 @@ pub(super) fn has_all(memory: &Allocation, pieces: u64) {
 /// Nothing says that the bytes are gone: who pins is told that it failed, and the next pin has them.
 #[test]
 fn what_cannot_be_read_once_is_there_the_next_time() {
-    let config =
-        tiers("8MiB", "0").disk("8MiB").fault("copy", 2, Effect::Fail("an error of the disk".to_owned()));
-    let daemon = Daemon::start(&config);
+    for engine in ENGINES {
+        fails_once_and_is_there_the_next_time(engine);
+    }
+}
+
+fn fails_once_and_is_there_the_next_time(engine: &'static str) {
+    let config = tiers("8MiB", "0").disk("8MiB").disk_engine(engine);
+    let daemon = Daemon::start(&config.fault("copy", 2, Effect::Fail("an error of the disk".to_owned())));
     let client = connect(&daemon);
     let memory = in_one_part(&daemon, &client, 4);
     send(&daemon, &memory, "disk");
@@ -353,6 +373,33 @@ fn a_seal_is_told_which_part_is_lost() {
     assert!(is_lost(&failed.error, id, 1), "{:?}", failed.error);
     drop(failed);
     client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// Whatever of a client asks for it.
+#[test]
+fn what_is_lost_is_data_loss_on_the_wire() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let (mut session, id) = written(&daemon, 2);
+    evict_to(&daemon, &mut [&mut session], id, Tier::Disk);
+    until_held(&daemon, [0, 0, 4]);
+    spoil(&daemon, id, 1);
+    let lost = |refused: &Refused| {
+        assert_eq!(refused.is(Reason::ContentLost).code, Code::DataLoss);
+        let id = vramd_types::AllocationId::from_raw(id).to_string();
+        assert_eq!((refused.fact("allocation"), refused.number("part_index")), (id.as_str(), 1));
+    };
+    let seal = SealRequest { session_id: session.id(), allocation_id: id, ..Default::default() };
+    lost(&session.memory.seal(seal).refused());
+    for parts in [vec![part(id, 1)], vec![part(id, 0), part(id, 1)]] {
+        let call = session.pin(parts);
+        lost(&session.pin_answer(call).expect_err("it is lost"));
+        session.pin_ended(call);
+    }
+    let answer = moving(&daemon, id, Tier::Device).ok();
+    let error = answer.parts[1].error.clone().expect("a refusal");
+    lost(&Refused::from_item(error));
+    session.free(id);
     nothing_is_left(&daemon);
 }
 
