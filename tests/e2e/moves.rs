@@ -10,6 +10,7 @@ mod engines;
 mod ever;
 mod faults;
 mod files;
+mod full_disk;
 mod holds;
 mod in_place;
 mod killed;

@@ -3,9 +3,11 @@
 //!
 //! What is mounted here is mounted for one daemon alone.
 
-use std::{fs, os::unix::fs::FileExt as _, path::PathBuf, process::Command};
+use std::{fs, os::unix::fs::FileExt as _, path::PathBuf, process::Command, time::Duration};
 
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+use vramd_client::{Access, Error};
+use vramd_proto::v1::move_event::Change;
 use vramd_tests::{Config, Daemon, Home, config::Effect, wait::until};
 
 use crate::can_mount;
@@ -18,7 +20,9 @@ use super::{
     nothing_is_left,
     pins::connect,
     programs::{is_intact, letting_go, lies, send},
-    said, tiers, vramctl,
+    said, tiers,
+    under_way::listed,
+    vramctl,
 };
 
 /// Where a disk tier is to be, in a home for a daemon that sees a file system mounted there.
@@ -88,6 +92,38 @@ fn a_file_system_that_others_fill_is_told_and_the_part_stays_until_there_is_room
     is_intact(&memory, 2);
     drop(memory);
     client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// Whoever needs the room of what is to go there.
+#[test]
+fn a_pin_whose_victims_find_a_file_system_full_waits_until_there_is_room() {
+    if !can_mount("a_pin_whose_victims_find_a_file_system_full_waits_until_there_is_room", SMALL_DISK) {
+        return;
+    }
+    let (daemon, disk) = on_small_disk();
+    let [wants, has] = [connect(&daemon), connect(&daemon)];
+    let wanted = letting_go(&daemon, &wants, 1);
+    send(&daemon, &wanted, "disk");
+    until_held(&daemon, [0, 0, 2]);
+    let there = letting_go(&daemon, &has, 4);
+    fs::write(disk.join("of-others"), vec![7; 6 << 20]).expect("it is as large");
+    let stayed = || {
+        let ended = listed(&daemon).ended;
+        ended.iter().any(|it| it.outcome() == Change::Failed && it.detail.starts_with("tier disk of "))
+    };
+    until("something is asked to leave", || {
+        let late = wanted.pin_timeout(0..1, Access::Read, Duration::from_millis(300)).map(drop);
+        assert!(matches!(late, Err(Error::Deadline)), "{late:?}");
+        stayed()
+    });
+    assert_eq!(lies(&daemon, &there), ["device"; 4]);
+    fs::remove_file(disk.join("of-others")).unwrap();
+    is_intact(&wanted, 1);
+    is_intact(&there, 4);
+    drop((wanted, there));
+    wants.flush().unwrap();
+    has.flush().unwrap();
     nothing_is_left(&daemon);
 }
 
