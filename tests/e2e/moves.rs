@@ -24,6 +24,7 @@ mod readers;
 mod rebalance;
 mod sets;
 mod shadows;
+mod stops;
 mod surroundings;
 mod touches;
 mod turns;
