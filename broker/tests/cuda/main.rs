@@ -4,6 +4,7 @@
 mod disk;
 mod fixed;
 mod host;
+mod links;
 
 use std::{
     fs,
@@ -127,12 +128,16 @@ impl Cgroup {
     }
 
     fn command(&self, config: &Path) -> Command {
-        let mut command = Command::new("unshare");
-        let line = format!("mount --bind '{}' /sys/fs/cgroup && exec \"$0\" \"$@\"", self.folder.display());
-        command.args(["--mount", "sh", "-c", &line, env!("CARGO_BIN_EXE_vramd"), "--config"]);
-        command.arg(config);
-        command
+        seeing(&self.folder, "/sys/fs/cgroup", config)
     }
+}
+
+/// What starts a daemon that sees this folder there.
+fn seeing(folder: &Path, there: &str, config: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    let line = format!("mount --bind '{}' {there} && exec \"$0\" \"$@\"", folder.display());
+    command.args(["--mount", "sh", "-c", &line, env!("CARGO_BIN_EXE_vramd"), "--config"]).arg(config);
+    command
 }
 
 impl Drop for Daemon {

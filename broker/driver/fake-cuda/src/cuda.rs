@@ -93,17 +93,15 @@ extern "C" fn cuDeviceGetUuid_v2(to: *mut [u8; 16], device: c_int) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, _device: c_int) -> u32 {
+extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) -> u32 {
     const COMPUTE_MODE: c_uint = 20;
     const HOST_NUMA_ID: c_uint = 134;
-    put(
-        value,
-        match attribute {
-            COMPUTE_MODE => script().number("compute_mode", 0),
-            HOST_NUMA_ID => script().number("attribute.134", 0),
-            other => script().number(&format!("attribute.{other}"), 1),
-        },
-    )
+    let of_all = match attribute {
+        COMPUTE_MODE => script().number("compute_mode", 0),
+        HOST_NUMA_ID => script().number("attribute.134", 0),
+        other => script().number(&format!("attribute.{other}"), 1),
+    };
+    put(value, script().number(&format!("attribute.{attribute}.{device}"), of_all))
 }
 
 #[unsafe(no_mangle)]

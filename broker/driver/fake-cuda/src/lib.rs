@@ -17,7 +17,10 @@
 //! | `mig` | 0 | instances that device 0 is divided in; CUDA shows the first |
 //! | `dirty` | 0 | 1: fresh memory is not zero |
 //! | `lists` | 1 | 0: NVML lists no processes |
-//! | `attribute.N` | 1 | 134, the nearest node of the host: 0 |
+//! | `attribute.N`, `attribute.N.DEVICE` | 1 | 134, the nearest node of the host: 0 |
+//! | `carries` | | MiB a second that each way of a device carries; without it copies take no time |
+//! | `still` | 0 | 1: copies between devices and the host leave all bytes where they are |
+//! | `road.N` | | `WAYS DEVICES @ MIB`, as `in 0 1 @ 300`: they share what carries so much, `in`, `out` or `both`; N from 0 on |
 //! | `cut` | 0 | 1: blocks of `cuMemAlloc` are pieces of larger ones |
 //! | `note` | 0 | 1: calls are noted, see [`Fake::callers`] |
 //! | `hang.FUNCTION` | 0 | 1: what has done its work does not return while [`Fake::tell`] says so |
@@ -44,6 +47,7 @@ mod cuda;
 mod kit;
 mod memory;
 mod nvml;
+mod roads;
 mod script;
 mod sight;
 mod transfers;

@@ -1,4 +1,4 @@
-//! Copies, and streams and events: all work is done when it is asked for.
+//! Copies, and streams and events: all work is done when it is asked for, and said to be when the roads would have carried it.
 #![allow(unsafe_code, reason = "symbols are exported under their own names")]
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
@@ -14,6 +14,7 @@ use std::{
 use crate::{
     cuda::{answered, current},
     memory::{INVALID_VALUE, OUT_OF_MEMORY, copy, fill, pointer, put, world},
+    roads::{self, Way},
     script::script,
 };
 
@@ -26,13 +27,16 @@ extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, length: usize) -> u32 
     if current().is_none() || !world.reaches(from, length, false) {
         return INVALID_VALUE;
     }
-    copy(pointer(from), to, length);
+    if !script().says("still") {
+        copy(pointer(from), to, length);
+    }
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, length: usize, _stream: usize) -> u32 {
+extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, length: usize, stream: usize) -> u32 {
     begin!("cuMemcpyDtoHAsync_v2");
+    roads::cross(stream, Way::Out, length);
     cuMemcpyDtoH_v2(to, from, length)
 }
 
@@ -43,13 +47,16 @@ extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, length: usize) -> u3
     if current().is_none() || !world.reaches(to, length, true) {
         return INVALID_VALUE;
     }
-    copy(from, pointer(to), length);
+    if !script().says("still") {
+        copy(from, pointer(to), length);
+    }
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, length: usize, _stream: usize) -> u32 {
+extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, length: usize, stream: usize) -> u32 {
     begin!("cuMemcpyHtoDAsync_v2");
+    roads::cross(stream, Way::In, length);
     cuMemcpyHtoD_v2(to, from, length)
 }
 
@@ -170,8 +177,9 @@ extern "C" fn cuEventDestroy_v2(_event: usize) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuEventRecord(_event: usize, _stream: usize) -> u32 {
+extern "C" fn cuEventRecord(event: usize, stream: usize) -> u32 {
     begin!("cuEventRecord");
+    roads::record(event, stream);
     0
 }
 
@@ -180,6 +188,9 @@ extern "C" fn cuEventRecord(_event: usize, _stream: usize) -> u32 {
 extern "C" fn cuEventQuery(event: usize) -> u32 {
     static ASKED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
     begin!("cuEventQuery");
+    if !roads::is_through(event) {
+        return NOT_READY;
+    }
     let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
     if asked.remove(&event) {
         return 0;

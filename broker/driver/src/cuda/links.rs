@@ -83,8 +83,9 @@ pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
         }
     }
     measured.alone(&mut ends);
+    let mut before = Before::new(&measured.links);
     for (name, members) in roads(devices, buses) {
-        measured.road(&name, &members, &mut ends);
+        measured.road(&name, &members, &mut ends, &mut before);
     }
     measured
 }
@@ -129,18 +130,23 @@ impl Measured {
         });
     }
 
-    /// One way and the other, and both at once beside what each of these carried.
-    fn road(&mut self, name: &str, members: &[DeviceIndex], ends: &mut [(DeviceIndex, End)]) {
-        let alone =
-            self.links.iter().filter(|link| link.lanes.len() == 1).flat_map(|link| link.lanes.clone());
-        let mut before: Vec<(LaneId, u64)> = alone.collect();
+    /// One way and the other, and both at once, beside what each lane carried in that company before: what a narrower road keeps from
+    /// it, this one does not.
+    fn road(
+        &mut self,
+        name: &str,
+        members: &[DeviceIndex],
+        ends: &mut [(DeviceIndex, End)],
+        before: &mut Before,
+    ) {
         for (way, inward, outward) in [(" in", true, false), (" out", false, true), ("", true, true)] {
             let is_on = |lane: &LaneId| match lane {
                 LaneId::In(device) => inward && members.contains(device),
                 LaneId::Out(device) => outward && members.contains(device),
                 _ => false,
             };
-            let on: Vec<(LaneId, u64)> = before.iter().copied().filter(|(lane, _)| is_on(lane)).collect();
+            let is_both = inward && outward;
+            let on = before.of(is_on, is_both);
             let mut runs: Vec<&mut Run> = Vec::new();
             for (at, end) in ends.iter_mut() {
                 runs.extend([&mut end.inward].into_iter().filter(|_| is_on(&LaneId::In(*at))));
@@ -153,12 +159,37 @@ impl Measured {
             match together(&mut runs) {
                 Ok(carried) => {
                     self.links.extend(shared(&name, &on, &carried));
-                    for (lane, carries) in before.iter_mut().filter(|(lane, _)| is_on(lane)) {
-                        let at = on.iter().position(|(of, _)| of == lane);
-                        *carries = at.and_then(|at| carried.get(at).copied()).unwrap_or(*carries);
-                    }
+                    before.carried(&on, &carried, is_both);
                 }
                 Err(problem) => return self.failed(&name, &problem),
+            }
+        }
+    }
+}
+
+/// What lanes have carried so far: those of one way at once, and both.
+struct Before {
+    lanes: Vec<(LaneId, [u64; 2])>,
+}
+
+impl Before {
+    /// Each alone.
+    fn new(links: &[LinkFacts]) -> Self {
+        let alone = links.iter().flat_map(|link| &link.lanes);
+        Self { lanes: alone.map(|(lane, carries)| (*lane, [*carries; 2])).collect() }
+    }
+
+    /// Both ways carry no more than each of them does.
+    fn of(&self, is_on: impl Fn(&LaneId) -> bool, is_both: bool) -> Vec<(LaneId, u64)> {
+        let on = self.lanes.iter().filter(|(lane, _)| is_on(lane));
+        on.map(|(lane, [one, both])| (*lane, if is_both { *one.min(both) } else { *one })).collect()
+    }
+
+    fn carried(&mut self, on: &[(LaneId, u64)], carried: &[u64], is_both: bool) {
+        for (lane, carries) in &mut self.lanes {
+            let at = on.iter().position(|(of, _)| of == lane);
+            if let Some(carried) = at.and_then(|at| carried.get(at)) {
+                carries[usize::from(is_both)] = *carried;
             }
         }
     }
@@ -320,46 +351,4 @@ fn bridges(path: &Path) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use fake_cuda::Fake;
-
-    use super::*;
-    use crate::cuda::{Probed, node, probe, tests::config};
-
-    fn device(fake: &Fake) -> Arc<Device> {
-        let Probed { api, found, .. } = probe(config(fake)).unwrap();
-        let (ordinal, info) = (found[0].ordinal.unwrap(), found[0].info.clone());
-        Arc::new(Device::open(&api, ordinal, info, None, Path::new(node::NODES)).unwrap())
-    }
-
-    /// From its first copy on, or once it was measured: what is under way then is not waited for either.
-    #[test]
-    fn a_link_that_does_not_answer_holds_up_no_start() {
-        let fake = Fake::new().says("fail.cuEventQuery = 600@told");
-        let device = device(&fake);
-        let mut end = End::new(open(&device).unwrap()).unwrap_or_else(|error| panic!("{error}"));
-        assert!(together(&mut [&mut end.inward]).is_ok());
-        fake.tell(true);
-        let began = Instant::now();
-        assert!(matches!(together(&mut [&mut end.inward, &mut end.outward]), Err(Problem::Slow)));
-        let mut under_way =
-            vec![VecDeque::from([end.outward.begin().unwrap_or_else(|error| panic!("{error}"))])];
-        assert!(matches!(ended(&mut under_way), Err(Problem::Slow)));
-        assert!(began.elapsed() < 4 * GIVES_UP, "{:?}", began.elapsed());
-        fake.tell(false);
-        assert!(ended(&mut under_way).is_ok());
-    }
-
-    #[test]
-    fn bridges_are_those_above_the_device() {
-        let path = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0";
-        assert_eq!(bridges(Path::new(path)), ["0000:16:00.0", "0000:15:01.0"]);
-        assert!(bridges(Path::new("/sys/devices/pci0000:00/0000:00:05.0")).is_empty());
-    }
-
-    #[test]
-    fn rates() {
-        assert_eq!(rate(2, Duration::from_millis(1)), 2000 * CHUNK.get());
-        assert!(rate(1, Duration::ZERO) > 0);
-    }
-}
+mod tests;

@@ -1,0 +1,48 @@
+//! Links that devices share: found by what they carry together, where the kernel says that they are below one bridge.
+
+use std::{fs, os::unix::fs::symlink};
+
+use fake_cuda::Fake;
+use vramd_proto::v1::{Link, LinkWay, ListLinksRequest};
+use vramd_tests::books::Books;
+
+use crate::{Daemon, configured, seeing};
+
+/// Two devices below one bridge, which carries as much into both as each takes.
+fn below_one_bridge() -> Fake {
+    let fake = Fake::new().says("devices = 2").says("attribute.34 = 0").says("attribute.50 = 0");
+    let fake = fake.says("attribute.33.0 = 23").says("attribute.33.1 = 24");
+    fake.says("still = 1").says("carries = 320").says("road.0 = in 0 1 @ 320")
+}
+
+#[test]
+fn devices_below_one_bridge_share_what_it_carries_and_operators_see_it() {
+    let place = tempfile::tempdir().unwrap();
+    let buses = place.path().join("buses");
+    for device in ["0000:17:00.0", "0000:18:00.0"] {
+        let folder = buses.join("pci0000:15/0000:15:01.0/0000:16:00.0").join(device);
+        fs::create_dir_all(&folder).unwrap();
+        symlink(&folder, buses.join(device)).unwrap();
+    }
+    let fake = below_one_bridge();
+    let command = seeing(&buses, "/sys/bus/pci/devices", &configured(&place, &fake, "0"));
+    let daemon = Daemon::start_by(command, place);
+    let admin = daemon.admin();
+    let devices: Vec<String> =
+        Books::read(&admin).devices.into_iter().map(|it| it.device.unwrap_or_default().uuid).collect();
+    let links = admin.list_links(ListLinksRequest {}).ok().links;
+    let named = |name: &str| links.iter().find(|link| link.name == name);
+    let lanes =
+        |link: &Link| -> Vec<_> { link.lanes.iter().map(|lane| (lane.way(), lane.device.clone())).collect() };
+    let shared = named("uplink 0000:16:00.0 in").unwrap_or_else(|| panic!("{links:#?}"));
+    let into = devices.iter().map(|uuid| (LinkWay::ToDevice, uuid.clone()));
+    assert_eq!(lanes(shared), into.collect::<Vec<_>>());
+    for (at, uuid) in devices.iter().enumerate() {
+        for (way, name) in [(LinkWay::ToDevice, "to"), (LinkWay::FromDevice, "from")] {
+            let own = named(&format!("{name} device {at}")).unwrap_or_else(|| panic!("{links:#?}"));
+            assert_eq!(lanes(own), [(way, uuid.clone())]);
+        }
+    }
+    // Of the bridge above that one, and of the node, both devices are the only ones: neither is another road.
+    assert!(links.iter().all(|link| !link.name.contains("15:01.0") && !link.name.starts_with("node")));
+}
