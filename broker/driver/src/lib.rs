@@ -21,6 +21,8 @@ pub mod cuda;
 mod digest;
 mod disk;
 mod error;
+#[cfg(test)]
+mod filter;
 mod handle;
 mod place;
 mod pool;

@@ -1,9 +1,11 @@
 //! Copies between memory and disk that meet what a real card can't be made to do when a test wants it.
 
+use std::{thread, time::Instant};
+
 use vramd_types::{CopyId, HostNode};
 
 use super::*;
-use crate::{CopyClass, CopyError, HostLimit};
+use crate::{CopyClass, CopyError, HostLimit, disk::DiskEngine, filter::Gate};
 
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
@@ -14,8 +16,16 @@ const BUFFERS: usize = 16;
 
 /// With an extent of that size on the device, one in the host and one on disk, which was written.
 fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>, tempfile::TempDir) {
+    ready_by(fake, None)
+}
+
+/// The same with an engine that is named.
+fn ready_by(
+    fake: &Fake,
+    engine: Option<DiskEngine>,
+) -> (CudaDriver, Receiver<Completion>, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let disk = DiskConfig { directory: folder.path().to_owned(), capacity: SIZE, engine: None };
+    let disk = DiskConfig { directory: folder.path().to_owned(), capacity: SIZE, engine };
     let (driver, completions) = opened_with(CudaConfig { disk: Some(disk), ..config(fake) });
     let driver = driver.unwrap();
     let [device, host, disk] = [DEVICE, HOST, DISK].map(ExtentId::from_raw);
@@ -166,15 +176,10 @@ fn who_has_no_buffer_has_the_next_that_comes_back() {
     for (call, long, short) in
         [("cuMemcpyHtoDAsync_v2", inward, outward), ("cuMemcpyDtoHAsync_v2", outward, inward)]
     {
-        let hops = || fake.callers(call).iter().filter(|by| *by == "disk-copy").count();
-        let before = hops();
+        let before = hops(&fake, call);
         fake.tell(true);
         begin_copy(&driver, 1, long.0, long.1, half);
-        let deadline = std::time::Instant::now() + Duration::from_secs(20);
-        while hops() == before {
-            assert!(std::time::Instant::now() < deadline, "it has the buffer");
-            std::thread::yield_now();
-        }
+        until_hops(&fake, call, before + 1);
         begin_copy(&driver, 2, short.0, short.1, GRANULARITY);
         // Until it has asked for one.
         std::thread::sleep(Duration::from_millis(300));
@@ -189,6 +194,19 @@ fn who_has_no_buffer_has_the_next_that_comes_back() {
     }
 }
 
+/// So many pieces are on their way between device and buffers, or have been.
+fn until_hops(fake: &Fake, call: &str, count: usize) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while hops(fake, call) < count {
+        assert!(Instant::now() < deadline, "only {} pieces of {count}", hops(fake, call));
+        std::thread::yield_now();
+    }
+}
+
+fn hops(fake: &Fake, call: &str) -> usize {
+    fake.callers(call).iter().filter(|by| *by == "disk-copy").count()
+}
+
 /// The device does nothing for a while, and the disk goes on until all buffers are full.
 #[test]
 fn the_disk_reads_while_the_device_copies_and_no_further_than_there_are_buffers() {
@@ -196,17 +214,33 @@ fn the_disk_reads_while_the_device_copies_and_no_further_than_there_are_buffers(
     let (driver, completions, _folder) = ready(&fake);
     fake.tell(true);
     begin(&driver, DISK, DEVICE);
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    let hops = || fake.callers("cuMemcpyHtoDAsync_v2").iter().filter(|by| *by == "disk-copy").count();
-    while hops() < BUFFERS {
-        assert!(std::time::Instant::now() < deadline, "only {} pieces are read", hops());
-        std::thread::yield_now();
-    }
+    until_hops(&fake, "cuMemcpyHtoDAsync_v2", BUFFERS);
     driver.submit(Submission::CancelCopy { copy: CopyId::from_raw(1) });
     fake.tell(false);
     assert_eq!(copied(&completions), Err(CopyError::Cancelled));
-    assert_eq!(hops(), BUFFERS, "nothing more is begun once it is cancelled");
+    let begun = hops(&fake, "cuMemcpyHtoDAsync_v2");
+    assert_eq!(begun, BUFFERS, "nothing more is begun once it is cancelled");
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
+}
+
+/// The disk does nothing for a while, and the device goes on until all buffers are full.
+#[test]
+fn the_device_copies_while_the_disk_writes_and_no_further_than_there_are_buffers() {
+    let filtered = thread::spawn(|| {
+        let gate = Gate::before(libc::SYS_pwritev2);
+        let fake = Fake::new().says("note = 1");
+        let (driver, completions, _folder) = ready_by(&fake, Some(DiskEngine::Threads));
+        gate.close();
+        begin(&driver, DEVICE, DISK);
+        until_hops(&fake, "cuMemcpyDtoHAsync_v2", BUFFERS);
+        driver.submit(Submission::CancelCopy { copy: CopyId::from_raw(1) });
+        gate.open();
+        assert_eq!(copied(&completions), Err(CopyError::Cancelled));
+        let begun = hops(&fake, "cuMemcpyDtoHAsync_v2");
+        assert_eq!(begun, BUFFERS, "nothing more is begun once it is cancelled");
+        assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
+    });
+    filtered.join().unwrap();
 }
 
 #[test]
