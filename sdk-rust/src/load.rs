@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    io::ErrorKind,
     os::{fd::AsRawFd, unix::fs::FileExt},
     path::PathBuf,
     sync::Arc,
@@ -183,6 +184,10 @@ impl Span {
     fn read(&self, at: u64, length: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         let read = self.file.read_exact_at(&mut bytes, self.offset + at);
-        read.map(|()| bytes).map_err(|error| self.invalid(&error))
+        read.map(|()| bytes).map_err(|error| match error.kind() {
+            // It had them when it was looked at.
+            ErrorKind::UnexpectedEof => self.invalid(&"it was cut off while it was copied"),
+            _ => self.invalid(&error),
+        })
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use vramd_client::{Access, Client, Error, Sealed};
 use vramd_proto::v1::AllocationState;
-use vramd_tests::{Config, Daemon, MIB_2, config::Effect, digest, proc::fds_by_kind, wait::until};
+use vramd_tests::{Config, Daemon, MIB, MIB_2, config::Effect, digest, proc::fds_by_kind, wait::until};
 
 use super::{
     disk::is_lost,
@@ -55,6 +55,28 @@ fn a_file_that_is_cut_off_while_it_is_loaded_is_lost_and_nothing_is_left_of_it()
     until("the daemon has closed it", || fds_by_kind(daemon.pid()).keys().all(|kind| kind != file));
     // The next load is one like any other.
     let (path, weights) = models.model("llama", MIB_2);
+    is_intact(&load(&client, &path).unwrap(), &weights);
+}
+
+/// Its first chunk is there by then.
+#[test]
+fn a_file_that_is_cut_off_while_it_is_copied_is_told_and_nothing_is_left_of_it() {
+    let models = Models::new();
+    let (path, _) = models.model("llama", 6 * MIB_2);
+    let elsewhere = Models::new();
+    let daemon = Daemon::start(&node("16MiB", &elsewhere).fault("create", 1, Effect::DelayMs(4000)));
+    let client = connect(&daemon);
+    let lost = thread::scope(|scope| {
+        let loading = scope.spawn(|| load(&client, &path).map(drop));
+        until("it is open, and about to be copied", || !daemon.books().allocations.is_empty());
+        File::options().write(true).open(&path).unwrap().set_len(HEADER + 9 * MIB).unwrap();
+        loading.join().unwrap().expect_err("it is lost")
+    });
+    let says = format!("{} from {HEADER} on: it was cut off while it was copied", path.display());
+    assert!(matches!(&lost, Error::FileInvalid { problem } if *problem == says), "{lost:?}");
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+    let (path, weights) = models.model("llama", 6 * MIB_2);
     is_intact(&load(&client, &path).unwrap(), &weights);
 }
 
