@@ -28,6 +28,8 @@ const ASKS_AGAIN: Duration = Duration::from_millis(100);
 /// So long who hashes waits for what others have: a disk that hangs keeps what it has.
 const PATIENCE: Duration = Duration::from_secs(2);
 const NAP: Duration = Duration::from_micros(200);
+/// Who waits asks all the time. Who has not for so long has nothing to do with it any more, and is waited for by nobody.
+const FORGOTTEN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
@@ -47,8 +49,15 @@ struct Shelf {
 #[derive(Debug, Default)]
 struct Account {
     has: usize,
-    /// It has none, and waits for one that others have: since then.
-    waits: Option<u64>,
+    /// It has none, and waits for one that others have.
+    waits: Option<Waits>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    /// Its place in the line.
+    number: u64,
+    asked: Instant,
 }
 
 /// Who takes buffers.
@@ -150,8 +159,9 @@ impl Borrower {
 
 impl Shelf {
     fn find(&mut self, number: usize, length: usize) -> Found {
-        let since = self.borrowers[number].waits.unwrap_or(u64::MAX);
-        if self.borrowers.iter().any(|it| it.waits.is_some_and(|other| other < since)) {
+        let place = self.borrowers[number].waits.map_or(u64::MAX, |own| own.number);
+        let is_before = |other: Waits| other.number < place && other.asked.elapsed() < FORGOTTEN;
+        if self.borrowers.iter().any(|it| it.waits.is_some_and(is_before)) {
             self.waits(number);
             return Found::Later;
         }
@@ -184,10 +194,12 @@ impl Shelf {
     /// If it has none.
     fn waits(&mut self, number: usize) {
         let account = &mut self.borrowers[number];
-        if account.has == 0 && account.waits.is_none() {
-            account.waits = Some(self.next);
-            self.next += 1;
+        if account.has > 0 {
+            return;
         }
+        let place = account.waits.map_or(self.next, |own| own.number);
+        account.waits = Some(Waits { number: place, asked: Instant::now() });
+        self.next = self.next.max(place + 1);
     }
 
     /// There is no room, and nothing idle. It may wait if anybody has a buffer.

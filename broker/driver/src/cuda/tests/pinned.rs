@@ -157,3 +157,23 @@ fn who_has_none_waits_for_who_has_and_for_nobody_else() {
     take(&one).unwrap().unwrap().keep_for_ever();
     assert!(matches!(take(&one), Err(DriverError::OutOfHostMemory(_))));
 }
+
+/// A piece whose extent is gone by then asks no more.
+#[test]
+fn who_waited_and_comes_no_more_is_waited_for_by_nobody() {
+    let fake = Fake::new().says("register_mib = 2");
+    let (driver, _completions) = opened(&fake);
+    let context = context(&driver.unwrap());
+    let buffers = Arc::new(Buffers::default());
+    let [one, gone, other] = [buffers.borrower(), buffers.borrower(), buffers.borrower()];
+    let take = |borrower: &super::super::buffers::Borrower| borrower.take(&context, PIECE).unwrap();
+    let first = take(&one);
+    assert!(take(&gone).is_none());
+    drop(first);
+    assert!(take(&other).is_none(), "it came later");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while take(&other).is_none() {
+        assert!(Instant::now() < deadline, "nobody has one");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
