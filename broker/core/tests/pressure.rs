@@ -254,6 +254,33 @@ fn what_lies_cold_in_a_full_host_goes_to_the_disk() {
     }
 }
 
+/// Found through the socket: a look came just then, and as much left again.
+#[test]
+fn nothing_else_leaves_for_what_has_left_and_is_charged_in_the_host_still() {
+    let mut world = node(20, 40);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 10);
+    for part in &parts {
+        moved(world.operate(to(part.allocation, Tier::Host)));
+    }
+    let on_disk = |world: &World| parts.iter().filter(|part| tier(world, **part) == Tier::Disk).count();
+    world.puts_off = true;
+    pass(&mut world, COLD + SECOND);
+    for _ in 0..3 {
+        assert_eq!((on_disk(&world), world.held_in_host()), (2, Bytes::mib(20)), "the driver has it still");
+        pass(&mut world, SECOND);
+    }
+    world.puts_off = false;
+    world.work.extend(world.put_off.drain(..));
+    pass(&mut world, SECOND);
+    assert_eq!((on_disk(&world), world.held_in_host()), (2, Bytes::mib(16)));
+    // It was counted while it was on its way alone: what goes next makes others go again.
+    let more = fill(&mut world, client, 2);
+    moved(world.operate(to(more[0].allocation, Tier::Host)));
+    pass(&mut world, COLD + SECOND * 2);
+    assert_eq!(world.held_in_host(), Bytes::mib(16));
+}
+
 /// What a client was told of pressure since the last time: the tier, the step, the factor, and how soon it is full.
 fn told(world: &mut World, client: Client) -> Vec<(Tier, Pressure, u32, Option<u64>)> {
     let (its, others) = world.pressure_told.drain(..).partition(|(channel, _)| *channel == client.channel);

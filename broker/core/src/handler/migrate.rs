@@ -393,15 +393,18 @@ impl Broker {
         }
     }
 
-    /// Memory of a device that the driver is told to let go is room for who waits.
+    /// Memory of a device that the driver is told to let go is room for who waits, and of the host nothing else has to go for it.
     fn note_leaving(&mut self, id: ExtentId) {
         if self.has_tiers()
             && let Some(extent) = self.pool.get(id)
             && let ExtentState::Releasing(charge) = &extent.state
-            && extent.place.tier == Tier::Device
         {
-            let piece = Piece { tenant: charge.tenant(), device: extent.place.device, size: extent.size };
-            self.awaited_room.leaves(id, piece);
+            let (place, tenant, size) = (extent.place, charge.tenant(), extent.size);
+            match place.tier {
+                Tier::Device => self.awaited_room.leaves(id, Piece { tenant, device: place.device, size }),
+                Tier::Host => self.returns(tenant, place, size),
+                Tier::Disk => {}
+            }
         }
     }
 

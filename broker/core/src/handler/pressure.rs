@@ -3,7 +3,10 @@
 //!
 //! Nobody who waits depends on any of this: for them room is made whatever the pressure is.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
 
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
@@ -240,11 +243,28 @@ impl Broker {
         account.is_some_and(|account| account.held().saturating_sub(less) >= account.guarantee)
     }
 
-    /// Bytes that are on their way from the host's memory to the disk, by tenant.
+    /// The driver is told to let go of so much there: until it has, it is charged.
+    pub(super) fn returns(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
+        let returning = self.pressing.returning.entry((place, tenant)).or_default();
+        *returning = returning.saturating_add(bytes);
+    }
+
+    /// It has, or somebody keeps it.
+    pub(super) fn returns_no_more(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
+        if let Entry::Occupied(mut returning) = self.pressing.returning.entry((place, tenant)) {
+            *returning.get_mut() = returning.get().saturating_sub(bytes);
+            if returning.get().is_zero() {
+                returning.remove();
+            }
+        }
+    }
+
+    /// Bytes that are on their way from the host's memory to the disk, or have left it and are charged still, by tenant.
     fn going_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
         let leaving =
             self.migrations.iter().filter(|(_, it)| it.here == place.tier && it.towards == Tier::Disk);
-        let mut going: BTreeMap<_, Bytes> = BTreeMap::new();
+        let returning = self.pressing.returning.iter().filter(|((of, _), _)| *of == place);
+        let mut going: BTreeMap<_, Bytes> = returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
         for piece in leaving.filter_map(|(part, _)| self.piece_of(*part)) {
             if piece.device == place.device {
                 let bytes = going.entry(piece.tenant).or_default();

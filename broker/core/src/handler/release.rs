@@ -302,6 +302,7 @@ impl Broker {
             return self.broken(invariants::EXTENTS, format!("{id} was released unasked"));
         };
         let (part, bytes, place) = (extent.part, extent.size, extent.place);
+        self.returns_no_more(charge.tenant(), place, bytes);
         if returned {
             self.has_left(place);
             self.ledger.discharge(charge);

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use vramd_types::DeviceIndex;
+use vramd_types::{Bytes, DeviceIndex};
 
 pub use bounds::{PressureBounds, WrongBounds};
 pub(crate) use gauge::{Fill, Gauge, Outlook};
@@ -21,6 +21,7 @@ pub use level::Pressure;
 use crate::{
     event::{PartRef, Tier},
     ledger::Place,
+    tenancy::TenantId,
     time::Time,
 };
 
@@ -48,4 +49,6 @@ pub(crate) struct Pressing {
     pub(crate) failed: BTreeSet<PartRef>,
     /// Parts up to this one, which was used last then, could do nothing: the next look begins behind it.
     pub(crate) seen: BTreeMap<Place, (PartRef, Time)>,
+    /// What the driver was told to let go of in the host's memory, by tenant: it is charged there until the driver has.
+    pub(crate) returning: BTreeMap<(Place, TenantId), Bytes>,
 }
