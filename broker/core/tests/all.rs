@@ -6,6 +6,7 @@ mod world;
 
 mod backed_late;
 mod cached_under_pressure;
+mod critical;
 mod demands;
 mod discards;
 mod disk;

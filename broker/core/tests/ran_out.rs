@@ -229,13 +229,21 @@ fn a_batch_that_waits_is_refused_when_its_time_is_over() {
 #[test]
 fn a_batch_that_waits_is_tried_again_when_its_device_is_looked_at() {
     let (mut world, client, _) = all_in_use();
-    world.out_of_memory = 1;
+    world.out_of_memory = 9;
     let call = batch(&mut world, client, 4, 60_000_000);
     world.settle();
+    for tried in 1..=9 {
+        assert_eq!((tries(&world).0, refused(&world, call)), (tried, None), "as often as it is looked at");
+        until_looked_at(&mut world);
+    }
+    assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
+}
+
+/// The time passes in which nobody looks at the device unasked.
+fn until_looked_at(world: &mut World) {
     let next = Limits::default().survey_interval.as_micros();
     world.advance(u64::try_from(next).expect("it is short"));
     world.settle();
-    assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
 }
 
 #[test]
@@ -265,9 +273,19 @@ fn what_is_undone_of_a_batch_is_no_room_that_was_made_for_it() {
     for _ in 0..100 {
         world.fail_creates.extend([None, Some(CreateError::OutOfMemory)]);
     }
-    let call = batch(&mut world, a, 8, 60_000_000);
+    let does_not_wait = batch(&mut world, a, 8, 0);
     world.settle();
-    assert_eq!((tries(&world).0, refused(&world, call)), (4, Some(Reason::DeviceFull)), "that is enough");
+    assert_eq!((tries(&world).0, refused(&world, does_not_wait)), (1, Some(Reason::DeviceFull)));
+    let call = batch(&mut world, a, 8, 12_000_000);
+    world.settle();
+    for looks in 1..=2 {
+        assert_eq!((tries(&world).0, refused(&world, call)), (1 + looks * 4, None), "that is enough for now");
+        assert_eq!((held(&world), world.broker.waits().len()), (mib(0, 0), 1));
+        until_looked_at(&mut world);
+    }
+    world.advance(2_000_000);
+    world.settle();
+    assert_eq!((tries(&world).0, refused(&world, call)), (13, Some(Reason::DeviceFull)), "its time is over");
     assert_eq!((held(&world), world.broker.waits().len()), (mib(0, 0), 0));
     world.fail_creates.clear();
     for client in [a, b] {

@@ -20,8 +20,8 @@ use crate::{
     tenancy::{OpId, Requester},
 };
 
-/// So often a batch is tried: what is undone of it leaves the device too, so that could go on for as long as it waits. And so often
-/// a part is for which nothing leaves.
+/// So often a batch is tried until it is time to look at all devices again: what is undone of it leaves the device too, so that could
+/// go on as fast as the driver can fail. And so often a part is for which nothing leaves.
 const TRIES_MAX: u32 = 4;
 
 impl Broker {
@@ -48,8 +48,12 @@ impl Broker {
             return self.finish(op, Err(why));
         }
         asked.tries = asked.tries.saturating_add(1);
-        if asked.tries >= TRIES_MAX {
+        let rests = asked.tries >= TRIES_MAX;
+        if rests && asked.until <= self.now {
             return self.finish(op, Err(why));
+        }
+        if rests {
+            asked.tries = 0;
         }
         let Started::Waiting(kind) = self.line_up(op, tenant, Batch::new(asked, why)) else { return };
         if let Some(op) = self.ops.get_mut(op) {
@@ -57,6 +61,9 @@ impl Broker {
         }
         if let Some(device) = device {
             self.bar(Waiter::Batch(op), device, 0);
+        }
+        if rests {
+            self.demands.rests(Waiter::Batch(op));
         }
     }
 

@@ -66,6 +66,8 @@ enum Next {
     Leaves,
     /// Or once the device has been looked at again: nothing leaves it.
     Looked,
+    /// It was tried often enough until it is time to look at all devices again, whatever leaves.
+    Rests,
     /// It may be tried.
     Tried,
 }
@@ -192,9 +194,20 @@ impl Demands {
         self.ran_out.entry(waiter).and_modify(|it| it.next = Next::Looked);
     }
 
+    /// It was tried often enough for now, and has time.
+    pub(crate) fn rests(&mut self, waiter: Waiter) {
+        self.ran_out.entry(waiter).and_modify(|it| it.next = Next::Rests);
+    }
+
+    /// All devices are about to be looked at, since it is time for that.
+    pub(crate) fn are_rested(&mut self) {
+        let rested = self.ran_out.values_mut().filter(|it| it.next == Next::Rests);
+        rested.for_each(|it| it.next = Next::Looked);
+    }
+
     /// Whether it waits for nothing that others could have.
     pub(crate) fn waits_alone(&self, waiter: Waiter) -> bool {
-        self.ran_out.get(&waiter).is_some_and(|it| it.next == Next::Looked)
+        self.ran_out.get(&waiter).is_some_and(|it| matches!(it.next, Next::Looked | Next::Rests))
     }
 
     /// Who stood there, if it did.
