@@ -6,7 +6,7 @@ use fake_cuda::Fake;
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use vramd_proto::v1::{
     Advice, AdviseRequest, AllocateBatchRequest, Allocation, MoveOutcome, MovePartsRequest,
-    MovePartsResponse, PartRef, Tier, move_parts_request::Target,
+    MovePartsResponse, PartRef, PressureLevel, Tier, move_parts_request::Target,
 };
 use vramd_tests::{Pending, RawSession, books::Books, content, digest, spec, wait::until};
 use vramd_types::Reason;
@@ -159,6 +159,40 @@ fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
             "{said}"
         );
     }
+}
+
+/// What is pinned is the daemon's; of what is not, no more is handed out than its cgroup leaves now.
+#[test]
+fn what_others_take_of_a_cgroup_is_not_handed_out_until_they_give_it_back() {
+    // Half of the tier can be pinned ahead of need, by two calls: the first is a buffer's, for the measure of links.
+    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@4");
+    let place = tempfile::tempdir().unwrap();
+    let cgroup = Cgroup::new(&place, 512 << 20, 0);
+    let daemon = Daemon::start_by(cgroup.command(&configured(&place, &fake, "16MiB")), place);
+    until("half of it is pinned", || {
+        daemon.log().contains("parts wait for it as they move node=0 pinned_bytes=8388608")
+    });
+    let device = || Books::read(&daemon.admin()).devices.remove(0);
+    let has = |mib: u64| device().host_capacity_bytes == mib << 20;
+    assert!(has(16), "{:?}", device());
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(spec(8 << 20)).allocation_id;
+    assert_eq!((device().host_held_bytes, device().host_pressure()), (8 << 20, PressureLevel::Normal));
+
+    cgroup.takes(506 << 20);
+    until("two more can be pinned", || has(14));
+    assert_eq!(device().host_pressure(), PressureLevel::Normal);
+    cgroup.takes(511 << 20);
+    until("no more can be pinned", || has(8));
+    until("it is full", || device().host_pressure() == PressureLevel::Critical);
+    let more = session.allocate(spec(4 << 20)).allocation_id;
+    assert_eq!(device().host_held_bytes, 8 << 20, "there is nothing to be set aside");
+    cgroup.takes(0);
+    until("it can be pinned again", || has(16));
+    until("what had nothing below has it now", || device().host_held_bytes == 12 << 20);
+    assert_eq!(device().host_pressure(), PressureLevel::Normal);
+    [id, more].into_iter().for_each(|id| _ = session.free(id));
+    until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
 }
 
 /// Who needs room that could only be made in the host is refused meanwhile, and nobody loses anything.
