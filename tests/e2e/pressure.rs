@@ -1,5 +1,8 @@
 //! How full a device is: who is told, and what is done before anybody is refused.
 
+mod host;
+mod line;
+
 use std::{
     str::FromStr,
     sync::{
@@ -12,7 +15,7 @@ use std::{
 
 use serde_json::{Value, json};
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Pressure, PressureLevel};
-use vramd_proto::v1::{EventKind, Tier, WatchRequest, daemon_frame, watch_response::Event};
+use vramd_proto::v1::{EventKind, MoveCause, Tier, WatchRequest, daemon_frame, watch_response::Event};
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, RawSession, Watching,
     channel::Packet,
@@ -20,6 +23,8 @@ use vramd_tests::{
     session::hello_with_pins,
     wait::{PATIENCE, always, eventually, until},
 };
+
+use crate::moves::under_way::listed as moves;
 
 /// A hundred parts: one is one percent.
 const DEVICE: &str = "200MiB";
@@ -243,6 +248,22 @@ fn at_critical_what_is_cold_leaves_though_it_was_not_copied_ahead() {
     let mut seen = vec![0; content(70).len()];
     cold.copy_to_host(0, &mut seen).unwrap();
     assert!(seen == content(70));
+}
+
+#[test]
+fn at_critical_what_is_cold_begins_to_leave_before_the_answer_to_who_made_it_so() {
+    let daemon = Daemon::start(&cold_soon());
+    let client = quiet(&daemon);
+    let mut cold = client.allocate(percent(70)).unwrap();
+    cold.unhold().unwrap();
+    let _used = client.allocate(percent(12)).unwrap();
+    until("all of it is cold", || clean(&daemon) == 70);
+    // With the next look it would be as much: that comes once a second, and this is asked at once.
+    let _more = client.allocate(percent(14)).unwrap();
+    let moves = moves(&daemon);
+    let causes = moves.moves.iter().map(|it| it.cause()).chain(moves.ended.iter().map(|it| it.cause()));
+    assert_eq!(causes.filter(|cause| *cause == MoveCause::Pressure).count(), 11, "{moves:?}");
+    until("as much leaves as has to", || daemon.books().held() == 85 * MIB_2);
 }
 
 #[test]

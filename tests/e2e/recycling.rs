@@ -1,11 +1,18 @@
 //! Freed memory that is kept: the same memory comes back to its tenant, to no other, and makes room for anybody.
 
-use std::{collections::BTreeSet, fs::File, os::unix::fs::MetadataExt as _};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    os::unix::fs::MetadataExt as _,
+    time::{Duration, Instant},
+};
 
-use vramd_proto::v1::AllocationSpec;
+use vramd_proto::v1::{AllocationSpec, PressureLevel};
 use vramd_tests::{
-    Config, Daemon, MIB, RawSession, content,
+    Config, Daemon, MIB, MIB_2, RawSession, content,
+    proc::memory_of,
     session::{Parcel, spec},
+    wait::{always, until},
 };
 
 use crate::has_other_users;
@@ -86,4 +93,93 @@ fn it_makes_room_for_others_and_is_never_theirs() {
     assert_eq!(b.ask(&format!("digest {id} 41943040"))["digest"], zeros);
     let books = daemon.books();
     assert_eq!((books.held_by("team-a"), books.held_by("team-b")), (16 * MIB, 40 * MIB));
+}
+
+/// Long after any of these tests.
+const NEVER: &str = "600000";
+
+/// What is cached for this long is given up where its tenant has a session, and after that where it has none.
+fn keeping_for(idle_ms: &str, without_session_ms: &str) -> Config {
+    let config = keeping(&["1GiB"]).limit(&format!("cached_idle_for_ms = {idle_ms}"));
+    config.limit(&format!("cached_for_ms = {without_session_ms}"))
+}
+
+/// Nothing is charged, and nobody has any memory of the device.
+#[track_caller]
+fn is_given_up(daemon: &Daemon) {
+    until("it is given up", || (cached(daemon), daemon.books().held()) == ((0, 0), 0));
+    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    until("the driver has it back", || memory_of(&uuid).is_empty());
+}
+
+#[test]
+fn what_nobody_asked_for_again_goes_after_its_time_though_its_tenant_is_there() {
+    let daemon = Daemon::start(&keeping_for("1500", NEVER));
+    let mut session = daemon.open();
+    let id = session.allocate(spec(32 * MIB)).allocation_id;
+    let freed = Instant::now();
+    session.free(id);
+    is_given_up(&daemon);
+    assert!(freed.elapsed() >= Duration::from_millis(1500), "it had its time: {:?}", freed.elapsed());
+}
+
+#[test]
+fn what_a_tenant_left_goes_earlier_than_what_it_may_come_back_to() {
+    let daemon = Daemon::start(&keeping_for(NEVER, "300"));
+    let mut client = daemon.probe();
+    client.ask("open");
+    let id = client.ask("allocate 33554432")["allocation"].clone();
+    client.ask(&format!("free {id}"));
+    let kept = ((32 * MIB, 32 * MIB), 32 * MIB);
+    always("its tenant is there", Duration::from_millis(1000), || {
+        (cached(&daemon), daemon.books().held()) == kept
+    });
+    client.leave();
+    is_given_up(&daemon);
+}
+
+/// A device of a hundred parts, so many of them in use and so many cached for the same session.
+fn used_and_cached(used: u64, idle: u64) -> (Daemon, RawSession) {
+    let config = Config::devices(&["200MiB"]).limit("cached_bytes_per_tenant_max = \"200MiB\"");
+    let daemon = Daemon::start(&config.limit(&format!("cached_idle_for_ms = {NEVER}")));
+    let mut session = daemon.open();
+    session.allocate(percent(used));
+    let id = session.allocate(percent(idle)).allocation_id;
+    session.free(id);
+    assert_eq!(in_percent(&daemon), (used + idle, idle));
+    (daemon, session)
+}
+
+/// In parts of 2 MiB, new ones.
+fn percent(count: u64) -> AllocationSpec {
+    AllocationSpec { part_size_bytes: MIB_2, ..spec(count * MIB_2) }
+}
+
+/// What is held of the device, and what of that is cached.
+fn in_percent(daemon: &Daemon) -> (u64, u64) {
+    (daemon.books().held() / MIB_2, cached(daemon).1 / MIB_2)
+}
+
+fn level(daemon: &Daemon) -> PressureLevel {
+    daemon.books().devices[0].pressure()
+}
+
+#[test]
+fn at_high_what_is_cached_goes_until_there_is_some_room() {
+    let (daemon, mut session) = used_and_cached(78, 10);
+    assert_eq!(level(&daemon), PressureLevel::Elevated);
+    always("it is kept", Duration::from_millis(1500), || in_percent(&daemon) == (88, 10));
+    session.allocate(percent(3));
+    until("as much goes as has to", || in_percent(&daemon) == (85, 4));
+    assert_eq!(level(&daemon), PressureLevel::Elevated);
+    always("the rest is kept", Duration::from_millis(1500), || in_percent(&daemon) == (85, 4));
+}
+
+#[test]
+fn at_critical_what_is_cached_goes_before_the_answer_to_who_made_it_so() {
+    let (daemon, session) = used_and_cached(79, 10);
+    // With the next look it would be as much: that comes once a second, and this is asked at once.
+    session.reserve(percent(6));
+    assert_eq!(cached(&daemon), (0, 0));
+    until("the driver has it back", || in_percent(&daemon) == (85, 0));
 }

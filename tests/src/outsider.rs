@@ -1,4 +1,4 @@
-//! Others who use a simulated device beside the daemon.
+//! Others who use a simulated device, or the host's memory, beside the daemon.
 
 use std::os::fd::OwnedFd;
 
@@ -6,7 +6,16 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Memory of the device that somebody took, until it is dropped.
 pub fn outsider(uuid: &str, bytes: u64) -> OwnedFd {
-    let fd = memfd_create(format!("vramd-sim:{uuid}:1"), MemfdFlags::CLOEXEC).expect("a memfd can be made");
+    taken(&format!("vramd-sim:{uuid}:1"), bytes)
+}
+
+/// The same of the host's memory, which goes by the name of the daemon's first device.
+pub fn outsider_of_host(uuid: &str, bytes: u64) -> OwnedFd {
+    taken(&format!("vramd-sim:{uuid}:host-1"), bytes)
+}
+
+fn taken(name: &str, bytes: u64) -> OwnedFd {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC).expect("a memfd can be made");
     ftruncate(&fd, bytes).expect("it can be so long");
     fd
 }

@@ -35,7 +35,7 @@ pub(super) fn lies(daemon: &Daemon, memory: &Allocation) -> Vec<String> {
 
 /// The same of an allocation by its id.
 #[track_caller]
-pub(super) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
+pub(crate) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
     let shown = said(daemon, &["alloc", "show", id]);
     let parts = shown["allocation"]["parts"].as_array().expect("its parts").clone();
     parts.iter().map(|part| part["tier"].as_str().expect("a tier").to_owned()).collect()
@@ -43,13 +43,13 @@ pub(super) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
 
 /// Once nobody uses it: that a pin has ended comes by another socket.
 #[track_caller]
-pub(super) fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
+pub(crate) fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
     send_by_id(daemon, &memory.id().to_string(), to);
 }
 
 /// The same of an allocation by its id.
 #[track_caller]
-pub(super) fn send_by_id(daemon: &Daemon, id: &str, to: &str) {
+pub(crate) fn send_by_id(daemon: &Daemon, id: &str, to: &str) {
     until("it goes there", || {
         let told = said(daemon, &["alloc", "evict", id, "--to", to]);
         let parts = told["parts"].as_array().expect("its parts");

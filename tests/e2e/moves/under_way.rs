@@ -12,7 +12,7 @@ use super::{
     vramctl, written,
 };
 
-pub(super) fn listed(daemon: &Daemon) -> ListMovesResponse {
+pub(crate) fn listed(daemon: &Daemon) -> ListMovesResponse {
     daemon.admin.list_moves(ListMovesRequest::default()).ok()
 }
 

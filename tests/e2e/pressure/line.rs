@@ -1,0 +1,113 @@
+//! A device is critical: nobody is refused for that, and who waits below its guarantee is first.
+
+use serde_json::{Value, json};
+use vramd_proto::v1::{
+    EventKind, ListWaitsRequest, WatchRequest, device_event::Change, watch_response::Event,
+};
+use vramd_tests::{Config, Daemon, MIB, MIB_2, Probe, Watching, outsider::outsider, wait::until};
+use vramd_types::Reason;
+
+use super::{DEVICE, listed};
+use crate::has_other_users;
+
+const TEAM_A: u32 = 20_001;
+const TEAM_B: u32 = 20_002;
+
+/// More than a batch is tried between two looks at its device.
+const TRIES: usize = 12;
+
+/// So many percent of the device, which their session goes on using; waiting for room or not.
+fn asks(percent: u64, waits: bool) -> String {
+    let wait = if waits { "wait=200000" } else { "" };
+    format!("sdk allocate {} part={MIB_2} {wait}", percent * MIB_2)
+}
+
+fn client(daemon: &Daemon, uid: u32) -> Probe {
+    let mut client = daemon.probe_as(uid);
+    client.ask("sdk open");
+    client
+}
+
+/// One that stands in the line as the last of so many.
+#[track_caller]
+fn waiting(daemon: &Daemon, uid: u32, percent: u64, count: usize) -> Probe {
+    let mut waits = client(daemon, uid);
+    waits.tell(&asks(percent, true));
+    until_wait(daemon, count);
+    waits
+}
+
+#[track_caller]
+fn until_wait(daemon: &Daemon, count: usize) {
+    until("so many wait", || daemon.admin.list_waits(ListWaitsRequest::default()).ok().waits.len() == count);
+}
+
+fn watching_devices(daemon: &Daemon) -> Watching {
+    let request = WatchRequest { kinds: vec![EventKind::Device.into()], ..Default::default() };
+    Watching::start(&daemon.admin, request).unwrap()
+}
+
+#[track_caller]
+fn is_served(answer: &Value) {
+    assert!(answer["allocation"].is_u64(), "{answer}");
+}
+
+/// Who asks for one percent and does not wait: what is set aside for others is not free to it.
+#[track_caller]
+fn is_refused(client: &mut Probe, uuid: &str) {
+    let refused = client.refused(&asks(1, false));
+    let refused = refused.is(Reason::DeviceFull);
+    assert_eq!((refused.fact("device"), refused.fact("tier")), (uuid, "device"));
+    assert_eq!((refused.number("asked"), refused.number("free")), (MIB_2, 0));
+}
+
+#[test]
+fn at_critical_who_waits_below_its_guarantee_is_first_and_while_nobody_does_what_fits_is_served() {
+    let name = "at_critical_who_waits_below_its_guarantee_is_first_and_while_nobody_does_what_fits_is_served";
+    if !has_other_users(name) {
+        return;
+    }
+    let config = Config::devices(&[DEVICE]).memory("host_size = \"400MiB\"").memory("harvest_ms = 5");
+    let config = config.limit("survey_interval_ms = 20").tenant(TEAM_A, "team-a").tenant(TEAM_B, "team-b");
+    let daemon = Daemon::start(&config);
+    daemon.set_quota("team-b", "6MiB", "");
+    let is_critical = || listed(&daemon)["pressure"] == json!("critical");
+    let [mut most, mut last, mut more] = [(); 3].map(|()| client(&daemon, TEAM_A));
+    is_served(&most.ask(&asks(95, false)));
+    assert!(is_critical());
+    is_served(&last.ask(&asks(1, false)));
+    last.ask("sdk write 7");
+    let written = last.ask("sdk digest")["digest"].clone();
+
+    // Of the three percent that team-b is guaranteed there are two now, and all else is in use.
+    let uuid = daemon.books().devices[0].device.clone().unwrap().uuid;
+    let taken = outsider(&uuid, 4 * MIB);
+    let unbrokered = || daemon.books().devices[0].unbrokered_bytes;
+    until("it is seen", || unbrokered() == 4 * MIB);
+    let mut tried = watching_devices(&daemon);
+    let mut first = waiting(&daemon, TEAM_B, 3, 1);
+    is_refused(&mut more, &uuid);
+    let mut behind = waiting(&daemon, TEAM_A, 1, 2);
+    // Each time the driver is asked for what it has not. An allocation waits as long as it says, however often that is.
+    for _ in 0..TRIES {
+        tried.until(|event| matches!(event, Event::Device(it) if it.change() == Change::CreateFailed));
+    }
+    until_wait(&daemon, 2);
+    last.ask("sdk unhold");
+    is_served(&first.listen("what waits below its guarantee"));
+    until_wait(&daemon, 1);
+    let books = daemon.books();
+    assert_eq!(books.held(), 98 * MIB_2, "95 and the three: what made room for these has left");
+    is_refused(&mut more, &uuid);
+    assert!(is_critical());
+
+    drop(taken);
+    is_served(&behind.listen("what waits behind it"));
+    until("it is to be had again", || unbrokered() == 0);
+    until_wait(&daemon, 0);
+    is_served(&more.ask(&asks(1, false)));
+    assert!(is_critical());
+    assert_eq!(daemon.books().held(), 100 * MIB_2);
+    most.ask("sdk drop");
+    assert_eq!(last.ask("sdk pinned-digest")["digest"], written, "who made room has lost nothing");
+}
