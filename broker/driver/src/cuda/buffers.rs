@@ -107,7 +107,9 @@ impl Borrower {
             Found::Later => Ok(None),
             Found::None(small) => {
                 drop(small);
+                // Who is refused waits no longer.
                 self.make(context, length)
+                    .inspect_err(|_| self.of.shelf().borrowers[self.number].waits = None)
             }
         }
     }
@@ -209,7 +211,6 @@ impl Shelf {
             self.waits(number);
             return Ok(());
         }
-        self.borrowers[number].waits = None;
         Err(error)
     }
 

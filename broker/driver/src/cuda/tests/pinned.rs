@@ -13,7 +13,7 @@ use crate::{
     HostLimit,
     cuda::{
         api::{Context, Used as _},
-        buffers::Buffers,
+        buffers::{Borrower, Buffers},
         pinned,
     },
     disk::Room as _,
@@ -138,7 +138,7 @@ fn who_has_none_waits_for_who_has_and_for_nobody_else() {
     let context = context(&driver.unwrap());
     let buffers = Arc::new(Buffers::default());
     let [one, other] = [buffers.borrower(), buffers.borrower()];
-    let take = |borrower: &super::super::buffers::Borrower| borrower.take(&context, PIECE);
+    let take = |borrower: &Borrower| borrower.take(&context, PIECE);
     let [first, second] = [(); 2].map(|()| take(&one).unwrap().unwrap());
     assert!(take(&one).unwrap().is_none(), "there is room for two");
     assert!(take(&other).unwrap().is_none(), "they will be back");
@@ -147,7 +147,7 @@ fn who_has_none_waits_for_who_has_and_for_nobody_else() {
     let its = take(&other).unwrap().unwrap();
     drop(second);
     let second = take(&one).unwrap().unwrap();
-    // Whom it has waited for in vain is told why, and holds up nobody any more.
+    // Who has waited in vain is told why, and holds up nobody any more.
     let waiting = buffers.borrower();
     assert!(matches!(waiting.wait(&context, PIECE), Err(DriverError::OutOfHostMemory(_))));
     drop(its);
@@ -166,7 +166,7 @@ fn who_waited_and_comes_no_more_is_waited_for_by_nobody() {
     let context = context(&driver.unwrap());
     let buffers = Arc::new(Buffers::default());
     let [one, gone, other] = [buffers.borrower(), buffers.borrower(), buffers.borrower()];
-    let take = |borrower: &super::super::buffers::Borrower| borrower.take(&context, PIECE).unwrap();
+    let take = |borrower: &Borrower| borrower.take(&context, PIECE).unwrap();
     let first = take(&one);
     assert!(take(&gone).is_none());
     drop(first);
@@ -176,4 +176,24 @@ fn who_waited_and_comes_no_more_is_waited_for_by_nobody() {
         assert!(Instant::now() < deadline, "nobody has one");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn who_waits_and_then_cannot_have_one_for_another_reason_holds_up_nobody() {
+    let fake = Fake::new().says("register_mib = 5").says("fail.cuMemHostRegister_v2 = 54321@told");
+    let (driver, _completions) = opened(&fake);
+    let context = context(&driver.unwrap());
+    let buffers = Arc::new(Buffers::default());
+    let [one, other] = [buffers.borrower(), buffers.borrower()];
+    let take = |borrower: &Borrower| borrower.take(&context, PIECE);
+    let [_first, second] = [(); 2].map(|()| take(&one).unwrap().unwrap());
+    assert!(take(&one).unwrap().is_none() && take(&other).unwrap().is_none());
+    fake.tell(true);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !matches!(take(&other), Err(DriverError::Failed(_))) {
+        assert!(Instant::now() < deadline, "it asks again");
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(second);
+    assert!(take(&one).unwrap().is_some());
 }
