@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -61,7 +61,7 @@ pub(crate) fn is_through(event: usize) -> bool {
 }
 
 /// None where copies take no time.
-fn roads() -> Option<std::sync::MutexGuard<'static, Roads>> {
+fn roads() -> Option<MutexGuard<'static, Roads>> {
     static ROADS: OnceLock<Option<Mutex<Roads>>> = OnceLock::new();
     let roads = ROADS.get_or_init(|| Roads::read().map(Mutex::new)).as_ref()?;
     Some(roads.lock().unwrap_or_else(PoisonError::into_inner))
@@ -121,7 +121,9 @@ impl Roads {
                 *left -= speed * seconds;
             }
             // What is left of a byte is the error of the numbers.
-            copies.pop_front_if(|(_, left)| *left < 1.0);
+            if copies.front().is_some_and(|(_, left)| *left < 1.0) {
+                copies.pop_front();
+            }
         }
     }
 }
