@@ -17,7 +17,8 @@
 //!   in other lanes beyond its own share.
 //! - Demand is never held back by another lane. The others go when it is their turn and no demand is under way, or when the link has
 //!   room beside what is.
-//! - Who goes first because it stood is the lane that stood longest.
+//! - Who goes first because it stood is the lane that stood longest, and does not hang: something is under way there, and none of
+//!   it has ended for as long.
 
 #![forbid(unsafe_code)]
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vramd_types::{Bytes, CopyClass, Shares};
 
-use crate::{Waiting, link::Link, turn::Turn};
+use crate::{STANDS_AT_MOST, Waiting, link::Link, turn::Turn};
 
 /// A lane is told by its number, from 0.
 #[derive(Clone, Debug)]
@@ -24,6 +24,21 @@ struct Lane {
     crosses: Vec<usize>,
     waiting: Waiting,
     is_full: bool,
+    /// Chunks that were begun and have not ended.
+    under_way: usize,
+    /// When one was begun or ended last.
+    moved: Duration,
+}
+
+impl Lane {
+    fn new(crosses: Vec<usize>) -> Self {
+        Self { crosses, waiting: Waiting::default(), is_full: false, under_way: 0, moved: Duration::ZERO }
+    }
+
+    /// What is under way does not end, so that nothing more may ever be begun.
+    fn hangs(&self, now: Duration) -> bool {
+        self.under_way > 0 && now.saturating_sub(self.moved) >= STANDS_AT_MOST
+    }
 }
 
 /// A lane at a link.
@@ -58,8 +73,7 @@ impl Links {
             let has_lane = |there: &Vec<Crossing>| there.iter().any(|it| it.lane == lane);
             crossings.iter().enumerate().filter(|(_, there)| has_lane(there)).map(|(at, _)| at).collect()
         };
-        let lane = |lane: usize| Lane { crosses: crosses(lane), waiting: Waiting::default(), is_full: false };
-        let lanes = (0..lanes).map(lane).collect();
+        let lanes = (0..lanes).map(|lane| Lane::new(crosses(lane))).collect();
         Self {
             lanes,
             links,
@@ -99,6 +113,8 @@ impl Links {
 
     /// A chunk was begun in a lane. Told before what waits there from now on.
     pub fn begun(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
+        let own = &mut self.lanes[lane];
+        (own.under_way, own.moved) = (own.under_way + 1, now);
         for at in &self.lanes[lane].crosses {
             let cost = cost(&self.crossings[*at], lane, length);
             self.links[*at].begun(now, class, cost);
@@ -107,6 +123,8 @@ impl Links {
 
     /// As what it was begun, and however it went.
     pub fn ended(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
+        let own = &mut self.lanes[lane];
+        (own.under_way, own.moved) = (own.under_way.saturating_sub(1), now);
         for at in &self.lanes[lane].crosses {
             let cost = cost(&self.crossings[*at], lane, length);
             self.links[*at].ended(now, class, cost);
@@ -114,7 +132,7 @@ impl Links {
     }
 
     fn turn(&self, now: Duration, lane: usize, class: CopyClass) -> Turn {
-        let Lane { crosses, waiting, is_full } = &self.lanes[lane];
+        let Lane { crosses, waiting, is_full, .. } = &self.lanes[lane];
         if !waiting.has(class) {
             return Turn::HeldBack;
         }
@@ -128,7 +146,7 @@ impl Links {
 
     fn turn_at(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> Turn {
         let link = &self.links[at];
-        if link.has_stood(now, class) && self.stood_longest(at, lane, class) {
+        if link.has_stood(now, class) && self.stood_longest(now, at, lane, class) {
             Turn::Stood
         } else if link.is_owed(class) {
             Turn::Owed
@@ -141,15 +159,11 @@ impl Links {
         }
     }
 
-    /// Of the lanes in which that class waits at a link and could go, if several share it.
-    fn stood_longest(&self, at: usize, lane: usize, class: CopyClass) -> bool {
-        let could_go = |lane: usize| {
-            let Lane { waiting, is_full, .. } = &self.lanes[lane];
-            class == CopyClass::Demand || !is_full || waiting.has(CopyClass::Demand)
-        };
+    /// Of the lanes in which that class waits at a link, if several share it. Nobody waits behind one that hangs.
+    fn stood_longest(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> bool {
         let since = |lane: usize| self.links[lane].stands_since(class);
         let Some(its) = since(lane) else { return false };
-        let others = self.crossings[at].iter().filter(|other| could_go(other.lane));
+        let others = self.crossings[at].iter().filter(|other| !self.lanes[other.lane].hangs(now));
         others.filter_map(|other| since(other.lane)).all(|other| its <= other)
     }
 

@@ -16,6 +16,11 @@ fn permits(links: &mut Links, millis: u64, class: CopyClass) -> bool {
     links.next(at(millis), OTHER).next() == Some(class)
 }
 
+fn permits_in(links: &mut Links, millis: u64, lane: usize) -> bool {
+    links.waits(at(millis), lane, waiting(&[Prefetch]), false);
+    links.next(at(millis), lane).next().is_some()
+}
+
 fn demand_waits(links: &mut Links, millis: u64, waits: bool) {
     let classes: &[CopyClass] = if waits { &[Demand] } else { &[] };
     links.waits(at(millis), DEMAND, waiting(classes), false);
@@ -142,6 +147,7 @@ fn who_stood_longest_goes_first_whoever_asks_first() {
             links.waits(at(turn), lane, waiting(&[Prefetch]), false);
             if links.next(at(turn), lane).next().is_some() {
                 links.begun(at(turn), lane, Prefetch, CHUNK);
+                links.ended(at(turn), lane, Prefetch, CHUNK);
                 had[lane] += 1;
             }
         }
@@ -149,20 +155,40 @@ fn who_stood_longest_goes_first_whoever_asks_first() {
     assert!(had[1] >= 2 && had[1].abs_diff(had[2]) <= 1, "{had:?}");
 }
 
-#[test]
-fn who_stood_longest_and_can_begin_nothing_has_nobody_wait_behind_it() {
-    let mut links = sharing(Shares::default(), 3, 1);
-    demand_waits(&mut links, 0, true);
-    // As much is under way there as should be, and none of it ends.
-    links.waits(at(0), 1, waiting(&[Prefetch]), true);
+/// Chunks of a prefetch in the last of three lanes, for four seconds beside endless demand in the first.
+fn had_beside_demand(links: &mut Links) -> u32 {
     let mut had = 0;
     for turn in 1..4_000 {
+        demand_waits(links, turn, true);
         links.begun(at(turn), DEMAND, Demand, Bytes::mib(64));
         links.waits(at(turn), 2, waiting(&[Prefetch]), false);
         if links.next(at(turn), 2).next().is_some() {
             links.begun(at(turn), 2, Prefetch, CHUNK);
+            links.ended(at(turn), 2, Prefetch, CHUNK);
             had += 1;
         }
     }
+    had
+}
+
+#[test]
+fn who_stood_longest_and_can_begin_nothing_has_nobody_wait_behind_it() {
+    let mut links = sharing(Shares::default(), 3, 1);
+    // As much is under way there as should be, and none of it ends.
+    links.waits(at(0), 1, waiting(&[Prefetch]), true);
+    (0..4).for_each(|_| links.begun(at(0), 1, Prefetch, CHUNK));
+    let had = had_beside_demand(&mut links);
     assert!((2..=4).contains(&had), "{had}");
+}
+
+#[test]
+fn nobody_waits_behind_who_hangs_with_as_much_demand_as_its_lane_takes() {
+    let mut links = sharing(Shares::default(), 3, 1);
+    links.waits(at(0), 1, waiting(&[Prefetch]), false);
+    (0..6).for_each(|_| links.begun(at(0), 1, Demand, Bytes::mib(16)));
+    let had = had_beside_demand(&mut links);
+    assert!((2..=4).contains(&had), "{had}");
+    // Once it goes on it is the first.
+    links.ended(at(5_000), 1, Demand, Bytes::mib(16));
+    assert!(!permits_in(&mut links, 5_000, 2) && permits_in(&mut links, 5_000, 1));
 }
