@@ -1,6 +1,10 @@
 //! Which transitions of which table were taken, which illegal ones were tried and refused, and how often; and whether
 //! each illegal one is refused when it is forced.
 
+mod steps;
+
+pub use steps::{DiskStep, FileStep, LevelStep, PlaceStep, SettingStep, Step};
+
 use std::collections::BTreeMap;
 
 use broker_core::{
@@ -12,46 +16,6 @@ use crate::forced;
 
 /// One cell of a table: state and event.
 pub type Cell = (&'static str, String);
-
-/// What becomes of what is loaded: worlds without it would prove nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileStep {
-    /// It was read, and is sealed.
-    Loaded,
-    /// A part of it was copied out of its file.
-    Read,
-    /// Its file has changed.
-    Lost,
-    /// A part of it has left its device without a copy.
-    Left,
-}
-
-impl FileStep {
-    const ALL: [Self; 4] = [Self::Loaded, Self::Read, Self::Lost, Self::Left];
-}
-
-/// One of either kind.
-#[derive(Clone, Debug)]
-pub struct Step {
-    table: &'static str,
-    cell: String,
-    key: (u8, u8, u8),
-}
-
-/// What becomes of what is accessed in place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlaceStep {
-    /// A client mapped it in the host's memory.
-    Mapped,
-    /// And wrote it there.
-    Written,
-    /// It left the host's memory after somebody had mapped it there.
-    Left,
-}
-
-impl PlaceStep {
-    const ALL: [Self; 3] = [Self::Mapped, Self::Written, Self::Left];
-}
 
 /// Counts by cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,15 +52,13 @@ impl Coverage {
         }
     }
 
-    /// Every cell of every table, taken or not.
+    /// Every cell of every table, taken or not, and every other step.
     pub fn rows(&self) -> Vec<Row> {
-        let of_files = FileStep::ALL.into_iter().map(|step| self.row_of(step));
-        let in_place = PlaceStep::ALL.into_iter().map(|step| self.row_of(step));
-        cells().into_iter().map(|transition| self.row(transition)).chain(of_files).chain(in_place).collect()
+        let steps = steps::all().into_iter().map(|step| self.row_of(step));
+        cells().into_iter().map(|transition| self.row(transition)).chain(steps).collect()
     }
 
-    fn row_of(&self, step: impl Into<Step>) -> Row {
-        let Step { table, cell, key } = step.into();
+    fn row_of(&self, Step { table, cell, key }: Step) -> Row {
         let count = self.counts.get(&key).copied().unwrap_or_default();
         Row { table, cell, legal: true, count, refused: false }
     }
@@ -159,18 +121,6 @@ fn cells() -> Vec<Transition> {
         }
     }
     all
-}
-
-impl From<FileStep> for Step {
-    fn from(step: FileStep) -> Self {
-        Self { table: "file", cell: format!("{step:?}"), key: (5, step as u8, 0) }
-    }
-}
-
-impl From<PlaceStep> for Step {
-    fn from(step: PlaceStep) -> Self {
-        Self { table: "place", cell: format!("{step:?}"), key: (6, step as u8, 0) }
-    }
 }
 
 const fn key(transition: Transition) -> (u8, u8, u8) {

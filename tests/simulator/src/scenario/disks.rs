@@ -31,4 +31,8 @@ impl Disks {
         };
         are_there.then_some(disks)
     }
+
+    pub fn slower_micros(&self) -> u64 {
+        u64::try_from(self.slower.as_micros()).unwrap_or(u64::MAX)
+    }
 }

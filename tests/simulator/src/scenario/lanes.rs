@@ -1,7 +1,7 @@
 //! Whether copies go by lanes in a world, and how fast these are. Else each copy takes its time by itself, and they end in any
 //! order.
 
-use broker_core::Config;
+use broker_core::{Config, DeviceConfig};
 use vramd_types::{Bytes, Shares};
 
 use crate::dice::Dice;
@@ -15,6 +15,8 @@ const ONE_IN: u64 = 3;
 /// What a lane carries in a microsecond: as many bytes.
 const BYTES_A_MICRO: u64 = 1024;
 
+const DEVICES_CROWDED: usize = 3;
+
 #[derive(Clone, Copy, Debug)]
 pub struct Lanes {
     pub shares: Shares,
@@ -22,6 +24,9 @@ pub struct Lanes {
     pub chunk_micros_max: u64,
     /// What all lanes into devices and out of them carry together, in percent of one of them, where they share a link.
     pub shared_percent: Option<u64>,
+    /// Copies are long, and the link is shared by the lanes of three devices: of which one is filled while the others are emptied,
+    /// so that each class waits in lanes of its own.
+    pub is_crowded: bool,
     /// Mean microseconds between two acts of one process: soon enough for copies to be in each other's way.
     pub think_micros: u64,
 }
@@ -44,16 +49,34 @@ impl Lanes {
         let chunk_micros_max = dice.one(&[100, 400, 400]);
         let shared_percent = dice.chance(500).then(|| dice.between(60, 180));
         let think_micros = dice.one(&[100, 300]);
-        has_lanes.then_some(Self { shares, chunk_micros_max, shared_percent, think_micros })
+        let is_crowded = shared_percent.is_some() && dice.chance(500);
+        let think_micros = if is_crowded { 1_000 } else { think_micros };
+        has_lanes.then_some(Self { shares, chunk_micros_max, shared_percent, is_crowded, think_micros })
     }
 
-    /// There is room to copy to.
+    /// There is room to copy to, and devices enough.
     pub(super) fn are_used(&self, config: &mut Config) {
         config.shares = self.shares;
+        while let (devices, Some(last)) = (config.devices.len(), config.devices.last())
+            && devices < DEVICES_CROWDED
+            && self.is_crowded
+        {
+            config.devices.push(DeviceConfig { uuid: format!("GPU-{devices}"), ..last.clone() });
+        }
         for device in &mut config.devices {
             let room = device.total.saturating_add(device.total);
             (device.host, device.disk) = (device.host.max(room), device.disk.max(room));
         }
+    }
+
+    /// Into how many a copy is cut at most.
+    pub const fn chunks_max(&self) -> u64 {
+        if self.is_crowded { 64 } else { 8 }
+    }
+
+    /// How long a chunk takes while some are under way in so many lanes that share a link: in percent of what it takes alone.
+    pub fn slowed_percent(&self, lanes: usize) -> u64 {
+        self.shared_percent.map_or(100, |percent| (lanes as u64 * 10_000 / percent).max(100))
     }
 
     /// What a lane copies in a second.

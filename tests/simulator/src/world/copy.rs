@@ -11,7 +11,7 @@ use super::{
     queue::Happening,
 };
 use crate::{
-    coverage::{FileStep, PlaceStep},
+    coverage::{DiskStep, FileStep, PlaceStep},
     scenario::Fault,
 };
 
@@ -51,7 +51,8 @@ impl World {
     pub(super) fn copied(&mut self, to: ExtentId) {
         let Some(Copying { from, content, cancelled }) = self.driver.copies.remove(&to) else { return };
         let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::CopyFails));
-        let (result, content) = match (cancelled, fails, self.driver.dice.roll(3)) {
+        let how = self.driver.dice.roll(3);
+        let (result, content) = match (cancelled, fails, how) {
             (true, _, 0) => (Err("cancelled before it began"), None),
             (true, ..) => (Err("cancelled"), Some(self.new_content())),
             (false, true, 0) => (Err("the link is down"), None),
@@ -65,15 +66,21 @@ impl World {
         }
         // What was written there may be another, or cannot be had, this time.
         let source = self.driver.pieces.get(&from).map(|piece| (piece.tier, piece.lies));
-        let damaged = match source {
-            Some((Tier::Disk, Lies::Apart)) => self.is_damaged(from),
-            _ => self.file_has_changed(from),
+        let from_disk = source == Some((Tier::Disk, Lies::Apart));
+        let to_disk = self.driver.pieces.get(&to).is_some_and(|piece| piece.tier == Tier::Disk);
+        if fails && !cancelled && (from_disk || to_disk) {
+            self.coverage.saw(if how == 1 { DiskStep::Short } else { DiskStep::Failed });
+        }
+        let damaged = match from_disk {
+            true => self.is_damaged(from),
+            false => self.file_has_changed(from),
         };
         if damaged && !cancelled {
             let content = self.new_content();
             self.driver.pieces.get_mut(&to).into_iter().for_each(|piece| piece.content = content);
-            if source.is_some_and(|(_, lies)| lies != Lies::Apart) {
-                self.coverage.saw(FileStep::Lost);
+            match from_disk {
+                true => self.coverage.saw(DiskStep::Damaged),
+                false => self.coverage.saw(FileStep::Lost),
             }
             let problem = format!("{from} is damaged");
             return self.tell(Event::Completion(Completion::Damaged { to, problem }));

@@ -17,7 +17,7 @@ use super::{
     lanes::{Lanes, Way},
     queue::Happening,
 };
-use crate::{dice::Dice, scenario::Fault};
+use crate::{coverage::DiskStep, dice::Dice, scenario::Fault};
 
 /// As long as a driver may put a release off.
 const PUT_OFF_MICROS: u64 = 1_000_000;
@@ -134,7 +134,8 @@ impl World {
         let is_disk = |id| self.driver.pieces.get(&id).is_some_and(|piece| piece.tier == Tier::Disk);
         match self.scenario.disks.filter(|_| from.into_iter().chain([to]).any(is_disk)) {
             Some(disks) if !disks.slower.is_zero() => {
-                self.driver.dice.roll(u64::try_from(disks.slower.as_micros()).unwrap_or(0))
+                self.coverage.saw(DiskStep::Slow);
+                self.driver.dice.roll(disks.slower_micros())
             }
             _ => 0,
         }
@@ -255,6 +256,9 @@ impl World {
             Tier::Disk => (config.disk, Bytes::ZERO),
         };
         let fits = used + u128::from(outside.get()) + u128::from(size.get()) <= u128::from(total.get());
+        if !fits && tier == Tier::Disk {
+            self.coverage.saw(DiskStep::Full);
+        }
         let result = if !fits || self.driver.dice.chance(full) {
             Err(CreateError::OutOfMemory)
         } else if self.driver.dice.chance(fails) {

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Bug, Event, OperatorRequest, Tier, Time};
+use broker_core::{Bug, Event, OperatorRequest, Target, Tier, Time};
 use broker_links::{Crossing, Flaw, Links, Waiting};
 use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, Shares};
 
@@ -16,14 +16,16 @@ use super::{
     driver::{Job, soon},
     queue::Happening,
 };
-use crate::{dice::Dice, scenario};
+use crate::{
+    coverage::DiskStep,
+    dice::Dice,
+    scenario::{self, Plan, Scenario},
+};
 
 /// A lane that is held back by others asks again after as many microseconds.
 const ASKS_AGAIN_MICROS: u64 = 50;
 
 const CHUNK_MICROS_MIN: u64 = 20;
-
-const CHUNKS_MAX: u64 = 8;
 
 /// So many chunks of a lane are under way at most, and so many of what nobody waits for.
 const UNDER_WAY_MAX: usize = 2;
@@ -63,7 +65,11 @@ impl Way {
 
     /// Whether it goes by the link that lanes share, where there is one.
     pub(crate) fn is_on_bus(self) -> bool {
-        matches!(self, Self::In(_) | Self::Out(_))
+        !self.is_of_disk()
+    }
+
+    fn is_of_disk(self) -> bool {
+        matches!(self, Self::FromDisk | Self::ToDisk)
     }
 }
 
@@ -82,6 +88,8 @@ pub(crate) struct Begun {
 pub(super) struct Lanes {
     dice: Dice,
     drawn: scenario::Lanes,
+    /// So many microseconds more a copy takes that a disk is an end of, at most.
+    disk_slower: u64,
     devices: usize,
     flaw: Option<Flaw>,
     lanes: BTreeMap<Way, Lane>,
@@ -113,12 +121,17 @@ struct Queued {
     class: CopyClass,
     /// Microseconds of each chunk that is left, the last one first.
     chunks: Vec<u64>,
+    /// So many more each of them takes.
+    slower: u64,
     is_begun: bool,
 }
 
 impl Lanes {
-    pub(super) fn new(seed: u64, drawn: scenario::Lanes, devices: usize, bug: Option<Bug>) -> Self {
-        let flaw = match bug {
+    /// Where copies go by lanes.
+    pub(super) fn of(scenario: &Scenario, plan: &Plan) -> Option<Self> {
+        let drawn = scenario.lanes?;
+        let devices = scenario.config.devices.len();
+        let flaw = match plan.bug {
             Some(Bug::PrefetchBeforeDemand) => Some(Flaw::PrefetchBeforeDemand),
             Some(Bug::ShareLentForEver) => Some(Flaw::ShareLentForEver),
             Some(Bug::ShareSavedUp) => Some(Flaw::ShareSavedUp),
@@ -126,9 +139,10 @@ impl Lanes {
             Some(Bug::FullLacksItsShare) => Some(Flaw::FullLacksItsShare),
             _ => None,
         };
-        let dice = Dice::new(seed, STREAM);
+        let dice = Dice::new(plan.seed, STREAM);
+        let disk_slower = scenario.disks.map_or(0, |disks| disks.slower_micros());
         let links = opened(drawn, devices, flaw);
-        Self { dice, drawn, devices, flaw, lanes: BTreeMap::new(), links }
+        Some(Self { dice, drawn, disk_slower, devices, flaw, lanes: BTreeMap::new(), links })
     }
 
     /// The driver is opened: nothing is under way.
@@ -151,8 +165,10 @@ impl Lanes {
         let micros = |dice: &mut Dice| dice.between(CHUNK_MICROS_MIN, self.drawn.chunk_micros_max);
         let (whole, last) = (micros(&mut self.dice), micros(&mut self.dice));
         let mut chunks = vec![last.min(whole)];
-        chunks.extend((1..self.dice.between(1, CHUNKS_MAX)).map(|_| whole));
-        self.lane(way).waiting.push(Queued { to, class, chunks, is_begun: false });
+        chunks.extend((1..self.dice.between(1, self.drawn.chunks_max())).map(|_| whole));
+        let is_slow = way.is_of_disk() && self.disk_slower > 0;
+        let slower = if is_slow { self.dice.roll(self.disk_slower) / chunks.len() as u64 } else { 0 };
+        self.lane(way).waiting.push(Queued { to, class, chunks, slower, is_begun: false });
     }
 
     fn hasten(&mut self, to: ExtentId) {
@@ -184,12 +200,20 @@ impl Lanes {
         }
         let class = self.links.next(at, number).next()?;
         let waiting = lane.waiting.iter().map(|it| it.to).collect();
-        let (to, micros) = lane.take_next(class)?;
+        let (to, micros, slower) = lane.take_next(class)?;
         let length = scenario::Lanes::bytes_in(micros);
         lane.under_way.push_back(UnderWay { to, class, length });
-        lane.free_at = lane.free_at.max(now).after(Duration::from_micros(micros));
+        let takes = micros * self.slowed_percent(way) / 100 + slower;
+        let lane = self.lanes.get_mut(&way)?;
+        lane.free_at = lane.free_at.max(now).after(Duration::from_micros(takes));
         self.links.begun(at, number, class, length);
         Some((Begun { way, to, class, length, waiting }, lane.free_at))
+    }
+
+    /// Lanes that share a link are slower while others are at it.
+    fn slowed_percent(&self, way: Way) -> u64 {
+        let on_bus = self.lanes.iter().filter(|(way, lane)| way.is_on_bus() && !lane.under_way.is_empty());
+        if way.is_on_bus() { self.drawn.slowed_percent(on_bus.count()) } else { 100 }
     }
 
     /// The first chunk that is under way has ended. Its copy too, if that is told.
@@ -228,17 +252,17 @@ impl Lane {
     }
 
     /// Of a class: what was begun goes on first.
-    fn take_next(&mut self, class: CopyClass) -> Option<(ExtentId, u64)> {
+    fn take_next(&mut self, class: CopyClass) -> Option<(ExtentId, u64, u64)> {
         let of_class = |it: &Queued| it.class == class;
         let begun = self.waiting.iter().position(|it| of_class(it) && it.is_begun);
         let at = begun.or_else(|| self.waiting.iter().position(of_class))?;
         let queued = self.waiting.get_mut(at)?;
         queued.is_begun = true;
-        let (to, micros) = (queued.to, queued.chunks.pop()?);
+        let next = (queued.to, queued.chunks.pop()?, queued.slower);
         if queued.chunks.is_empty() {
             self.waiting.remove(at);
         }
-        Some((to, micros))
+        Some(next)
     }
 }
 
@@ -262,6 +286,9 @@ impl World {
             return self.submit(Job::Copy { to });
         };
         lanes.push(way, to, class);
+        if way.is_of_disk() && lanes.disk_slower > 0 {
+            self.coverage.saw(DiskStep::SlowLane);
+        }
         self.go_on(way);
     }
 
@@ -314,6 +341,20 @@ impl World {
                 let event = Event::Operator { call: self.new_call(None), uid: 0, key: None, request };
                 self.queue.at(when, self.life, Happening::Arrive(event));
             }
+        }
+    }
+
+    /// All that there is comes to one device and leaves the others.
+    pub(super) fn part_ways(&mut self, mut dice: Dice) {
+        let coming = dice.pick(&self.scenario.config.devices).map(|device| device.uuid.clone());
+        for view in self.broker.list_allocations(None, None, usize::MAX).0 {
+            let (target, parts) = (Target::Id(view.id), Vec::new());
+            let request = match (Some(view.device) == coming, dice.chance(500)) {
+                (true, _) => OperatorRequest::MoveParts { target, parts, tier: Tier::Device },
+                (false, true) => OperatorRequest::MoveParts { target, parts, tier: Tier::Host },
+                (false, false) => OperatorRequest::WriteBackParts { target, parts },
+            };
+            self.operator_call(None, request);
         }
     }
 

@@ -34,7 +34,7 @@ use broker_core::{Broker, CallId, ChannelId, Command, Event, Notice, StoredQuota
 use vramd_types::{AllocationId, Bytes};
 
 use crate::{
-    coverage::Coverage,
+    coverage::{Coverage, LevelStep, SettingStep},
     dice::Dice,
     failure::Failure,
     oracle::Oracle,
@@ -107,9 +107,7 @@ impl World {
             dice: Dice::new(plan.seed, 1),
             pieces: BTreeMap::new(),
             copies: BTreeMap::new(),
-            lanes: scenario
-                .lanes
-                .map(|lanes| Lanes::new(plan.seed, lanes, scenario.config.devices.len(), plan.bug)),
+            lanes: Lanes::of(&scenario, &plan),
             last_content: 0,
             awaited: Default::default(),
             put_off: Default::default(),
@@ -285,7 +283,12 @@ impl World {
                 self.submit(Job::Open { extent, file, offset, size });
             }
             Command::Copy { from, to, bytes, shadow: _, class } => self.copy((from, to), bytes, class),
-            Command::ShareLinks(shares) => self.driver.lanes.iter_mut().for_each(|it| it.share_by(shares)),
+            Command::ShareLinks(shares) => {
+                if let Some(lanes) = &mut self.driver.lanes {
+                    lanes.share_by(shares);
+                    self.coverage.saw(SettingStep::Shares);
+                }
+            }
             Command::HastenCopy { to } => self.hasten_copy(to),
             Command::CancelCopy { to } => self.cancel_copy(to),
             Command::ReleaseExtent { extent } => self.release(extent),
@@ -300,6 +303,17 @@ impl World {
             Command::ForgetWord { channel, slot } => self.forget_word(channel, slot),
             Command::Notice(Notice::Moved { part, tier: Tier::Disk, copied: false, .. }) => {
                 self.has_left(part.allocation);
+            }
+            Command::Notice(Notice::PressureChanged { from, to, .. }) => {
+                self.coverage.saw(LevelStep { from, to });
+            }
+            Command::Notice(Notice::SettingsChanged { before, after, .. }) => {
+                if before.pressure != after.pressure {
+                    self.coverage.saw(SettingStep::Levels);
+                }
+                if before.tiers != after.tiers {
+                    self.coverage.saw(SettingStep::Sizes);
+                }
             }
             Command::Notice(_) => {}
         }

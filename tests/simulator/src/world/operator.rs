@@ -36,8 +36,12 @@ impl World {
             return self.restart();
         }
         self.look(&mut dice);
-        if self.driver.lanes.is_some() {
-            self.stir(Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts));
+        if let Some(lanes) = self.scenario.lanes {
+            let dice = Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts);
+            match lanes.is_crowded {
+                true => self.part_ways(dice),
+                false => self.stir(dice),
+            }
         }
         if dice.chance(600) {
             self.revoke_some(&mut dice);
