@@ -200,6 +200,8 @@ mod bugs {
         ShareSavedUp: "a link lets a class save up what it does not want", [LINK_SHARES];
         FullWantsNothing: "what waits in a lane that has enough under way is not owed its share of links", [LINK_SHARES];
         FullLacksItsShare: "a lane that has enough under way begins nothing of what lacks its share beside demand", [LINK_SHARES];
+        SharedOnlyVetoes: "who lacks its share of a link that lanes share goes no sooner in its lane", [LINK_SHARES];
+        OthersNotHeldBack: "who lacks its share of a link that lanes share has others' chunks begun all the same", [LINK_SHARES];
     }
 
     impl Broker {

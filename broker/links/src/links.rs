@@ -146,6 +146,11 @@ impl Links {
 
     fn turn_at(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> Turn {
         let link = &self.links[at];
+        let only_vetoes = link.is_shared() && planted!(self, SharedOnlyVetoes);
+        if only_vetoes {
+            let is_by_right = link.is_owed(class) || link.has_stood(now, class);
+            return if !is_by_right && link.holds_back(now, class) { Turn::HeldBack } else { Turn::InOrder };
+        }
         if link.has_stood(now, class) && self.stood_longest(now, at, lane, class) {
             Turn::Stood
         } else if link.is_owed(class) {
@@ -169,7 +174,7 @@ impl Links {
 
     /// Whether it is not begun now at a link that lanes share, since another class lacks its share there.
     fn yields(&self, now: Duration, at: usize, class: CopyClass) -> bool {
-        let is_shared = self.links[at].is_shared();
+        let is_shared = self.links[at].is_shared() && !planted!(self, OthersNotHeldBack);
         let mut others = CopyClass::ALL.into_iter().filter(|other| *other != class);
         is_shared && class != CopyClass::Demand && others.any(|other| self.lacks(now, at, other))
     }

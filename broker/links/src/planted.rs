@@ -31,6 +31,10 @@ pub enum Flaw {
     FullWantsNothing,
     /// A lane that is full begins nothing of what nobody waits for, whatever it lacks beside demand.
     FullLacksItsShare,
+    /// Who lacks its share of a link that lanes share may go, and goes no sooner in its lane.
+    SharedOnlyVetoes,
+    /// Who lacks its share of such a link has other lanes' chunks begun all the same.
+    OthersNotHeldBack,
 }
 
 #[cfg(feature = "planted")]

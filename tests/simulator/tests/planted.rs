@@ -57,6 +57,8 @@ fn planted_flaws_of_links_are_found_by_who_looks_at_each_chunk() {
         Bug::ShareSavedUp,
         Bug::FullWantsNothing,
         Bug::FullLacksItsShare,
+        Bug::SharedOnlyVetoes,
+        Bug::OthersNotHeldBack,
     ] {
         let hunt = hunt(bug, 0, 100, 10_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());

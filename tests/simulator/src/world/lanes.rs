@@ -137,6 +137,8 @@ impl Lanes {
             Some(Bug::ShareSavedUp) => Some(Flaw::ShareSavedUp),
             Some(Bug::FullWantsNothing) => Some(Flaw::FullWantsNothing),
             Some(Bug::FullLacksItsShare) => Some(Flaw::FullLacksItsShare),
+            Some(Bug::SharedOnlyVetoes) => Some(Flaw::SharedOnlyVetoes),
+            Some(Bug::OthersNotHeldBack) => Some(Flaw::OthersNotHeldBack),
             _ => None,
         };
         let dice = Dice::new(plan.seed, STREAM);
