@@ -24,6 +24,7 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::TwoPacketsInFlight,
         Bug::NameNotFreed,
         Bug::CachedToAnotherTenant,
+        Bug::FullThoughCached,
         Bug::EvictedThoughPinned,
         Bug::SlotReused,
         Bug::EvictedStaysAway,
@@ -34,16 +35,31 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::SentFromOldExtent,
         Bug::SourceReleasedEarly,
         Bug::HandedOverUnread,
+        Bug::LevelWithoutHysteresis,
+        Bug::HotEvicted,
+        Bug::CopiedInPlace,
+        Bug::DamageIgnored,
         Bug::SettingsBelievedLate,
         Bug::SettingsHalfApplied,
+        Bug::SharesUntold,
         Bug::ClassInverted,
         Bug::FileCharged,
         Bug::CopiedToFile,
         Bug::FileForgotten,
+        Bug::FileKept,
         Bug::UnreadSealed,
         Bug::PiecesFromTheStart,
     ] {
         let hunt = hunt(bug, 0, 20, 5_000);
+        assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());
+    }
+}
+
+/// Something must stay on a full device for long, which nobody uses, and for which nobody else makes room.
+#[test]
+fn planted_bugs_of_pressure_that_few_worlds_show_are_found_too() {
+    for bug in [Bug::CachedUnderPressure, Bug::ColdStays] {
+        let hunt = hunt(bug, 0, 60, 10_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());
     }
 }
