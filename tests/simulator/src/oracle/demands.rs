@@ -278,7 +278,7 @@ impl Oracle {
         // What operators have unmapped they may have moved too.
         let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
         // What a driver has not is asked of it again only when something has changed.
-        let is_unsure = is_unsure || self.facts.places[0].looks_left > 0;
+        let is_unsure = is_unsure || self.facts.places[0].looks_left > 0 || self.rests(first);
         if self.something_leaves(0) || is_unsure {
             return;
         }

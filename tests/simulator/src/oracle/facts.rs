@@ -265,6 +265,20 @@ pub(super) fn book_of(stored: &StoredQuotas) -> Book {
     stored.quotas.iter().map(row).collect()
 }
 
+/// How often a driver had no memory for a batch, and since when it rests for that.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Failed {
+    pub(super) times: u32,
+    pub(super) rests: Option<Rests>,
+}
+
+/// Until it is time to look at all devices, and one more look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rests {
+    pub(super) until: Time,
+    pub(super) looks_left: u8,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) now: Time,
@@ -338,6 +352,8 @@ pub(super) struct Facts {
     pub(super) pinned: BTreeSet<(PartRef, SessionId)>,
     /// Who stood in the line after the last event.
     pub(super) waits: BTreeMap<u64, WaitView>,
+    /// Batches for which a driver had no memory, by who asked and until when.
+    pub(super) failed: BTreeMap<(Option<SessionId>, Option<Time>), Failed>,
     /// There were too many extents since devices were looked at last.
     pub(super) extents_ran_out: bool,
     /// What was last written to each part, where that is known.

@@ -251,6 +251,7 @@ impl Oracle {
                 place.looks_left = place.looks_left.saturating_sub(1);
                 self.facts.unlucky.clear();
                 self.facts.extents_ran_out = false;
+                self.learn_who_has_rested();
             }
         }
     }

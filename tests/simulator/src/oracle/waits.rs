@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use broker_core::{
-    AllocationSpec, Broker, CallId, OperatorRequest, Refusal, Tier, WaitView, Waiting, invariants::DEMANDS,
+    AllocationSpec, Broker, CallId, OperatorRequest, Refusal, Tier, Time, WaitView, Waiting,
+    invariants::DEMANDS,
 };
+use vramd_types::SessionId;
 
 use super::{
     Oracle,
-    facts::{Asked, Call},
+    facts::{Asked, Call, Rests},
     ledger::LOOKS,
 };
+
+/// So often a batch is tried before it rests.
+const TRIES: u32 = 4;
 
 impl Oracle {
     /// A batch that was being made and waits after this event found no memory.
@@ -18,12 +23,34 @@ impl Oracle {
         let waits = broker.waits().into_iter().filter(|_| self.step.made);
         let new = waits.filter(|wait| !self.facts.waits.contains_key(&wait.id));
         let batches = new.filter(|wait| matches!(wait.what, Waiting::Batch { .. }));
-        let devices: Vec<_> = batches.map(|wait| wait.device).collect();
-        for place in
-            devices.iter().filter_map(|device| self.facts.place_of(device, Tier::Device)).collect::<Vec<_>>()
-        {
-            self.facts.places[place].looks_left = LOOKS;
+        for wait in batches.collect::<Vec<_>>() {
+            if let Some(place) = self.facts.place_of(&wait.device, Tier::Device) {
+                self.facts.places[place].looks_left = LOOKS;
+            }
+            let until = self.facts.now.after(self.limits.survey_interval);
+            let failed = self.facts.failed.entry(asked_by(&wait)).or_default();
+            failed.times += 1;
+            if failed.times >= TRIES {
+                failed.rests = Some(Rests { until, looks_left: LOOKS });
+            }
         }
+    }
+
+    /// A device was looked at: who has rested for that long may be tried again.
+    pub(super) fn learn_who_has_rested(&mut self) {
+        let now = self.facts.now;
+        for failed in self.facts.failed.values_mut() {
+            let Some(rests) = failed.rests.as_mut().filter(|rests| rests.until <= now) else { continue };
+            rests.looks_left -= 1;
+            if rests.looks_left == 0 {
+                failed.rests = None;
+            }
+        }
+    }
+
+    /// Whether the batch was tried so often that it waits, whatever leaves.
+    pub(super) fn rests(&self, wait: &WaitView) -> bool {
+        self.facts.failed.get(&asked_by(wait)).is_some_and(|failed| failed.rests.is_some())
     }
 
     /// Whether an operator has somebody wait no more at this moment.
@@ -65,4 +92,13 @@ impl Oracle {
         let early = judged && call.at.after(wait) > self.facts.now;
         self.expect(DEMANDS, !early, || format!("{id:?} came at {:?}, waits {wait:?}: {refusal:?}", call.at));
     }
+}
+
+/// Who asked for a batch, and until when: it is the same with each try, where its place in the line is not.
+fn asked_by(wait: &WaitView) -> (Option<SessionId>, Option<Time>) {
+    let session = match wait.what {
+        Waiting::Batch { session, .. } => Some(session),
+        Waiting::Part { .. } => None,
+    };
+    (session, wait.until)
 }
