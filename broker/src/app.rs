@@ -406,10 +406,8 @@ mod tests {
         time::Instant,
     };
 
-    use broker_driver::DeviceInfo;
-    use vramd_types::{Bytes, CopyId, HostNode};
-
     use super::*;
+    use crate::reactor::tests::Silent;
 
     /// Takes its time to end.
     struct Slow {
@@ -430,37 +428,15 @@ mod tests {
         }
     }
 
-    impl Driver for Slow {
-        fn name(&self) -> &'static str {
-            "slow"
-        }
-
-        fn devices(&self) -> &[DeviceInfo] {
-            &[]
-        }
-
-        fn makes(&self, _: ExtentKind) -> bool {
-            false
-        }
-
-        fn host_node(&self, _: DeviceIndex) -> HostNode {
-            HostNode(0)
-        }
-
-        fn copied_bytes(&self, _: CopyId) -> Option<Bytes> {
-            None
-        }
-
-        fn submit(&self, _: Submission) {}
-    }
-
     #[tokio::test]
     async fn the_end_of_the_driver_is_waited_for_whoever_had_it_last() {
         let (inbox, _queue) =
             inbox(InboxLimits { client_requests_max: 1, operator_requests_max: 1, reads_max: 1 });
         let (sink, ended) = sink(inbox);
         let is_over = Arc::new(AtomicBool::new(false));
-        let driver: Arc<dyn Driver> = Arc::new(Slow { ended: Arc::clone(&is_over), _sink: sink });
+        let (asked, _) = tokio::sync::mpsc::unbounded_channel();
+        let keeps = Slow { ended: Arc::clone(&is_over), _sink: sink };
+        let driver: Arc<dyn Driver> = Arc::new(Silent { asked, _keeps: keeps });
         let last = Arc::clone(&driver);
         thread::spawn(move || {
             thread::sleep(Duration::from_millis(100));

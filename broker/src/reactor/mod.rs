@@ -156,4 +156,4 @@ impl Turn<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,7 @@
 //! The reactor with a real broker, and a driver that does at once what it is asked.
 
 use std::{
+    fmt::Debug,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -79,11 +80,13 @@ impl Driver for Prompt {
 
 /// Says what it is asked, and does nothing.
 #[derive(Debug)]
-struct Silent {
-    asked: tokio::sync::mpsc::UnboundedSender<Submission>,
+pub(crate) struct Silent<K> {
+    pub(crate) asked: tokio::sync::mpsc::UnboundedSender<Submission>,
+    /// Until it ends.
+    pub(crate) _keeps: K,
 }
 
-impl Driver for Silent {
+impl<K: Debug + Send + Sync> Driver for Silent<K> {
     fn name(&self) -> &'static str {
         "silent"
     }
@@ -224,7 +227,7 @@ async fn an_allocation_is_answered_once_the_driver_has_made_it() {
 async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
     let (inbox, queue) = inbox(InboxLimits::default());
     let (asked, mut surveys) = tokio::sync::mpsc::unbounded_channel();
-    let driver = Arc::new(Silent { asked });
+    let driver = Arc::new(Silent { asked, _keeps: () });
     let limits = Limits { survey_interval: Duration::from_secs(3600), ..Limits::default() };
     let config = Config { limits, ..config() };
     let clock = Clock::start();

@@ -1,7 +1,7 @@
 //! Memory that cannot be had, and copies that fail: the part is where it was, and the next try goes well.
 
-use vramd_client::{Access, Allocation, Client};
-use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, PartRef, Tier, move_event::Change};
+use vramd_client::Access;
+use vramd_proto::v1::{MoveOutcome as Outcome, PartRef, Tier};
 use vramd_tests::{
     Daemon, MIB_2, RawSession,
     config::Effect,
@@ -13,10 +13,8 @@ use vramd_types::Reason;
 use super::{
     bring_in_by_pin, evict, first, held, moving, nothing_is_left, part, parts,
     pins::connect,
-    programs::{is_intact, letting_go, lies},
-    said, tiers,
-    under_way::listed,
-    unmap_as_told, until_held, written,
+    programs::{away, comes_to_a_full_device, is_intact, letting_go, lies, other_one_left, stayed},
+    tiers, unmap_as_told, until_held, written,
 };
 
 #[test]
@@ -110,7 +108,7 @@ fn a_device_without_memory_has_what_is_idle_leave_and_is_asked_again() {
     // The first two are the allocations'.
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 3, Effect::OutOfMemory));
     let (wants, has) = (connect(&daemon), connect(&daemon));
-    let wanted = away(&daemon, &wants);
+    let wanted = away(&daemon, &wants, "host");
     let idle = letting_go(&daemon, &has, 1);
     // What is on its way to a client counts as in use.
     until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
@@ -145,39 +143,16 @@ fn what_is_freed_in_the_middle_of_a_move_leaves_nothing() {
 
 /// Parts that were to leave for who wants the room, and found no memory in the host.
 fn lacked(daemon: &Daemon) -> Vec<PartRef> {
-    let ended = listed(daemon).ended.into_iter();
-    let failed = ended.filter(|it| (it.tier(), it.outcome()) == (Tier::Host, Change::Failed));
-    let failed = failed.inspect(|it| assert_eq!(it.cause(), MoveCause::Demand, "{it:?}"));
-    failed.filter_map(|it| it.part).collect()
-}
-
-/// A part that has left its device, alone on the node.
-fn away(daemon: &Daemon, client: &Client) -> Allocation {
-    let wanted = letting_go(daemon, client, 1);
-    until("it leaves", || {
-        said(daemon, &["alloc", "evict", &wanted.id().to_string()])["parts"][0]["outcome"] == "moved"
-    });
-    until_held(daemon, 0, 2);
-    wanted
+    stayed(daemon, Tier::Host, "")
 }
 
 #[test]
 fn another_leaves_for_a_pin_where_the_first_finds_no_memory_in_the_host() {
     // The first is for what is to be pinned.
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 2, Effect::OutOfMemory));
-    let (wants, has) = (connect(&daemon), connect(&daemon));
-    let wanted = away(&daemon, &wants);
-    let there = letting_go(&daemon, &has, 2);
-    is_intact(&wanted, 1);
-    let [lacking] = lacked(&daemon)[..] else { panic!("one could not leave: {:?}", listed(&daemon)) };
-    let stays = if lacking.part_index == 0 { ["device", "host"] } else { ["host", "device"] };
-    assert_eq!(lies(&daemon, &there), stays, "the other one left");
-    is_intact(&there, 2);
-    is_intact(&wanted, 1);
-    drop((wanted, there));
-    wants.flush().unwrap();
-    has.flush().unwrap();
-    nothing_is_left(&daemon);
+    comes_to_a_full_device(&daemon, "host", 2, |there| {
+        other_one_left(&daemon, there, &lacked(&daemon), "host");
+    });
 }
 
 #[test]
@@ -185,21 +160,13 @@ fn where_nothing_else_can_leave_a_pin_waits_until_devices_are_looked_at_again() 
     let config = tiers("2MiB", "16MiB").limit("survey_interval_ms = 100");
     let config = (2..5).fold(config, |config, nth| config.fault("create_host", nth, Effect::OutOfMemory));
     let daemon = Daemon::start(&config);
-    let (wants, has) = (connect(&daemon), connect(&daemon));
-    let wanted = away(&daemon, &wants);
-    let there = letting_go(&daemon, &has, 1);
-    is_intact(&wanted, 1);
-    assert_eq!(
-        lacked(&daemon),
-        [part(there.id().get(), 0); 3],
-        "it was tried again, and what was there stayed until it could leave"
-    );
-    is_intact(&there, 1);
-    is_intact(&wanted, 1);
-    drop((wanted, there));
-    wants.flush().unwrap();
-    has.flush().unwrap();
-    nothing_is_left(&daemon);
+    comes_to_a_full_device(&daemon, "host", 1, |there| {
+        assert_eq!(
+            lacked(&daemon),
+            [part(there.id().get(), 0); 3],
+            "it was tried again, and what was there stayed until it could leave"
+        );
+    });
 }
 
 #[test]

@@ -2,8 +2,7 @@
 //! none in any tier.
 
 use tonic::Code;
-use vramd_client::{Allocation, Client};
-use vramd_proto::v1::{AllocationSpec, MoveCause, SetQuotaRequest, Tier, move_event::Change};
+use vramd_proto::v1::{AllocationSpec, SetQuotaRequest, Tier};
 use vramd_tests::{
     Config, Daemon, MIB_2, RawSession, config::Effect, content, daemon::quota, digest, wait::until,
 };
@@ -14,10 +13,8 @@ use super::{
     disk::until_held,
     evict_to, nothing_is_left, part, parts,
     pins::connect,
-    programs::{is_intact, letting_go, lies, send},
-    tiers,
-    under_way::listed,
-    written,
+    programs::{comes_to_a_full_device, is_intact, letting_go, lies, other_one_left, stayed},
+    tiers, written,
 };
 
 /// What becomes of the second part that is to go to disk, and of so many behind it: there is no room for its file, or it cannot be written.
@@ -29,43 +26,13 @@ fn flaws(config: &Config, count: u64) -> [(Config, &'static str); 2] {
     [(full, "tier disk of"), (failing, "Input/output error (os error 5)")]
 }
 
-/// A part that lies on disk, alone on the node.
-fn away(daemon: &Daemon, client: &Client) -> Allocation {
-    let wanted = letting_go(daemon, client, 1);
-    send(daemon, &wanted, "disk");
-    until_held(daemon, [0, 0, 2]);
-    wanted
-}
-
-/// Parts that were to leave for who wants the room, and could not.
-#[track_caller]
-fn stayed(daemon: &Daemon, why: &str) -> Vec<u32> {
-    let ended = listed(daemon).ended.into_iter();
-    let failed = ended.filter(|it| (it.tier(), it.outcome()) == (Tier::Disk, Change::Failed));
-    let failed =
-        failed.inspect(|it| assert!(it.cause() == MoveCause::Demand && it.detail.contains(why), "{it:?}"));
-    failed.filter_map(|it| Some(it.part?.part_index)).collect()
-}
-
 #[test]
 fn another_leaves_for_a_pin_where_the_first_cannot_go_to_disk() {
     for (config, why) in flaws(&tiers("4MiB", "0").disk("16MiB"), 1) {
         let daemon = Daemon::start(&config);
-        let (wants, has) = (connect(&daemon), connect(&daemon));
-        let wanted = away(&daemon, &wants);
-        let there = letting_go(&daemon, &has, 2);
-        is_intact(&wanted, 1);
-        let [lacking] = stayed(&daemon, why)[..] else {
-            panic!("one could not leave: {:?}", listed(&daemon))
-        };
-        let stays = if lacking == 0 { ["device", "disk"] } else { ["disk", "device"] };
-        assert_eq!(lies(&daemon, &there), stays, "the other one left");
-        is_intact(&there, 2);
-        is_intact(&wanted, 1);
-        drop((wanted, there));
-        wants.flush().unwrap();
-        has.flush().unwrap();
-        nothing_is_left(&daemon);
+        comes_to_a_full_device(&daemon, "disk", 2, |there| {
+            other_one_left(&daemon, there, &stayed(&daemon, Tier::Disk, why), "disk");
+        });
     }
 }
 
@@ -74,21 +41,13 @@ fn where_nothing_else_can_go_to_disk_a_pin_waits_until_it_can() {
     let config = tiers("2MiB", "0").disk("16MiB").limit("survey_interval_ms = 100");
     for (config, why) in flaws(&config, 3) {
         let daemon = Daemon::start(&config);
-        let (wants, has) = (connect(&daemon), connect(&daemon));
-        let wanted = away(&daemon, &wants);
-        let there = letting_go(&daemon, &has, 1);
-        is_intact(&wanted, 1);
-        assert_eq!(
-            stayed(&daemon, why),
-            [0; 3],
-            "it was tried again, and what was there stayed until it could leave"
-        );
-        is_intact(&there, 1);
-        is_intact(&wanted, 1);
-        drop((wanted, there));
-        wants.flush().unwrap();
-        has.flush().unwrap();
-        nothing_is_left(&daemon);
+        comes_to_a_full_device(&daemon, "disk", 1, |there| {
+            assert_eq!(
+                stayed(&daemon, Tier::Disk, why),
+                [part(there.id().get(), 0); 3],
+                "it was tried again, and what was there stayed until it could leave"
+            );
+        });
     }
 }
 
@@ -111,7 +70,7 @@ fn while_nothing_can_go_to_disk_who_needs_the_room_is_told_and_has_it_later() {
             let late = session.pin_answer(call).unwrap_err();
             assert_eq!(late.is(Reason::Deadline).code, Code::DeadlineExceeded);
             session.pin_ended(call);
-            !stayed(&daemon, why).is_empty()
+            !stayed(&daemon, Tier::Disk, why).is_empty()
         });
         let full = session.refused(parts(1));
         assert_eq!(full.is(Reason::DeviceFull).fact("tier"), "device", "its room is what is asked for");

@@ -1,9 +1,10 @@
 //! Memory of a program that pins what it uses: the SDK does what the daemon asks, whatever the test does meanwhile.
 
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
+use vramd_proto::v1::{MoveCause, PartRef, Tier, move_event::Change};
 use vramd_tests::{Daemon, MIB_2, content, wait::until};
 
-use super::said;
+use super::{disk::until_held, nothing_is_left, pins::connect, said, under_way::listed};
 
 /// So many parts of 2 MiB, written. What is on its way to its client counts as used, so the daemon has heard that all is there.
 pub(super) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
@@ -55,4 +56,51 @@ pub(crate) fn send_by_id(daemon: &Daemon, id: &str, to: &str) {
         let parts = told["parts"].as_array().expect("its parts");
         parts.iter().all(|part| part["outcome"] == "moved")
     });
+}
+
+/// A part that lies below its device, alone on the node.
+pub(super) fn away(daemon: &Daemon, client: &Client, tier: &str) -> Allocation {
+    let wanted = letting_go(daemon, client, 1);
+    send(daemon, &wanted, tier);
+    until_held(daemon, if tier == "host" { [0, 2, 0] } else { [0, 0, 2] });
+    wanted
+}
+
+/// A program pins what lies below its device, which another's parts fill: no byte is lost on either side, and nothing is left at the end.
+#[track_caller]
+pub(super) fn comes_to_a_full_device(
+    daemon: &Daemon,
+    tier: &str,
+    count: u32,
+    then: impl FnOnce(&Allocation),
+) {
+    let (wants, has) = (connect(daemon), connect(daemon));
+    let wanted = away(daemon, &wants, tier);
+    let there = letting_go(daemon, &has, count.into());
+    is_intact(&wanted, 1);
+    then(&there);
+    is_intact(&there, count);
+    is_intact(&wanted, 1);
+    drop((wanted, there));
+    wants.flush().unwrap();
+    has.flush().unwrap();
+    nothing_is_left(daemon);
+}
+
+/// Parts that were to leave for who wants the room, and could not go to that tier.
+#[track_caller]
+pub(super) fn stayed(daemon: &Daemon, tier: Tier, why: &str) -> Vec<PartRef> {
+    let ended = listed(daemon).ended.into_iter();
+    let failed = ended.filter(|it| (it.tier(), it.outcome()) == (tier, Change::Failed));
+    let failed =
+        failed.inspect(|it| assert!(it.cause() == MoveCause::Demand && it.detail.contains(why), "{it:?}"));
+    failed.filter_map(|it| it.part).collect()
+}
+
+/// Of two parts the one that could not leave, and the other one that did.
+#[track_caller]
+pub(super) fn other_one_left(daemon: &Daemon, there: &Allocation, stayed: &[PartRef], tier: &str) {
+    let [lacking] = stayed else { panic!("one could not leave: {:?}", listed(daemon)) };
+    let stays = if lacking.part_index == 0 { ["device", tier] } else { [tier, "device"] };
+    assert_eq!(lies(daemon, there), stays, "the other one left");
 }

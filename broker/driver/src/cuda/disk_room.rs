@@ -12,9 +12,9 @@ pub(super) enum CudaRoom {
     Host(HostSpan),
 }
 
-// SAFETY: Pinned buffers are rooms themselves, and one that is lent stays where it is until this is dropped. A span keeps its memory mapped, at the same place, for as long as it lives; its
-// bytes come from the kernel or the driver, which have written them. Who has the memory hashed meanwhile reads what is
-// torn, see `HostView::bytes`.
+// SAFETY: Pinned buffers are rooms themselves, and one that is lent stays where it is until this is dropped. A span keeps its memory
+// mapped, at the same place, for as long as it lives; its bytes come from the kernel or the driver, which have written them. Who has
+// the memory hashed meanwhile reads what is torn, see `HostView::bytes`.
 unsafe impl Room for CudaRoom {
     fn start(&self) -> NonNull<u8> {
         match self {

@@ -102,12 +102,16 @@ fn a_buffer_is_not_asked_for_while_memory_of_the_host_is_registered() {
 
 const PIECE: usize = 2 << 20;
 
+/// A shelf of buffers of that library.
+fn lending(fake: &Fake) -> (Arc<Context>, Arc<Buffers>) {
+    let (driver, _completions) = opened(fake);
+    (context(&driver.unwrap()), Arc::default())
+}
+
 #[test]
 fn what_one_gives_back_another_has_and_what_is_too_small_gives_way() {
     let fake = Fake::new().says("register_mib = 21");
-    let (driver, _completions) = opened(&fake);
-    let context = context(&driver.unwrap());
-    let buffers = Arc::new(Buffers::default());
+    let (context, buffers) = lending(&fake);
     let [one, other] = [buffers.borrower(), buffers.borrower()];
     let take = |length| one.take(&context, length).unwrap().expect("there is room");
     let first = take(PIECE);
@@ -134,9 +138,7 @@ fn what_one_gives_back_another_has_and_what_is_too_small_gives_way() {
 #[test]
 fn who_has_none_waits_for_who_has_and_for_nobody_else() {
     let fake = Fake::new().says("register_mib = 5");
-    let (driver, _completions) = opened(&fake);
-    let context = context(&driver.unwrap());
-    let buffers = Arc::new(Buffers::default());
+    let (context, buffers) = lending(&fake);
     let [one, other] = [buffers.borrower(), buffers.borrower()];
     let take = |borrower: &Borrower| borrower.take(&context, PIECE);
     let [first, second] = [(); 2].map(|()| take(&one).unwrap().unwrap());
@@ -162,9 +164,7 @@ fn who_has_none_waits_for_who_has_and_for_nobody_else() {
 #[test]
 fn who_waited_and_comes_no_more_is_waited_for_by_nobody() {
     let fake = Fake::new().says("register_mib = 2");
-    let (driver, _completions) = opened(&fake);
-    let context = context(&driver.unwrap());
-    let buffers = Arc::new(Buffers::default());
+    let (context, buffers) = lending(&fake);
     let [one, gone, other] = [buffers.borrower(), buffers.borrower(), buffers.borrower()];
     let take = |borrower: &Borrower| borrower.take(&context, PIECE).unwrap();
     let first = take(&one);
@@ -181,9 +181,7 @@ fn who_waited_and_comes_no_more_is_waited_for_by_nobody() {
 #[test]
 fn who_waits_and_then_cannot_have_one_for_another_reason_holds_up_nobody() {
     let fake = Fake::new().says("register_mib = 5").says("fail.cuMemHostRegister_v2 = 54321@told");
-    let (driver, _completions) = opened(&fake);
-    let context = context(&driver.unwrap());
-    let buffers = Arc::new(Buffers::default());
+    let (context, buffers) = lending(&fake);
     let [one, other] = [buffers.borrower(), buffers.borrower()];
     let take = |borrower: &Borrower| borrower.take(&context, PIECE);
     let [_first, second] = [(); 2].map(|()| take(&one).unwrap().unwrap());
