@@ -35,6 +35,8 @@ pub(crate) const OTHER_UID: u32 = 20_002;
 const CLIENTS_IN_HOST: usize = 3;
 /// And for so many parts beside them.
 const ROOM: usize = 4;
+/// Where a disk is below, the host has room for so many parts.
+const PARTS_IN_HOST: usize = 4;
 /// A GPU's machine pins some GiB a second.
 const PINNED_WITHIN: Duration = Duration::from_secs(90);
 
@@ -107,8 +109,8 @@ impl Scene {
         Ok(Self::of(driver, quick, daemon, operator, scale, host))
     }
 
-    /// With a disk below the device and nothing between, on which two clients have room, in that directory if one is given; the
-    /// device has room for one. Nothing leaves there that nobody has asked to.
+    /// With a disk below the device, on which two clients have room, in that directory if one is given; the device has room for
+    /// one, and the host for little. Nothing leaves there that nobody has asked to.
     pub(crate) fn above_disk(driver: Driver, quick: bool, directory: Option<&Path>) -> Result<Self> {
         let scale = Scale::new(driver, quick);
         let disk = 2 * scale.client();
@@ -123,6 +125,8 @@ impl Scene {
             }
             Driver::Sim => Config { devices: vec![device.to_string()], ..config(driver) },
         };
+        let host = PARTS_IN_HOST * scale.part;
+        let config = config.memory(&format!("host_size = \"{host}\""));
         let config = config.pressure("cold_after_ms = 0").disk(&disk.to_string());
         let config = directory.into_iter().fold(config, Config::disk_directory);
         let daemon = Daemon::start(&config);
@@ -140,6 +144,16 @@ impl Scene {
     ) -> Self {
         let Scale { parts, part, pairs } = scale;
         Self { driver, daemon, operator, parts, part, pairs, quick, below_bytes }
+    }
+
+    /// A client whose memory fills the host above a disk, until it leaves.
+    pub(crate) fn fill_host(&self) -> Result<Holder> {
+        let mut filler = Holder::with_parts(self, PARTS_IN_HOST, None)?;
+        filler.fill()?;
+        self.operator.move_all(filler.memory(), Tier::Host)?;
+        self.operator.until_held(0)?;
+        ensure!(self.operator.host_left()? < self.part as u64, "the host has room for a part");
+        Ok(filler)
     }
 
     /// All bytes of a client.

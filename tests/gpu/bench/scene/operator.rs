@@ -223,6 +223,11 @@ impl Operator {
         Ok(self.admin.devices()?.iter().map(|device| device.held_bytes).sum())
     }
 
+    /// What the host has room for.
+    pub(crate) fn host_left(&self) -> Result<u64> {
+        Ok(self.admin.devices()?.iter().map(host_left).sum())
+    }
+
     /// Until nobody maps any of it, wherever it lies.
     pub(crate) fn unmap(&self, memory: u64) -> Result<()> {
         let mut last = Vec::new();
@@ -250,7 +255,7 @@ impl Operator {
 
     /// Looks at the host alone.
     fn fits(&self, device: &DeviceStatus) -> bool {
-        device.host_capacity_bytes.saturating_sub(device.host_held_bytes) >= self.room
+        host_left(device) >= self.room
     }
 
     /// What has moved goes back to where it was.
@@ -259,6 +264,10 @@ impl Operator {
         let before = if tier == Tier::Device { self.below } else { Tier::Device };
         order(&self.admin, memory, parts, before).map(drop)
     }
+}
+
+fn host_left(device: &DeviceStatus) -> u64 {
+    device.host_capacity_bytes.saturating_sub(device.host_held_bytes)
 }
 
 fn order(admin: &AdminClient, memory: u64, parts: &[u32], tier: Tier) -> Result<Vec<PartMove>> {

@@ -1,5 +1,5 @@
-//! A client pins all that it has on disk, on a device that another's memory fills, none of which is on disk as it is now: each
-//! part that comes waits for one that is written.
+//! A client pins all that it has on disk, on a device that another's memory fills, none of which is on disk as it is now, and a
+//! third's memory fills the host: each part that comes waits for one that is written.
 
 use std::mem;
 
@@ -22,6 +22,7 @@ const AT_ONCE: usize = 3;
 
 pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
     let (bytes, pairs) = (scene.bytes(), scene.pairs.min(PAIRS_MAX));
+    let mut filler = scene.fill_host()?;
     let mut absent = Holder::start(scene, None)?;
     absent.fill()?;
     // There is no room for both.
@@ -52,7 +53,10 @@ pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
     ensure!(clean == 0 && copied >= all, "{copied} parts left with a copy and {clean} without, of {all}");
     let at_once = (0..AT_ONCE).map(|_| Ok(plain.read_and_write(bytes)?.as_secs_f64() * 1e3));
     let at_once = at_once.collect::<Result<Vec<_>>>()?;
+    ensure!(scene.operator.host_left()? < scene.part as u64, "the host was not full to the end");
     absent.check()?;
+    filler.check()?;
+    filler.leave();
     absent.leave();
     resident.leave();
     let mut samples = measure.json_of(bytes);

@@ -1,4 +1,4 @@
-//! A client pins one part that is in the host, on an idle link, and while an operator has gigabytes come and go.
+//! A client pins one part that is in the host, on an idle link that was just used, and while an operator has gigabytes come and go.
 
 use std::{cell::RefCell, mem, time::Duration};
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use vramd_proto::v1::Tier;
 
 use crate::bench::{
-    measure::Measure,
+    measure::{Measure, WARM_UP},
     scene::{Answer, Driver, Holder, Scene},
 };
 
@@ -23,12 +23,15 @@ pub(super) fn scene(driver: Driver) -> Result<Scene> {
 }
 
 pub(super) fn ask(scene: &Scene) -> Result<Answer> {
-    let one = RefCell::new(Holder::with_parts(scene, 1, None)?);
+    let small = || Holder::with_parts(scene, 1, None);
+    let small = RefCell::new([small()?, small()?]);
     let mut load = Load::ready(scene)?;
-    let void = RefCell::new(0);
+    let (void, mut asleep) = (RefCell::new(0), Vec::new());
     let ours = || loop {
-        leave(scene, &mut one.borrow_mut())?;
-        if let Some(took) = load.beside(scene, || one.borrow_mut().check())? {
+        let small = &mut *small.borrow_mut();
+        leave(scene, small)?;
+        let [_, one] = small;
+        if let Some(took) = load.beside(scene, || one.check())? {
             return Ok((took, vec![]));
         }
         *void.borrow_mut() += 1;
@@ -37,14 +40,19 @@ pub(super) fn ask(scene: &Scene) -> Result<Answer> {
         }
     };
     let bare = || {
-        leave(scene, &mut one.borrow_mut())?;
-        one.borrow_mut().check()
+        let small = &mut *small.borrow_mut();
+        leave(scene, small)?;
+        let [first, one] = small;
+        // What sleeps wakes up with another's pin.
+        asleep.push(first.check()?.as_secs_f64() * 1e3);
+        one.check()
     };
     let measure = Measure::take(TARGET, scene.pairs, ours, bare)?;
     load.end()?;
-    one.into_inner().leave();
+    small.into_inner().into_iter().for_each(Holder::leave);
     let mut samples = measure.json_of(scene.part);
     samples["load_bytes_each_way"] = json!(scene.bytes());
+    samples["pin_before_bare_ms"] = json!(asleep.split_off(WARM_UP));
     samples["void"] = json!(void.into_inner());
     Ok(Answer {
         figures: vec![("demand_under_load", measure.median())],
@@ -53,10 +61,12 @@ pub(super) fn ask(scene: &Scene) -> Result<Answer> {
     })
 }
 
-/// Its one part, newly written, goes to the host, and the device has back what that left.
-fn leave(scene: &Scene, one: &mut Holder) -> Result<()> {
-    one.fill()?;
-    scene.operator.move_all(one.memory(), Tier::Host)?;
+/// Their parts, newly written, go to the host, and the device has back what those left.
+fn leave(scene: &Scene, small: &mut [Holder]) -> Result<()> {
+    for one in small {
+        one.fill()?;
+        scene.operator.move_all(one.memory(), Tier::Host)?;
+    }
     scene.operator.until_held(scene.bytes())
 }
 

@@ -17,6 +17,7 @@ pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
     // Half of what a client has elsewhere: four times that goes over the disk in each pair.
     let parts = scene.parts / 2;
     let bytes = parts * scene.part;
+    let filler = scene.fill_host()?;
     let mut holder = Holder::with_parts(scene, parts, None)?;
     let ours = || {
         holder.fill()?;
@@ -29,6 +30,7 @@ pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
     };
     let [read, write] = Measure::take_each([TARGET; 2], scene.pairs, ours, bare)?;
     holder.leave();
+    filler.leave();
     Ok(Answer {
         figures: vec![("disk_read", read.median()), ("disk_write", write.median())],
         samples: json!({ "read": read.json_of(bytes), "write": write.json_of(bytes) }),
