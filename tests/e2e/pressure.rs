@@ -102,7 +102,15 @@ fn is_seen(daemon: &Daemon, clients: [&Client; 2], heard: &Heard, held: u64, lev
     until("the callback is told", || last(heard) == Some(level));
     let step = [PressureLevel::Normal, PressureLevel::Elevated, PressureLevel::High, PressureLevel::Critical];
     let step = step.iter().zip(0..).find(|(it, _)| **it == level).map(|(_, step)| step);
-    assert_eq!(metric(daemon, "vramd_pressure_level", &["vramd_tier=\"device\""]), step, "{held}");
+    let on_device = ["vramd_tier=\"device\""];
+    assert_eq!(metric(daemon, "vramd_pressure_level", &on_device), step, "{held}");
+    let shown = |name: &str| metric::<f64>(daemon, name, &on_device);
+    until("the factor and the forecast are shown as they were told", || {
+        let told = clients[0].pressure(None).unwrap();
+        let full_in = told.full_in.map(|time| time.as_secs_f64());
+        (shown("vramd_pressure_batch_factor_ratio"), shown("vramd_pressure_full_in_seconds"))
+            == (Some(told.batch_factor), full_in)
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What the broker shows: plain owned values, made when they are asked for.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
@@ -141,6 +141,9 @@ pub struct TierView {
     pub committed: Bytes,
     pub shortfall: Bytes,
     pub pressure: Pressure,
+    /// As clients were told last: thousandths.
+    pub batch_factor: u32,
+    pub full_in: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,6 +174,9 @@ pub struct DeviceView {
     pub committed: Bytes,
     pub shortfall: Bytes,
     pub pressure: Pressure,
+    /// As clients were told last: thousandths.
+    pub batch_factor: u32,
+    pub full_in: Option<Duration>,
 }
 
 /// What waits for room on a device, or for its tenant to be below its limit there.
@@ -236,6 +242,8 @@ pub struct Counts {
     pub rounded: BTreeMap<(String, String), Bytes>,
     /// By the same names: what lies in the host's memory and is mapped there, or would be.
     pub in_place: BTreeMap<(String, String), Bytes>,
+    /// By the same names: what lies in files that are nobody's, or goes back there from its device without being copied.
+    pub in_file: BTreeMap<(String, String), Bytes>,
 }
 
 /// Everything about quotas that outlives the daemon.

@@ -272,6 +272,11 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
         Vec::new()
     }
 
+    /// What was read of disks and files since then to be hashed, which goes by no lane.
+    fn hashed(&self) -> Bytes {
+        Bytes::ZERO
+    }
+
     /// What is kept of each node's memory that is to be kept.
     fn kept(&self) -> Vec<KeptFacts> {
         Vec::new()

@@ -48,6 +48,7 @@ pub(super) struct Figures {
     /// By tenant and device.
     pub(super) rounded: BTreeMap<(String, String), Bytes>,
     pub(super) in_place: BTreeMap<(String, String), Bytes>,
+    pub(super) in_file: BTreeMap<(String, String), Bytes>,
     /// By the state's name.
     pub(super) allocations: BTreeMap<String, u64>,
     pub(super) sessions: BTreeMap<String, u64>,
@@ -141,7 +142,12 @@ impl Roll {
             let sum = figures.allocations_of.entry(self.name(tenant)).or_default();
             *sum = sum.saturating_add(wide(count));
         }
-        for (from, to) in [(counts.rounded, &mut figures.rounded), (counts.in_place, &mut figures.in_place)] {
+        let by_both = [
+            (counts.rounded, &mut figures.rounded),
+            (counts.in_place, &mut figures.in_place),
+            (counts.in_file, &mut figures.in_file),
+        ];
+        for (from, to) in by_both {
             for ((tenant, device), bytes) in from {
                 let sum = to.entry((self.name(tenant), device)).or_default();
                 *sum = sum.saturating_add(bytes);
@@ -240,6 +246,9 @@ pub(super) mod tests {
             in_place: (0..tenants)
                 .map(|tenant| ((format!("team-{tenant:03}"), "GPU-a".to_owned()), Bytes::mib(2)))
                 .collect(),
+            in_file: (0..tenants)
+                .map(|tenant| ((format!("team-{tenant:03}"), "GPU-a".to_owned()), Bytes::mib(4)))
+                .collect(),
         };
         let node = NodeView {
             draining: false,
@@ -284,6 +293,8 @@ pub(super) mod tests {
                 committed: mib(24),
                 shortfall: mib(1),
                 pressure: Pressure::High,
+                batch_factor: 800,
+                full_in: Some(std::time::Duration::from_secs(2)),
             }),
             moving_in: mib(2),
             moving_out: mib(2),
@@ -293,6 +304,8 @@ pub(super) mod tests {
             committed: mib(40),
             shortfall: mib(1),
             pressure: Pressure::Normal,
+            batch_factor: 800,
+            full_in: Some(std::time::Duration::from_secs(2)),
         };
         let look = look(1);
         let sessions = [(broker_core::SessionState::Live, 2)].into();

@@ -218,6 +218,20 @@ pub const PRESSURE: Definition = count(
     &[HW_ID, HW_NAME, TIER],
     "How full a device is, or a tier below it: 0 is normal, 1 elevated, 2 high, 3 critical.",
 );
+pub const PRESSURE_BATCH_FACTOR: Definition = count(
+    Kind::Gauge,
+    "vramd.pressure.batch_factor",
+    "1",
+    &[HW_ID, HW_NAME, TIER],
+    "By what clients were told to multiply how much they ask for at once: above 1 where there is room, below 1 where it is tight.",
+);
+pub const PRESSURE_FULL_IN: Definition = count(
+    Kind::Gauge,
+    "vramd.pressure.full_in",
+    "s",
+    &[HW_ID, HW_NAME, TIER],
+    "In how long it is full if it fills as it does, as clients were told; absent where it does not, or not within 5 minutes.",
+);
 pub const PRESSURE_THRESHOLD: Definition = count(
     Kind::Gauge,
     "vramd.pressure.threshold",
@@ -306,6 +320,18 @@ pub const LINK_IO: Definition = count(
     "By",
     &[LINK_WAY, HW_ID, COPY_CLASS],
     "What was begun to be copied that way. `rate` of it beside `vramd.link.limit` is how busy a link is, and with what.",
+);
+pub const DIGEST_IO: Definition = count(
+    Kind::Counter,
+    "vramd.digest.io",
+    "By",
+    &[],
+    "What was read of the disk, and of files, to be hashed. It goes by no share, and `vramd.link.io` does not have it.",
+);
+pub const IN_FILE: Definition = bytes(
+    "vramd.in_file",
+    &[TENANT, HW_ID],
+    "What of a tenant's sealed memory lies in files that are nobody's and cost nothing, or goes back there from its device without being copied.",
 );
 pub const IN_PLACE: Definition = bytes(
     "vramd.in_place",
@@ -453,6 +479,8 @@ pub const ALL: &[&Definition] = &[
     &MEMORY_SHORTFALL,
     &OVERSUBSCRIPTION,
     &PRESSURE,
+    &PRESSURE_BATCH_FACTOR,
+    &PRESSURE_FULL_IN,
     &PRESSURE_THRESHOLD,
     &PRESSURE_FALL,
     &PRESSURE_EVICT_TO,
@@ -466,6 +494,8 @@ pub const ALL: &[&Definition] = &[
     &LINK_LIMIT,
     &LINK_SHARE,
     &LINK_IO,
+    &DIGEST_IO,
+    &IN_FILE,
     &IN_PLACE,
     &FRAGMENTATION_INTERNAL,
     &POOL_USAGE,

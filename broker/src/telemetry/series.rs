@@ -1,6 +1,6 @@
 //! Which series each observed metric has, and their values.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use broker_core::{DeviceView, Pressure, Tier, TierView};
 use opentelemetry::{KeyValue, Value};
@@ -25,6 +25,14 @@ pub(super) type Ratios = fn(&Shown, &mut dyn FnMut(f64, &[KeyValue]));
 
 pub(super) const RATIOS: &[(&Definition, Ratios)] = &[
     (&of::OVERSUBSCRIPTION, oversubscription),
+    (&of::PRESSURE_BATCH_FACTOR, |shown, say| {
+        let factor = |factor: u32| Some(f64::from(factor) / 1000.0);
+        outlooks(shown, say, |device| factor(device.batch_factor), |tier| factor(tier.batch_factor));
+    }),
+    (&of::PRESSURE_FULL_IN, |shown, say| {
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+        outlooks(shown, say, |device| seconds(device.full_in), |tier| seconds(tier.full_in));
+    }),
     (&of::PRESSURE_THRESHOLD, pressure_threshold),
     (&of::PRESSURE_FALL, |shown, say| say(percent(shown.figures().bounds.fall_percent), &[])),
     (&of::PRESSURE_EVICT_TO, |shown, say| say(percent(shown.figures().bounds.evict_to_percent), &[])),
@@ -60,6 +68,10 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&of::LINK_LIMIT, link_limits),
     (&of::LINK_IO, link_io),
     (&of::FRAGMENTATION_INTERNAL, |shown, say| of_allocations(&shown.figures().rounded, say)),
+    (&of::DIGEST_IO, |shown, say| {
+        shown.driver().into_iter().for_each(|driver| say(driver.hashed().get(), &[]));
+    }),
+    (&of::IN_FILE, |shown, say| of_allocations(&shown.figures().in_file, say)),
     (&of::IN_PLACE, |shown, say| of_allocations(&shown.figures().in_place, say)),
     (&of::POOL_USAGE, pools::usage),
     (&of::FRAGMENTATION_EXTERNAL, pools::other_sizes),
@@ -211,6 +223,21 @@ fn pressure(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
         say(device.pressure as u64, &node_place(device, Tier::Device));
         for (tier, view) in below(device) {
             say(view.pressure as u64, &node_place(device, tier));
+        }
+    }
+}
+
+/// Of each device, and of the tiers below it that there are, where there is anything to say.
+fn outlooks(
+    shown: &Shown,
+    say: &mut dyn FnMut(f64, &[KeyValue]),
+    on_device: impl Fn(&DeviceView) -> Option<f64>,
+    in_tier: impl Fn(&TierView) -> Option<f64>,
+) {
+    for device in &shown.figures().devices {
+        let tiers = below(device).map(|(tier, view)| (tier, in_tier(&view)));
+        for (tier, value) in std::iter::once((Tier::Device, on_device(device))).chain(tiers) {
+            value.into_iter().for_each(|value| say(value, &node_place(device, tier)));
         }
     }
 }

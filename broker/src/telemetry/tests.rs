@@ -156,6 +156,10 @@ impl Driver for Linked {
         vec![Traffic { lane: LaneId::In(DeviceIndex(1)), begun }]
     }
 
+    fn hashed(&self) -> Bytes {
+        Bytes::mib(12)
+    }
+
     fn kept(&self) -> Vec<KeptFacts> {
         let [usual, smaller, larger] = [64, 8, 16].map(Bytes::mib);
         vec![KeptFacts { node: HostNode(1), usual, smaller, larger, rebuilds: 3 }]
@@ -368,10 +372,13 @@ fn two_hundred_tenants_have_series_of_their_own() {
     let text = metrics.text(look(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
-    // In each place a guarantee, a limit and the states, allocations, what they have beyond what was asked for and what is accessed in
-    // place; where three levels begin, what else is set of them, three of links, what three classes have of each, and four of what is
-    // kept.
-    assert_eq!(series(&text).len(), 200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 3) + 4 + 3 + 3 + 3 + 3 + 4);
+    // In each place a guarantee, a limit and the states, allocations, what they have beyond what was asked for, what is accessed in
+    // place and what lies in files; where three levels begin, what else is set of them, three of links, what three classes have of each, what was
+    // hashed, and four of what is kept.
+    assert_eq!(
+        series(&text).len(),
+        200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4
+    );
 }
 
 fn points(data: &ResourceMetrics, name: &str) -> usize {

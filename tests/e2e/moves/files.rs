@@ -88,10 +88,17 @@ fn a_model_larger_than_the_device_is_loaded_and_costs_what_is_on_the_device() {
     let models = Models::new();
     // The last part is no whole one.
     let (path, weights) = models.model("llama", 9 * MIB_2 + 12_345);
-    let daemon = Daemon::start(&node("8MiB", &models));
+    let daemon = Daemon::start(&node("8MiB", &models).telemetry("prometheus_listen = \"127.0.0.1:0\""));
     let client = connect(&daemon);
     let sealed = load(&client, &path).unwrap();
     assert_eq!(sealed.digest(), digest(&weights));
+    let metric = |name: &str| {
+        let metrics = daemon.metrics();
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.rsplit_once(' ')).map_or(0, |(_, bytes)| bytes.parse().unwrap())
+    };
+    assert_eq!(metric("vramd_digest_io_bytes_total"), 9 * MIB_2 + 12_345);
+    assert_eq!(metric("vramd_in_file_bytes"), 10 * MIB_2);
     let info = sealed.info();
     assert_eq!((info.file.as_deref(), info.size.get()), (path.to_str(), 9 * MIB_2 + 12_345));
     assert_eq!((info.charged, info.in_file), (Bytes::ZERO, Bytes::new(10 * MIB_2)));
@@ -115,9 +122,11 @@ fn a_model_larger_than_the_device_is_loaded_and_costs_what_is_on_the_device() {
     until("the device has its room back", || daemon.books().held() == 0);
     is_intact(&sealed, &weights);
     assert!(daemon.books().held_on_disk() == 0);
+    assert_eq!(metric("vramd_in_file_bytes"), 10 * MIB_2, "it goes back there");
     sealed.free().unwrap();
     drop(client);
     nothing_is_left(&daemon);
+    assert_eq!(metric("vramd_in_file_bytes"), 0);
     assert_eq!(fs::read(&path).unwrap()[usize::try_from(HEADER).unwrap()..], weights, "it is as it was");
 }
 

@@ -29,6 +29,11 @@ impl Broker {
         self.pressing.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
     }
 
+    /// What clients were told of a place last.
+    pub(crate) fn outlook_of(&self, place: Place) -> Outlook {
+        self.pressing.gauges.get(&place).map_or(Outlook::CALM, Gauge::told)
+    }
+
     /// At the start, when nothing is held anywhere.
     pub(crate) fn gauge_all(&mut self) {
         let now = self.now;

@@ -148,6 +148,7 @@ impl Broker {
     pub fn devices(&self) -> Vec<DeviceView> {
         let view = |(index, config): (_, &crate::config::DeviceConfig)| {
             let books = self.ledger.books(Place::device(index))?;
+            let outlook = self.outlook_of(Place::device(index));
             let (cached_smaller, cached_larger) = self.pool.cache().beside(index, self.config.part_size);
             Some(DeviceView {
                 index,
@@ -170,12 +171,15 @@ impl Broker {
                 committed: books.committed(),
                 shortfall: books.shortfall(),
                 pressure: self.pressure_of(Place::device(index)),
+                batch_factor: outlook.batch_factor,
+                full_in: outlook.full_in,
             })
         };
         self.device_indices().zip(&self.config.devices).filter_map(view).collect()
     }
 
     fn tier_view(&self, place: Place) -> Option<TierView> {
+        let outlook = self.outlook_of(place);
         self.ledger.books(place).map(|books| TierView {
             total: books.share(),
             capacity: books.capacity(),
@@ -184,6 +188,8 @@ impl Broker {
             committed: books.committed(),
             shortfall: books.shortfall(),
             pressure: self.pressure_of(place),
+            batch_factor: outlook.batch_factor,
+            full_in: outlook.full_in,
         })
     }
 
@@ -219,15 +225,19 @@ impl Broker {
             allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
             allocations_of: tenants.filter(|(_, count)| *count > 0).collect(),
             rounded: self.rounded(),
-            in_place: self.in_place_bytes(),
+            in_place: self.named(self.allocations.in_place()),
+            in_file: self.named(self.pool.in_files()),
         }
     }
 
-    fn in_place_bytes(&self) -> BTreeMap<(String, String), Bytes> {
+    fn named(
+        &self,
+        sums: impl IntoIterator<Item = ((TenantId, DeviceIndex), Bytes)>,
+    ) -> BTreeMap<(String, String), Bytes> {
         let named = |((tenant, device), bytes)| {
             ((self.tenants.name(tenant).to_owned(), self.uuid(device).to_owned()), bytes)
         };
-        self.allocations.in_place().map(named).collect()
+        sums.into_iter().map(named).collect()
     }
 
     fn rounded(&self) -> BTreeMap<(String, String), Bytes> {

@@ -140,6 +140,8 @@ pub(crate) struct Pool {
     unreturned: BTreeMap<DeviceIndex, usize>,
     /// How many are nothing.
     nothing: usize,
+    /// How many are pieces of files.
+    in_file: usize,
     cache: Cache,
     pub(crate) touched: Touched<ExtentId>,
 }
@@ -148,6 +150,7 @@ impl Pool {
     pub(crate) fn insert(&mut self, id: ExtentId, extent: Extent) {
         self.touched.note(id);
         self.nothing = self.nothing.saturating_add(usize::from(extent.is_nothing()));
+        self.in_file = self.in_file.saturating_add(usize::from(extent.in_file));
         self.extents.insert(id.get(), extent);
     }
 
@@ -177,6 +180,7 @@ impl Pool {
         self.touched.note(id);
         let extent = self.extents.remove(id.get())?;
         self.nothing = self.nothing.saturating_sub(usize::from(extent.is_nothing()));
+        self.in_file = self.in_file.saturating_sub(usize::from(extent.in_file));
         if matches!(&extent.state, ExtentState::Unreturned(debts) if !debts.is_empty()) {
             self.count_unreturned(extent.place.device, |count| count.saturating_sub(1));
         }
@@ -186,6 +190,7 @@ impl Pool {
     pub(crate) fn put_unreturned(&mut self, id: ExtentId, extent: Extent) {
         self.touched.note(id);
         self.count_unreturned(extent.place.device, |count| count.saturating_add(1));
+        self.in_file = self.in_file.saturating_add(usize::from(extent.in_file));
         self.extents.insert(id.get(), extent);
     }
 
@@ -248,6 +253,21 @@ impl Pool {
     /// How many there are that the driver has made, or makes.
     pub(crate) fn len(&self) -> usize {
         self.extents.len().saturating_sub(self.nothing)
+    }
+
+    /// What of each tenant and device lies in files that are nobody's, or goes back there. Where there is none, none is looked at.
+    pub(crate) fn in_files(&self) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
+        let mut sums: BTreeMap<_, Bytes> = BTreeMap::new();
+        let live = |extent: &Extent| match &extent.state {
+            ExtentState::Live(charge) if extent.in_file => Some((charge.tenant(), extent.place.device)),
+            _ => None,
+        };
+        let all = self.extents.iter().map(|(_, extent)| extent).filter(|_| self.in_file > 0);
+        for (of, size) in all.filter_map(|extent| Some((live(extent)?, extent.size))) {
+            let sum = sums.entry(of).or_default();
+            *sum = sum.saturating_add(size);
+        }
+        sums
     }
 
     /// Whether memory of the device is awaited back.

@@ -55,6 +55,11 @@ impl Fill {
     }
 }
 
+impl Outlook {
+    /// Of a place in which nothing was held.
+    pub(crate) const CALM: Self = Self { pressure: Pressure::Normal, batch_factor: 1000, full_in: None };
+}
+
 impl Gauge {
     /// Of a place in which nothing was held.
     pub(crate) const fn new(now: Time, capacity: Bytes) -> Self {
@@ -63,7 +68,7 @@ impl Gauge {
             seen: (now, capacity),
             factor: 1000,
             growth: 0,
-            told: Outlook { pressure: Pressure::Normal, batch_factor: 1000, full_in: None },
+            told: Outlook::CALM,
         }
     }
 

@@ -324,6 +324,10 @@ impl Driver for CudaDriver {
         self.lanes.traffic()
     }
 
+    fn hashed(&self) -> Bytes {
+        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.state.hashed())
+    }
+
     fn kept(&self) -> Vec<KeptFacts> {
         self.inlet().as_ref().map(|inlet| inlet.state.kept()).unwrap_or_default()
     }

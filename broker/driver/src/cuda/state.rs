@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::Sender,
     },
 };
@@ -29,6 +29,8 @@ pub(super) struct State {
     /// Whether that is charged to the process's cgroup.
     in_cgroup: bool,
     lost: AtomicBool,
+    /// Bytes of the disk and of files. It orders nothing.
+    hashed: AtomicU64,
     sink: Sink,
 }
 
@@ -63,8 +65,17 @@ impl Live {
 impl State {
     pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, in_cgroup: bool, sink: Sink) -> Self {
         let (extents, to_pin, kept) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (buffers, lost) = (Arc::default(), AtomicBool::new(false));
-        Self { devices, api, buffers, extents, to_pin, kept, in_cgroup, lost, sink }
+        let (buffers, lost, hashed) = (Arc::default(), AtomicBool::new(false), AtomicU64::new(0));
+        Self { devices, api, buffers, extents, to_pin, kept, in_cgroup, lost, hashed, sink }
+    }
+
+    /// So many more were read to be hashed.
+    pub(super) fn hashes(&self, bytes: usize) {
+        self.hashed.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn hashed(&self) -> Bytes {
+        Bytes::new(self.hashed.load(Ordering::Relaxed))
     }
 
     /// What is to be pinned yet, by node, and what is kept there.

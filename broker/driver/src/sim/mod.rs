@@ -208,6 +208,10 @@ impl Driver for SimDriver {
         self.lanes.traffic()
     }
 
+    fn hashed(&self) -> Bytes {
+        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.routes.state.hashed())
+    }
+
     fn kept(&self) -> Vec<KeptFacts> {
         let inlet = self.inlet();
         inlet.as_ref().and_then(|inlet| inlet.routes.state.books().kept(maker::NODE)).into_iter().collect()

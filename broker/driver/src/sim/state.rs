@@ -2,7 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::Sender,
+    },
 };
 
 use vramd_types::{Bytes, ExtentId};
@@ -18,6 +22,8 @@ pub(super) struct State {
     devices: Vec<DeviceInfo>,
     pub(super) holders: Holders,
     books: Mutex<Books>,
+    /// Bytes of the disk and of files. It orders nothing.
+    hashed: AtomicU64,
     sink: Sink,
 }
 
@@ -45,7 +51,16 @@ impl State {
             looked.map_err(|error| DriverError::Failed(format!("look through /proc: {error}")))?;
         let mut books = Books::new(&devices, host);
         books.settle(&seen);
-        Ok(Self { devices, holders, books: Mutex::new(books), sink })
+        Ok(Self { devices, holders, books: Mutex::new(books), hashed: AtomicU64::new(0), sink })
+    }
+
+    /// So many more were read to be hashed.
+    pub(super) fn hashes(&self, bytes: usize) {
+        self.hashed.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn hashed(&self) -> Bytes {
+        Bytes::new(self.hashed.load(Ordering::Relaxed))
     }
 
     /// Every change of the books is whole before anything could panic, so a poisoned lock is a good one.

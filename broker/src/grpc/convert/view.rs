@@ -334,6 +334,8 @@ mod tests {
             committed: Bytes::mib(4),
             shortfall: Bytes::ZERO,
             pressure: Pressure::Critical,
+            batch_factor: 800,
+            full_in: Some(Duration::from_secs(2)),
         };
         let view = DeviceView {
             index: DeviceIndex(0),
@@ -356,6 +358,8 @@ mod tests {
             committed: Bytes::ZERO,
             shortfall: Bytes::ZERO,
             pressure: Pressure::Normal,
+            batch_factor: 800,
+            full_in: Some(Duration::from_secs(2)),
         };
         let status = device(view);
         let levels = [status.pressure(), status.host_pressure(), status.disk_pressure()];
