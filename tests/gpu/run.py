@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ class Stage:
 
     def run(self, seconds_left):
         started = time.monotonic()
+        before = homes()
         seconds_max = max(1, min(self.seconds_max, int(seconds_left)))
         with tempfile.TemporaryFile() as output:
             # A session of its own, so that what it has started can be ended with it.
@@ -56,9 +58,13 @@ class Stage:
                 status = child.wait(timeout=seconds_max)
                 self.verdict = "ok" if status == 0 else f"FAILED, status {status}"
             except subprocess.TimeoutExpired:
-                end(child)
                 self.verdict = f"FAILED, not done in {seconds_max} s"
+            finally:
+                # Also where we are ended ourselves: nothing of it is to run beside whatever comes next.
+                end(child)
             self.output = read(output)
+        for home in homes() - before:
+            shutil.rmtree(home, ignore_errors=True)
         self.seconds = time.monotonic() - started
         print(f"{self.name:9} {self.verdict} ({self.seconds:.1f} s)", flush=True)
         if self.failed:
@@ -73,6 +79,8 @@ def main():
     arguments.add_argument("--directory", help="on the disk that tiers measures, and nobody else's; without it /tmp is")
     arguments.add_argument("folder", type=pathlib.Path, help="where the results go")
     given = arguments.parse_args()
+    # Who is told to end says so to what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for program in BIN.iterdir():
         # Not every way that a bundle travels keeps it.
         if not os.access(program, os.X_OK):
@@ -125,6 +133,11 @@ def draw(file):
     with open(file, "wb") as out:
         for start in range(0, DEMO_BYTES, DRAW_BYTES):
             out.write(random.randbytes(min(DRAW_BYTES, DEMO_BYTES - start)))
+
+
+def homes():
+    """Folders of daemons. Who is ended leaves them, with all that was on the disk."""
+    return set(pathlib.Path("/tmp").glob("vramd-e2e-*"))
 
 
 def end(child):
