@@ -1,17 +1,14 @@
 //! What the kernel does of a system call of a daemon: refuses it, as in a container, or never answers, as for a disk that hangs.
-#![allow(
-    unsafe_code,
-    reason = "a filter of system calls is installed by foreign calls alone, between fork and exec"
-)]
+#![allow(unsafe_code, reason = "what is done between fork and exec is the caller's word alone")]
 
-use std::{io, mem::offset_of, os::unix::process::CommandExt as _, process::Command};
-
-use libc::{
-    BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JUMP, BPF_K, BPF_LD, BPF_RET, BPF_STMT, BPF_W, EPERM, PR_SET_NO_NEW_PRIVS,
-    SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_USER_NOTIF,
-    SECCOMP_SET_MODE_FILTER, SYS_seccomp, c_int, c_long, c_uint, c_ulong, prctl, seccomp_data, sock_filter,
-    sock_fprog, syscall,
+use std::{
+    io,
+    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
+    process::Command,
 };
+
+use dev_kit::filter;
+use libc::c_long;
 
 /// One system call of a program and of all that it starts, for good.
 #[derive(Clone, Copy, Debug)]
@@ -25,49 +22,22 @@ pub enum Filter {
 impl Filter {
     /// From its beginning on.
     pub(crate) fn apply(self, command: &mut Command) {
-        // SAFETY: What is done between fork and exec allocates nothing and takes no lock: two system calls, and one more.
+        // SAFETY: What is done between fork and exec allocates nothing and takes no lock: some system calls.
         unsafe { command.pre_exec(move || self.install()) };
     }
 
     fn install(self) -> io::Result<()> {
-        let (number, answer, flags) = match self {
-            Self::Refused(number) => (number, SECCOMP_RET_ERRNO | EPERM.unsigned_abs(), 0),
-            Self::Unanswered(number) => (number, SECCOMP_RET_USER_NOTIF, SECCOMP_FILTER_FLAG_NEW_LISTENER),
-        };
-        let mut filter = program(number, answer);
-        let program = sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-        // SAFETY: A foreign call that concerns the calling thread alone.
-        answered(c_long::from(unsafe { prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }))?;
-        // SAFETY: The same; the program is read before it returns.
-        let listener = answered(unsafe {
-            syscall(SYS_seccomp, c_ulong::from(SECCOMP_SET_MODE_FILTER), flags, &raw const program)
-        })?;
-        if flags != 0 {
-            // While somebody has it open who could answer, the call waits for that. Only the copy outlives the exec.
-            let listener = c_int::try_from(listener).map_err(io::Error::other)?;
-            // SAFETY: A foreign call that takes a number.
-            answered(c_long::from(unsafe { libc::dup(listener) }))?;
+        match self {
+            Self::Refused(number) => filter::refuse(number),
+            Self::Unanswered(number) => {
+                let listener = filter::ask(number)?;
+                // While somebody has it open who could answer, the call waits for that. Only the copy outlives the exec.
+                // SAFETY: A foreign call that takes a number.
+                match unsafe { libc::dup(listener.as_raw_fd()) } {
+                    copy if copy < 0 => Err(io::Error::last_os_error()),
+                    _ => Ok(()),
+                }
+            }
         }
-        Ok(())
-    }
-}
-
-fn answered(answer: c_long) -> io::Result<c_long> {
-    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
-}
-
-/// That call is answered so, every other is made.
-fn program(number: c_long, answer: c_uint) -> [sock_filter; 4] {
-    let code = |parts: [c_uint; 3]| u16::try_from(parts.iter().sum::<c_uint>()).unwrap_or(0);
-    let at = u32::try_from(offset_of!(seccomp_data, nr)).unwrap_or(0);
-    let number = u32::try_from(number).unwrap_or(u32::MAX);
-    // SAFETY: These only fill in a structure.
-    unsafe {
-        [
-            BPF_STMT(code([BPF_LD, BPF_W, BPF_ABS]), at),
-            BPF_JUMP(code([BPF_JMP, BPF_JEQ, BPF_K]), number, 0, 1),
-            BPF_STMT(code([BPF_RET, BPF_K, 0]), answer),
-            BPF_STMT(code([BPF_RET, BPF_K, 0]), SECCOMP_RET_ALLOW),
-        ]
     }
 }

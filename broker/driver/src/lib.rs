@@ -22,7 +22,7 @@ mod digest;
 mod disk;
 mod error;
 #[cfg(test)]
-mod filter;
+mod gate;
 mod handle;
 mod place;
 mod pool;

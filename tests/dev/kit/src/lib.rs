@@ -1,6 +1,7 @@
-//! What the developer tools and the benchmarks share. It depends on nothing of the project, so that the simulator and
+//! What the developer tools, the tests and the benchmarks share. It depends on nothing of the project, so that the simulator and
 //! the benchmark of the core are built without the daemon.
 
+pub mod filter;
 mod page;
 mod provenance;
 

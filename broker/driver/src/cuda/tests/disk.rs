@@ -5,7 +5,7 @@ use std::{thread, time::Instant};
 use vramd_types::{CopyId, HostNode};
 
 use super::*;
-use crate::{CopyClass, CopyError, HostLimit, disk::DiskEngine, filter::Gate};
+use crate::{CopyClass, CopyError, HostLimit, disk::DiskEngine, gate::Gate};
 
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;

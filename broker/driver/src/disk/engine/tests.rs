@@ -11,10 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dev_kit::filter;
 use rustix::fs::{Mode, OFlags, open};
 
 use super::*;
-use crate::{disk::Buffer, filter};
+use crate::disk::Buffer;
 
 const DEPTH: usize = 4;
 const BLOCKS: usize = 64;
@@ -237,7 +238,7 @@ fn where_the_kernel_takes_no_more_threads_do_it() {
     let refused = std::thread::spawn(|| {
         let mut bench = bench(DiskEngine::Uring, LONG, OFlags::RDWR);
         bench.begin(1, Way::FromDisk, 0, LONG, Buffer::new(LONG * ALIGNMENT).unwrap());
-        filter::refuse(libc::SYS_io_uring_enter);
+        filter::refuse(libc::SYS_io_uring_enter).unwrap();
         for (tag, blocks) in [(2, LONG), (3, 1)] {
             bench.begin(tag, Way::FromDisk, 0, blocks, Buffer::new(blocks * ALIGNMENT).unwrap());
         }
@@ -262,7 +263,7 @@ fn where_the_kernel_takes_no_more_threads_do_it() {
 #[test]
 fn where_a_ring_cannot_be_made_any_more_threads_are_in_its_place() {
     let refused = thread::spawn(|| {
-        filter::refuse(libc::SYS_io_uring_setup);
+        filter::refuse(libc::SYS_io_uring_setup).unwrap();
         let made = |is_named| {
             let (warn, warned) = warnings();
             let made = Engine::<Buffer>::new(Chosen { engine: DiskEngine::Uring, is_named }, DEPTH, warn);
@@ -318,7 +319,7 @@ fn what_the_kernel_has_is_waited_for_though_it_takes_no_more_at_the_end() {
         let file = Arc::new(OwnedFd::from(reads));
         engine.begin(Op { tag: 1, file, way: Way::FromDisk, at: 0, length: ALIGNMENT, room });
         assert!(engine.poll().is_none(), "nobody has written anything");
-        filter::refuse(libc::SYS_io_uring_enter);
+        filter::refuse(libc::SYS_io_uring_enter).unwrap();
         let writer = thread::spawn(move || {
             thread::sleep(Duration::from_millis(100));
             let early = given_up.try_recv().is_ok();
@@ -337,7 +338,7 @@ fn what_the_kernel_has_is_waited_for_though_it_takes_no_more_at_the_end() {
 fn where_the_kernel_refuses_io_uring_threads_do_it_and_why_is_told() {
     let why = "io_uring_setup: Operation not permitted (os error 1)".to_owned();
     let refused = std::thread::spawn(move || {
-        filter::refuse(libc::SYS_io_uring_setup);
+        filter::refuse(libc::SYS_io_uring_setup).unwrap();
         assert_eq!(choose(None), Ok((DiskEngine::Threads, Some(why.clone()))));
         assert_eq!(choose(Some(DiskEngine::Threads)), Ok((DiskEngine::Threads, None)));
         assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));
