@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -46,13 +45,16 @@ class Stage:
 
     def run(self, seconds_left):
         started = time.monotonic()
-        before = homes()
         seconds_max = max(1, min(self.seconds_max, int(seconds_left)))
-        with tempfile.TemporaryFile() as output:
+        # Who is ended leaves its daemon's folder, with all that was on the disk.
+        homes = tempfile.TemporaryDirectory(prefix="vramd-gpu-", dir="/tmp", ignore_cleanup_errors=True)
+        with tempfile.TemporaryFile() as output, homes as home:
+            # Other users reach the sockets in it.
+            os.chmod(home, 0o755)
             # A session of its own, so that what it has started can be ended with it.
             child = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, "VRAMD_TESTS_HOME": home},
             )
             try:
                 status = child.wait(timeout=seconds_max)
@@ -63,8 +65,6 @@ class Stage:
                 # Also where we are ended ourselves: nothing of it is to run beside whatever comes next.
                 end(child)
             self.output = read(output)
-        for home in homes() - before:
-            shutil.rmtree(home, ignore_errors=True)
         self.seconds = time.monotonic() - started
         print(f"{self.name:9} {self.verdict} ({self.seconds:.1f} s)", flush=True)
         if self.failed:
@@ -133,11 +133,6 @@ def draw(file):
     with open(file, "wb") as out:
         for start in range(0, DEMO_BYTES, DRAW_BYTES):
             out.write(random.randbytes(min(DRAW_BYTES, DEMO_BYTES - start)))
-
-
-def homes():
-    """Folders of daemons. Who is ended leaves them, with all that was on the disk."""
-    return set(pathlib.Path("/tmp").glob("vramd-e2e-*"))
 
 
 def end(child):

@@ -1,6 +1,7 @@
 //! A real daemon, in a directory of its own, that ends with its test.
 
 use std::{
+    env,
     fs::{self, File, Permissions},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -236,10 +237,11 @@ impl Drop for Daemon {
 }
 
 impl Home {
-    /// Other users can reach the sockets in it.
+    /// Other users can reach the sockets in it. It is below `VRAMD_TESTS_HOME`, for whoever wants it gone though we are killed.
     pub fn new() -> Self {
-        let home =
-            tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in("/tmp").expect("/tmp is writable");
+        let parent = env::var_os("VRAMD_TESTS_HOME").unwrap_or_else(|| "/tmp".into());
+        let home = tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in(parent);
+        let home = home.expect("the directory is writable");
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
         Self { dir: home, open_files_max: None, mounts: None, filter: None }
     }
