@@ -140,9 +140,12 @@ def end(child):
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)
-            child.wait(timeout=GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
+            until = time.monotonic() + GRACE_SECONDS
+            # Daemons outlive who has started them: they delete what they have on the disk.
+            while time.monotonic() < until:
+                child.poll()
+                os.killpg(child.pid, 0)
+                time.sleep(0.05)
         except ProcessLookupError:
             return
 

@@ -326,7 +326,7 @@ pub const DIGEST_IO: Definition = count(
     "vramd.digest.io",
     "By",
     &[],
-    "What was read of the disk, and of files, to be hashed. It goes by no share, and `vramd.link.io` does not have it.",
+    "What was hashed of what lies on the disk, and in files, and was read for that but where nothing was ever written. It goes by no share, and `vramd.link.io` does not have it.",
 );
 pub const IN_FILE: Definition = bytes(
     "vramd.in_file",

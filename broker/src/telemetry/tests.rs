@@ -183,6 +183,7 @@ fn links_have_what_they_carry_and_what_was_begun_on_them() {
     assert_eq!(of("vramd_link_limit", "hw_id=\"GPU-1\""), Some(55e9));
     assert_eq!(of("vramd_link_io_bytes_total{", "vramd_copy_class=\"prefetch\""), Some(8_388_608.0));
     assert_eq!(of("vramd_link_io_bytes_total{", "vramd_copy_class=\"demand\""), None);
+    assert_eq!(of("vramd_digest_io_bytes_total", ""), Some(12.0 * 1_048_576.0));
 }
 
 #[test]
@@ -207,6 +208,7 @@ fn what_is_ready_is_told_of_devices_and_the_host_with_what_of_it_is_of_other_siz
     }
     assert_eq!(all["vramd_pool_rebuilds_total{vramd_host_node=\"1\"}"], 3.0);
     assert_eq!(of("vramd_fragmentation_internal_bytes{", &["team-000", "GPU-a"]), 1.0);
+    assert_eq!(of("vramd_in_file_bytes{", &["team-000", "GPU-a"]), 4.0);
 }
 
 /// Metrics do not keep it.
@@ -299,6 +301,12 @@ fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
     assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"device\""), Some(0.0));
     assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"host\""), Some(2.0));
     assert_eq!(of("vramd_pressure_level{", "vramd_tier=\"disk\""), None, "there is no such tier");
+    for (name, value) in
+        [("vramd_pressure_batch_factor_ratio{", 0.8), ("vramd_pressure_full_in_seconds{", 2.0)]
+    {
+        let shown = ["device", "host", "disk"].map(|tier| of(name, &format!("vramd_tier=\"{tier}\"")));
+        assert_eq!(shown, [Some(value), Some(value), None], "{name}");
+    }
     let threshold = |level: &str| of("vramd_pressure_threshold_ratio{", &format!("level=\"{level}\""));
     assert_eq!((threshold("elevated"), threshold("critical")), (Some(0.8), Some(0.95)));
     let setting = |name: &str| of(&format!("vramd_pressure_{name}"), "");

@@ -258,12 +258,14 @@ impl Pool {
     /// What of each tenant and device lies in files that are nobody's, or goes back there. Where there is none, none is looked at.
     pub(crate) fn in_files(&self) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
         let mut sums: BTreeMap<_, Bytes> = BTreeMap::new();
+        if self.in_file == 0 {
+            return sums;
+        }
         let live = |extent: &Extent| match &extent.state {
             ExtentState::Live(charge) if extent.in_file => Some((charge.tenant(), extent.place.device)),
             _ => None,
         };
-        let all = self.extents.iter().map(|(_, extent)| extent).filter(|_| self.in_file > 0);
-        for (of, size) in all.filter_map(|extent| Some((live(extent)?, extent.size))) {
+        for (of, size) in self.extents.iter().filter_map(|(_, extent)| Some((live(extent)?, extent.size))) {
             let sum = sums.entry(of).or_default();
             *sum = sum.saturating_add(size);
         }
