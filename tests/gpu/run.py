@@ -79,8 +79,7 @@ def main():
     arguments.add_argument("--directory", help="on the disk that tiers measures, and nobody else's; without it /tmp is")
     arguments.add_argument("folder", type=pathlib.Path, help="where the results go")
     given = arguments.parse_args()
-    # Who is told to end says so to what it has started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, told_to_end)
     for program in BIN.iterdir():
         # Not every way that a bundle travels keeps it.
         if not os.access(program, os.X_OK):
@@ -133,6 +132,12 @@ def draw(file):
     with open(file, "wb") as out:
         for start in range(0, DEMO_BYTES, DRAW_BYTES):
             out.write(random.randbytes(min(DRAW_BYTES, DEMO_BYTES - start)))
+
+
+def told_to_end(*_):
+    """Once: who is told again ends what it has started all the same."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
 
 
 def end(child):
