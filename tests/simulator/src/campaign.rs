@@ -8,7 +8,9 @@ use std::{
 
 use broker_core::Bug;
 
-use crate::{coverage::Coverage, failure::Failure, run::run, scenario::Plan, story::Story};
+use crate::{
+    coverage::Coverage, digest::TraceDigest, failure::Failure, run::run, scenario::Plan, story::Story,
+};
 
 /// What came of a range of seeds.
 #[derive(Debug, Default)]
@@ -58,6 +60,23 @@ pub fn run_all(
     }
     all.failures.sort_by_key(|(seed, _)| *seed);
     all
+}
+
+/// Digests the trace of every seed of `seeds`, in the order of the seeds.
+pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> BTreeMap<u64, TraceDigest> {
+    let next = AtomicU64::new(seeds.start);
+    let worker = || {
+        let seed = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds.end);
+        let digest = |seed| match run(&Plan::new(seed, events), Story::Digest(TraceDigest::default())).story {
+            Story::Digest(digest) => (seed, digest),
+            story => unreachable!("a run keeps the kind of its story: {story:?}"),
+        };
+        std::iter::from_fn(seed).map(digest).collect::<Vec<_>>()
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a worker catches panics")).collect()
+    })
 }
 
 /// So many worlds, the first ones, are looked at whether or not a bug was found before: how often it is found is as

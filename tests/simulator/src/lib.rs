@@ -8,6 +8,7 @@
 pub mod campaign;
 pub mod coverage;
 pub mod dice;
+pub mod digest;
 pub mod failure;
 pub mod forced;
 pub mod oracle;

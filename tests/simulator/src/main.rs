@@ -41,6 +41,8 @@ enum Task {
     },
     /// Print the whole trace of one seed.
     Trace(One),
+    /// Print two digests of each seed's trace: of the trace as it is, and of its shape without names.
+    Digest(Range),
     /// Look for a shorter run that fails in the same way, and print its story.
     Shrink(One),
     /// Plant each bug, and look for it.
@@ -134,6 +136,13 @@ fn main() -> anyhow::Result<ExitCode> {
             let ran = run(&one.plan(), Story::Whole(Vec::new()));
             ran.story.lines().iter().for_each(|line| println!("{line}"));
             ran.failure.is_none()
+        }
+        Task::Digest(range) => {
+            let digests = campaign::digest_all(range.seeds, range.events, range.jobs);
+            for (seed, digest) in &digests {
+                println!("{seed} {digest}");
+            }
+            true
         }
         Task::Shrink(one) => shrink_one(&one.plan())?,
         Task::Bugs { seeds_max, events, jobs } => {

@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 
 use broker_core::{Command, Event, Time};
 
+use crate::digest::TraceDigest;
+
 #[derive(Debug)]
 pub enum Story {
     Untold,
@@ -16,6 +18,8 @@ pub enum Story {
     },
     /// Every line.
     Whole(Vec<String>),
+    /// Only the digests of the lines.
+    Digest(TraceDigest),
 }
 
 impl Story {
@@ -33,6 +37,7 @@ impl Story {
                 lines.push_back(line(now, &what()));
             }
             Self::Whole(lines) => lines.push(line(now, &what())),
+            Self::Digest(digest) => digest.add(&line(now, &what())),
         }
     }
 
@@ -46,7 +51,7 @@ impl Story {
 
     pub fn lines(&self) -> Vec<&str> {
         match self {
-            Self::Untold => Vec::new(),
+            Self::Untold | Self::Digest(_) => Vec::new(),
             Self::Last { lines, .. } => lines.iter().map(String::as_str).collect(),
             Self::Whole(lines) => lines.iter().map(String::as_str).collect(),
         }
