@@ -4,6 +4,7 @@ mod host;
 mod line;
 
 use std::{
+    fmt::Debug,
     str::FromStr,
     sync::{
         Arc, Mutex,
@@ -69,11 +70,12 @@ fn listed(daemon: &Daemon) -> Value {
 }
 
 /// The value of a series whose labels contain all of these.
-pub(super) fn metric<T: FromStr>(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<T> {
+pub(super) fn metric<T: FromStr<Err: Debug>>(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<T> {
     let text = daemon.metrics();
-    let mut lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-    let line = lines.find(|line| labels.iter().all(|label| line.contains(label)))?;
-    line.rsplit_once(' ')?.1.parse().ok()
+    let series = text.lines().filter_map(|line| line.rsplit_once(' '));
+    let mut of = series.filter(|(series, _)| series.split('{').next() == Some(name));
+    let (_, value) = of.find(|(series, _)| labels.iter().all(|label| series.contains(label)))?;
+    Some(value.parse().expect("a value of that kind"))
 }
 
 /// Parts of 2 MiB, so many percent of the device.

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
+    os::{fd::IntoRawFd as _, unix::process::CommandExt as _},
     process::Command,
 };
 
@@ -32,11 +32,8 @@ impl Filter {
             Self::Unanswered(number) => {
                 let listener = filter::ask(number)?;
                 // While somebody has it open who could answer, the call waits for that. Only the copy outlives the exec.
-                // SAFETY: A foreign call that takes a number.
-                match unsafe { libc::dup(listener.as_raw_fd()) } {
-                    copy if copy < 0 => Err(io::Error::last_os_error()),
-                    _ => Ok(()),
-                }
+                let _ = rustix::io::dup(&listener)?.into_raw_fd();
+                Ok(())
             }
         }
     }

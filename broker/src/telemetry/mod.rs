@@ -11,6 +11,7 @@
 //! writes only adds to a number or puts something into a queue, and never waits; what does not fit is counted.
 //! `registry` has every metric. Without configuration there is no thread, and a [`Telemetry`] does nothing.
 
+mod attributes;
 mod calls;
 mod counters;
 mod decision;

@@ -20,19 +20,13 @@ use super::{
 /// Says each series of a metric once; those that are zero are left out by whoever listens, but of gauges.
 pub(super) type Series = fn(&Shown, &mut dyn FnMut(u64, &[KeyValue]));
 
-/// The same of what is a share of something.
+/// The same of what is no whole number.
 pub(super) type Ratios = fn(&Shown, &mut dyn FnMut(f64, &[KeyValue]));
 
 pub(super) const RATIOS: &[(&Definition, Ratios)] = &[
     (&of::OVERSUBSCRIPTION, oversubscription),
-    (&of::PRESSURE_BATCH_FACTOR, |shown, say| {
-        let factor = |factor: u32| Some(f64::from(factor) / 1000.0);
-        outlooks(shown, say, |device| factor(device.batch_factor), |tier| factor(tier.batch_factor));
-    }),
-    (&of::PRESSURE_FULL_IN, |shown, say| {
-        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-        outlooks(shown, say, |device| seconds(device.full_in), |tier| seconds(tier.full_in));
-    }),
+    (&of::PRESSURE_BATCH_FACTOR, pressure_batch_factor),
+    (&of::PRESSURE_FULL_IN, pressure_full_in),
     (&of::PRESSURE_THRESHOLD, pressure_threshold),
     (&of::PRESSURE_FALL, |shown, say| say(percent(shown.figures().bounds.fall_percent), &[])),
     (&of::PRESSURE_EVICT_TO, |shown, say| say(percent(shown.figures().bounds.evict_to_percent), &[])),
@@ -204,42 +198,44 @@ fn reserved_on(shown: &Shown, device: &str, tier: Tier) -> Bytes {
 }
 
 /// Of each device, and of the tiers below it that there are.
+fn of_places<V>(
+    shown: &Shown,
+    on_device: impl Fn(&DeviceView) -> V,
+    in_tier: impl Fn(&TierView) -> V,
+    mut say: impl FnMut(V, &[KeyValue]),
+) {
+    for device in &shown.figures().devices {
+        say(on_device(device), &node_place(device, Tier::Device));
+        for (tier, view) in below(device) {
+            say(in_tier(&view), &node_place(device, tier));
+        }
+    }
+}
+
 fn of_devices(
     shown: &Shown,
     say: &mut dyn FnMut(u64, &[KeyValue]),
     on_device: fn(&DeviceView) -> Bytes,
     in_tier: fn(&TierView) -> Bytes,
 ) {
-    for device in &shown.figures().devices {
-        say(on_device(device).get(), &node_place(device, Tier::Device));
-        for (tier, view) in below(device) {
-            say(in_tier(&view).get(), &node_place(device, tier));
-        }
-    }
+    of_places(shown, on_device, in_tier, |bytes, place| say(bytes.get(), place));
 }
 
 fn pressure(shown: &Shown, say: &mut dyn FnMut(u64, &[KeyValue])) {
-    for device in &shown.figures().devices {
-        say(device.pressure as u64, &node_place(device, Tier::Device));
-        for (tier, view) in below(device) {
-            say(view.pressure as u64, &node_place(device, tier));
-        }
-    }
+    let level = |level, place: &[KeyValue]| say(level as u64, place);
+    of_places(shown, |device| device.pressure, |tier| tier.pressure, level);
 }
 
-/// Of each device, and of the tiers below it that there are, where there is anything to say.
-fn outlooks(
-    shown: &Shown,
-    say: &mut dyn FnMut(f64, &[KeyValue]),
-    on_device: impl Fn(&DeviceView) -> Option<f64>,
-    in_tier: impl Fn(&TierView) -> Option<f64>,
-) {
-    for device in &shown.figures().devices {
-        let tiers = below(device).map(|(tier, view)| (tier, in_tier(&view)));
-        for (tier, value) in std::iter::once((Tier::Device, on_device(device))).chain(tiers) {
-            value.into_iter().for_each(|value| say(value, &node_place(device, tier)));
-        }
-    }
+fn pressure_batch_factor(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {
+    let factor = |thousandths, place: &[KeyValue]| say(f64::from(thousandths) / 1000.0, place);
+    of_places(shown, |device| device.batch_factor, |tier| tier.batch_factor, factor);
+}
+
+fn pressure_full_in(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {
+    let forecast = |time: Option<Duration>, place: &[KeyValue]| {
+        time.into_iter().for_each(|time| say(time.as_secs_f64(), place));
+    };
+    of_places(shown, |device| device.full_in, |tier| tier.full_in, forecast);
 }
 
 fn pressure_threshold(shown: &Shown, say: &mut dyn FnMut(f64, &[KeyValue])) {

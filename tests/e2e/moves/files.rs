@@ -18,6 +18,7 @@ use super::{
     programs::{send_by_id, tiers_of},
     said, vramctl,
 };
+use crate::pressure::{MEASURED, metric};
 
 /// What the files of models have before their weights.
 pub(super) const HEADER: u64 = 1000;
@@ -88,17 +89,13 @@ fn a_model_larger_than_the_device_is_loaded_and_costs_what_is_on_the_device() {
     let models = Models::new();
     // The last part is no whole one.
     let (path, weights) = models.model("llama", 9 * MIB_2 + 12_345);
-    let daemon = Daemon::start(&node("8MiB", &models).telemetry("prometheus_listen = \"127.0.0.1:0\""));
+    let daemon = Daemon::start(&node("8MiB", &models).telemetry(MEASURED));
     let client = connect(&daemon);
     let sealed = load(&client, &path).unwrap();
     assert_eq!(sealed.digest(), digest(&weights));
-    let metric = |name: &str| {
-        let metrics = daemon.metrics();
-        let line = metrics.lines().find(|line| line.starts_with(name));
-        line.and_then(|line| line.rsplit_once(' ')).map_or(0, |(_, bytes)| bytes.parse().unwrap())
-    };
-    assert_eq!(metric("vramd_digest_io_bytes_total"), 9 * MIB_2 + 12_345);
-    assert_eq!(metric("vramd_in_file_bytes"), 10 * MIB_2);
+    let bytes_in_file = || metric::<u64>(&daemon, "vramd_in_file_bytes", &[]).unwrap_or(0);
+    assert_eq!(metric(&daemon, "vramd_digest_io_bytes_total", &[]), Some(9 * MIB_2 + 12_345));
+    assert_eq!(bytes_in_file(), 10 * MIB_2);
     let info = sealed.info();
     assert_eq!((info.file.as_deref(), info.size.get()), (path.to_str(), 9 * MIB_2 + 12_345));
     assert_eq!((info.charged, info.in_file), (Bytes::ZERO, Bytes::new(10 * MIB_2)));
@@ -122,11 +119,11 @@ fn a_model_larger_than_the_device_is_loaded_and_costs_what_is_on_the_device() {
     until("the device has its room back", || daemon.books().held() == 0);
     is_intact(&sealed, &weights);
     assert!(daemon.books().held_on_disk() == 0);
-    assert_eq!(metric("vramd_in_file_bytes"), 10 * MIB_2, "it goes back there");
+    assert_eq!(bytes_in_file(), 10 * MIB_2, "it goes back there");
     sealed.free().unwrap();
     drop(client);
     nothing_is_left(&daemon);
-    assert_eq!(metric("vramd_in_file_bytes"), 0);
+    assert_eq!(bytes_in_file(), 0);
     assert_eq!(fs::read(&path).unwrap()[usize::try_from(HEADER).unwrap()..], weights, "it is as it was");
 }
 

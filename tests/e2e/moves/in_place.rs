@@ -21,7 +21,7 @@ use super::{
     programs::{is_intact, letting_go, lies, send, send_by_id, tiers_of},
     said, tiers,
 };
-use crate::has_other_users;
+use crate::{has_other_users, pressure::metric};
 
 const TEAM_A: u32 = 20_001;
 const TEAM_B: u32 = 20_002;
@@ -69,9 +69,7 @@ fn outcomes(daemon: &Daemon, words: &[&str]) -> Vec<String> {
 /// The value of the metric for one tenant and one device; what is zero is left out.
 #[track_caller]
 fn measured(daemon: &Daemon) -> u64 {
-    let metrics = daemon.metrics();
-    let line = metrics.lines().find(|line| line.starts_with("vramd_in_place_bytes{"));
-    line.and_then(|line| line.rsplit_once(' ')).map_or(0, |(_, bytes)| bytes.parse().expect("bytes"))
+    metric(daemon, "vramd_in_place_bytes", &[]).unwrap_or(0)
 }
 
 fn advise(session: &RawSession, allocation_id: u64, advice: i32) -> AdviseRequest {

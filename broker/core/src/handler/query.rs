@@ -224,7 +224,7 @@ impl Broker {
             sessions,
             allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
             allocations_of: tenants.filter(|(_, count)| *count > 0).collect(),
-            rounded: self.rounded(),
+            rounded: self.named(self.rounded()),
             in_place: self.named(self.allocations.in_place()),
             in_file: self.named(self.pool.in_files()),
         }
@@ -240,12 +240,10 @@ impl Broker {
         sums.into_iter().map(named).collect()
     }
 
-    fn rounded(&self) -> BTreeMap<(String, String), Bytes> {
-        let of = |(name, tenant): (&str, TenantId)| {
-            let (name, rounded) = (name.to_owned(), self.allocations.rounded_of(tenant));
-            rounded.map(move |(device, bytes)| ((name.clone(), self.uuid(device).to_owned()), bytes))
-        };
-        self.tenants.iter().flat_map(of).collect()
+    fn rounded(&self) -> impl Iterator<Item = ((TenantId, DeviceIndex), Bytes)> {
+        let of =
+            |tenant| self.allocations.rounded_of(tenant).map(move |(device, sum)| ((tenant, device), sum));
+        self.tenants.iter().flat_map(move |(_, tenant)| of(tenant))
     }
 
     fn page<'a>(

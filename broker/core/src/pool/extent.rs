@@ -188,10 +188,8 @@ impl Pool {
     }
 
     pub(crate) fn put_unreturned(&mut self, id: ExtentId, extent: Extent) {
-        self.touched.note(id);
         self.count_unreturned(extent.place.device, |count| count.saturating_add(1));
-        self.in_file = self.in_file.saturating_add(usize::from(extent.in_file));
-        self.extents.insert(id.get(), extent);
+        self.insert(id, extent);
     }
 
     pub(crate) const fn cache(&self) -> &Cache {

@@ -115,10 +115,8 @@ impl Worker<'_> {
                 None => break,
                 Some(Coming::Host(bytes)) => drop(hasher.update_rayon(bytes)),
                 Some(Coming::Disk(extent, length, lent)) => {
-                    read_each(extent, length, CudaRoom::Ring(lent), |bytes| {
-                        self.state.hashes(bytes.len());
-                        hasher.update_rayon(bytes);
-                    })?;
+                    let add = |bytes: &[u8]| _ = hasher.update_rayon(bytes);
+                    read_each(extent, length, CudaRoom::Ring(lent), &self.state.hashed, add)?;
                 }
                 Some(Coming::Device { transfer, length }) => {
                     let (pinned, _memory) = transfer.end().map_err(DriverError::from)?;

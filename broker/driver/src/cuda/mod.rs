@@ -325,7 +325,7 @@ impl Driver for CudaDriver {
     }
 
     fn hashed(&self) -> Bytes {
-        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.state.hashed())
+        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.state.hashed.bytes())
     }
 
     fn kept(&self) -> Vec<KeptFacts> {

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc::Sender,
     },
 };
@@ -15,7 +15,7 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 use super::{api::Api, buffers::Buffers, device::Device, host_room, memory::Held};
 use crate::{
     Completion, DriverError, KeptFacts, Sink,
-    disk::{DiskExtent, Registry},
+    disk::{DiskExtent, HandedOn, Registry},
 };
 
 pub(super) struct State {
@@ -29,8 +29,8 @@ pub(super) struct State {
     /// Whether that is charged to the process's cgroup.
     in_cgroup: bool,
     lost: AtomicBool,
-    /// Bytes of the disk and of files. It orders nothing.
-    hashed: AtomicU64,
+    /// Of the disk and of files.
+    pub(super) hashed: HandedOn,
     sink: Sink,
 }
 
@@ -65,17 +65,8 @@ impl Live {
 impl State {
     pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, in_cgroup: bool, sink: Sink) -> Self {
         let (extents, to_pin, kept) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (buffers, lost, hashed) = (Arc::default(), AtomicBool::new(false), AtomicU64::new(0));
+        let (buffers, lost, hashed) = (Arc::default(), AtomicBool::new(false), HandedOn::default());
         Self { devices, api, buffers, extents, to_pin, kept, in_cgroup, lost, hashed, sink }
-    }
-
-    /// So many more were read to be hashed.
-    pub(super) fn hashes(&self, bytes: usize) {
-        self.hashed.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    pub(super) fn hashed(&self) -> Bytes {
-        Bytes::new(self.hashed.load(Ordering::Relaxed))
     }
 
     /// What is to be pinned yet, by node, and what is kept there.

@@ -44,7 +44,7 @@ pub(crate) use self::{
     maker::{DiskOrder, Registry, run},
     measure::MEASURED_BY,
     piece::DiskWork,
-    reader::{READ_BUFFER, read_each},
+    reader::{HandedOn, READ_BUFFER, read_each},
     room::{Buffer, Room},
     side::Side,
 };

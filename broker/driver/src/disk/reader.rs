@@ -1,6 +1,12 @@
 //! What lies on disk, read by whoever waits for it: a thread that hashes, which has nothing else to do meanwhile.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use vramd_types::Bytes;
 
@@ -16,12 +22,23 @@ use crate::{CopyError, DriverError};
 pub(crate) const READ_BUFFER: usize = (2 << 20) + ALIGNMENT;
 const _: () = assert!(READ_BUFFER as u64 == PIECE + ALIGNMENT as u64, "a piece fits");
 
-/// Hands on the first bytes of an extent, verified, one piece after the other. What was never written is zeros. All goes by way of a room
-/// of [`READ_BUFFER`] bytes.
+/// Bytes that were handed on. It orders nothing.
+#[derive(Debug, Default)]
+pub(crate) struct HandedOn(AtomicU64);
+
+impl HandedOn {
+    pub(crate) fn bytes(&self) -> Bytes {
+        Bytes::new(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Hands on the first bytes of an extent, verified and counted, one piece after the other. What was never written is zeros. All goes by
+/// way of a room of [`READ_BUFFER`] bytes.
 pub(crate) fn read_each<R: Room>(
     extent: &DiskExtent,
     length: Bytes,
     mut room: R,
+    handed_on: &HandedOn,
     mut take: impl FnMut(&[u8]),
 ) -> Result<(), CopyError> {
     if length > extent.size() {
@@ -33,6 +50,7 @@ pub(crate) fn read_each<R: Room>(
         let piece = PIECE.min(length.get() - at);
         let there;
         (room, there) = read(extent, at, usize::try_from(piece).unwrap_or(usize::MAX), room)?;
+        handed_on.0.fetch_add(piece, Ordering::Relaxed);
         take(&room.bytes()[there]);
         at += piece;
     }
@@ -91,7 +109,8 @@ mod tests {
             let span = FileSpan { file: Arc::clone(&file), offset: Bytes::ZERO, bytes: Bytes::new(there) };
             let extent = DiskExtent::of_file(id, Bytes::mib(2), span).unwrap();
             let mut bytes: Vec<u8> = Vec::new();
-            read_each(&extent, Bytes::mib(2), buffer(), |more| bytes.extend(more)).map(|()| bytes)
+            read_each(&extent, Bytes::mib(2), buffer(), &HandedOn::default(), |more| bytes.extend(more))
+                .map(|()| bytes)
         };
         let whole = read(5000).unwrap();
         assert!(whole[..5000] == [7; 5000] && whole[5000..].iter().all(|byte| *byte == 0));
@@ -108,7 +127,8 @@ mod tests {
         let span =
             |bytes| FileSpan { file: Arc::new(file.try_clone().unwrap().into()), offset: Bytes::ZERO, bytes };
         let of = |bytes| DiskExtent::of_file(ExtentId::from_raw(3), Bytes::mib(2), span(bytes)).unwrap();
-        let read = |extent: &DiskExtent| read_each(extent, Bytes::mib(2), buffer(), |_| {});
+        let read =
+            |extent: &DiskExtent| read_each(extent, Bytes::mib(2), buffer(), &HandedOn::default(), |_| {});
         let extent = of(Bytes::new(8192));
         assert_eq!(read(&extent), Ok(()));
         let short = read(&of(Bytes::new(9000)));

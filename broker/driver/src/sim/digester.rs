@@ -39,10 +39,9 @@ fn hash(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyErro
     for (live, length) in &found {
         match live {
             Live::Memory(memory) => hasher.add(memory.bytes(*length)?),
-            Live::Disk(extent) => read_each(extent, *length, buffer()?, |bytes| {
-                state.hashes(bytes.len());
-                hasher.add(bytes);
-            })?,
+            Live::Disk(extent) => {
+                read_each(extent, *length, buffer()?, &state.hashed, |bytes| hasher.add(bytes))?;
+            }
         }
     }
     Ok(hasher.end())

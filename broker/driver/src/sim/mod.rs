@@ -209,7 +209,7 @@ impl Driver for SimDriver {
     }
 
     fn hashed(&self) -> Bytes {
-        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.routes.state.hashed())
+        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.routes.state.hashed.bytes())
     }
 
     fn kept(&self) -> Vec<KeptFacts> {

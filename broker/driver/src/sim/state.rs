@@ -2,11 +2,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-        mpsc::Sender,
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
 };
 
 use vramd_types::{Bytes, ExtentId};
@@ -14,7 +10,7 @@ use vramd_types::{Bytes, ExtentId};
 use super::{books::Books, holders::Holders, memory::Memory};
 use crate::{
     Completion, DeviceInfo, DriverError, Sink,
-    disk::{DiskExtent, Registry},
+    disk::{DiskExtent, HandedOn, Registry},
     place::Place,
 };
 
@@ -22,8 +18,8 @@ pub(super) struct State {
     devices: Vec<DeviceInfo>,
     pub(super) holders: Holders,
     books: Mutex<Books>,
-    /// Bytes of the disk and of files. It orders nothing.
-    hashed: AtomicU64,
+    /// Of the disk and of files.
+    pub(super) hashed: HandedOn,
     sink: Sink,
 }
 
@@ -51,16 +47,7 @@ impl State {
             looked.map_err(|error| DriverError::Failed(format!("look through /proc: {error}")))?;
         let mut books = Books::new(&devices, host);
         books.settle(&seen);
-        Ok(Self { devices, holders, books: Mutex::new(books), hashed: AtomicU64::new(0), sink })
-    }
-
-    /// So many more were read to be hashed.
-    pub(super) fn hashes(&self, bytes: usize) {
-        self.hashed.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    pub(super) fn hashed(&self) -> Bytes {
-        Bytes::new(self.hashed.load(Ordering::Relaxed))
+        Ok(Self { devices, holders, books: Mutex::new(books), hashed: HandedOn::default(), sink })
     }
 
     /// Every change of the books is whole before anything could panic, so a poisoned lock is a good one.

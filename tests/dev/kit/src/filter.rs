@@ -29,6 +29,7 @@ pub fn ask(number: c_long) -> io::Result<OwnedFd> {
 }
 
 fn install(number: c_long, answer: c_uint, flags: c_ulong) -> io::Result<c_long> {
+    let number = u32::try_from(number).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut filter = program(number, answer);
     let program = sock_fprog { len: 4, filter: filter.as_mut_ptr() };
     // SAFETY: A foreign call that concerns the calling thread alone.
@@ -44,10 +45,9 @@ fn answered(answer: c_long) -> io::Result<c_long> {
 }
 
 /// That call is answered so, every other is made.
-fn program(number: c_long, answer: c_uint) -> [sock_filter; 4] {
+fn program(number: c_uint, answer: c_uint) -> [sock_filter; 4] {
     let code = |parts: [c_uint; 3]| u16::try_from(parts.iter().sum::<c_uint>()).unwrap_or(0);
     let at = u32::try_from(offset_of!(seccomp_data, nr)).unwrap_or(0);
-    let number = u32::try_from(number).unwrap_or(u32::MAX);
     // SAFETY: These only fill in a structure.
     unsafe {
         [
