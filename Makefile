@@ -1,5 +1,5 @@
 # One door to everything. Needs Rust and Python 3.11 or later; all else is fetched into .tools/ and .demo/.
-.PHONY: help demo test gpu gpu-bundle verify fix errors-md invariants-md metrics-md proto-baseline
+.PHONY: help demo test gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md proto-baseline
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ verify: ## all that .ci/run checks, but for cargo-deny, which takes long to buil
 fix: ## formats, and applies what clippy can
 	cargo fmt --all
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+prose: ## checks the wording of comments, pages, messages, names and commits
+	tests/dev/prose/run
+	tests/dev/prose/test
 
 errors-md: ## writes docs/ERRORS.md from the registry of reasons
 	cargo run --quiet -p vramd-tests --bin errors-md
