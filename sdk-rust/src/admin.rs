@@ -17,10 +17,8 @@ use vramd_types::Reason;
 
 use crate::{
     error::{Error, Result},
-    paths,
-    request_id::RequestId,
-    rpc::Rpc,
-    session::missing,
+    rpc::{Rpc, request_id::RequestId},
+    session::{missing, socket_paths},
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,7 +35,7 @@ pub struct AdminClient {
 impl AdminClient {
     /// For the daemon whose sockets are there. Connects at the first call.
     pub fn new(socket_dir: &Path) -> Result<Self> {
-        let socket = paths::admin_socket(socket_dir);
+        let socket = socket_paths::admin_socket(socket_dir);
         Ok(Self { rpc: Rpc::open(&socket)?, socket, request_timeout: REQUEST_TIMEOUT })
     }
 

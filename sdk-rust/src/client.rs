@@ -7,20 +7,25 @@ use vramd_types::{AllocationId, SessionId};
 use vramd_words::Access;
 
 use crate::{
-    allocation::{Allocation, Sealed},
     error::Result,
-    face::{Face, now},
-    fork::ProcessBound,
-    handle::Handle,
-    info::{AllocationInfo, AllocationKind},
-    load,
+    handles::{
+        allocation::{Allocation, Sealed},
+        handle::Handle,
+        info::{AllocationInfo, AllocationKind},
+        load, operations,
+        raw::RawClient,
+        request::{AllocationRequest, Target},
+    },
     mapping::Mode,
-    operations, paths,
     pins::{Pinnable, PinnedSet, pin_set},
-    pressure::{OnPressure, Pressure},
-    raw::RawClient,
-    request::{AllocationRequest, Target},
-    session::{Released, Session, check_home, missing},
+    process::fork::ProcessBound,
+    session::{
+        Released, Session,
+        call_style::{Face, now},
+        check_home, missing,
+        pressure::{OnPressure, Pressure},
+        socket_paths,
+    },
     small::{Pool, PoolConfig},
 };
 
@@ -267,7 +272,7 @@ impl ClientBuilder {
     fn open(self, mode: Mode) -> Result<Client> {
         let builder = Arc::new(self);
         let this = ClientBuilder::clone(&builder);
-        let socket_dir = this.socket_dir.unwrap_or_else(paths::socket_dir);
+        let socket_dir = this.socket_dir.unwrap_or_else(socket_paths::socket_dir);
         let name = this.name.or_else(program_name).unwrap_or_default();
         let devices = this.devices.or_else(visible_devices);
         let session =

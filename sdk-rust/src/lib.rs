@@ -80,65 +80,49 @@
 //! behind; so does a pin, which may be tried again.
 
 #[macro_use]
-mod fault;
+mod fault_points;
 
 pub mod admin;
-mod advice;
 pub mod aio;
-mod allocation;
 mod channel;
 mod client;
 mod cuda;
 mod error;
-mod face;
-mod fork;
-mod handle;
-mod home;
-mod info;
-mod load;
+mod handles;
 mod mapping;
-mod operations;
-mod past;
-mod paths;
 mod pins;
-mod pressure;
 mod process;
-mod raw;
-mod release;
-mod request;
-mod request_id;
-mod retry;
 mod rpc;
 mod session;
 mod small;
-mod status;
-#[cfg(feature = "trace-context")]
-mod trace;
-mod visible;
 
 /// What the worker reads packets with. Only for the fuzz targets of this repository, which are another crate.
 #[doc(hidden)]
 pub use channel::frame::decode as decode_daemon_frame;
 
-pub use advice::Advice;
-pub use allocation::{Allocation, FreeFailed, SealFailed, Sealed};
 pub use client::{Client, ClientBuilder};
 pub use cuda::cuda_ordinal;
 pub use error::{Error, Refusal, Result};
 #[cfg(feature = "fault-points")]
-pub use fault::{FaultPoint, on_fault_point};
-pub use info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier};
+pub use fault_points::{FaultPoint, on_fault_point};
+pub use handles::{
+    advice::Advice,
+    allocation::{Allocation, FreeFailed, SealFailed, Sealed},
+    info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier},
+    raw::{RawAllocation, RawClient},
+    request::{AllocationRequest, Target},
+};
 pub use mapping::RawPart;
-pub use paths::socket_dir;
 pub use pins::{Pinnable, Pinned, PinnedRef, PinnedSet, UnpinFailed};
-pub use pressure::{Pressure, PressureLevel};
-pub use raw::{RawAllocation, RawClient};
-pub use request::{AllocationRequest, Target};
-pub use request_id::RequestId;
-pub use session::Released;
-pub use small::{Pool, PoolConfig, Small};
+pub use rpc::request_id::RequestId;
 #[cfg(feature = "trace-context")]
-pub use trace::{TraceGuard, TraceparentInvalid, enter_trace};
+pub use rpc::trace::{TraceGuard, TraceparentInvalid, enter_trace};
+pub use session::{
+    Released,
+    pressure::{Pressure, PressureLevel},
+    socket_paths::socket_dir,
+};
+pub use small::{Pool, PoolConfig, Small};
 pub use vramd_proto::v1::{Device, HandleType};
 pub use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, StatusCode};
 pub use vramd_words::Access;

@@ -6,15 +6,15 @@ use tokio::task::spawn_blocking;
 use vramd_types::AllocationId;
 
 use crate::{
-    allocation::{Allocation, Sealed},
     client::ClientBuilder,
     error::{Error, Result},
-    face::Face,
-    info::{AllocationInfo, AllocationKind},
-    load, operations,
-    pressure::Pressure,
-    request::{AllocationRequest, Target},
-    session::{Released, missing},
+    handles::{
+        allocation::{Allocation, Sealed},
+        info::{AllocationInfo, AllocationKind},
+        load, operations,
+        request::{AllocationRequest, Target},
+    },
+    session::{Released, call_style::Face, missing, pressure::Pressure},
 };
 
 /// A session with the daemon, as [`crate::Client`] is, of which it may be made.
@@ -130,7 +130,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     #[cfg(feature = "trace-context")]
-    let work = crate::trace::in_this_trace(work);
+    let work = crate::rpc::trace::in_this_trace(work);
     match spawn_blocking(work).await {
         Ok(outcome) => outcome,
         Err(error) => match error.try_into_panic() {

@@ -7,13 +7,14 @@ use vramd_words::Access;
 
 use super::client::blocking;
 use crate::{
-    advice::Advice,
-    allocation::{Allocation, FreeFailed, SealFailed, Sealed},
     error::Result,
-    face::Face,
-    handle::Handle,
+    handles::{
+        advice::Advice,
+        allocation::{Allocation, FreeFailed, SealFailed, Sealed},
+        handle::Handle,
+    },
     pins::Pinned,
-    session::Released,
+    session::{Released, call_style::Face},
     small::{Pool, Small},
 };
 

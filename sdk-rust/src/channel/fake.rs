@@ -33,11 +33,10 @@ use vramd_words::{Daemon, DaemonSlot, Fence, Header, bytes_for};
 use super::{Link, socket::Socket, worker};
 use crate::{
     cuda::Gpus,
-    fork::ProcessBound,
     mapping::{Mode, Table, Until},
     pins::{Memory, Words},
-    pressure::Pressures,
-    session::Session,
+    process::fork::ProcessBound,
+    session::{Session, pressure::Pressures},
 };
 
 pub(crate) const PART: u64 = 2 << 20;

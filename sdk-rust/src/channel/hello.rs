@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    fork::Gate,
     pins::Words,
+    process::fork::Gate,
 };
 
 /// What a client says of itself.

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{
     error::Error,
-    fork::Gate,
     mapping::{Ending, Table},
+    process::fork::Gate,
 };
 
 /// What came of reading in the worker's place.

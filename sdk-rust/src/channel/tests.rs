@@ -24,7 +24,7 @@ use crate::{
     cuda::Gpus,
     error::Error,
     mapping::{Ending, Mode},
-    pressure::{OnPressure, Pressures},
+    session::pressure::{OnPressure, Pressures},
 };
 
 const ID: AllocationId = AllocationId::from_raw(7);

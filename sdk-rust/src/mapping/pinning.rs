@@ -55,7 +55,7 @@ fn millis_until(deadline: Instant) -> u64 {
 fn trace_of_caller() -> Option<v1::TraceContext> {
     #[cfg(feature = "trace-context")]
     {
-        crate::trace::TraceHeaders::of_caller().into_message()
+        crate::rpc::trace::TraceHeaders::of_caller().into_message()
     }
     #[cfg(not(feature = "trace-context"))]
     {

@@ -28,7 +28,7 @@ use crate::{
     cuda::{Gpus, Imported},
     error::{Error, Result},
     pins::{Words, WordsView},
-    pressure::Pressures,
+    session::pressure::Pressures,
 };
 
 #[derive(Debug)]

@@ -15,10 +15,9 @@ use vramd_words::{Access, PinRefused, Unpinned, pin_set};
 use super::{WordsView, views::Views};
 use crate::{
     error::{Error, Result},
-    fork::ProcessBound,
     mapping::{Base, Wanted},
-    release::Part,
-    session::{Parting, Session},
+    process::fork::ProcessBound,
+    session::{Parting, Session, release_queue::Part},
 };
 
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    fork::ProcessBound,
     mapping::refusal,
+    process::fork::ProcessBound,
 };
 
 /// Parts of an allocation that stay where they are, mapped, until this is dropped.

@@ -8,8 +8,8 @@ use vramd_words::{Access, PinRefused};
 use super::{Anchor, Pinned, wait::check_count};
 use crate::{
     error::{Error, Result},
-    fork::ProcessBound,
     mapping::refusal,
+    process::fork::ProcessBound,
 };
 
 /// As [`Pinned`], for as long as its handle is borrowed. Nobody has to count it, so it costs one atomic change of each

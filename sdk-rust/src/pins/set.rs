@@ -8,8 +8,8 @@ use vramd_words::Access;
 use super::{Anchor, Pinned, wait::check_count};
 use crate::{
     error::{Error, Result},
-    fork::ProcessBound,
-    handle::Handle,
+    handles::handle::Handle,
+    process::fork::ProcessBound,
 };
 
 /// What can be part of a set: [`crate::Allocation`] and [`crate::Sealed`].
@@ -23,7 +23,7 @@ pub(crate) mod private {
 
     /// Nobody else can look inside.
     #[derive(Debug)]
-    pub struct Handle<'a>(pub(crate) &'a crate::handle::Handle);
+    pub struct Handle<'a>(pub(crate) &'a crate::handles::handle::Handle);
 }
 
 /// Guards of several allocations, pinned together. Dropped, all of them end; each can be taken out.

@@ -14,16 +14,20 @@ use vramd_types::{AllocationId, Bytes, Reason};
 use vramd_words::{Access, Fence, State};
 
 use crate::{
-    allocation::{Allocation, Sealed},
     channel::fake::{PART, PATIENCE, Pinning, ended_by_an_operator, held, memory, part, part_ref, soon},
     cuda::Gpus,
     error::Error,
-    face::{Face, now},
-    handle::Handle,
-    info::{AllocationInfo, AllocationState, PartInfo, Tier},
+    handles::{
+        allocation::{Allocation, Sealed},
+        handle::Handle,
+        info::{AllocationInfo, AllocationState, PartInfo, Tier},
+    },
     mapping::{Asked, Until, Wanted},
     pins::{Pinnable, pin_set},
-    session::Parting,
+    session::{
+        Parting,
+        call_style::{Face, now},
+    },
 };
 
 const ID: u64 = 7;

@@ -11,7 +11,7 @@ use std::{
 use range_alloc::RangeAllocator;
 
 use super::classes::PAGE;
-use crate::allocation::Allocation;
+use crate::handles::allocation::Allocation;
 
 #[derive(Debug)]
 pub(super) struct Chunk {

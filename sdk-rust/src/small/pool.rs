@@ -14,8 +14,10 @@ use super::{
 use crate::{
     client::Client,
     error::{Error, Result},
-    face::{Face, now},
-    session::foreign,
+    session::{
+        call_style::{Face, now},
+        foreign,
+    },
 };
 
 /// A source of small allocations; its clones are the same one. Made by [`Client::pool`].

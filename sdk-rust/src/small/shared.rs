@@ -21,8 +21,8 @@ use super::{
 use crate::{
     client::Client,
     error::{Error, Result},
-    home::Home,
-    request::AllocationRequest,
+    handles::request::AllocationRequest,
+    process::mark::Home,
     session::foreign,
 };
 

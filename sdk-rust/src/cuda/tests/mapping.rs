@@ -11,7 +11,7 @@ use crate::{
     cuda::Gpus,
     mapping::{Answer, Mode, Table},
     pins::Words,
-    pressure::Pressures,
+    session::pressure::Pressures,
 };
 
 const ID: AllocationId = AllocationId::from_raw(7);

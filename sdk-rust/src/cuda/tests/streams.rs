@@ -11,14 +11,18 @@ use vramd_words::{Access, State};
 
 use super::FakeDriver;
 use crate::{
-    allocation::Allocation,
     channel::fake::{PART, PATIENCE, Pinning, memory, part, part_ref},
     cuda::Gpus,
     error::Error,
-    face::{Face, now},
-    handle::Handle,
-    info::{AllocationInfo, PartInfo, Tier},
-    session::Parting,
+    handles::{
+        allocation::Allocation,
+        handle::Handle,
+        info::{AllocationInfo, PartInfo, Tier},
+    },
+    session::{
+        Parting,
+        call_style::{Face, now},
+    },
 };
 
 const STREAM: u64 = 0x51;

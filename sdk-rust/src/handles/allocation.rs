@@ -19,13 +19,13 @@ use vramd_types::AllocationId;
 use vramd_words::Access;
 
 use crate::{
-    advice::Advice,
     error::{Error, Result},
-    face::{Face, now},
-    handle::Handle,
-    info::AllocationInfo,
+    handles::{advice::Advice, handle::Handle, info::AllocationInfo},
     pins::{Pinnable, Pinned, PinnedRef, private},
-    session::Released,
+    session::{
+        Released,
+        call_style::{Face, now},
+    },
 };
 
 /// Memory of this session alone, mapped for reading and writing. Dropped unsealed it is freed.

@@ -12,11 +12,10 @@ use vramd_words::Access;
 use super::Handle;
 use crate::{
     error::{Error, Result},
-    face::Face,
-    fork::ProcessBound,
-    info::AllocationState,
+    handles::info::AllocationState,
     pins::{Anchor, Pinned, PinnedRef, Seen, View},
-    session::{Session, check_home},
+    process::fork::ProcessBound,
+    session::{Session, call_style::Face, check_home},
 };
 
 /// How often who waits for streams looks again.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes};
 
-use crate::request_id::RequestId;
+use crate::rpc::request_id::RequestId;
 
 /// One allocation to be made: of a size, and by default movable, unnamed, ending with its session, on the first
 /// device that the session sees.

@@ -9,12 +9,16 @@ use vramd_types::{AllocationId, SessionId};
 use crate::{
     client::Client,
     error::{Error, Result},
-    face::{Face, now},
-    handle::Handle,
-    info::{AllocationInfo, AllocationKind},
+    handles::{
+        handle::Handle,
+        info::{AllocationInfo, AllocationKind},
+        request::{AllocationRequest, Target},
+    },
     mapping::RawPart,
-    request::{AllocationRequest, Target},
-    session::Released,
+    session::{
+        Released,
+        call_style::{Face, now},
+    },
 };
 
 /// A session that maps nothing by itself. Made by [`crate::ClientBuilder::connect_raw`].

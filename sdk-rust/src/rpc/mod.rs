@@ -5,6 +5,12 @@
 //! connection that ended meanwhile is found out, and made anew, by the next call; what a call that gave up has left to
 //! say to the daemon is said then as well. A call from inside another runtime costs a thread of its own.
 
+pub(crate) mod request_id;
+mod retry;
+pub(crate) mod status;
+#[cfg(feature = "trace-context")]
+pub(crate) mod trace;
+
 use std::{
     future::Future,
     io,
@@ -27,7 +33,7 @@ use tonic::{
 
 use crate::{
     error::{Error, Result},
-    retry::with_retries,
+    rpc::retry::with_retries,
 };
 
 /// An answer that is on its way when the session ends may still arrive.
@@ -118,7 +124,7 @@ impl Rpc {
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
         #[cfg(feature = "trace-context")]
-        let trace = crate::trace::TraceHeaders::of_caller();
+        let trace = crate::rpc::trace::TraceHeaders::of_caller();
         let attempts = with_retries(deadline, move || {
             let mut request = Request::new(request.clone());
             #[cfg(feature = "trace-context")]

@@ -14,14 +14,19 @@ use vramd_types::Reason;
 
 use crate::{
     error::{Error, Result},
-    face::{Face, now},
-    fork::ProcessBound,
-    handle::Handle,
-    info::{AllocationInfo, AllocationKind},
-    operations::{Unless, claim_attached, claim_new, undo_aside},
-    request::{AllocationRequest, Target},
-    request_id::RequestId,
-    session::{Session, check_home, free, missing},
+    handles::{
+        handle::Handle,
+        info::{AllocationInfo, AllocationKind},
+        operations::{Unless, claim_attached, claim_new, undo_aside},
+        request::{AllocationRequest, Target},
+    },
+    process::fork::ProcessBound,
+    rpc::request_id::RequestId,
+    session::{
+        Session,
+        call_style::{Face, now},
+        check_home, free, missing,
+    },
 };
 
 /// What is read of a file at once where it is copied.

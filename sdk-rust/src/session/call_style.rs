@@ -20,8 +20,8 @@ use crate::{
     aio::blocking,
     channel::Seat,
     error::{Error, Result},
-    fork::ProcessBound,
     mapping::{COPY_CHUNK_BYTES, Until},
+    process::fork::ProcessBound,
     session::Session,
 };
 

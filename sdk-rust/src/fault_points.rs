@@ -7,7 +7,7 @@
 macro_rules! fault_point {
     ($point:ident) => {
         #[cfg(feature = "fault-points")]
-        $crate::fault::reach($crate::fault::FaultPoint::$point);
+        $crate::fault_points::reach($crate::fault_points::FaultPoint::$point);
     };
 }
 

@@ -15,7 +15,7 @@ use std::{
 
 use vramd_proto::v1::{self, Device, Tier};
 
-use crate::fork::ProcessBound;
+use crate::process::fork::ProcessBound;
 
 pub use vramd_proto::v1::PressureLevel;
 

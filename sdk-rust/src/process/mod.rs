@@ -6,6 +6,9 @@
 
 #![allow(unsafe_code, reason = "a page that the kernel clears in children has no safe interface")]
 
+pub(crate) mod fork;
+pub(crate) mod mark;
+
 use std::{
     process, ptr,
     sync::{

@@ -15,9 +15,12 @@ use std::{
 use vramd_types::AllocationId;
 
 use crate::{
-    face::{Face, now},
-    fork::ProcessBound,
-    session::{Parting, Session, part},
+    process::fork::ProcessBound,
+    session::{
+        Parting, Session,
+        call_style::{Face, now},
+        part,
+    },
 };
 
 /// What a dropped handle leaves to be done.

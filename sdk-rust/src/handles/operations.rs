@@ -10,13 +10,18 @@ use std::{
 
 use crate::{
     error::{Error, Result},
-    face::{Face, now},
-    fork::ProcessBound,
-    handle::Handle,
-    info::{AllocationInfo, AllocationKind, AllocationState},
-    request::{AllocationRequest, Target},
-    request_id::RequestId,
-    session::{Parting, Released, Session, check_home, free, missing},
+    handles::{
+        handle::Handle,
+        info::{AllocationInfo, AllocationKind, AllocationState},
+        request::{AllocationRequest, Target},
+    },
+    process::fork::ProcessBound,
+    rpc::request_id::RequestId,
+    session::{
+        Parting, Released, Session,
+        call_style::{Face, now},
+        check_home, free, missing,
+    },
 };
 
 /// What a new handle has of its allocation.

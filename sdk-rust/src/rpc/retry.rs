@@ -11,7 +11,7 @@ use std::{
 
 use tonic::Status;
 
-use crate::status::is_transport;
+use crate::rpc::status::is_transport;
 
 const PAUSES_MS: [u64; 3] = [20, 80, 320];
 

@@ -12,7 +12,7 @@ use std::{
 
 use vramd_types::SessionId;
 
-use crate::{fork::Gate, mapping::Table};
+use crate::{mapping::Table, process::fork::Gate};
 
 /// More than this is left for the next session to say.
 const TOLD_AT_ONCE_MAX: usize = 1024;

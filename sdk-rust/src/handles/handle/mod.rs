@@ -14,15 +14,20 @@ use vramd_proto::v1::{self, Access};
 use vramd_types::Reason;
 
 use crate::{
-    advice::Advice,
     error::{Error, Result},
-    face::{Face, now},
-    fork::ProcessBound,
-    info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
+    handles::{
+        advice::Advice,
+        info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
+    },
     mapping::{Base, Until, Window},
     pins::{Anchor, Placed, View},
-    request_id::RequestId,
-    session::{Parting, Released, Session, check_home, describe, free, missing, part},
+    process::fork::ProcessBound,
+    rpc::request_id::RequestId,
+    session::{
+        Parting, Released, Session,
+        call_style::{Face, now},
+        check_home, describe, free, missing, part,
+    },
 };
 
 /// How often who waits for parts asks whether they will ever come.

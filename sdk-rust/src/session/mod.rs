@@ -1,5 +1,12 @@
 //! One session with the daemon: what the handles of a client share.
 
+pub(crate) mod call_style;
+pub(crate) mod ended;
+pub(crate) mod pressure;
+pub(crate) mod release_queue;
+pub(crate) mod socket_paths;
+pub(crate) mod visible_devices;
+
 use std::{
     future::Future,
     path::Path,
@@ -16,18 +23,16 @@ use crate::{
     channel::{self, Attended, Greeting, Link, Seat},
     cuda::Gpus,
     error::{Error, Result},
-    face::Face,
-    fork::ProcessBound,
-    info::AllocationInfo,
+    handles::{info::AllocationInfo, request::Target},
     mapping::{Ending, Mode, Table, Until},
-    past, paths,
     pins::Reaper,
-    pressure::{OnPressure, Pressures},
-    release::Releases,
-    request::Target,
-    request_id::RequestId,
-    rpc::Rpc,
-    visible,
+    process::fork::ProcessBound,
+    rpc::{Rpc, request_id::RequestId},
+    session::{
+        call_style::Face,
+        pressure::{OnPressure, Pressures},
+        release_queue::Releases,
+    },
 };
 
 /// Replies list every part of every allocation of a batch.
@@ -77,22 +82,22 @@ impl Session {
         request_timeout: Duration,
         on_pressure: Option<OnPressure>,
     ) -> Result<ProcessBound<Self>> {
-        let unmapped_sessions = past::over(socket_dir);
+        let unmapped_sessions = ended::over(socket_dir);
         let told = unmapped_sessions.clone();
         let may_narrow = mode == Mode::Map && devices.is_none();
         // Nobody sees what a program does with parts that it maps itself.
         let pins = mode == Mode::Map;
         let greeting = Greeting { client_name, devices, unmapped_sessions, pins };
         let deadline = Instant::now() + request_timeout.min(HELLO_TIMEOUT);
-        let path = paths::channel_socket(socket_dir);
+        let path = socket_paths::channel_socket(socket_dir);
         let (mut link, mut welcome, mut words) = channel::open(&path, greeting.clone(), deadline)?;
-        if may_narrow && let Some(seen) = visible::narrowed(&welcome.devices) {
+        if may_narrow && let Some(seen) = visible_devices::narrowed(&welcome.devices) {
             // It maps nothing, so its end is all that the daemon needs to forget it.
             link.end();
             let greeting = Greeting { devices: Some(seen), unmapped_sessions: Vec::new(), ..greeting };
             (link, welcome, words) = channel::open(&path, greeting, deadline)?;
         }
-        past::forget(socket_dir, &told);
+        ended::forget(socket_dir, &told);
 
         let pressures = Pressures::start(&welcome.devices, on_pressure).map_err(no_thread)?;
         let table = Table::new(mode, Gpus::new(&welcome.devices), words, pressures);
@@ -109,10 +114,10 @@ impl Session {
     ) -> Result<ProcessBound<Self>> {
         let id = SessionId::from_raw(welcome.session_id);
         let (link, table) = (Arc::new(link), Arc::new(table));
-        let rpc = Rpc::open(&paths::memory_socket(socket_dir))?;
+        let rpc = Rpc::open(&socket_paths::memory_socket(socket_dir))?;
         let releases = Releases::start().map_err(no_thread)?;
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(no_thread)?;
-        past::remember(socket_dir, id, &table);
+        ended::remember(socket_dir, id, &table);
         Ok(ProcessBound::new(Self {
             id,
             tenant: welcome.tenant,
