@@ -24,71 +24,44 @@
 //! figures are all that tells whether it came back (`accounts`). An error that ends a context ends this driver:
 //! [`Completion::Lost`] says so once, and nothing is answered any more.
 
-mod accounts;
 mod api;
-mod buffers;
-mod contexts;
-mod copier;
+mod copies;
 mod device;
-mod digester;
-mod disk_copier;
-mod disk_room;
-mod facts;
-mod freer;
-mod host_maker;
-mod host_memory;
-mod host_node;
-mod host_room;
-mod links;
-mod looker;
-mod maker;
-mod memory;
-mod node;
-mod nvml;
+mod extents;
+mod host;
 pub mod peer;
-mod pinned;
-mod probe;
-mod put_off;
-mod scrub;
+mod start;
 mod state;
-mod surveys;
 
 use std::{
     fmt,
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{Sender, channel},
-    },
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
 };
 
-use vramd_types::{Bytes, CopyId, DeviceIndex, GRANULARITY, HostNode};
+use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode};
 
 pub use self::{
     api::CudaError,
-    facts::{ContextSize, CudaFacts, DeviceFacts, HostKind, Scrub},
-    pinned::buffers_max,
-    probe::{Found, Probed, Version, Why, probe},
+    copies::pinned::buffers_max,
+    start::{
+        facts::{ContextSize, CudaFacts, DeviceFacts, HostKind, Scrub},
+        open,
+        probe::{Found, Probed, Version, Why, probe},
+    },
 };
 use self::{
-    api::{Block, Stream},
-    copier::Wire,
-    device::Device,
-    digester::Digest,
-    disk_copier::CudaSide,
-    host_maker::{HostMaker, HostOrder},
-    host_memory::Pinner,
-    links::Measured,
-    looker::{Look, Onward},
-    maker::{Make, Maker},
-    memory::Held,
+    copies::{copier, digester::Digest},
+    device::memory::Held,
+    extents::{maker::Make, releaser::Look},
+    host::maker::HostOrder,
     state::{State, hand},
 };
 use crate::{
     Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LinkFacts,
-    Sink, Submission, Traffic,
+    Submission, Traffic,
     copies::{Lanes, Links, Table},
-    disk::{self, Disk, DiskLink, DiskOrder, DiskWork, Warn},
+    disk::{DiskOrder, DiskWork},
     threads::Threads,
 };
 
@@ -108,150 +81,6 @@ pub struct CudaConfig {
     pub disk: Option<DiskConfig>,
     /// Whether extents may be pieces of files.
     pub files: bool,
-}
-
-/// Opens the devices of these UUIDs, numbered in this order. Makes a context on each, and looks whether memory is
-/// zeroed as it should be.
-pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, DriverError> {
-    let Probed { api, nvml, config, found } = probed;
-    let params = config.params.as_deref().unwrap_or_else(|| Path::new(scrub::PARAMS));
-    let nodes = config.nodes.as_deref().unwrap_or_else(|| Path::new(node::NODES));
-    // Before any device, where it takes longer to fail.
-    let disk = Disk::open(config.disk.as_ref(), config.files)?;
-    let (mut makers, mut facts) = (Vec::new(), Vec::new());
-    for uuid in uuids {
-        let found = found.iter().find(|found| found.info.uuid == *uuid);
-        let found = found.ok_or_else(|| DriverError::Failed(format!("there is no device {uuid}")))?;
-        let ordinal = match (&found.refused, found.ordinal) {
-            (None, Some(ordinal)) => ordinal,
-            (refused, _) => {
-                let why = refused.as_deref().unwrap_or("CUDA does not show it");
-                return Err(DriverError::Failed(format!("device {uuid} cannot be used: {why}")));
-            }
-        };
-        let card = nvml.as_ref().ok().and_then(|nvml| nvml.card(uuid));
-        let opened = Device::open(&api, ordinal, found.info.clone(), card, nodes)
-            .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;
-        let (maker, of_device) = prepare(Arc::new(opened), params, probe::rdma(&api, ordinal))
-            .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;
-        makers.push(maker);
-        facts.push(of_device);
-    }
-    let devices: Vec<Arc<Device>> = makers.iter().map(|maker| Arc::clone(&maker.device)).collect();
-    let by_descriptor = devices.iter().all(|it| probe::host_by_descriptor(&api, it.context().device()));
-    let host = if by_descriptor { HostKind::Numa } else { HostKind::Registered };
-    let is_zero = host == HostKind::Registered || scrub::zeroes_host(params);
-    let buses = config.buses.as_deref().unwrap_or_else(|| Path::new(node::BUSES));
-    let Measured { links, problem: unmeasured } = links::measure(&devices, buses).and_disk(disk.as_ref());
-    let host_maker = HostMaker::new(Pinner { kind: host, devices: devices.clone(), is_zero });
-    let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, unmeasured, devices: facts };
-    let state = State::new(api, devices, host == HostKind::Registered, sink);
-    start(Arc::new(state), makers, host_maker, disk, links, facts)
-}
-
-/// What is found out about a device once it is open.
-fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, DeviceFacts), CudaError> {
-    // Outsiders may have left no room to look; that is their right, and no reason not to start.
-    let scrub = match scrub::look(&device, params) {
-        Err(error) if is_out_of_memory(&error) => Scrub::Zeroing("there was no room to look".to_owned()),
-        looked => looked?,
-    };
-    let fixed = has_legacy_handles(&device)?;
-    let facts = DeviceFacts {
-        uuid: device.info().uuid.clone(),
-        scrub: scrub.clone(),
-        context_size: device.context_size(),
-        nvml: device.has_nvml(),
-        lists_processes: device.lists_processes(),
-        fixed,
-        rdma,
-        host_node: device.node(),
-    };
-    let zeroing = match scrub {
-        Scrub::Certain => None,
-        Scrub::Zeroing(_) => Some(Stream::new(device.context())?),
-    };
-    Ok((Maker { device, fixed, zeroing }, facts))
-}
-
-fn has_legacy_handles(device: &Device) -> Result<bool, CudaError> {
-    let block = match Block::allocate(device.context(), GRANULARITY) {
-        // Found out at the first fixed allocation.
-        Err(error) if is_out_of_memory(&error) => return Ok(true),
-        block => block?,
-    };
-    // What it says where there are none differs; a context that came to harm is found out at the next call.
-    Ok(block.share(GRANULARITY).is_ok())
-}
-
-fn is_out_of_memory(error: &CudaError) -> bool {
-    DriverError::from(error.clone()) == DriverError::OutOfMemory
-}
-
-fn start(
-    state: Arc<State>,
-    makers: Vec<Maker>,
-    host_maker: HostMaker,
-    disk: Option<Disk>,
-    links: Vec<LinkFacts>,
-    facts: CudaFacts,
-) -> Result<CudaDriver, DriverError> {
-    let devices: Vec<DeviceInfo> = state.devices.iter().map(|device| device.info().clone()).collect();
-    let fixed = makers.iter().all(|maker| maker.fixed);
-    let own = Arc::clone(&state);
-    let mut threads = Threads::new(move |problem| own.tell(Completion::Lost { problem: problem.to_owned() }));
-    let (mut makes, (looks, looks_end), (frees, frees_end)) = (Vec::new(), channel(), channel());
-    let ((digests, digests_end), (file_digests, file_digests_end)) = (channel(), channel());
-    let ((hosts, hosts_end), (disks, disks_end)) = (channel(), channel());
-    let disk_facts = disk.as_ref().and_then(Disk::facts).cloned();
-    let engine = disk.as_ref().map(Disk::engine);
-    for maker in makers {
-        let (order, orders) = channel();
-        makes.push(order);
-        let (own, frees) = (Arc::clone(&state), frees.clone());
-        threads.start("cuda-maker", Box::new(move || maker.run(&own, &orders, &frees)))?;
-    }
-    let (own, onward) = (Arc::clone(&state), Onward { frees, hosts: hosts.clone(), disk: disks.clone() });
-    threads.start("cuda-looker", Box::new(move || looker::run(&own, &looks_end, &onward)))?;
-    let own = Arc::clone(&state);
-    threads.start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
-    let own = Arc::clone(&state);
-    threads.start("cuda-host", Box::new(move || host_maker.run(&own, &hosts_end)))?;
-    let own = Arc::clone(&state);
-    threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &disks_end)))?;
-    // Files take as long as their disk does, and hold up nobody's seal.
-    for end in [digests_end, file_digests_end] {
-        let end = Arc::new(Mutex::new(end));
-        for _ in 0..digester::THREADS {
-            let (own, orders) = (Arc::clone(&state), Arc::clone(&end));
-            threads.start("cuda-digest", Box::new(move || digester::run(&own, &orders)))?;
-        }
-    }
-    let (lanes, lane_ends) = Lanes::new(devices.len(), engine.is_some(), &links);
-    for end in lane_ends.memory {
-        let (own, wire) = (Arc::clone(&state), Wire::new(&state, end.of)?);
-        threads.start("cuda-copy", Box::new(move || wire.run(&own, end)))?;
-    }
-    for (end, engine) in lane_ends.disk.into_iter().zip(engine.into_iter().cycle()) {
-        let own = Arc::clone(&state);
-        let warn = Warn::by(move |problem| own.tell(Completion::Warning { problem }));
-        let link = DiskLink::new(end.of, CudaSide::new(&state)?, engine, warn)?;
-        let own = Arc::clone(&state);
-        threads.start("disk-copy", Box::new(move || disk::run_lane(link, end, |it| own.tell(it))))?;
-    }
-    let (copies, own_links) = (Arc::clone(lanes.table()), Arc::clone(lanes.links()));
-    let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, file_digests, hosts, disks, lanes }));
-    Ok(CudaDriver {
-        devices,
-        disk: disk_facts,
-        links,
-        facts,
-        fixed,
-        copies,
-        lanes: own_links,
-        inlet,
-        threads,
-    })
 }
 
 /// The CUDA driver.

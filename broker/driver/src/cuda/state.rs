@@ -12,7 +12,12 @@ use std::{
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 
-use super::{api::Api, buffers::Buffers, device::Device, host_room, memory::Held};
+use super::{
+    api::Api,
+    copies::buffers::Buffers,
+    device::{Device, memory::Held},
+    host::headroom,
+};
 use crate::{
     Completion, DriverError, KeptFacts, Sink,
     disk::{DiskExtent, HandedOn, Registry},
@@ -87,7 +92,7 @@ impl State {
         };
         let near = self.devices.iter().filter(|device| device.node() == node).count();
         let all = to_pin.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
-        host_room::lacking(its, all, near, host_room::left(self.in_cgroup))
+        headroom::lacking(its, all, near, headroom::left(self.in_cgroup))
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.

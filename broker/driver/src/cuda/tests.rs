@@ -17,7 +17,7 @@ use std::{
 };
 
 use fake_cuda::Fake;
-use vramd_types::{Bytes, ExtentId};
+use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use super::*;
 use crate::Handle;

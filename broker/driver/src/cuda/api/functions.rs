@@ -20,7 +20,7 @@ use cudarc::driver::sys::{
 use libloading::Library;
 
 use super::{Code, Why, physical::AllocationAnswer};
-use crate::cuda::probe::Version;
+use crate::cuda::start::probe::Version;
 
 /// The library, never unloaded: the driver keeps threads of its own that run its code.
 pub(super) struct Loaded(ManuallyDrop<Library>);

@@ -54,7 +54,7 @@ use self::{
     error::Code,
     functions::{First, Functions, Missing},
 };
-use super::{Why, probe::Version};
+use super::{Why, start::probe::Version};
 
 /// Where the driver's library is looked for when nobody says.
 pub(crate) const LIBRARY: &str = "libcuda.so.1";

@@ -13,8 +13,10 @@ use crate::{
     HostLimit,
     cuda::{
         api::{Context, Used as _},
-        buffers::{Borrower, Buffers},
-        pinned,
+        copies::{
+            buffers::{Borrower, Buffers},
+            pinned,
+        },
     },
     disk::Room as _,
 };

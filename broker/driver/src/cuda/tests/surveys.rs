@@ -2,7 +2,7 @@
 
 use std::{thread, time::Instant};
 
-use super::{accounts::LASTS, *};
+use super::{device::accounts::LASTS, *};
 
 /// Makes an extent of so many MiB.
 fn made(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64, mib: u32) -> Handle {

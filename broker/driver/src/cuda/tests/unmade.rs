@@ -1,6 +1,6 @@
 //! What was begun and not made after all: by whom it is given up, and what is concluded meanwhile.
 
-use super::{accounts::LASTS, *};
+use super::{device::accounts::LASTS, *};
 
 /// Two fixed extents that can't be made, with a movable one between them, while `cuMemFree` does not return: the
 /// maker answers all the same.

@@ -11,23 +11,23 @@ use std::{
 use nvml_wrapper::{Device, enums::device::UsedGpuMemory};
 use vramd_types::Bytes;
 
-use super::api::chain;
+use crate::cuda::api::chain;
 
 #[derive(Debug)]
-pub(super) struct Nvml(nvml_wrapper::Nvml);
+pub(crate) struct Nvml(nvml_wrapper::Nvml);
 
 /// A MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Instance {
+pub(crate) struct Instance {
     /// `MIG-…`.
-    pub(super) uuid: String,
-    pub(super) name: String,
-    pub(super) total: Bytes,
+    pub(crate) uuid: String,
+    pub(crate) name: String,
+    pub(crate) total: Bytes,
 }
 
 impl Nvml {
     /// Each library is opened once and stays so, so that what NVML says of devices need not be asked for again.
-    pub(super) fn open(library: Option<&Path>) -> Result<&'static Self, String> {
+    pub(crate) fn open(library: Option<&Path>) -> Result<&'static Self, String> {
         static OPEN: Mutex<BTreeMap<Option<PathBuf>, &'static Nvml>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let key = library.map(Path::to_owned);
@@ -44,7 +44,7 @@ impl Nvml {
     }
 
     /// All of the node, whether this process may open them or not.
-    pub(super) fn instances(&self) -> Vec<Instance> {
+    pub(crate) fn instances(&self) -> Vec<Instance> {
         const ENABLED: u32 = 1;
         let devices =
             (0..self.0.device_count().unwrap_or(0)).filter_map(|index| self.0.device_by_index(index).ok());
@@ -64,24 +64,24 @@ impl Nvml {
         found
     }
 
-    pub(super) fn card(&'static self, uuid: &str) -> Option<Card> {
+    pub(crate) fn card(&'static self, uuid: &str) -> Option<Card> {
         self.0.device_by_uuid(uuid).ok().map(Card)
     }
 }
 
 /// A device, as NVML sees it.
 #[derive(Debug)]
-pub(super) struct Card(Device<'static>);
+pub(crate) struct Card(Device<'static>);
 
 impl Card {
     /// Taken by all processes; without what the driver keeps for itself.
-    pub(super) fn used(&self) -> Option<Bytes> {
+    pub(crate) fn used(&self) -> Option<Bytes> {
         self.0.memory_info().ok().map(|memory| Bytes::new(memory.used))
     }
 
     /// The processes that have a context there, and what each has taken, its context included. Empty where NVML does
     /// not say.
-    pub(super) fn processes(&self) -> Vec<(u32, Bytes)> {
+    pub(crate) fn processes(&self) -> Vec<(u32, Bytes)> {
         let mut processes: BTreeMap<u32, Bytes> = BTreeMap::new();
         for process in self.0.running_compute_processes().unwrap_or_default() {
             if let UsedGpuMemory::Used(used) = process.used_gpu_memory {

@@ -20,26 +20,27 @@ use rustix::{
 };
 use vramd_types::{Bytes, HostNode};
 
-use super::{
+use crate::cuda::{
     api::{Access, CudaError, HostView, Physical, Used},
+    copies::pinned,
     device::Device,
-    facts::HostKind,
-    host_room, pinned,
+    host::headroom,
+    start::facts::HostKind,
 };
 use crate::{DriverError, Handle, HostLimit, SharedFd, pool::Kept};
 
 /// How memory of the host is pinned.
 #[derive(Debug)]
-pub(super) struct Pinner {
-    pub(super) kind: HostKind,
+pub(crate) struct Pinner {
+    pub(crate) kind: HostKind,
     /// All of them reach it.
-    pub(super) devices: Vec<Arc<Device>>,
+    pub(crate) devices: Vec<Arc<Device>>,
     /// Whether what comes from the driver is zero.
-    pub(super) is_zero: bool,
+    pub(crate) is_zero: bool,
 }
 
 impl Pinner {
-    pub(super) fn pin(&self, node: HostNode, size: Bytes) -> Result<Kept<HostMemory>, DriverError> {
+    pub(crate) fn pin(&self, node: HostNode, size: Bytes) -> Result<Kept<HostMemory>, DriverError> {
         let memory = HostMemory::new(self.kind, &self.devices, node, size)?;
         Ok(Kept { memory, is_zero: self.is_zero })
     }
@@ -47,7 +48,7 @@ impl Pinner {
 
 /// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
 #[derive(Debug)]
-pub(super) struct HostMemory {
+pub(crate) struct HostMemory {
     view: HostView,
     _physical: Option<Physical>,
     fd: Arc<SharedFd>,
@@ -82,8 +83,8 @@ impl HostMemory {
         size: Bytes,
     ) -> Result<Self, DriverError> {
         // What the driver's module allocates is in no cgroup.
-        let _asking = (kind == HostKind::Registered).then(host_room::asking);
-        if let Some(limit) = host_room::in_the_way(size, kind == HostKind::Registered) {
+        let _asking = (kind == HostKind::Registered).then(headroom::asking);
+        if let Some(limit) = headroom::in_the_way(size, kind == HostKind::Registered) {
             return Err(DriverError::OutOfHostMemory(limit));
         }
         let (view, physical, fd) = match kind {
@@ -96,22 +97,22 @@ impl HostMemory {
         Ok(Self { view, _physical: physical, fd, kind, node, size, kept, devices })
     }
 
-    pub(super) fn node(&self) -> HostNode {
+    pub(crate) fn node(&self) -> HostNode {
         self.node
     }
 
     /// Whether nobody will ever have it alone.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(crate) fn is_kept(&self) -> bool {
         self.kept.load(Ordering::Acquire)
     }
 
     /// Nobody else has it or will, and nobody has asked for its descriptor.
-    pub(super) fn is_sole(&self) -> bool {
+    pub(crate) fn is_sole(&self) -> bool {
         self.fd.is_sole()
     }
 
     /// On several threads, which are bound as this one is: other orders wait meanwhile.
-    pub(super) fn zero(&self) {
+    pub(crate) fn zero(&self) {
         const THREADS: usize = 4;
         const SHARE_MIN: usize = 16 << 20;
         let length = self.view.length();
@@ -127,15 +128,15 @@ impl HostMemory {
         });
     }
 
-    pub(super) fn size(&self) -> Bytes {
+    pub(crate) fn size(&self) -> Bytes {
         self.size
     }
 
-    pub(super) fn view(&self) -> &HostView {
+    pub(crate) fn view(&self) -> &HostView {
         &self.view
     }
 
-    pub(super) fn handle(&self) -> Handle {
+    pub(crate) fn handle(&self) -> Handle {
         match self.kind {
             HostKind::Numa => Handle::VmmFd(Arc::clone(&self.fd)),
             HostKind::Registered => Handle::Memfd(Arc::clone(&self.fd)),
@@ -145,7 +146,7 @@ impl HostMemory {
 
 /// A range of it that the disk reads or writes, which keeps it in place.
 #[derive(Debug)]
-pub(super) struct HostSpan {
+pub(crate) struct HostSpan {
     memory: Arc<HostMemory>,
     at: usize,
     length: usize,
@@ -153,17 +154,17 @@ pub(super) struct HostSpan {
 
 impl HostSpan {
     /// If there is such a range.
-    pub(super) fn of(memory: &Arc<HostMemory>, at: u64, length: usize) -> Option<Self> {
+    pub(crate) fn of(memory: &Arc<HostMemory>, at: u64, length: usize) -> Option<Self> {
         let at = usize::try_from(at).ok()?;
         let fits = at.checked_add(length).is_some_and(|end| end <= memory.view.length());
         fits.then(|| Self { memory: Arc::clone(memory), at, length })
     }
 
-    pub(super) fn start(&self) -> NonNull<u8> {
+    pub(crate) fn start(&self) -> NonNull<u8> {
         self.memory.view.start_of(self.at, self.length)
     }
 
-    pub(super) fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         self.length
     }
 }

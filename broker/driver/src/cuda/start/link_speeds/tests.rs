@@ -6,13 +6,13 @@ use fake_cuda::Fake;
 use tempfile::TempDir;
 
 use super::*;
-use crate::cuda::{Probed, node, probe, tests::config};
+use crate::cuda::{Probed, device::numa, probe, tests::config};
 
 fn devices(fake: &Fake) -> Vec<Arc<Device>> {
     let Probed { api, found, .. } = probe(config(fake)).unwrap();
     let opened = found.into_iter().map(|found| {
         let ordinal = found.ordinal.unwrap();
-        Arc::new(Device::open(&api, ordinal, found.info, None, Path::new(node::NODES)).unwrap())
+        Arc::new(Device::open(&api, ordinal, found.info, None, Path::new(numa::NODES)).unwrap())
     });
     opened.collect()
 }

@@ -8,13 +8,17 @@ use std::{
 
 use vramd_types::{Bytes, ExtentId};
 
-use super::{
+use crate::cuda::{
     api::{Context, CudaError, Stream, Transfer},
-    buffers::{Borrower, Lent},
-    device::Device,
-    disk_room::CudaRoom,
-    host_memory::HostMemory,
-    memory::{Held, Memory},
+    copies::{
+        buffers::{Borrower, Lent},
+        disk_room::CudaRoom,
+    },
+    device::{
+        Device,
+        memory::{Held, Memory},
+    },
+    host::memory::HostMemory,
     state::{Live, State},
 };
 use crate::{
@@ -22,25 +26,25 @@ use crate::{
     disk::{DiskExtent, READ_BUFFER, Room as _, read_each},
 };
 
-pub(super) const THREADS: usize = 2;
+pub(crate) const THREADS: usize = 2;
 
 /// Copies of this size run at the bus's full speed.
 const CHUNK: usize = 16 << 20;
 /// One is hashed, one is full, and two are on their way.
 const CHUNKS: usize = 4;
 /// What the buffers of all threads take that share a queue.
-pub(super) const BUFFERS: Bytes = Bytes::new((THREADS * CHUNKS * CHUNK) as u64);
+pub(crate) const BUFFERS: Bytes = Bytes::new((THREADS * CHUNKS * CHUNK) as u64);
 /// What those take by which they read the disk, one each.
-pub(super) const READERS: Bytes = Bytes::new((THREADS * READ_BUFFER) as u64);
+pub(crate) const READERS: Bytes = Bytes::new((THREADS * READ_BUFFER) as u64);
 
 #[derive(Debug)]
-pub(super) struct Digest {
-    pub(super) ticket: u64,
-    pub(super) spans: Vec<(ExtentId, Bytes)>,
+pub(crate) struct Digest {
+    pub(crate) ticket: u64,
+    pub(crate) spans: Vec<(ExtentId, Bytes)>,
 }
 
 /// Until nobody can send any more.
-pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
+pub(crate) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
     let mut worker = Worker { state, borrower: state.buffers.borrower(), streams: Vec::new() };
     loop {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();

@@ -8,17 +8,16 @@ use std::time::Instant;
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
-use super::{
-    accounts::LASTS,
+use crate::Completion;
+use crate::cuda::{
     api::CudaError,
-    device::Device,
+    device::{Device, accounts::LASTS},
     state::{Extent, State},
 };
-use crate::Completion;
 
 /// Of each device, by index.
 #[derive(Debug)]
-pub(super) struct Surveys(Vec<Latest>);
+pub(crate) struct Surveys(Vec<Latest>);
 
 /// The latest survey of a device.
 #[derive(Debug, Default)]
@@ -36,16 +35,16 @@ struct Found {
 }
 
 impl Surveys {
-    pub(super) fn of(state: &State) -> Self {
+    pub(crate) fn of(state: &State) -> Self {
         Self(state.devices.iter().map(|_| Latest::default()).collect())
     }
 
     /// When [`confirm`](Self::confirm) has something to do.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.0.iter().filter_map(|latest| latest.again).min()
     }
 
-    pub(super) fn answer(&mut self, state: &State, index: DeviceIndex, clients: Vec<u32>) {
+    pub(crate) fn answer(&mut self, state: &State, index: DeviceIndex, clients: Vec<u32>) {
         let at = usize::from(index.0);
         let (Some(latest), Some(device)) = (self.0.get_mut(at), state.devices.get(at)) else {
             let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::ZERO);
@@ -66,7 +65,7 @@ impl Surveys {
     }
 
     /// Looks at those devices again where it is time to.
-    pub(super) fn confirm(&mut self, state: &State) {
+    pub(crate) fn confirm(&mut self, state: &State) {
         let now = Instant::now();
         for (latest, device) in self.0.iter_mut().zip(&state.devices) {
             if latest.again.is_some_and(|again| again <= now)

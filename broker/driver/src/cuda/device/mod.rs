@@ -1,5 +1,11 @@
 //! One device: its context, its figures, and who has what of it.
 
+pub(crate) mod accounts;
+pub(crate) mod contexts;
+pub(crate) mod memory;
+pub(crate) mod numa;
+pub(crate) mod nvml;
+
 use std::{
     os::fd::OwnedFd,
     path::Path,
@@ -13,16 +19,16 @@ use std::{
 
 use vramd_types::{Bytes, GRANULARITY, HostNode};
 
-use super::{
-    accounts::{Accounts, sum},
-    api::{Context, CudaError, Ordinal, Physical},
-    contexts::Contexts,
-    facts::ContextSize,
-    node,
-    nvml::Card,
-    probe,
-};
 use crate::DeviceInfo;
+use crate::cuda::{
+    api::{Api, Context, CudaError, Ordinal, Physical},
+    device::{
+        accounts::{Accounts, sum},
+        contexts::Contexts,
+        nvml::Card,
+    },
+    start::{facts::ContextSize, probe},
+};
 
 /// What a context was seen to take on an H200, for want of a measurement.
 const USUAL_CONTEXT: Bytes = Bytes::mib(523);
@@ -30,7 +36,7 @@ const USUAL_CONTEXT: Bytes = Bytes::mib(523);
 const PLAUSIBLE_CONTEXT: std::ops::Range<Bytes> = Bytes::mib(16)..Bytes::gib(4);
 
 #[derive(Debug)]
-pub(super) struct Device {
+pub(crate) struct Device {
     info: DeviceInfo,
     context_size: ContextSize,
     card: Option<Card>,
@@ -70,21 +76,21 @@ struct Crowd {
 
 /// A look's result.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sight {
+pub(crate) struct Sight {
     /// What neither our extents nor anybody's context explains: awaited extents and outsiders' memory.
-    pub(super) others: Bytes,
+    pub(crate) others: Bytes,
     /// Contexts of processes that are no clients.
-    pub(super) strangers: Bytes,
+    pub(crate) strangers: Bytes,
     /// Of clients.
-    pub(super) contexts: u32,
+    pub(crate) contexts: u32,
 }
 
 /// While it lives bytes of the host are on their way to the device. It orders nothing.
 #[derive(Debug)]
-pub(super) struct Arrival(Arc<Device>);
+pub(crate) struct Arrival(Arc<Device>);
 
 impl Arrival {
-    pub(super) fn at(device: &Arc<Device>) -> Self {
+    pub(crate) fn at(device: &Arc<Device>) -> Self {
         device.arriving.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(device))
     }
@@ -98,8 +104,8 @@ impl Drop for Arrival {
 
 impl Device {
     /// Makes the context, and measures what one takes.
-    pub(super) fn open(
-        api: &Arc<super::api::Api>,
+    pub(crate) fn open(
+        api: &Arc<Api>,
         ordinal: Ordinal,
         found: DeviceInfo,
         card: Option<Card>,
@@ -119,15 +125,15 @@ impl Device {
         let rdma = probe::rdma(api, ordinal);
         let sentinel = Physical::create(api, ordinal, GRANULARITY, rdma)?;
         let sentinel = (sentinel.export()?, sentinel);
-        let node = node::nearest(api, ordinal);
+        let node = numa::nearest(api, ordinal);
         let device = Self {
             info: DeviceInfo { total, context: overhead, ..found },
             context_size,
             card,
             rdma,
             node,
-            bus: node::bus(api, ordinal),
-            near: node::cpus_of(nodes, node),
+            bus: numa::bus(api, ordinal),
+            near: numa::cpus_of(nodes, node),
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
             crowd: Mutex::default(),
@@ -144,58 +150,58 @@ impl Device {
         Ok(device)
     }
 
-    pub(super) fn info(&self) -> &DeviceInfo {
+    pub(crate) fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
     /// The piece of the host's memory that is nearest.
-    pub(super) fn node(&self) -> HostNode {
+    pub(crate) fn node(&self) -> HostNode {
         self.node
     }
 
     /// Its place on the bus, if it has one.
-    pub(super) fn bus(&self) -> Option<&str> {
+    pub(crate) fn bus(&self) -> Option<&str> {
         self.bus.as_deref()
     }
 
-    /// Keeps the calling thread there, see [`node::stay_on`].
-    pub(super) fn stay_near(&self) {
-        node::stay_on(&self.near);
+    /// Keeps the calling thread there, see [`numa::stay_on`].
+    pub(crate) fn stay_near(&self) {
+        numa::stay_on(&self.near);
     }
 
-    pub(super) fn context_size(&self) -> ContextSize {
+    pub(crate) fn context_size(&self) -> ContextSize {
         self.context_size
     }
 
-    pub(super) fn has_nvml(&self) -> bool {
+    pub(crate) fn has_nvml(&self) -> bool {
         self.card.as_ref().and_then(Card::used).is_some()
     }
 
     /// Clients that had a context at the latest look.
-    pub(super) fn contexts(&self) -> u32 {
+    pub(crate) fn contexts(&self) -> u32 {
         self.crowd.lock().unwrap_or_else(PoisonError::into_inner).contexts
     }
 
-    pub(super) fn lists_processes(&self) -> bool {
+    pub(crate) fn lists_processes(&self) -> bool {
         self.card.as_ref().and_then(|card| own(&card.processes())).is_some()
     }
 
-    pub(super) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
     /// Whether bytes of the host are on their way there.
-    pub(super) fn is_receiving(&self) -> bool {
+    pub(crate) fn is_receiving(&self) -> bool {
         self.arriving.load(Ordering::Relaxed) > 0
     }
 
     /// So much memory of the host is mapped there too.
-    pub(super) fn maps_host(&self, size: Bytes) {
+    pub(crate) fn maps_host(&self, size: Bytes) {
         self.host_mapped.fetch_add(size.get(), Ordering::Relaxed);
     }
 
     /// So much is no longer.
-    pub(super) fn unmaps_host(&self, size: Bytes) {
+    pub(crate) fn unmaps_host(&self, size: Bytes) {
         self.host_mapped.fetch_sub(size.get(), Ordering::Relaxed);
     }
 
@@ -208,7 +214,7 @@ impl Device {
     }
 
     /// New physical memory, not entered anywhere.
-    pub(super) fn physical(&self, size: Bytes) -> Result<Physical, CudaError> {
+    pub(crate) fn physical(&self, size: Bytes) -> Result<Physical, CudaError> {
         Physical::create(self.context.api(), self.context.device(), size, self.rdma)
     }
 
@@ -216,12 +222,12 @@ impl Device {
     ///
     /// Who makes memory does so with this locked, and enters it before unlocking: so that a look never takes it for
     /// somebody else's.
-    pub(super) fn accounts(&self) -> MutexGuard<'_, Accounts> {
+    pub(crate) fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is taken of the device beside our live extents.
-    pub(super) fn rest(&self, accounts: &Accounts) -> Result<Bytes, CudaError> {
+    pub(crate) fn rest(&self, accounts: &Accounts) -> Result<Bytes, CudaError> {
         Ok(self.used()?.saturating_sub(accounts.live()))
     }
 
@@ -233,7 +239,7 @@ impl Device {
     }
 
     /// Looks around. The accounts are handed on as they were at that moment.
-    pub(super) fn sight(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Sight), CudaError> {
+    pub(crate) fn sight(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Sight), CudaError> {
         let before = self.accounts().state();
         // Listing takes its time, and nobody should wait for it who makes extents.
         let processes = self.card.as_ref().map_or_else(Vec::new, Card::processes);

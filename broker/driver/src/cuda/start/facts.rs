@@ -4,7 +4,7 @@ use std::fmt;
 
 use vramd_types::HostNode;
 
-use super::probe::Version;
+use crate::cuda::start::probe::Version;
 
 /// Whether memory that comes from the driver is known to be zero.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,14 +2,14 @@
 
 use vramd_types::{Bytes, HostNode};
 
-use super::host_memory::{HostMemory, Pinner};
+use crate::cuda::host::memory::{HostMemory, Pinner};
 use crate::{
     DriverError, HostLimit, KeptFacts,
     pool::{Kept, Pool, Step},
 };
 
 #[derive(Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
     node: HostNode,
     /// Used and kept together.
     size: Bytes,
@@ -20,11 +20,11 @@ pub(super) struct Node {
 
 impl Node {
     /// Without a bound, and nothing is kept.
-    pub(super) fn new(node: HostNode) -> Self {
+    pub(crate) fn new(node: HostNode) -> Self {
         Self { node, size: Bytes::MAX, used: Bytes::ZERO, pool: Pool::default(), is_keeping: false }
     }
 
-    pub(super) fn keep(&mut self, size: Bytes, piece: Bytes, pieces_max: usize) -> Result<(), DriverError> {
+    pub(crate) fn keep(&mut self, size: Bytes, piece: Bytes, pieces_max: usize) -> Result<(), DriverError> {
         if self.is_keeping {
             return Err(DriverError::Failed(format!("memory of node {} is kept already", self.node)));
         }
@@ -33,7 +33,7 @@ impl Node {
     }
 
     /// What is to be pinned yet of what is to be kept.
-    pub(super) fn to_pin(&self) -> Bytes {
+    pub(crate) fn to_pin(&self) -> Bytes {
         if self.is_keeping { self.size.saturating_sub(self.pinned()) } else { Bytes::ZERO }
     }
 
@@ -42,7 +42,7 @@ impl Node {
     }
 
     /// Kept memory of that size, else new, for which kept memory goes that is in its way.
-    pub(super) fn take(
+    pub(crate) fn take(
         &mut self,
         pinner: &Pinner,
         size: Bytes,
@@ -61,7 +61,7 @@ impl Node {
     }
 
     /// What an extent had, and nobody else in this process has.
-    pub(super) fn put_back(&mut self, memory: HostMemory) {
+    pub(crate) fn put_back(&mut self, memory: HostMemory) {
         let size = memory.size();
         self.used = self.used.saturating_sub(size);
         if memory.is_sole() {
@@ -72,7 +72,7 @@ impl Node {
 
     /// Whether a piece was missing, and is there now, or what stood in its way has gone. If it can't be had, no other
     /// will be tried.
-    pub(super) fn fill(&mut self, pinner: &Pinner) -> Result<bool, DriverError> {
+    pub(crate) fn fill(&mut self, pinner: &Pinner) -> Result<bool, DriverError> {
         match self.pool.step(self.room()) {
             None => Ok(false),
             Some(Step::GiveUp(memory)) => {
@@ -87,22 +87,22 @@ impl Node {
     }
 
     /// Of a node whose memory is kept.
-    pub(super) fn kept(&self) -> Option<KeptFacts> {
+    pub(crate) fn kept(&self) -> Option<KeptFacts> {
         self.is_keeping.then(|| self.pool.facts(self.node))
     }
 
-    pub(super) fn is_missing(&self) -> bool {
+    pub(crate) fn is_missing(&self) -> bool {
         self.pool.missing(self.room()).is_some()
     }
 
     /// How much is kept, once, when nothing is missing any more.
-    pub(super) fn is_filled(&mut self) -> Option<Bytes> {
+    pub(crate) fn is_filled(&mut self) -> Option<Bytes> {
         let room = self.room();
         self.pool.is_filled(room).then(|| self.pool.bytes())
     }
 
     /// Nothing more is pinned ahead of need. How much is kept, if that has not been said.
-    pub(super) fn give_up_filling(&mut self) -> Option<Bytes> {
+    pub(crate) fn give_up_filling(&mut self) -> Option<Bytes> {
         self.pool.stop();
         self.is_filled()
     }

@@ -8,10 +8,9 @@ use std::{num::NonZeroU64, sync::Arc, time::Duration};
 use rustix::thread::set_current_timer_slack;
 use vramd_types::{Bytes, ExtentId};
 
-use super::{
+use crate::cuda::{
     api::{CudaError, Stream, Transfer, Used, Way},
-    device::{Arrival, Device},
-    memory::Held,
+    device::{Arrival, Device, memory::Held},
     state::{Live, State},
 };
 use crate::{
@@ -28,7 +27,7 @@ const AT_THE_END: Duration = Duration::from_micros(10);
 
 /// The extents are kept for as long as it takes, even if they are released meanwhile.
 #[derive(Clone, Debug)]
-pub(super) struct Work {
+pub(crate) struct Work {
     from: Held,
     to: Held,
     _arrival: Option<Arc<Arrival>>,
@@ -43,7 +42,7 @@ impl Used for Work {
 }
 
 /// What is to be copied, if it can be.
-pub(super) fn find(
+pub(crate) fn find(
     state: &State,
     from: ExtentId,
     to: ExtentId,
@@ -76,13 +75,13 @@ fn between(state: &State, from: Held, to: Held) -> Found<Work, DiskWork<Held>> {
 
 /// One direction.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     /// None within the host.
     device: Option<(Arc<Device>, Stream)>,
 }
 
 impl Wire {
-    pub(super) fn new(state: &State, direction: Direction) -> Result<Self, CudaError> {
+    pub(crate) fn new(state: &State, direction: Direction) -> Result<Self, CudaError> {
         let device = match direction {
             Direction::In(device) | Direction::Out(device) | Direction::Aside(device) => {
                 state.devices.get(usize::from(device.0))
@@ -94,7 +93,7 @@ impl Wire {
     }
 
     /// Until nobody can send any more.
-    pub(super) fn run(self, state: &State, end: LaneEnd<Direction, Work>) {
+    pub(crate) fn run(self, state: &State, end: LaneEnd<Direction, Work>) {
         // Else every sleep takes 50 us more.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         if let Some((device, _)) = &self.device {

@@ -12,17 +12,19 @@ use std::{
 
 use vramd_types::{Bytes, ExtentId};
 
-use super::{
+use crate::Completion;
+use crate::cuda::{
     api::{Block, Physical},
-    device::Device,
-    looker::{NAP, linger, retire},
-    memory::{Memory, Trace},
+    device::{
+        Device,
+        memory::{Memory, Trace},
+    },
+    extents::releaser::{NAP, linger, retire},
     state::State,
 };
-use crate::Completion;
 
 #[derive(Debug)]
-pub(super) enum Free {
+pub(crate) enum Free {
     /// A fixed extent that was released, which is answered.
     Released { extent: ExtentId, memory: Arc<Memory> },
     /// Of an extent that was not made, which has been answered.
@@ -30,14 +32,14 @@ pub(super) enum Free {
 }
 
 /// Whatever gives up the device's memory when it is dropped.
-pub(super) trait Piece: fmt::Debug + Send {}
+pub(crate) trait Piece: fmt::Debug + Send {}
 
 impl Piece for Block {}
 impl Piece for Physical {}
 impl Piece for Memory {}
 
 /// Until nobody can send any more.
-pub(super) fn run(state: &State, frees: &Receiver<Free>) {
+pub(crate) fn run(state: &State, frees: &Receiver<Free>) {
     for free in frees {
         match free {
             Free::Released { extent, memory } => {
@@ -65,7 +67,7 @@ pub(super) fn run(state: &State, frees: &Receiver<Free>) {
 
 /// A digest or a copy of it may be under way. It ends, and then the memory is freed by the caller and nobody else; unless it is
 /// kept, since nobody can tell whether that has ended.
-pub(super) fn sole<M>(mut memory: Arc<M>, is_kept: impl Fn(&M) -> bool) -> Result<M, Arc<M>> {
+pub(crate) fn sole<M>(mut memory: Arc<M>, is_kept: impl Fn(&M) -> bool) -> Result<M, Arc<M>> {
     loop {
         match Arc::try_unwrap(memory) {
             Ok(memory) => return Ok(memory),

@@ -16,22 +16,22 @@ use std::{
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
-use super::{
-    accounts::{covered, sum},
+use crate::cuda::{
     api::CudaError,
-    device::Device,
-    freer::Free,
-    host_maker::HostOrder,
-    memory::{Held, Memory, Trace},
-    put_off::PutOff,
+    device::{
+        Device,
+        accounts::{covered, sum},
+        memory::{Held, Memory, Trace},
+    },
+    extents::{deferred::PutOff, freer::Free, surveys::Surveys},
+    host::maker::HostOrder,
     state::{Extent, Live, State, hand},
-    surveys::Surveys,
 };
 use crate::{Completion, ExtentKind, disk::DiskOrder};
 
 /// Scrubbing takes about 0.35 ms for a GiB.
-pub(super) const PATIENCE: Duration = Duration::from_millis(40);
-pub(super) const NAP: Duration = Duration::from_millis(2);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(40);
+pub(crate) const NAP: Duration = Duration::from_millis(2);
 /// Between two looks whether something has come back: each takes some 10 us.
 const LOOK_AGAIN: Duration = Duration::from_micros(250);
 
@@ -40,7 +40,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(250);
 const AT_ONCE: usize = 16;
 
 #[derive(Debug)]
-pub(super) enum Look {
+pub(crate) enum Look {
     Release {
         extent: ExtentId,
     },
@@ -57,14 +57,14 @@ pub(super) enum Look {
 
 /// Who gives up what takes its time.
 #[derive(Debug)]
-pub(super) struct Onward {
-    pub(super) frees: Sender<Free>,
-    pub(super) hosts: Sender<HostOrder>,
-    pub(super) disk: Sender<DiskOrder>,
+pub(crate) struct Onward {
+    pub(crate) frees: Sender<Free>,
+    pub(crate) hosts: Sender<HostOrder>,
+    pub(crate) disk: Sender<DiskOrder>,
 }
 
 /// Until nobody can send any more.
-pub(super) fn run(state: &State, looks: &Receiver<Look>, onward: &Onward) {
+pub(crate) fn run(state: &State, looks: &Receiver<Look>, onward: &Onward) {
     let put_off = state.devices.iter().map(|_| PutOff::new()).collect();
     let mut looker = Looker { state, onward, surveys: Surveys::of(state), put_off };
     loop {
@@ -239,7 +239,7 @@ fn let_go(device: &Device, mut few: Vec<Release>) -> Result<Seen, CudaError> {
 }
 
 /// Enters it as awaited. What was taken beside live extents before that.
-pub(super) fn retire(
+pub(crate) fn retire(
     device: &Device,
     extent: ExtentId,
     size: Bytes,
@@ -252,7 +252,7 @@ pub(super) fn retire(
 }
 
 /// Looks for what did not come back at once. `full` is what would be taken beside live extents if none of it did.
-pub(super) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, Bytes)>) -> Vec<ExtentId> {
+pub(crate) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, Bytes)>) -> Vec<ExtentId> {
     let deadline = Instant::now() + PATIENCE;
     let mut back = Vec::new();
     let mut full = full;

@@ -11,22 +11,22 @@ use std::{
 
 use vramd_types::Bytes;
 
-use super::{
+use crate::cuda::{
     api::{Access, Block, CudaError, Mapping, Physical, Used},
     device::Device,
-    host_memory::HostMemory,
+    host::memory::HostMemory,
 };
 use crate::{ExtentKind, Handle, SharedFd};
 
 /// The memory of an extent, wherever it lies.
 #[derive(Clone, Debug)]
-pub(super) enum Held {
+pub(crate) enum Held {
     Device(Arc<Memory>),
     Host(Arc<HostMemory>),
 }
 
 impl Held {
-    pub(super) fn size(&self) -> Bytes {
+    pub(crate) fn size(&self) -> Bytes {
         match self {
             Self::Device(memory) => memory.size(),
             Self::Host(memory) => memory.size(),
@@ -34,7 +34,7 @@ impl Held {
     }
 
     /// Where the daemon itself reads and writes it.
-    pub(super) fn address(&self) -> Result<u64, CudaError> {
+    pub(crate) fn address(&self) -> Result<u64, CudaError> {
         match self {
             Self::Device(memory) => memory.address(),
             Self::Host(memory) => Ok(memory.view().address()),
@@ -60,7 +60,7 @@ impl Used for Arc<Memory> {
 
 /// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     size: Bytes,
     /// Work on it may be under way for ever.
     kept: AtomicBool,
@@ -86,7 +86,7 @@ enum Backing {
 }
 
 impl Memory {
-    pub(super) fn movable(device: Arc<Device>, size: Bytes, physical: Physical, fd: OwnedFd) -> Self {
+    pub(crate) fn movable(device: Arc<Device>, size: Bytes, physical: Physical, fd: OwnedFd) -> Self {
         let (mapping, mapper) = (OnceLock::new(), Mutex::new(()));
         Self {
             size,
@@ -96,26 +96,26 @@ impl Memory {
         }
     }
 
-    pub(super) fn fixed(device: Arc<Device>, size: Bytes, block: Block, handle: [u8; 64]) -> Self {
+    pub(crate) fn fixed(device: Arc<Device>, size: Bytes, block: Block, handle: [u8; 64]) -> Self {
         Self { size, kept: AtomicBool::new(false), backing: Backing::Fixed { block, handle }, device }
     }
 
-    pub(super) fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    pub(super) fn size(&self) -> Bytes {
+    pub(crate) fn size(&self) -> Bytes {
         self.size
     }
 
-    pub(super) fn kind(&self) -> ExtentKind {
+    pub(crate) fn kind(&self) -> ExtentKind {
         match self.backing {
             Backing::Movable { .. } => ExtentKind::Movable,
             Backing::Fixed { .. } => ExtentKind::Fixed,
         }
     }
 
-    pub(super) fn handle(&self) -> Handle {
+    pub(crate) fn handle(&self) -> Handle {
         match &self.backing {
             Backing::Movable { fd, .. } => Handle::VmmFd(Arc::clone(fd)),
             Backing::Fixed { handle, .. } => Handle::CudaIpc(*handle),
@@ -123,7 +123,7 @@ impl Memory {
     }
 
     /// Where the daemon itself reads and writes it.
-    pub(super) fn address(&self) -> Result<u64, CudaError> {
+    pub(crate) fn address(&self) -> Result<u64, CudaError> {
         match &self.backing {
             Backing::Fixed { block, .. } => Ok(block.address()),
             Backing::Movable { mapping, mapper, physical, .. } => {
@@ -138,19 +138,19 @@ impl Memory {
     }
 
     /// Undoes the mapping, which nobody may be using: the caller has the memory for itself.
-    pub(super) fn unmap(&mut self) {
+    pub(crate) fn unmap(&mut self) {
         if let Backing::Movable { mapping, .. } = &mut self.backing {
             drop(mapping.take());
         }
     }
 
     /// Whether nobody will ever have it alone.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(crate) fn is_kept(&self) -> bool {
         self.kept.load(Ordering::Acquire)
     }
 
     /// What tells whether this process holds it, after its release.
-    pub(super) fn trace(self: &Arc<Self>) -> Trace {
+    pub(crate) fn trace(self: &Arc<Self>) -> Trace {
         let fd = match &self.backing {
             Backing::Movable { fd, .. } => Arc::downgrade(fd),
             Backing::Fixed { .. } => Weak::new(),
@@ -161,14 +161,14 @@ impl Memory {
 
 /// Of memory that was released.
 #[derive(Debug, Default)]
-pub(super) struct Trace {
+pub(crate) struct Trace {
     memory: Weak<Memory>,
     fd: Weak<SharedFd>,
 }
 
 impl Trace {
     /// A digest has not ended, or the caller has a clone of the handle.
-    pub(super) fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.memory.strong_count() > 0 || self.fd.strong_count() > 0
     }
 }

@@ -13,10 +13,11 @@ use std::{
 
 use vramd_types::{Bytes, DeviceIndex};
 
-use super::{
+use crate::cuda::{
     api::{Block, CudaError, Pinned, Stream, Transfer, Used, Way},
+    copies::pinned,
     device::Device,
-    host_room, pinned,
+    host::headroom,
 };
 use crate::{
     DriverError, LaneId, LinkFacts,
@@ -34,13 +35,13 @@ const UNDER_WAY: usize = 3;
 /// Each chunk lies elsewhere than the last few, so that no cache of the host has it.
 const CHUNKS: usize = 4;
 /// Of each device, while it is measured.
-pub(super) const BUFFER: Bytes = Bytes::new(CHUNK.get() * CHUNKS as u64);
+pub(crate) const BUFFER: Bytes = Bytes::new(CHUNK.get() * CHUNKS as u64);
 
 /// What no link could be measured for is told, and is no reason not to start.
 #[derive(Debug)]
-pub(super) struct Measured {
-    pub(super) links: Vec<LinkFacts>,
-    pub(super) problem: Option<String>,
+pub(crate) struct Measured {
+    pub(crate) links: Vec<LinkFacts>,
+    pub(crate) problem: Option<String>,
 }
 
 enum Problem {
@@ -66,7 +67,7 @@ impl fmt::Display for Problem {
 /// The roads that devices may share, the narrower first: for people a name, and who is on it.
 type Road = (String, Vec<DeviceIndex>);
 
-pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
+pub(crate) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
     let opened: Vec<Result<_, DriverError>> = thread::scope(|scope| {
         // Each near its device: memory is pinned where the thread runs that touches it first.
         let opening: Vec<_> = devices.iter().map(|device| scope.spawn(|| open(device))).collect();
@@ -92,8 +93,8 @@ pub(super) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
 
 impl Measured {
     /// And the disk's, if there is one.
-    pub(super) fn and_disk(mut self, disk: Option<&Disk>) -> Self {
-        let measured = |disk: &Disk| match host_room::in_the_way_of_own(disk::MEASURED_BY) {
+    pub(crate) fn and_disk(mut self, disk: Option<&Disk>) -> Self {
+        let measured = |disk: &Disk| match headroom::in_the_way_of_own(disk::MEASURED_BY) {
             Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
             None => disk.measure(),
         };

@@ -9,10 +9,10 @@ use std::{
 use thiserror::Error;
 use vramd_types::{Bytes, GRANULARITY};
 
-use super::{
+use crate::cuda::{
     CudaConfig,
     api::{Api, Attribute, CudaError, Ordinal, Physical},
-    nvml::{Instance, Nvml},
+    device::nvml::{Instance, Nvml},
 };
 use crate::{DeviceInfo, DiskConfig};
 
@@ -21,7 +21,7 @@ use crate::{DeviceInfo, DiskConfig};
 pub struct Version(i32);
 
 impl Version {
-    pub(super) fn of(number: i32) -> Self {
+    pub(crate) fn of(number: i32) -> Self {
         Self(number)
     }
 }
@@ -54,7 +54,7 @@ fn of_version(version: &Option<Version>) -> String {
 }
 
 impl Why {
-    pub(super) fn of_init(path: &Path, code: u32, name: &str) -> Self {
+    pub(crate) fn of_init(path: &Path, code: u32, name: &str) -> Self {
         const NO_DEVICE: u32 = 100;
         const STUB_LIBRARY: u32 = 34;
         match code {
@@ -68,11 +68,11 @@ impl Why {
 /// A driver that answers, and its devices.
 #[derive(Debug)]
 pub struct Probed {
-    pub(super) api: Arc<Api>,
+    pub(crate) api: Arc<Api>,
     /// Or why it is not there.
-    pub(super) nvml: Result<&'static Nvml, String>,
-    pub(super) config: CudaConfig,
-    pub(super) found: Vec<Found>,
+    pub(crate) nvml: Result<&'static Nvml, String>,
+    pub(crate) config: CudaConfig,
+    pub(crate) found: Vec<Found>,
 }
 
 /// A device that was found.
@@ -82,7 +82,7 @@ pub struct Found {
     pub info: DeviceInfo,
     /// Why it can't be used, if it can't.
     pub refused: Option<String>,
-    pub(super) ordinal: Option<Ordinal>,
+    pub(crate) ordinal: Option<Ordinal>,
 }
 
 impl Probed {
@@ -169,13 +169,13 @@ fn refusal(api: &Api, ordinal: Ordinal) -> Result<Option<String>, CudaError> {
 }
 
 /// Whether network cards may reach memory of it, where it is made so.
-pub(super) fn rdma(api: &Api, ordinal: Ordinal) -> bool {
+pub(crate) fn rdma(api: &Api, ordinal: Ordinal) -> bool {
     let attribute = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     api.attribute(ordinal, attribute).is_ok_and(|supported| supported != 0)
 }
 
 /// Whether the driver has pinned memory of the host that goes by descriptor.
-pub(super) fn host_by_descriptor(api: &Api, ordinal: Ordinal) -> bool {
+pub(crate) fn host_by_descriptor(api: &Api, ordinal: Ordinal) -> bool {
     let attribute = Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     api.attribute(ordinal, attribute).is_ok_and(|supported| supported != 0)
 }

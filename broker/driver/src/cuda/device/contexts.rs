@@ -9,21 +9,21 @@ use std::collections::BTreeMap;
 
 use vramd_types::Bytes;
 
-use super::accounts::explains;
+use crate::cuda::device::accounts::explains;
 
 /// By process, what it was said to have when nothing was awaited.
 #[derive(Debug, Default)]
-pub(super) struct Contexts(BTreeMap<u32, Bytes>);
+pub(crate) struct Contexts(BTreeMap<u32, Bytes>);
 
 impl Contexts {
     /// Nothing is awaited that somebody could hold.
-    pub(super) fn learn(&mut self, processes: &[(u32, Bytes)]) {
+    pub(crate) fn learn(&mut self, processes: &[(u32, Bytes)]) {
         self.0 = processes.iter().copied().collect();
     }
 
     /// Of what a process is said to have. No context is larger than `most`; what it has beyond is memory of its own. `smallest`
     /// is the smallest extent that is awaited.
-    pub(super) fn of(&self, (pid, used): (u32, Bytes), most: Bytes, smallest: Option<Bytes>) -> Bytes {
+    pub(crate) fn of(&self, (pid, used): (u32, Bytes), most: Bytes, smallest: Option<Bytes>) -> Bytes {
         let now = used.min(most);
         let before = self.0.get(&pid).map_or(now, |before| (*before).min(now));
         let may_hold = |smallest| explains(now.saturating_sub(before), smallest);

@@ -6,47 +6,47 @@
 
 use std::time::{Duration, Instant};
 
-use super::device::Device;
 use crate::RELEASE_WITHIN;
+use crate::cuda::device::Device;
 
 /// Between two looks whether anything arrives still.
 const NAP: Duration = Duration::from_millis(1);
 
 /// Of one device, in the order in which they were asked for.
 #[derive(Debug)]
-pub(super) struct PutOff<R> {
+pub(crate) struct PutOff<R> {
     releases: Vec<R>,
     /// For the first of them at the latest.
     until: Option<Instant>,
 }
 
 impl<R> PutOff<R> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { releases: Vec::new(), until: None }
     }
 
-    pub(super) fn add(&mut self, release: R) {
+    pub(crate) fn add(&mut self, release: R) {
         self.releases.push(release);
         self.until.get_or_insert_with(|| Instant::now() + RELEASE_WITHIN);
     }
 
     /// Those that there are now wait no longer.
-    pub(super) fn hurry(&mut self) {
+    pub(crate) fn hurry(&mut self) {
         self.until = self.until.map(|_| Instant::now());
     }
 
     /// When to look again.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.until.map(|until| until.min(Instant::now() + NAP))
     }
 
     /// What waits no longer.
-    pub(super) fn take(&mut self, device: &Device) -> Vec<R> {
+    pub(crate) fn take(&mut self, device: &Device) -> Vec<R> {
         let over = self.until.is_some_and(|until| until <= Instant::now());
         if over || !device.is_receiving() { self.take_all() } else { Vec::new() }
     }
 
-    pub(super) fn take_all(&mut self) -> Vec<R> {
+    pub(crate) fn take_all(&mut self) -> Vec<R> {
         self.until = None;
         std::mem::take(&mut self.releases)
     }

@@ -11,30 +11,32 @@ use std::sync::{
 
 use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
-use super::{
+use crate::cuda::{
     api::{Block, CudaError, Stream},
-    device::Device,
-    freer::{Free, Piece},
-    memory::{Held, Memory},
+    device::{
+        Device,
+        memory::{Held, Memory},
+    },
+    extents::freer::{Free, Piece},
     state::{Extent, State, hand},
 };
 use crate::{Completion, DriverError, ExtentKind, Handle, batch};
 
 /// An extent to make.
 #[derive(Debug)]
-pub(super) struct Make {
-    pub(super) extent: ExtentId,
-    pub(super) size: Bytes,
-    pub(super) kind: ExtentKind,
+pub(crate) struct Make {
+    pub(crate) extent: ExtentId,
+    pub(crate) size: Bytes,
+    pub(crate) kind: ExtentKind,
 }
 
 /// How extents are made on one device.
 #[derive(Debug)]
-pub(super) struct Maker {
-    pub(super) device: Arc<Device>,
-    pub(super) fixed: bool,
+pub(crate) struct Maker {
+    pub(crate) device: Arc<Device>,
+    pub(crate) fixed: bool,
     /// Where extents are zeroed, if they must be.
-    pub(super) zeroing: Option<Stream>,
+    pub(crate) zeroing: Option<Stream>,
 }
 
 /// Why an extent was not made, and what there is of it that must be given up.
@@ -52,7 +54,7 @@ impl From<CudaError> for Unmade {
 
 impl Maker {
     /// Until nobody can send any more.
-    pub(super) fn run(&self, state: &State, makes: &Receiver<Make>, frees: &Sender<Free>) {
+    pub(crate) fn run(&self, state: &State, makes: &Receiver<Make>, frees: &Sender<Free>) {
         let make = |make: Make| {
             let result = self.make(state, &make, frees);
             Some(Completion::Created { extent: make.extent, result })

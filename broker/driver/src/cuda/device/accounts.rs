@@ -34,13 +34,13 @@ use std::time::{Duration, Instant};
 
 use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
-use super::memory::Trace;
+use crate::cuda::device::memory::Trace;
 
 /// How long an extent must be seen to be back before it is taken to be. Contexts go in tens of milliseconds.
-pub(super) const LASTS: Duration = Duration::from_millis(250);
+pub(crate) const LASTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
-pub(super) struct Accounts {
+pub(crate) struct Accounts {
     /// Of extents that were made and not released.
     live: Bytes,
     awaited: Vec<Awaited>,
@@ -64,58 +64,58 @@ struct Awaited {
 }
 
 impl Accounts {
-    pub(super) fn live(&self) -> Bytes {
+    pub(crate) fn live(&self) -> Bytes {
         self.live
     }
 
     /// `None` while a release is under way: what the device is said to have then may be of before or after it.
-    pub(super) fn state(&self) -> Option<u64> {
+    pub(crate) fn state(&self) -> Option<u64> {
         (self.unsettled == 0).then_some(self.changes)
     }
 
-    pub(super) fn enter(&mut self, size: Bytes) {
+    pub(crate) fn enter(&mut self, size: Bytes) {
         self.changes += 1;
         self.live = self.live.saturating_add(size);
     }
 
     /// What was entered and then not made after all.
-    pub(super) fn withdraw(&mut self, size: Bytes) {
+    pub(crate) fn withdraw(&mut self, size: Bytes) {
         self.changes += 1;
         self.live = self.live.saturating_sub(size);
     }
 
     /// From live to awaited.
-    pub(super) fn retire(&mut self, extent: ExtentId, size: Bytes, trace: Trace) {
+    pub(crate) fn retire(&mut self, extent: ExtentId, size: Bytes, trace: Trace) {
         self.withdraw(size);
         self.awaited.push(Awaited { extent, size, trace });
     }
 
     /// An awaited one is back.
-    pub(super) fn forget(&mut self, extent: ExtentId) {
+    pub(crate) fn forget(&mut self, extent: ExtentId) {
         self.awaited.retain(|it| it.extent != extent);
     }
 
     /// Of awaited extents that this process itself still holds, by the caller's clone of a descriptor or a digest.
-    pub(super) fn held_here(&self) -> Bytes {
+    pub(crate) fn held_here(&self) -> Bytes {
         sum(self.awaited.iter().filter(|it| it.trace.is_alive()).map(|it| it.size))
     }
 
     /// The smallest that somebody else may hold.
-    pub(super) fn smallest_awaited(&self) -> Option<Bytes> {
+    pub(crate) fn smallest_awaited(&self) -> Option<Bytes> {
         self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| it.size).min()
     }
 
-    pub(super) fn begin_release(&mut self) {
+    pub(crate) fn begin_release(&mut self) {
         self.changes += 1;
         self.unsettled += 1;
     }
 
-    pub(super) fn end_release(&mut self) {
+    pub(crate) fn end_release(&mut self) {
         self.unsettled -= 1;
     }
 
     /// Takes the figure of a look at this moment, and returns the extents that have come back.
-    pub(super) fn settle(&mut self, now: Instant, others: Bytes) -> Vec<ExtentId> {
+    pub(crate) fn settle(&mut self, now: Instant, others: Bytes) -> Vec<ExtentId> {
         if self.unsettled > 0 {
             return Vec::new();
         }
@@ -133,7 +133,7 @@ impl Accounts {
     }
 
     /// Whether a look is wanted that confirms what the latest one found.
-    pub(super) fn is_unconfirmed(&self) -> bool {
+    pub(crate) fn is_unconfirmed(&self) -> bool {
         !self.seen_back.is_empty()
     }
 
@@ -169,13 +169,13 @@ impl Accounts {
     }
 
     /// As of the latest look.
-    pub(super) fn outsiders(&self) -> Bytes {
+    pub(crate) fn outsiders(&self) -> Bytes {
         self.outsiders
     }
 }
 
 /// Of the extents those that a drop explains, in their order.
-pub(super) fn covered(extents: impl Iterator<Item = (ExtentId, Bytes)>, drop: &mut Bytes) -> Vec<ExtentId> {
+pub(crate) fn covered(extents: impl Iterator<Item = (ExtentId, Bytes)>, drop: &mut Bytes) -> Vec<ExtentId> {
     let mut covered = Vec::new();
     for (extent, size) in extents {
         if explains(*drop, size) {
@@ -187,11 +187,11 @@ pub(super) fn covered(extents: impl Iterator<Item = (ExtentId, Bytes)>, drop: &m
 }
 
 /// Figures are never quite still, so three quarters of an extent explain it.
-pub(super) fn explains(drop: Bytes, size: Bytes) -> bool {
+pub(crate) fn explains(drop: Bytes, size: Bytes) -> bool {
     drop >= Bytes::new(size.get() - size.get() / 4)
 }
 
-pub(super) fn sum(sizes: impl Iterator<Item = Bytes>) -> Bytes {
+pub(crate) fn sum(sizes: impl Iterator<Item = Bytes>) -> Bytes {
     sizes.fold(Bytes::ZERO, Bytes::saturating_add)
 }
 

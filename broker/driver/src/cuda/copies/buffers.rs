@@ -17,9 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
+use crate::cuda::{
     api::{Context, Pinned, Used},
-    host_room, pinned,
+    copies::pinned,
+    host::headroom,
 };
 use crate::{DriverError, HostLimit, disk::Room as _};
 
@@ -32,7 +33,7 @@ const NAP: Duration = Duration::from_micros(200);
 const FORGOTTEN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     shelf: Mutex<Shelf>,
 }
 
@@ -62,14 +63,14 @@ struct Waits {
 
 /// Who takes buffers.
 #[derive(Debug)]
-pub(super) struct Borrower {
+pub(crate) struct Borrower {
     of: Arc<Buffers>,
     number: usize,
 }
 
 /// A buffer, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(crate) struct Lent {
     /// Until then.
     pinned: Option<Pinned>,
     of: Arc<Buffers>,
@@ -77,7 +78,7 @@ pub(super) struct Lent {
 }
 
 impl Buffers {
-    pub(super) fn borrower(self: &Arc<Self>) -> Borrower {
+    pub(crate) fn borrower(self: &Arc<Self>) -> Borrower {
         let mut shelf = self.shelf();
         shelf.borrowers.push(Account::default());
         Borrower { of: Arc::clone(self), number: shelf.borrowers.len() - 1 }
@@ -100,7 +101,7 @@ enum Found {
 
 impl Borrower {
     /// Of so many bytes at least. None while others have all that there is room for. It is of any context.
-    pub(super) fn take(&self, context: &Arc<Context>, length: usize) -> Result<Option<Lent>, DriverError> {
+    pub(crate) fn take(&self, context: &Arc<Context>, length: usize) -> Result<Option<Lent>, DriverError> {
         let found = self.of.shelf().find(self.number, length);
         match found {
             Found::Idle(pinned) => Ok(Some(self.lent(pinned))),
@@ -115,7 +116,7 @@ impl Borrower {
     }
 
     /// The same, and where others have all that there is room for it sleeps until one is back; but not for long.
-    pub(super) fn wait(&self, context: &Arc<Context>, length: usize) -> Result<Lent, DriverError> {
+    pub(crate) fn wait(&self, context: &Arc<Context>, length: usize) -> Result<Lent, DriverError> {
         let began = Instant::now();
         loop {
             if let Some(lent) = self.take(context, length)? {
@@ -130,7 +131,7 @@ impl Borrower {
 
     fn make(&self, context: &Arc<Context>, length: usize) -> Result<Option<Lent>, DriverError> {
         // Until what is made can be seen by who asks next.
-        let asking = host_room::asking();
+        let asking = headroom::asking();
         loop {
             let error = match pinned::make(&asking, context, length) {
                 Ok(pinned) => {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use rustix::process::{Resource, getrlimit};
 use vramd_types::Bytes;
 
-use super::{
+use crate::cuda::{
     api::{Api, Context, CudaError, Pinned},
-    digester,
-    host_room::{self, Asking},
-    links,
+    copies::digester,
+    host::headroom::{self, Asking},
+    start::link_speeds,
 };
 use crate::{DriverError, HostLimit, disk};
 
@@ -22,7 +22,7 @@ pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
     let digesters = if files { 2 } else { 1 };
     let (rings, readers) =
         if disk || files { (disk::RINGS, digester::READERS) } else { (Bytes::ZERO, Bytes::ZERO) };
-    let all = std::iter::repeat_n(links::BUFFER, devices)
+    let all = std::iter::repeat_n(link_speeds::BUFFER, devices)
         .chain(std::iter::repeat_n(digester::BUFFERS, digesters))
         .chain(std::iter::repeat_n(readers, digesters))
         .chain([rings]);
@@ -30,13 +30,13 @@ pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
 }
 
 /// A buffer, if there is room for it.
-pub(super) fn buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
-    make(&host_room::asking(), context, length)
+pub(crate) fn buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
+    make(&headroom::asking(), context, length)
 }
 
-pub(super) fn make(_: &Asking, context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
+pub(crate) fn make(_: &Asking, context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
     let size = Bytes::new(length as u64);
-    match host_room::in_the_way_of_own(size) {
+    match headroom::in_the_way_of_own(size) {
         Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
         None => Pinned::new(context, length).map_err(|error| why(context.api(), size, error)),
     }
@@ -44,7 +44,7 @@ pub(super) fn make(_: &Asking, context: &Arc<Context>, length: usize) -> Result<
 
 /// Which limit it was, where so much more could not be registered. What the driver pins in this process's name, buffers and memory of the
 /// host alike, may count as locked, as its kernel module has it: so RLIMIT_MEMLOCK is named where all of it would be more.
-pub(super) fn why(api: &Api, asked: Bytes, error: CudaError) -> DriverError {
+pub(crate) fn why(api: &Api, asked: Bytes, error: CudaError) -> DriverError {
     let all = api.registered().saturating_add(asked);
     let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < all);
     match error.of_pinned() {

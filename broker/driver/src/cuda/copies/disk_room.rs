@@ -3,11 +3,11 @@
 
 use std::ptr::NonNull;
 
-use super::{buffers::Lent, host_memory::HostSpan};
+use crate::cuda::{copies::buffers::Lent, host::memory::HostSpan};
 use crate::disk::Room;
 
 #[derive(Debug)]
-pub(super) enum CudaRoom {
+pub(crate) enum CudaRoom {
     Ring(Lent),
     Host(HostSpan),
 }

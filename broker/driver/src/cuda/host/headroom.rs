@@ -13,18 +13,18 @@ use crate::{HostLimit, cgroup, left_to_others};
 
 /// Held by who asks for memory that is charged to the cgroup, until all of it is there.
 #[derive(Debug)]
-pub(super) struct Asking {
+pub(crate) struct Asking {
     _held: MutexGuard<'static, ()>,
 }
 
 /// One after the other: two that ask at once would both find the same room.
-pub(super) fn asking() -> Asking {
+pub(crate) fn asking() -> Asking {
     static ASKING: Mutex<()> = Mutex::new(());
     Asking { _held: ASKING.lock().unwrap_or_else(PoisonError::into_inner) }
 }
 
 /// The limit that leaves less than that. Memory is charged to the process's cgroup or is not.
-pub(super) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
+pub(crate) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
     if let Some(left) = available().filter(|left| size > *left) {
         return Some(HostLimit::Free(left));
     }
@@ -32,18 +32,18 @@ pub(super) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
 }
 
 /// The same of what the driver needs for itself, which may be of what is left to others.
-pub(super) fn in_the_way_of_own(size: Bytes) -> Option<HostLimit> {
+pub(crate) fn in_the_way_of_own(size: Bytes) -> Option<HostLimit> {
     cgroup::memory_left().filter(|left| size > *left).map(HostLimit::Cgroup)
 }
 
 /// What could be had now, as far as anybody says.
-pub(super) fn left(in_cgroup: bool) -> Option<Bytes> {
+pub(crate) fn left(in_cgroup: bool) -> Option<Bytes> {
     let cgroup = if in_cgroup { cgroup::memory_left() } else { None };
     [available(), cgroup].into_iter().flatten().min()
 }
 
 /// Of what is to be had on one node, of so much on all of them, the share of one device that could not be had: several are near.
-pub(super) fn lacking(its: Bytes, all: Bytes, near: usize, left: Option<Bytes>) -> Bytes {
+pub(crate) fn lacking(its: Bytes, all: Bytes, near: usize, left: Option<Bytes>) -> Bytes {
     let Some(short) = left.map(|left| all.saturating_sub(left)).filter(|short| !short.is_zero()) else {
         return Bytes::ZERO;
     };

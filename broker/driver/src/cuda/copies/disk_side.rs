@@ -3,13 +3,17 @@
 
 use std::{ops::Range, sync::Arc};
 
-use super::{
+use crate::cuda::{
     api::{CudaError, Stream, Transfer, Way},
-    buffers::{Borrower, Lent},
-    device::Device,
-    disk_room::CudaRoom,
-    host_memory::HostSpan,
-    memory::{Held, Memory},
+    copies::{
+        buffers::{Borrower, Lent},
+        disk_room::CudaRoom,
+    },
+    device::{
+        Device,
+        memory::{Held, Memory},
+    },
+    host::memory::HostSpan,
     state::State,
 };
 use crate::{
@@ -19,14 +23,14 @@ use crate::{
 
 /// Of one lane.
 #[derive(Debug)]
-pub(super) struct CudaSide {
+pub(crate) struct CudaSide {
     /// One for each device.
     streams: Vec<(Arc<Device>, Stream)>,
     buffers: Borrower,
 }
 
 impl CudaSide {
-    pub(super) fn new(state: &State) -> Result<Self, CudaError> {
+    pub(crate) fn new(state: &State) -> Result<Self, CudaError> {
         let streams =
             state.devices.iter().map(|device| Ok((Arc::clone(device), Stream::new(device.context())?)));
         let buffers = state.buffers.borrower();
@@ -43,7 +47,7 @@ impl CudaSide {
 
 /// Bytes between a buffer and memory.
 #[derive(Debug)]
-pub(super) enum Hop {
+pub(crate) enum Hop {
     Device(Transfer<(Lent, Held)>),
     /// The CPU has done it already.
     Host(Option<Lent>),

@@ -9,21 +9,21 @@ use std::{fs, path::Path};
 
 use vramd_types::Bytes;
 
-use super::{
+use crate::cuda::{
     api::{Access, CudaError, Mapping, Physical, Stream, Used},
     device::Device,
-    facts::Scrub,
+    start::facts::Scrub,
 };
 
 /// The parameters that the driver's module was loaded with.
-pub(super) const PARAMS: &str = "/proc/driver/nvidia/params";
+pub(crate) const PARAMS: &str = "/proc/driver/nvidia/params";
 
 const ROUNDS: usize = 3;
 const SIZE: Bytes = Bytes::mib(64);
 const PIECE: usize = 8 << 20;
 const MARK: u8 = 0xa5;
 
-pub(super) fn look(device: &Device, params: &Path) -> Result<Scrub, CudaError> {
+pub(crate) fn look(device: &Device, params: &Path) -> Result<Scrub, CudaError> {
     match fs::read_to_string(params) {
         Err(error) => return Ok(Scrub::Zeroing(format!("{}: {error}", params.display()))),
         Ok(text) => {
@@ -46,7 +46,7 @@ pub(super) fn look(device: &Device, params: &Path) -> Result<Scrub, CudaError> {
 
 /// Whether the driver's pinned memory of the host comes zeroed: its module says so, or it is not relied on. What other
 /// memory of the host there is, the kernel zeroes.
-pub(super) fn zeroes_host(params: &Path) -> bool {
+pub(crate) fn zeroes_host(params: &Path) -> bool {
     let text = fs::read_to_string(params).unwrap_or_default();
     text.lines().any(|line| line.split_whitespace().eq(["InitializeSystemMemoryAllocations:", "1"]))
 }

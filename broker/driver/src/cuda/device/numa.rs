@@ -5,16 +5,16 @@ use std::{fs, path::Path};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vramd_types::HostNode;
 
-use super::api::{Api, Attribute, Ordinal};
+use crate::cuda::api::{Api, Attribute, Ordinal};
 
 /// What the kernel says of the nodes.
-pub(super) const NODES: &str = "/sys/devices/system/node";
+pub(crate) const NODES: &str = "/sys/devices/system/node";
 
 /// What the kernel says of the buses.
-pub(super) const BUSES: &str = "/sys/bus/pci/devices";
+pub(crate) const BUSES: &str = "/sys/bus/pci/devices";
 
 /// A device's folder there.
-pub(super) fn bus(api: &Api, device: Ordinal) -> Option<String> {
+pub(crate) fn bus(api: &Api, device: Ordinal) -> Option<String> {
     let known = |attribute| api.attribute(device, attribute).ok();
     let domain = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
     let bus = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
@@ -23,7 +23,7 @@ pub(super) fn bus(api: &Api, device: Ordinal) -> Option<String> {
 }
 
 /// Node 0 where nothing else is known.
-pub(super) fn nearest(api: &Api, device: Ordinal) -> HostNode {
+pub(crate) fn nearest(api: &Api, device: Ordinal) -> HostNode {
     let known = |attribute| api.attribute(device, attribute).ok();
     let by_driver = known(Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
     let node = by_driver.filter(|node| *node >= 0).or_else(|| {
@@ -38,14 +38,14 @@ pub(super) fn nearest(api: &Api, device: Ordinal) -> HostNode {
 }
 
 /// The CPUs of that node; none where the kernel knows of no such node.
-pub(super) fn cpus_of(nodes: &Path, node: HostNode) -> Vec<usize> {
+pub(crate) fn cpus_of(nodes: &Path, node: HostNode) -> Vec<usize> {
     let list = fs::read_to_string(nodes.join(format!("node{node}/cpulist")));
     list.map(|list| cpus(&list).collect()).unwrap_or_default()
 }
 
 /// Keeps the calling thread on those CPUs of a node, as far as it may run there at all: memory that it touches first is
 /// then of the node. Where that can't be, it only costs speed.
-pub(super) fn stay_on(cpus: &[usize]) {
+pub(crate) fn stay_on(cpus: &[usize]) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let mut near = CpuSet::new();
     for cpu in cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU && allowed.is_set(**cpu)) {

@@ -10,17 +10,19 @@ use std::{
 
 use vramd_types::{Bytes, ExtentId, GRANULARITY, HostNode};
 
-use super::{
-    freer::sole,
-    host_memory::{HostMemory, Pinner},
-    host_node::Node,
-    memory::Held,
+use crate::cuda::{
+    device::memory::Held,
+    extents::freer::sole,
+    host::{
+        memory::{HostMemory, Pinner},
+        node::Node,
+    },
     state::{Extent, State},
 };
 use crate::{Completion, DriverError, Handle, batch};
 
 #[derive(Debug)]
-pub(super) enum HostOrder {
+pub(crate) enum HostOrder {
     Make {
         extent: ExtentId,
         node: HostNode,
@@ -41,7 +43,7 @@ pub(super) enum HostOrder {
 }
 
 #[derive(Debug)]
-pub(super) struct HostMaker {
+pub(crate) struct HostMaker {
     pinner: Pinner,
     /// Those that are near a device.
     nodes: BTreeMap<HostNode, Node>,
@@ -50,13 +52,13 @@ pub(super) struct HostMaker {
 }
 
 impl HostMaker {
-    pub(super) fn new(pinner: Pinner) -> Self {
+    pub(crate) fn new(pinner: Pinner) -> Self {
         let nodes = pinner.devices.iter().map(|device| (device.node(), Node::new(device.node())));
         Self { nodes: nodes.collect(), pinner, near: None }
     }
 
     /// Until nobody can send any more.
-    pub(super) fn run(mut self, state: &State, orders: &Receiver<HostOrder>) {
+    pub(crate) fn run(mut self, state: &State, orders: &Receiver<HostOrder>) {
         while let Some(order) = batch::next(orders, || self.fill_and_say(state)) {
             match order {
                 HostOrder::Make { extent, node, size, zeroed } => {

@@ -1,0 +1,8 @@
+//! Moves and hashes bytes: copies between memories, copies to and from disk, digests, and the pinned buffers that they go through.
+
+pub(crate) mod buffers;
+pub(crate) mod copier;
+pub(crate) mod digester;
+pub(crate) mod disk_room;
+pub(crate) mod disk_side;
+pub(crate) mod pinned;

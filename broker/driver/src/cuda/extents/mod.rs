@@ -1,0 +1,7 @@
+//! Makes extents on devices and releases them, and finds out whether their memory came back.
+
+pub(crate) mod deferred;
+pub(crate) mod freer;
+pub(crate) mod maker;
+pub(crate) mod releaser;
+pub(crate) mod surveys;

@@ -1,0 +1,6 @@
+//! Pins memory of the host: for extents, and ahead of need.
+
+pub(crate) mod headroom;
+pub(crate) mod maker;
+pub(crate) mod memory;
+pub(crate) mod node;
