@@ -17,19 +17,19 @@ use vramd_types::DeviceIndex;
 use crate::{
     channel::{self, Channels},
     config::{self, Config, SimRevocation},
-    driver,
+    driver_choice,
     events::{EventLimits, Events},
     exit::Failure,
     grpc,
     harvest::Harvest,
     moves::Moves,
     platform::{
-        descriptors, descriptors::Descriptors, host::Host, identity::Rules, paths, paths::Surroundings,
-        sockets::Sockets,
+        descriptors, descriptors::Descriptors, host::Host, paths, paths::Environment, sockets::Sockets,
+        tenant_rules::Rules,
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
-    telemetry::{Node, Opening},
+    telemetry::{Node, TelemetrySetup},
 };
 
 /// Requests of operators that may wait: few, and never behind those of clients.
@@ -37,10 +37,10 @@ const OPERATOR_REQUESTS_MAX: usize = 64;
 /// Looks at the broker's state that may wait in its queue.
 const READS_MAX: usize = 256;
 /// How long the driver may take for its first look at all devices, and how often it is asked whether it is done.
-const SURVEY_PATIENCE: Duration = Duration::from_secs(30);
+const SURVEY_TIMEOUT: Duration = Duration::from_secs(30);
 const SURVEY_POLL: Duration = Duration::from_millis(5);
 /// How long the driver may take to end: what it does meanwhile nobody waits for, and the next daemon deletes what it leaves on disk.
-const DRIVER_ENDS_WITHIN: Duration = Duration::from_secs(10);
+const DRIVER_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The configuration that was named, else the usual one if it is there, else the defaults.
 pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
@@ -67,7 +67,7 @@ pub struct App {
     inbox: Inbox,
     queue: Queue,
     clock: Clock,
-    telemetry: Opening,
+    telemetry: TelemetrySetup,
 }
 
 #[derive(Debug)]
@@ -79,12 +79,13 @@ struct Listeners {
 
 impl App {
     /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing.
-    pub fn prepare(config: Config, mut telemetry: Opening) -> Result<Self, Failure> {
+    pub fn prepare(config: Config, mut telemetry: TelemetrySetup) -> Result<Self, Failure> {
         descriptors::raise_limit();
         let clock = Clock::start();
-        let around = Surroundings::of_process();
-        let socket_dir = absolute_dir(around.socket_dir(config.daemon.socket_dir.as_deref()))?;
-        let state_dir = around.state_dir(config.daemon.state_dir.as_deref()).ok_or(Failure::NoStateDir)?;
+        let environment = Environment::of_process();
+        let socket_dir = absolute_dir(environment.socket_dir(config.daemon.socket_dir.as_deref()))?;
+        let state_dir =
+            environment.state_dir(config.daemon.state_dir.as_deref()).ok_or(Failure::NoStateDir)?;
         let state_dir = absolute_dir(state_dir)?;
         let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
         let listeners = Listeners { memory: bound.memory, admin: bound.admin, channel: bound.channel };
@@ -96,9 +97,9 @@ impl App {
             operator_requests_max: OPERATOR_REQUESTS_MAX,
             reads_max: READS_MAX,
         });
-        let (sink, driver_ended) = sink(inbox.clone());
-        let driver::Chosen { driver, reason, revocations, host_use } =
-            driver::open(&config, &socket_dir, sink)?;
+        let (sink, driver_ended) = completion_sink(inbox.clone());
+        let driver_choice::Chosen { driver, reason, revocations, host_use } =
+            driver_choice::open(&config, &socket_dir, sink)?;
         config::check_host(&config.memory, driver.devices().len(), Host::of_process(host_use))?;
         let boot_epoch = state.next_boot_epoch()?;
         tracing::info!(driver = driver.name(), reason, "driver chosen");
@@ -153,7 +154,7 @@ impl App {
             (Arc::clone(&self.driver), Arc::clone(&self.sockets), Copies::default());
         let driver_ended = self.driver_ended.clone();
         let served = self.serve(signalled, copies.clone()).await;
-        close(driver, driver_ended, &copies).await;
+        close_driver(driver, driver_ended, &copies).await;
         // Until here, so that the next daemon on this place finds no trace of this one.
         drop(sockets);
         if served.is_ok() {
@@ -167,7 +168,7 @@ impl App {
         let end = Arc::new(end);
         let on_signal = Arc::clone(&end);
         tokio::spawn(async move {
-            stopped(signalled).await;
+            stop_requested(signalled).await;
             on_signal.send_replace(true);
         });
         let channels = Arc::new(Channels::default());
@@ -175,11 +176,11 @@ impl App {
         let core_config = self.core_config();
         // Descriptors have been counted by now.
         let shares = self.config.shares.percents();
-        for submission in self.kept_host().into_iter().chain([Submission::ShareBy { shares }]) {
+        for submission in self.host_to_pin().into_iter().chain([Submission::ShareBy { shares }]) {
             self.driver.submit(submission);
         }
         let uuids: Vec<_> = core_config.devices.iter().map(|device| device.uuid.clone()).collect();
-        let (telemetry, telling) = self.telemetry.start(
+        let (telemetry, telemetry_running) = self.telemetry.start(
             self.inbox.clone(),
             self.clock,
             Node {
@@ -201,20 +202,20 @@ impl App {
             writer,
             events.clone(),
         )
-        .telling(telemetry.clone())
-        .recording(moves.clone(), copies)
-        .loading(files.clone())
-        .harvesting(harvest)
-        .revoking(self.revocations);
+        .with_telemetry(telemetry.clone())
+        .with_moves(moves.clone(), copies)
+        .with_files(files.clone())
+        .with_harvest(harvest)
+        .with_revocations(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
-        let surveyed = surveyed(&self.inbox);
+        let devices_surveyed = devices_surveyed(&self.inbox);
         tokio::select! {
-            in_time = tokio::time::timeout(SURVEY_PATIENCE, surveyed) => if in_time.is_err() {
-                let problem = format!("no device was looked at within {} s", SURVEY_PATIENCE.as_secs());
+            in_time = tokio::time::timeout(SURVEY_TIMEOUT, devices_surveyed) => if in_time.is_err() {
+                let problem = format!("no device was looked at within {} s", SURVEY_TIMEOUT.as_secs());
                 return Err(Failure::Driver(DriverError::Failed(problem)));
             },
             // Asked to stop: both servers see it, and end at once.
-            () = stopped(stop.clone()) => {}
+            () = stop_requested(stop.clone()) => {}
         }
         tracing::info!("serving");
 
@@ -240,7 +241,7 @@ impl App {
                     started_at: self.clock.started_at(),
                 },
             },
-            stopped(stop.clone()),
+            stop_requested(stop.clone()),
         );
         let sessions = channel::serve(
             self.listeners.channel,
@@ -254,10 +255,11 @@ impl App {
                 word_slots: self.config.limits.words_per_session_max,
                 telemetry,
             },
-            stopped(stop),
+            stop_requested(stop),
         );
-        let sessions =
-            async { sessions.await.map_err(|source| Failure::Io { what: "listen on channel.sock", source }) };
+        let sessions = async {
+            sessions.await.map_err(|source| Failure::Io { action: "listen on channel.sock", source })
+        };
         let serve = async { tokio::try_join!(async { Ok(calls.await?) }, sessions) };
         let mut serve = std::pin::pin!(serve);
         tokio::select! {
@@ -267,12 +269,12 @@ impl App {
                 // Health says so first, and calls that wait get their answer.
                 end.send_replace(true);
                 serve.await?;
-                telling.stop().await;
+                telemetry_running.stop().await;
                 ended.map_err(|_| Failure::ReactorEnded)??;
                 return Err(Failure::ReactorEnded);
             }
         }
-        telling.stop().await;
+        telemetry_running.stop().await;
         self.inbox.stop();
         Ok(reactor.await.map_err(|_| Failure::ReactorEnded)??)
     }
@@ -286,13 +288,13 @@ impl App {
         }
         Harvest::start(Arc::clone(channels), self.inbox.clone(), memory.harvest)
             .map(Some)
-            .map_err(|source| Failure::Io { what: "start a thread", source })
+            .map_err(|source| Failure::Io { action: "start a thread", source })
     }
 
     /// What is in force where the limit of open files has a say, is told once.
     fn core_limits(&self) -> broker_core::Limits {
         let descriptors = Descriptors::of_process();
-        let kept = if self.kept_host().is_empty() { 0 } else { descriptors.pieces_max() };
+        let kept = if self.host_to_pin().is_empty() { 0 } else { descriptors.pieces_max() };
         let descriptors = descriptors.beside(kept);
         let limits = self.config.limits.core(descriptors);
         tracing::info!(
@@ -309,10 +311,10 @@ impl App {
     }
 
     /// What the driver is to pin ahead of need.
-    fn kept_host(&self) -> Vec<Submission> {
+    fn host_to_pin(&self) -> Vec<Submission> {
         let near =
             (0..).map(DeviceIndex).zip(self.driver.devices()).map(|(index, _)| self.driver.host_node(index));
-        config::keep_host(&self.config.memory, near, Descriptors::of_process().pieces_max())
+        config::pin_host(&self.config.memory, near, Descriptors::of_process().pieces_max())
     }
 
     fn core_config(&self) -> broker_core::Config {
@@ -342,7 +344,7 @@ impl App {
 }
 
 /// Where a driver's completions go, and what fails once it has ended: the sink is the last that it gives up.
-fn sink(completions: Inbox) -> (Sink, watch::Receiver<()>) {
+fn completion_sink(completions: Inbox) -> (Sink, watch::Receiver<()>) {
     let (ends, ended) = watch::channel(());
     let sink = move |completion| {
         let _until_it_ends = &ends;
@@ -352,16 +354,16 @@ fn sink(completions: Inbox) -> (Sink, watch::Receiver<()>) {
 }
 
 /// Has the driver give back its memory, and what is its on disk: on a thread of its own, which waits for what is under way.
-async fn close(driver: Arc<dyn Driver>, mut ended: watch::Receiver<()>, copies: &Copies) {
+async fn close_driver(driver: Arc<dyn Driver>, mut ended: watch::Receiver<()>, copies: &Copies) {
     for copy in copies.under_way() {
         driver.submit(Submission::CancelCopy { copy });
     }
     thread::spawn(move || drop(driver));
     // Whoever had it last: a call that is being cut off, perhaps.
     let gone = async move { while ended.changed().await.is_ok() {} };
-    if tokio::time::timeout(DRIVER_ENDS_WITHIN, gone).await.is_err() {
+    if tokio::time::timeout(DRIVER_END_TIMEOUT, gone).await.is_err() {
         tracing::warn!(
-            waited_s = DRIVER_ENDS_WITHIN.as_secs(),
+            waited_s = DRIVER_END_TIMEOUT.as_secs(),
             "the driver has not ended; what is left on disk the next start deletes"
         );
     }
@@ -377,19 +379,19 @@ fn event_limits(config: &Config) -> EventLimits {
 
 /// Who may call `AdminService`: as configured, else root and the user that the daemon runs as.
 fn operators(config: &Config) -> BTreeSet<u32> {
-    let usual = || vec![0, rustix::process::geteuid().as_raw()];
-    config.daemon.operators.clone().unwrap_or_else(usual).into_iter().collect()
+    let default = || vec![0, rustix::process::geteuid().as_raw()];
+    config.daemon.operators.clone().unwrap_or_else(default).into_iter().collect()
 }
 
 /// Returns once every device was looked at, or the reactor has ended. A request that is admitted before would be
 /// given what clients of an earlier daemon still hold.
-async fn surveyed(inbox: &Inbox) {
+async fn devices_surveyed(inbox: &Inbox) {
     while inbox.read(Broker::is_surveyed).await == Some(false) {
         tokio::time::sleep(SURVEY_POLL).await;
     }
 }
 
-async fn stopped(mut stop: watch::Receiver<bool>) {
+async fn stop_requested(mut stop: watch::Receiver<bool>) {
     // An error means that nobody is left to say so, which is a stop too.
     let _ = stop.wait_for(|stop| *stop).await;
 }
@@ -429,10 +431,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_the_driver_is_waited_for_whoever_had_it_last() {
+    async fn closing_waits_for_the_driver_even_when_another_thread_drops_it() {
         let (inbox, _queue) =
             inbox(InboxLimits { client_requests_max: 1, operator_requests_max: 1, reads_max: 1 });
-        let (sink, ended) = sink(inbox);
+        let (sink, ended) = completion_sink(inbox);
         let is_over = Arc::new(AtomicBool::new(false));
         let (asked, _) = tokio::sync::mpsc::unbounded_channel();
         let keeps = Slow { ended: Arc::clone(&is_over), _sink: sink };
@@ -443,8 +445,8 @@ mod tests {
             drop(last);
         });
         let began = Instant::now();
-        close(driver, ended, &Copies::default()).await;
+        close_driver(driver, ended, &Copies::default()).await;
         assert!(is_over.load(Ordering::Acquire), "after {:?}", began.elapsed());
-        assert!(began.elapsed() < DRIVER_ENDS_WITHIN);
+        assert!(began.elapsed() < DRIVER_END_TIMEOUT);
     }
 }

@@ -6,7 +6,7 @@ use broker_driver::{DriverError, cuda::Why};
 use thiserror::Error;
 
 use crate::{
-    config::{ConfigError, DeviceNotThere, HostTooSmall},
+    config::{ConfigError, HostTooSmall, UnknownDevice},
     grpc::ServeError,
     platform::{private_dir::PrivateDirError, sockets::SocketsError},
     reactor::DriverLost,
@@ -38,7 +38,7 @@ pub enum Failure {
     #[error("no home directory, so no place for state: set daemon.state_dir")]
     NoStateDir,
     #[error(transparent)]
-    Device(#[from] DeviceNotThere),
+    Device(#[from] UnknownDevice),
     #[error(transparent)]
     Host(#[from] HostTooSmall),
     /// Where the configuration names the directory, and what is wrong with that.
@@ -52,8 +52,8 @@ pub enum Failure {
     Sockets(#[from] SocketsError),
     #[error(transparent)]
     State(#[from] StateError),
-    #[error("cannot {what}: {source}")]
-    Io { what: &'static str, source: io::Error },
+    #[error("cannot {action}: {source}")]
+    Io { action: &'static str, source: io::Error },
     #[error(transparent)]
     Serve(#[from] ServeError),
     #[error(transparent)]

@@ -15,7 +15,7 @@
 pub mod app;
 pub mod channel;
 pub mod config;
-pub mod driver;
+pub mod driver_choice;
 pub mod events;
 pub mod exit;
 pub mod grpc;

@@ -15,13 +15,13 @@ use tokio::{
 };
 use vramd::{
     app::{self, App},
-    driver,
+    driver_choice,
     exit::Failure,
-    telemetry::{Opening, logs},
+    telemetry::{TelemetrySetup, logs},
 };
 
 /// What blocks is given so long at the end; a disk that takes longer hangs.
-const BLOCKING_ENDS_WITHIN: Duration = Duration::from_secs(10);
+const BLOCKING_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Owns the GPU memory of this node and hands it to client processes.
 ///
@@ -41,7 +41,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match life(&Args::parse()) {
+    match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if tracing::dispatcher::has_been_set() {
@@ -55,13 +55,13 @@ fn main() -> ExitCode {
 }
 
 /// Configuration, then sockets, state and driver, then serving, until a signal.
-fn life(args: &Args) -> Result<(), Failure> {
+fn run(args: &Args) -> Result<(), Failure> {
     let config = app::configuration(args.config.as_deref())?;
-    let telemetry = Opening::new(&config.telemetry)?;
+    let telemetry = TelemetrySetup::new(&config.telemetry)?;
     if args.check {
-        driver::check(&config)?;
+        driver_choice::check(&config)?;
         return writeln!(io::stdout(), "ok")
-            .map_err(|source| Failure::Io { what: "write to stdout", source });
+            .map_err(|source| Failure::Io { action: "write to stdout", source });
     }
     logs::start(config.daemon.log_format, config.daemon.log_level, &telemetry);
     // Everything that takes long has threads of its own; more of these would only be colder.
@@ -70,14 +70,14 @@ fn life(args: &Args) -> Result<(), Failure> {
         .enable_all()
         .thread_name("vramd-io")
         .build()
-        .map_err(|source| Failure::Io { what: "start the runtime", source })?;
+        .map_err(|source| Failure::Io { action: "start the runtime", source })?;
     // Before anything is taken, so that a signal in the middle of the start gives it back too.
     let stop = runtime
         .block_on(async { stop_on_signals() })
-        .map_err(|source| Failure::Io { what: "handle signals", source })?;
+        .map_err(|source| Failure::Io { action: "handle signals", source })?;
     let app = App::prepare(config, telemetry)?;
     let ended = runtime.block_on(app.run(stop));
-    runtime.shutdown_timeout(BLOCKING_ENDS_WITHIN);
+    runtime.shutdown_timeout(BLOCKING_END_TIMEOUT);
     ended
 }
 

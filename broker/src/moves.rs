@@ -35,12 +35,12 @@ struct Shared {
     clock: Clock,
     copies: Copies,
     /// The latest first.
-    ended: Mutex<VecDeque<Ended>>,
+    ended: Mutex<VecDeque<FinishedMove>>,
 }
 
 /// A move that is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct FinishedMove {
     pub part: PartRef,
     pub tenant: Arc<str>,
     pub device: DeviceIndex,
@@ -69,7 +69,7 @@ impl Moves {
 
     /// How much has arrived in an extent; `None` while nothing is being copied there.
     pub(crate) fn copied(&self, extent: ExtentId) -> Option<Bytes> {
-        self.0.driver.upgrade()?.copied_bytes(self.0.copies.towards(extent)?)
+        self.0.driver.upgrade()?.copied_bytes(self.0.copies.into_extent(extent)?)
     }
 
     pub(crate) fn uuid_of(&self, device: DeviceIndex) -> String {
@@ -85,7 +85,7 @@ impl Moves {
     }
 
     /// Keeps it, if it is the end of a move.
-    pub(crate) fn told(&self, notice: &Notice) {
+    pub(crate) fn record_ended(&self, notice: &Notice) {
         let (outcome, detail, (part, tenant, device, tier, bytes, cause, began)) = match notice {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, .. } => {
                 (Change::Moved, "", (part, tenant, device, tier, bytes, cause, began))
@@ -109,7 +109,7 @@ impl Moves {
         let took = Duration::from_micros(now.as_micros().saturating_sub(began.as_micros()));
         let mut ended = self.lock();
         ended.truncate(ENDED_MAX - 1);
-        ended.push_front(Ended {
+        ended.push_front(FinishedMove {
             part: *part,
             tenant: Arc::clone(tenant),
             device: *device,
@@ -124,13 +124,13 @@ impl Moves {
     }
 
     /// The last that ended, the latest first; of one tenant, or of all.
-    pub(crate) fn ended(&self, tenant: Option<&str>) -> Vec<Ended> {
-        let of = |ended: &&Ended| tenant.is_none_or(|tenant| *ended.tenant == *tenant);
+    pub(crate) fn ended(&self, tenant: Option<&str>) -> Vec<FinishedMove> {
+        let of = |ended: &&FinishedMove| tenant.is_none_or(|tenant| *ended.tenant == *tenant);
         self.lock().iter().filter(of).cloned().collect()
     }
 
     /// The reactor and who lists: neither has it for long.
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Ended>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<FinishedMove>> {
         self.0.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -192,7 +192,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_driver_that_has_ended_is_not_kept() {
+    async fn moves_do_not_keep_the_driver_alive() {
         let driver = driver();
         let moves = of(&driver);
         assert_eq!(moves.copied(ExtentId::from_raw(5)), Some(Bytes::mib(1)));
@@ -212,11 +212,11 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_ended_says_why_it_began_and_how_long_it_took() {
+    async fn a_finished_move_has_its_cause_outcome_and_duration() {
         let moves = moves();
         tokio::time::advance(Duration::from_millis(30)).await;
-        moves.told(&stopped(1, "a"));
-        moves.told(&Notice::Draining { draining: true });
+        moves.record_ended(&stopped(1, "a"));
+        moves.record_ended(&Notice::Draining { draining: true });
         let ended = moves.ended(None);
         let [one] = &ended[..] else { panic!("{ended:?}") };
         assert_eq!((one.cause, one.outcome), (Cause::Operator, Change::Stopped));
@@ -224,10 +224,10 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_latest_are_kept_and_told_first() {
+    async fn the_latest_moves_are_kept_and_listed_first() {
         let moves = moves();
         for index in 0..300 {
-            moves.told(&stopped(index, if index % 2 == 0 { "a" } else { "b" }));
+            moves.record_ended(&stopped(index, if index % 2 == 0 { "a" } else { "b" }));
         }
         let parts: Vec<_> = moves.ended(None).iter().map(|ended| ended.part.part.0).collect();
         assert_eq!(parts, (44..300).rev().collect::<Vec<_>>());
@@ -236,7 +236,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_driver_says_how_far_a_copy_is() {
+    async fn the_driver_reports_how_much_was_copied() {
         let moves = moves();
         assert_eq!(moves.copied(ExtentId::from_raw(5)), Some(Bytes::mib(1)));
         assert_eq!(moves.copied(ExtentId::from_raw(6)), None);

@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest that a start or stop may take before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Place(tempfile::TempDir);
 
@@ -65,7 +65,7 @@ fn ended(command: &mut Command) -> (i32, String) {
 }
 
 fn eventually(mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !happened() {
         assert!(Instant::now() < deadline, "it does not happen");
         thread::sleep(Duration::from_millis(10));
@@ -172,7 +172,7 @@ fn check_reads_and_does_nothing_else() {
 }
 
 #[test]
-fn the_version_is_told() {
+fn the_version_is_printed() {
     let said = ended(Command::new(env!("CARGO_BIN_EXE_vramd")).arg("--version"));
     assert_eq!(said, (0, format!("vramd {}\n", env!("CARGO_PKG_VERSION"))));
 }

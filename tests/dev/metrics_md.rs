@@ -5,12 +5,12 @@
 use std::{fmt::Write as _, process::ExitCode};
 
 use dev_kit::Page;
-use vramd::telemetry::registry::{ALL, ATTRIBUTES, Definition};
+use vramd::telemetry::metrics::{ALL, ATTRIBUTES, Definition};
 
 const HEAD: &str = "\
 # Metrics
 
-<!-- Generated from broker/src/telemetry/registry.rs by `make metrics-md`. Do not edit. -->
+<!-- Generated from broker/src/telemetry/metrics.rs by `make metrics-md`. Do not edit. -->
 
 What the daemon tells by `telemetry.prometheus_listen` and `telemetry.otlp_endpoint`: the same metrics, by Prometheus's
 names there and OpenTelemetry's here. A series that is zero is left out. `usage` adds up over its states. The tables of one

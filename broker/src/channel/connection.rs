@@ -15,16 +15,16 @@ use vramd_types::SessionId;
 
 use super::{
     Channels, Entry, OutFrame,
-    frame::{self, Received},
-    gate::{Gate, Ticket},
+    frame_codec::{self, Received},
+    hello_gate::{Gate, Ticket},
     outbox::Outbox,
-    refused::HelloRefusal,
+    printable, process_watch,
+    refusal_frames::HelloRefusal,
     socket::Socket,
-    text, watch,
-    words::Words,
+    word_table::WordTable,
 };
 use crate::{
-    platform::{credentials::Packet, descriptors::Descriptors, identity::Rules, peer::Peer, readiness},
+    platform::{credentials::Packet, descriptors::Descriptors, peer::Peer, readiness, tenant_rules::Rules},
     reactor::Inbox,
     telemetry::Telemetry,
 };
@@ -50,23 +50,27 @@ pub(super) struct Shared {
 
 /// A connection of somebody who is known, and has a while to say hello.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct GreetingConnection {
     socket: Socket,
     peer: Peer,
     waiting: Ticket,
 }
 
 /// Lets an accepted connection in, or refuses it at once.
-pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>, telemetry: &Telemetry) -> io::Result<Option<Arrival>> {
+pub(super) fn admit(
+    fd: OwnedFd,
+    gate: &Arc<Gate>,
+    telemetry: &Telemetry,
+) -> io::Result<Option<GreetingConnection>> {
     let socket = Socket::new(fd)?;
-    let short = Descriptors::of_process().exceeded().map(|limit| HelloRefusal::TooMany { limit });
-    let peer = short.map_or_else(|| Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)), Err);
+    let shortage = Descriptors::of_process().exceeded().map(|limit| HelloRefusal::TooMany { limit });
+    let peer = shortage.map_or_else(|| Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)), Err);
     let admitted = peer.and_then(|peer| {
         let waiting = gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
         Ok((peer, waiting))
     });
     match admitted {
-        Ok((peer, waiting)) => Ok(Some(Arrival { socket, peer, waiting })),
+        Ok((peer, waiting)) => Ok(Some(GreetingConnection { socket, peer, waiting })),
         Err(refusal) => {
             refuse(&socket, &refusal, telemetry);
             Ok(None)
@@ -75,8 +79,8 @@ pub(super) fn admit(fd: OwnedFd, gate: &Arc<Gate>, telemetry: &Telemetry) -> io:
 }
 
 /// Serves a connection until its end.
-pub(super) async fn run(arrival: Arrival, shared: Arc<Shared>) {
-    let Arrival { socket, peer, waiting } = arrival;
+pub(super) async fn run(connection: GreetingConnection, shared: Arc<Shared>) {
+    let GreetingConnection { socket, peer, waiting } = connection;
     match greet(&socket, &peer, &shared).await {
         Ok(Some((tenant, hello))) => {
             serve(socket, peer, tenant, hello, waiting, &shared).await;
@@ -92,7 +96,7 @@ fn unidentified(error: &dyn std::fmt::Display) -> HelloRefusal {
 
 /// Says why, and ends the connection.
 fn refuse(socket: &Socket, refusal: &HelloRefusal, telemetry: &Telemetry) {
-    telemetry.channel_refused(refusal.reason());
+    telemetry.count_refused_channel(refusal.reason());
     tracing::info!(?refusal, "connection refused");
     // Room for one small packet is there unless the peer has left.
     let _ = socket.try_send(&refusal.frame());
@@ -147,7 +151,7 @@ async fn serve(
         }
     };
     let channel = channels.next_id();
-    let (features, words) = words_of(hello.features & protocol::FEATURES, shared.word_slots);
+    let (features, words) = create_word_table(hello.features & protocol::FEATURES, shared.word_slots);
     let entry = Arc::new(Entry {
         socket,
         outbox: Outbox::new(),
@@ -165,7 +169,7 @@ async fn serve(
             tenant,
             pid,
             uid,
-            client_name: text::plain(&hello.client_name, CLIENT_NAME_BYTES_MAX),
+            client_name: printable::printable(&hello.client_name, CLIENT_NAME_BYTES_MAX),
             pins: entry.words.is_some(),
             pressure: features & protocol::PRESSURE != 0,
             devices: (!hello.any_device).then_some(hello.devices),
@@ -173,21 +177,27 @@ async fn serve(
         },
     });
     drop(waiting);
-    tokio::spawn(watch::process(channel, watched, Arc::clone(&entry), Arc::clone(channels), inbox.clone()));
+    tokio::spawn(process_watch::watch_process(
+        channel,
+        watched,
+        Arc::clone(&entry),
+        Arc::clone(channels),
+        inbox.clone(),
+    ));
     let Entry { socket, outbox, .. } = &*entry;
     tokio::join!(read(&entry, channel, pid, shared), write(socket, channel, outbox));
     // The socket stays open while the process is watched: what lies in it unread would stay there as long.
     socket.discard_received();
     inbox.event(Event::ChannelEnded { channel });
-    channels.settle(channel, &entry.channel_over);
+    channels.mark_over(channel, &entry.channel_over);
 }
 
 /// What both sides speak, and the words that belong to it. A session without pins is better than none.
-fn words_of(features: u64, slots: u32) -> (u64, Option<Words>) {
+fn create_word_table(features: u64, slots: u32) -> (u64, Option<WordTable>) {
     if features & protocol::PINS == 0 {
         return (features, None);
     }
-    match Words::create(slots) {
+    match WordTable::create(slots) {
         Ok(words) => (features, Some(words)),
         Err(error) => {
             tracing::warn!(%error, "no word table can be made: the session has no pins");
@@ -207,14 +217,14 @@ async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
         }
         let received = whole_frame(&buffer, packet, pid);
         if let Ok(Received::Frame { frame, trace }) = &received {
-            telemetry.asked(channel, frame, trace.as_ref());
+            telemetry.begin_pin(channel, frame, trace.as_ref());
         }
         let taken = received.and_then(|received| take(entry, received));
         inbox.event(match taken {
             Ok(frame) => Event::Frame { channel, frame },
             Err(problem) => Event::Malformed { channel, problem },
         });
-        if inbox.handled().await.is_none() {
+        if inbox.wait_until_handled().await.is_none() {
             break;
         }
     }
@@ -225,7 +235,7 @@ async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
 fn take(entry: &Entry, received: Received) -> Result<core::ClientFrame, String> {
     let Received::Frame { frame, .. } = received else { return Err("a second hello".to_owned()) };
     if let (core::ClientFrame::WordsMapped, Some(words)) = (&frame, &entry.words) {
-        words.mapped()?;
+        words.seal()?;
     }
     Ok(frame)
 }
@@ -240,7 +250,7 @@ async fn write(socket: &Socket, channel: ChannelId, outbox: &Outbox) {
         match sent {
             Ok(()) => tracing::debug!(channel = channel.0, fds = frame.handles.len(), "packet sent"),
             Err(error) => {
-                report(channel, &frame, &error);
+                log_send_error(channel, &frame, &error);
                 outbox.abort();
             }
         }
@@ -265,7 +275,7 @@ async fn send(socket: &Socket, channel: ChannelId, frame: &OutFrame) -> io::Resu
 }
 
 /// A client that has left is an everyday event, all else is not.
-fn report(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
+fn log_send_error(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
     let (fds, bytes) = (frame.handles.len(), frame.bytes.len());
     match error.raw_os_error() {
         Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
@@ -289,5 +299,5 @@ fn whole_frame(buffer: &[u8], packet: Packet, pid: u32) -> Result<Received, Stri
     if packet.fds_dropped {
         return Err("a frame with file descriptors".to_owned());
     }
-    frame::decode(&buffer[..packet.bytes])
+    frame_codec::decode(&buffer[..packet.bytes])
 }

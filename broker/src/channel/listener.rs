@@ -8,10 +8,10 @@ use tokio::{io::unix::AsyncFd, task::JoinSet};
 use super::{
     Channels,
     connection::{self, Shared},
-    gate::{Bounds, Gate},
+    hello_gate::{Bounds, Gate},
 };
 use crate::{
-    platform::{identity::Rules, readiness},
+    platform::{readiness, tenant_rules::Rules},
     reactor::Inbox,
     telemetry::Telemetry,
 };
@@ -55,8 +55,8 @@ pub async fn serve(
         tokio::select! {
             accepted = accept(&listener) => match accepted {
                 Ok(fd) => match connection::admit(fd, &gate, &shared.telemetry) {
-                    Ok(Some(arrival)) => {
-                        connections.spawn(connection::run(arrival, Arc::clone(&shared)));
+                    Ok(Some(greeting)) => {
+                        connections.spawn(connection::run(greeting, Arc::clone(&shared)));
                     }
                     Ok(None) => {}
                     Err(error) => tracing::warn!(%error, "a connection could not be served"),

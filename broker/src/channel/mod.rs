@@ -11,15 +11,15 @@
 //! where the client pins (`words`).
 
 mod connection;
-pub mod frame;
-mod gate;
+pub mod frame_codec;
+mod hello_gate;
 mod listener;
 mod outbox;
-mod refused;
+mod printable;
+mod process_watch;
+mod refusal_frames;
 mod socket;
-mod text;
-mod watch;
-mod words;
+mod word_table;
 
 use std::{
     os::fd::OwnedFd,
@@ -36,8 +36,8 @@ use tokio::sync::Notify;
 use vramd_types::DeviceIndex;
 
 pub use listener::{Settings, serve};
-pub use words::Asked;
-pub(crate) use words::{Use, Words};
+pub use word_table::EvictOutcome;
+pub(crate) use word_table::{Use, WordTable};
 
 use outbox::Outbox;
 use socket::Socket;
@@ -67,7 +67,7 @@ struct Entry {
     pidfd: Arc<OwnedFd>,
     features: u64,
     /// With the feature `Pins`.
-    words: Option<Words>,
+    words: Option<WordTable>,
     forgotten: Notify,
     channel_over: AtomicBool,
     process_over: AtomicBool,
@@ -121,17 +121,17 @@ impl Channels {
 
     /// What a new client maps its word table by.
     pub fn word_table(&self, channel: ChannelId) -> Option<Handle> {
-        self.with_words(channel, Words::handle)?
+        self.with_words(channel, WordTable::handle)?
     }
 
     /// Asks for a part that nobody pins, by its word. A channel without words says that it is pinned.
-    pub fn evict(&self, channel: ChannelId, slot: Slot) -> Result<Asked, String> {
-        self.with_words(channel, |words| words.evict(slot)).unwrap_or(Ok(Asked::Pinned))
+    pub fn evict(&self, channel: ChannelId, slot: Slot) -> Result<EvictOutcome, String> {
+        self.with_words(channel, |words| words.evict(slot)).unwrap_or(Ok(EvictOutcome::Pinned))
     }
 
     /// Takes that back, as long as no frame told of it.
-    pub fn take_back(&self, channel: ChannelId, slot: Slot) {
-        self.with_words(channel, |words| words.take_back(slot));
+    pub fn cancel_evict(&self, channel: ChannelId, slot: Slot) {
+        self.with_words(channel, |words| words.cancel_evict(slot));
     }
 
     /// Asks for a part whoever pins it. The frame that tells of it follows.
@@ -150,13 +150,13 @@ impl Channels {
     }
 
     /// Looks at the words of a channel. `None` once it has ended, or where it has none.
-    pub(crate) fn look<T>(&self, channel: ChannelId, look: impl FnOnce(&Words) -> T) -> Option<T> {
+    pub(crate) fn read_words<T>(&self, channel: ChannelId, read: impl FnOnce(&WordTable) -> T) -> Option<T> {
         let entry = self.entry(channel)?;
         let words = entry.words.as_ref().filter(|_| !entry.channel_over.load(Ordering::SeqCst))?;
-        Some(look(words))
+        Some(read(words))
     }
 
-    fn with_words<T>(&self, channel: ChannelId, act: impl FnOnce(&Words) -> T) -> Option<T> {
+    fn with_words<T>(&self, channel: ChannelId, act: impl FnOnce(&WordTable) -> T) -> Option<T> {
         self.entry(channel)?.words.as_ref().map(act)
     }
 
@@ -168,7 +168,7 @@ impl Channels {
     }
 
     /// Takes note that one of the two ends has come; after both nothing is left to do with the channel.
-    fn settle(&self, channel: ChannelId, over: &AtomicBool) {
+    fn mark_over(&self, channel: ChannelId, over: &AtomicBool) {
         over.store(true, Ordering::SeqCst);
         self.by_id.remove_if(&channel, |_, entry| {
             entry.channel_over.load(Ordering::SeqCst) && entry.process_over.load(Ordering::SeqCst)

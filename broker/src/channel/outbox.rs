@@ -22,7 +22,7 @@ const FRAMES_MAX: usize = 4096;
 const BYTES_MAX: usize = 4 << 20;
 
 /// How long a closing channel waits for its client to take what is queued.
-const LINGER: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Outbox {
@@ -93,7 +93,7 @@ impl Outbox {
         let mut state = self.state();
         if state.end == End::Open {
             state.notes.clear();
-            state.end = End::Closing(Instant::now() + LINGER);
+            state.end = End::Closing(Instant::now() + CLOSE_TIMEOUT);
             self.changed.notify_one();
         }
     }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_place_only_the_newest_note_waits_and_it_waits_for_all_frames() {
+    async fn only_the_newest_note_of_a_place_waits_behind_all_frames() {
         let outbox = Outbox::new();
         outbox.push(note(1, 1), |_| false).unwrap();
         outbox.push(note(0, 2), |_| false).unwrap();
@@ -230,16 +230,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_takes_nothing_is_given_up_after_the_linger() {
+    async fn a_closing_outbox_gives_up_after_its_timeout() {
         let outbox = Outbox::new();
         let before = Instant::now();
         outbox.close();
         outbox.overdue().await;
-        assert_eq!(before.elapsed(), LINGER);
+        assert_eq!(before.elapsed(), CLOSE_TIMEOUT);
     }
 
     #[tokio::test]
-    async fn what_can_be_sent_at_once_is_unless_something_is_before_it() {
+    async fn a_frame_is_sent_at_once_unless_another_waits() {
         let outbox = Outbox::new();
         outbox.push(frame(1), |_| true).unwrap();
         outbox.push(frame(2), |_| false).unwrap();

@@ -22,15 +22,15 @@ use vramd_types::DeviceIndex;
 
 use super::{Channels, OutFrame, Settings, serve};
 use crate::{
-    platform::{identity::Rules, sockets::Sockets},
+    platform::{sockets::Sockets, tenant_rules::Rules},
     reactor::{InboxLimits, Message, inbox},
 };
 
 mod harvest;
-mod words;
+mod word_table;
 
 /// Longest that a test waits for what must come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A listening channel socket, and the events that come of it.
 struct Daemon {
@@ -72,7 +72,7 @@ impl Daemon {
             while let Some(message) = queue.next().await {
                 match message {
                     Message::Event(event) => drop(sender.send(event)),
-                    Message::Read(look) => look(&broker),
+                    Message::Read(read) => read(&broker),
                     other => panic!("{other:?}"),
                 }
             }
@@ -101,17 +101,13 @@ impl Daemon {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         rustix::net::connect(&socket, &SocketAddrUnix::new(self.path()).unwrap()).unwrap();
-        rustix::net::sockopt::set_socket_timeout(
-            &socket,
-            rustix::net::sockopt::Timeout::Recv,
-            Some(PATIENCE),
-        )
-        .unwrap();
+        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(TIMEOUT))
+            .unwrap();
         Client(socket)
     }
 
     async fn event(&mut self) -> Event {
-        tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event").expect("the daemon runs")
+        tokio::time::timeout(TIMEOUT, self.events.recv()).await.expect("an event").expect("the daemon runs")
     }
 
     async fn hello(&mut self) -> (ChannelId, broker_core::Hello) {
@@ -217,7 +213,7 @@ async fn a_session_from_hello_to_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_speak_of_pressure_is_not_told() {
+async fn a_client_without_the_pressure_feature_gets_no_notes() {
     let mut daemon = Daemon::start();
     let client = daemon.connect();
     let features = hello().features & !protocol::PRESSURE;
@@ -228,7 +224,7 @@ async fn who_does_not_speak_of_pressure_is_not_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_hello_is_refused() {
+async fn frames_other_than_hello_are_refused() {
     let daemon = Daemon::start_with(Duration::from_millis(50), 8);
     let version = v1::Hello { protocol_major: 7, ..hello() };
     let version = packet(v1::client_frame::Frame::Hello(version));
@@ -258,8 +254,8 @@ async fn what_is_no_hello_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn those_who_do_not_say_hello_are_few() {
-    let mut daemon = Daemon::start_with(PATIENCE, 2);
+async fn connections_without_hello_are_bounded() {
+    let mut daemon = Daemon::start_with(TIMEOUT, 2);
     let first = daemon.connect();
     let _second = daemon.connect();
     let third = daemon.connect();
@@ -273,7 +269,7 @@ async fn those_who_do_not_say_hello_are_few() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn broken_frames_are_told_and_leak_nothing() {
+async fn malformed_frames_are_reported_and_leak_no_descriptor() {
     let mut daemon = Daemon::start();
     let client = daemon.connect();
     client.send(&hello_packet());
@@ -294,7 +290,7 @@ async fn broken_frames_are_told_and_leak_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn notes_that_nobody_reads_end_no_channel_and_the_newest_of_each_place_comes() {
+async fn unread_notes_end_no_channel_and_the_newest_of_each_place_arrives() {
     const COUNT: u16 = 10_000;
     let mut daemon = Daemon::start();
     let client = daemon.connect();
@@ -351,7 +347,7 @@ async fn the_stop_ends_every_channel() {
     daemon.stop.send_replace(true);
     assert_eq!(client.receive(), b"");
     assert!(matches!(daemon.event().await, Event::ChannelEnded { .. }));
-    tokio::time::timeout(PATIENCE, &mut daemon.served).await.expect("it ends").unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, &mut daemon.served).await.expect("it ends").unwrap().unwrap();
 }
 
 /// A client process: says hello, then does as it is told.
@@ -396,7 +392,7 @@ for line in sys.stdin:
         Self(child)
     }
 
-    fn tell(&mut self, line: &str) {
+    fn command(&mut self, line: &str) {
         self.0.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
     }
 }
@@ -414,7 +410,7 @@ async fn a_process_is_watched_beyond_its_channel() {
     let mut process = Process::start(&daemon);
     let (channel, said) = daemon.hello().await;
     assert_eq!(said.pid, process.0.id());
-    process.tell("close\n");
+    process.command("close\n");
     assert!(matches!(daemon.event().await, Event::ChannelEnded { .. }));
     daemon.channels.kill(channel);
     assert!(matches!(daemon.event().await, Event::ProcessEnded { channel: ended } if ended == channel));
@@ -426,13 +422,13 @@ async fn a_forked_child_does_not_speak_for_the_session() {
     let mut daemon = Daemon::start();
     let mut process = Process::start(&daemon);
     daemon.hello().await;
-    process.tell("fork\n");
+    process.command("fork\n");
     let problem = daemon.malformed().await;
     assert!(problem.contains(&format!("that of process {}", process.0.id())), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_child_can_still_receive_keeps_its_process_from_being_over() {
+async fn a_process_is_not_over_while_a_child_can_receive_descriptors() {
     let mut daemon = Daemon::start();
     let mut process = Process::start(&daemon);
     let (channel, _) = daemon.hello().await;
@@ -445,12 +441,12 @@ async fn what_a_child_can_still_receive_keeps_its_process_from_being_over() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     drop(entry);
-    process.tell("leave\n");
+    process.command("leave\n");
     // Nothing more is sent to it, and of its end nothing is heard.
     assert!(matches!(daemon.event().await, Event::ChannelEnded { channel: ended } if ended == channel));
     let early = tokio::time::timeout(Duration::from_millis(500), daemon.events.recv()).await;
     assert!(early.is_err(), "{early:?}");
-    process.tell("receive\n");
+    process.command("receive\n");
     assert!(matches!(daemon.event().await, Event::ProcessEnded { channel: ended } if ended == channel));
     assert!(daemon.channels.by_id.is_empty(), "nothing is left to do with it");
 }

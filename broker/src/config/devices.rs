@@ -14,10 +14,10 @@ use super::{DeviceChoice, Disk, Memory, Sim, SimEffect, SimOperation};
 
 /// A device that the configuration names is not on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("memory.devices: there is no device `{named}`; this node has {there}")]
-pub struct DeviceNotThere {
+#[error("memory.devices: there is no device `{named}`; this node has {present}")]
+pub struct UnknownDevice {
     pub named: String,
-    pub there: String,
+    pub present: String,
 }
 
 /// The simulated node of one daemon.
@@ -78,18 +78,18 @@ impl SimDevices<'_> {
 }
 
 /// Those of the node's devices that the configuration names, in its order: their numbers count from 0 in it.
-pub fn choose(choice: &DeviceChoice, there: Vec<DeviceInfo>) -> Result<Vec<DeviceInfo>, DeviceNotThere> {
-    let DeviceChoice::These(named) = choice else { return Ok(there) };
+pub fn choose(choice: &DeviceChoice, present: Vec<DeviceInfo>) -> Result<Vec<DeviceInfo>, UnknownDevice> {
+    let DeviceChoice::These(named) = choice else { return Ok(present) };
     let mut chosen: Vec<DeviceInfo> = Vec::new();
     for named in named {
-        let device = there
+        let device = present
             .iter()
             .enumerate()
             .find(|(index, device)| device.uuid == *named || named.parse() == Ok(*index));
         let Some((_, device)) = device else {
-            let there: Vec<_> = there.iter().map(|device| device.uuid.as_str()).collect();
-            let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
-            return Err(DeviceNotThere { named: named.clone(), there });
+            let present: Vec<_> = present.iter().map(|device| device.uuid.as_str()).collect();
+            let present = if present.is_empty() { "none".to_owned() } else { present.join(", ") };
+            return Err(UnknownDevice { named: named.clone(), present });
         };
         if !chosen.contains(device) {
             chosen.push(device.clone());
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    fn there() -> Vec<DeviceInfo> {
+    fn present() -> Vec<DeviceInfo> {
         let sim = Sim {
             devices: vec![
                 super::super::SimDevice { memory: Bytes::gib(8), name: None, uuid: Some("GPU-b".into()) },
@@ -143,22 +143,22 @@ mod tests {
     #[test]
     fn uuids_are_kept_over_restarts_and_differ_between_daemons() {
         let uuid = |dir, index| SimDevices { sim: &Sim::default(), socket_dir: Path::new(dir) }.uuid(index);
-        assert_eq!(there()[1].uuid, uuid("/run/vramd", 1));
+        assert_eq!(present()[1].uuid, uuid("/run/vramd", 1));
         assert_ne!(uuid("/run/vramd", 1), uuid("/run/vramd", 0));
         assert_ne!(uuid("/run/vramd", 1), uuid("/tmp/vramd", 1));
         let groups: Vec<usize> = uuid("/run/vramd", 0).split('-').skip(1).map(str::len).collect();
         assert_eq!(groups, [8, 4, 4, 4, 12]);
-        assert_eq!((there()[0].name.as_str(), there()[1].name.as_str()), ("Simulated GPU 0", "small"));
+        assert_eq!((present()[0].name.as_str(), present()[1].name.as_str()), ("Simulated GPU 0", "small"));
     }
 
     #[test]
     fn devices_are_chosen_by_uuid_or_index() {
         let choose = |named: &[&str]| {
             let named = named.iter().map(|named| (*named).to_owned()).collect();
-            choose(&DeviceChoice::These(named), there())
+            choose(&DeviceChoice::These(named), present())
         };
-        assert_eq!(super::choose(&DeviceChoice::All, there()), Ok(there()));
-        assert_eq!(choose(&["1", "GPU-b", "0"]), Ok(vec![there()[1].clone(), there()[0].clone()]));
+        assert_eq!(super::choose(&DeviceChoice::All, present()), Ok(present()));
+        assert_eq!(choose(&["1", "GPU-b", "0"]), Ok(vec![present()[1].clone(), present()[0].clone()]));
         let missing = choose(&["0", "2"]).unwrap_err();
         assert_eq!(missing.named, "2");
         assert!(missing.to_string().contains("GPU-b"), "{missing}");
@@ -171,12 +171,12 @@ mod tests {
             margin: Quantity::Bytes(Bytes::gib(1)),
             ..Memory::default()
         };
-        let shares: Vec<_> = core_devices(&memory, &Disk::default(), &there(), false, false)
+        let shares: Vec<_> = core_devices(&memory, &Disk::default(), &present(), false, false)
             .iter()
             .map(|device| device.share)
             .collect();
         assert_eq!(shares, [Bytes::gib(3), Bytes::gib(1)]);
         let memory = Memory { device_share: Quantity::Bytes(Bytes::gib(100)), ..memory };
-        assert_eq!(core_devices(&memory, &Disk::default(), &there(), false, false)[1].share, Bytes::gib(3));
+        assert_eq!(core_devices(&memory, &Disk::default(), &present(), false, false)[1].share, Bytes::gib(3));
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, de};
 use toml::de::DeTable;
 use vramd_types::Bytes;
 
-use super::{Place, host::of_all, quantity};
+use super::{Place, host::for_all_devices, quantity};
 
 /// The table `disk`. Both of directory and size, or there is no disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -75,11 +75,11 @@ impl Disk {
     /// What the driver is opened with, for so many devices.
     pub fn config(&self, devices: usize) -> Option<DiskConfig> {
         let directory = self.directory.clone()?;
-        Some(DiskConfig { directory, capacity: of_all(self.size, devices), engine: self.engine })
+        Some(DiskConfig { directory, capacity: for_all_devices(self.size, devices), engine: self.engine })
     }
 
     /// What is wrong with it, and where that is to be mended.
-    pub fn wrong(&self, problem: &DirectoryError) -> String {
+    pub fn explain(&self, problem: &DirectoryError) -> String {
         let name = match problem {
             DirectoryError::TooSmall { .. } => "size",
             DirectoryError::NoUring(_) => "engine",
@@ -104,11 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_names_its_own_line() {
+    fn a_directory_error_names_the_line_of_its_key() {
         let read = disk("size = \"4MiB\"\nengine = \"threads\"\n  directory = \"/nowhere\"\n").unwrap();
         let config = read.config(3).unwrap();
         assert_eq!((config.capacity, config.engine), (Bytes::mib(12), Some(DiskEngine::Threads)));
-        let wrong = |problem: DirectoryError| read.wrong(&problem);
+        let wrong = |problem: DirectoryError| read.explain(&problem);
         let missing = DirectoryError::Missing("/nowhere".into());
         assert_eq!(wrong(missing), "6:15: disk.directory: there is no /nowhere");
         let (free, capacity) = (Bytes::mib(1), Bytes::mib(12));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_names_its_own_line() {
+    fn an_invalid_value_names_its_own_line() {
         for (lines, place, field) in [
             ("directory = \"/d\"\nsize = \"3MiB\"", (5, 8), "disk.size"),
             ("directory = \"/d\"\nsize = \"90%\"", (5, 8), "disk.size"),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_none_unless_both_are_given() {
+    fn the_disk_needs_both_directory_and_size() {
         assert_eq!(disk("").unwrap(), Disk::default());
         assert_eq!(Disk::default().config(1), None);
         for engine in ["auto", "ring"] {

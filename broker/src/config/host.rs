@@ -33,21 +33,17 @@ fn left_to_daemon(buffers: Bytes) -> Bytes {
 
 /// For all devices.
 pub fn host_total(memory: &Memory, devices: usize) -> Bytes {
-    of_all(memory.host_size, devices)
+    for_all_devices(memory.host_size, devices)
 }
 
 /// What all devices have together that have so much each.
-pub(super) fn of_all(each: Bytes, devices: usize) -> Bytes {
+pub(super) fn for_all_devices(each: Bytes, devices: usize) -> Bytes {
     Bytes::checked_sum(std::iter::repeat_n(each, devices)).unwrap_or(Bytes::MAX)
 }
 
 /// Has the driver keep that much of each node, for the devices near it, in parts of the usual size. All together keep so
 /// many pieces at most.
-pub fn keep_host(
-    memory: &Memory,
-    near: impl Iterator<Item = HostNode>,
-    pieces_max: usize,
-) -> Vec<Submission> {
+pub fn pin_host(memory: &Memory, near: impl Iterator<Item = HostNode>, pieces_max: usize) -> Vec<Submission> {
     let mut nodes: BTreeMap<HostNode, usize> = BTreeMap::new();
     for node in near.filter(|_| !memory.host_size.is_zero()) {
         *nodes.entry(node).or_default() += 1;
@@ -87,10 +83,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_node_keeps_for_the_devices_near_it() {
+    fn each_node_pins_for_the_devices_near_it() {
         let memory = Memory { host_size: Bytes::gib(4), part_size: Bytes::mib(64), ..Memory::default() };
         let near = || [HostNode(1), HostNode(0), HostNode(1)].into_iter();
-        let kept: Vec<_> = keep_host(&memory, near(), 100)
+        let kept: Vec<_> = pin_host(&memory, near(), 100)
             .into_iter()
             .map(|it| match it {
                 Submission::KeepHost { node, size, piece, pieces_max } => (node.0, size, piece, pieces_max),
@@ -99,11 +95,11 @@ mod tests {
             .collect();
         let piece = Bytes::mib(64);
         assert_eq!(kept, [(0, Bytes::gib(4), piece, 50), (1, Bytes::gib(8), piece, 50)]);
-        assert!(keep_host(&Memory::default(), near(), 100).is_empty(), "there is no host tier");
+        assert!(pin_host(&Memory::default(), near(), 100).is_empty(), "there is no host tier");
     }
 
     #[test]
-    fn what_the_machine_has_not_is_refused_with_its_figures() {
+    fn more_host_memory_than_the_machine_has_is_refused() {
         let memory = Memory { host_size: Bytes::gib(4), ..Memory::default() };
         let host = |total, lockable| Host { total: Some(Bytes::gib(total)), lockable, ..Host::default() };
         assert_eq!(check_host(&memory, 2, host(10, None)), Ok(()));

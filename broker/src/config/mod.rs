@@ -6,30 +6,30 @@
 mod devices;
 mod disk;
 mod error;
-mod file;
 mod files;
 mod host;
 mod limits;
 mod pressure;
 mod quantity;
+mod schema;
 mod shares;
 mod telemetry;
 mod tenants;
 
 use std::{fs, path::Path};
 
-pub use devices::{DeviceNotThere, SimDevices, choose, core_devices};
+pub use devices::{SimDevices, UnknownDevice, choose, core_devices};
 pub use disk::Disk;
 pub use error::{ConfigError, Place};
-pub use file::{
-    Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
-    SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
-};
 pub use files::Files;
-pub use host::{HostTooSmall, check_host, host_total, keep_host};
+pub use host::{HostTooSmall, check_host, host_total, pin_host};
 pub use limits::Limits;
 pub use pressure::Pressure;
 pub use quantity::QuantityText;
+pub use schema::{
+    Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
+    SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
+};
 pub use shares::Shares;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};
 pub use tenants::Tenant;

@@ -36,16 +36,17 @@ struct PressureText {
 
 impl From<PressureText> for Pressure {
     fn from(text: PressureText) -> Self {
-        let usual = PressureBounds::default();
-        let percent = |said: &Option<Spanned<u32>>, usual| said.as_ref().map_or(usual, |it| *it.get_ref());
+        let default = PressureBounds::default();
+        let percent =
+            |given: &Option<Spanned<u32>>, default| given.as_ref().map_or(default, |it| *it.get_ref());
         let bounds = PressureBounds {
-            elevated_percent: percent(&text.elevated_percent, usual.elevated_percent),
-            high_percent: percent(&text.high_percent, usual.high_percent),
-            critical_percent: percent(&text.critical_percent, usual.critical_percent),
-            fall_percent: percent(&text.fall_percent, usual.fall_percent),
-            evict_to_percent: percent(&text.evict_to_percent, usual.evict_to_percent),
-            cold_after: text.cold_after_ms.map_or(usual.cold_after, Duration::from_millis),
-            look_every: usual.look_every,
+            elevated_percent: percent(&text.elevated_percent, default.elevated_percent),
+            high_percent: percent(&text.high_percent, default.high_percent),
+            critical_percent: percent(&text.critical_percent, default.critical_percent),
+            fall_percent: percent(&text.fall_percent, default.fall_percent),
+            evict_to_percent: percent(&text.evict_to_percent, default.evict_to_percent),
+            cold_after: text.cold_after_ms.map_or(default.cold_after, Duration::from_millis),
+            look_every: default.look_every,
         };
         Self { bounds, wrong: text.wrong(bounds) }
     }
@@ -61,7 +62,7 @@ impl PressureText {
 
     /// Where the text gives the field's value.
     fn place(&self, field: &str) -> Option<usize> {
-        let said = match field {
+        let given = match field {
             "elevated_percent" => &self.elevated_percent,
             "high_percent" => &self.high_percent,
             "critical_percent" => &self.critical_percent,
@@ -69,6 +70,6 @@ impl PressureText {
             "evict_to_percent" => &self.evict_to_percent,
             _ => return None,
         };
-        said.as_ref().map(|it| it.span().start)
+        given.as_ref().map(|it| it.span().start)
     }
 }

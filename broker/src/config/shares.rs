@@ -30,25 +30,26 @@ struct SharesText {
 
 impl From<SharesText> for Shares {
     fn from(text: SharesText) -> Self {
-        let usual = Percents::default();
-        let said = [
+        let default = Percents::default();
+        let given = [
             ("demand_percent", &text.demand_percent),
             ("prefetch_percent", &text.prefetch_percent),
             ("write_back_percent", &text.write_back_percent),
         ];
         let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| {
-            let (_, said) = said[class.index()];
-            said.as_ref().map_or_else(|| usual.percent(class), |it| *it.get_ref())
+            let (_, given) = given[class.index()];
+            given.as_ref().map_or_else(|| default.percent(class), |it| *it.get_ref())
         });
         match Percents::new(demand, prefetch, write_back) {
             Ok(percents) => Self { percents, wrong: None },
             Err(error) => {
                 // The last in the text: those before it may have been right.
-                let said =
-                    said.into_iter().filter_map(|(field, said)| Some((field, said.as_ref()?.span().start)));
-                let last = said.max_by_key(|(_, at)| *at);
+                let given = given
+                    .into_iter()
+                    .filter_map(|(field, given)| Some((field, given.as_ref()?.span().start)));
+                let last = given.max_by_key(|(_, at)| *at);
                 let wrong = last.map(|(field, at)| Wrong { at, field, problem: error.to_string() });
-                Self { percents: usual, wrong }
+                Self { percents: default, wrong }
             }
         }
     }

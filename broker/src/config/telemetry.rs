@@ -154,9 +154,9 @@ impl TryFrom<f64> for SampleRatio {
 }
 
 fn cardinality<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
-    let most = usize::deserialize(deserializer)?;
-    if (CARDINALITY_MIN..=CARDINALITY_MAX).contains(&most) {
-        return Ok(most);
+    let max = usize::deserialize(deserializer)?;
+    if (CARDINALITY_MIN..=CARDINALITY_MAX).contains(&max) {
+        return Ok(max);
     }
-    Err(de::Error::custom(format!("{most} is not between {CARDINALITY_MIN} and {CARDINALITY_MAX}")))
+    Err(de::Error::custom(format!("{max} is not between {CARDINALITY_MIN} and {CARDINALITY_MAX}")))
 }

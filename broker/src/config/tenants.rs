@@ -2,12 +2,12 @@
 
 use serde::Deserialize;
 
-use crate::platform::{cgroup::Pattern, identity};
+use crate::platform::{cgroup::Pattern, tenant_rules};
 
 /// One rule. All that it says must fit, and it says something.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Text")]
-pub struct Tenant(pub identity::Rule);
+pub struct Tenant(pub tenant_rules::Rule);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +36,6 @@ impl TryFrom<Text> for Tenant {
             .map(|pattern| pattern.parse::<Pattern>())
             .transpose()
             .map_err(|error| error.to_string())?;
-        Ok(Self(identity::Rule { tenant, uid, gid, cgroup }))
+        Ok(Self(tenant_rules::Rule { tenant, uid, gid, cgroup }))
     }
 }

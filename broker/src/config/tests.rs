@@ -28,7 +28,7 @@ const TABLES: [&str; 14] = [
 ];
 
 #[test]
-fn nothing_said_is_the_default() {
+fn an_empty_file_is_the_default() {
     assert_eq!(parse(""), Ok(Config::default()));
     assert_eq!(parse("[daemon]\n[quota.default]\n[limits]\n"), Ok(Config::default()));
 }
@@ -48,7 +48,7 @@ fn commented_out(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn what_the_example_comments_out_is_good_too() {
+fn the_commented_lines_of_the_example_are_valid() {
     let all: Vec<_> = EXAMPLE.lines().map(|line| commented_out(line).unwrap_or(line)).collect();
     let config = parse(&all.join("\n")).unwrap_or_else(|place| panic!("{place}\n{}", all.join("\n")));
     assert_eq!(config.tenants.len(), 3);
@@ -73,7 +73,7 @@ fn the_example_has_every_key() {
 }
 
 #[test]
-fn what_is_said_is_read() {
+fn given_keys_are_read() {
     let config = parse(
         r#"
         [daemon]
@@ -163,7 +163,7 @@ fn what_is_said_is_read() {
 }
 
 #[test]
-fn every_complaint_names_line_column_and_field() {
+fn every_error_names_line_column_and_field() {
     for (text, line, column, field, problem) in [
         ("[memory]\n\n  marign = 0\n", 3, 3, "memory.marign", "unknown field `marign`"),
         ("[demon]\n", 1, 2, "demon", "unknown field `demon`"),
@@ -283,7 +283,7 @@ fn every_complaint_names_line_column_and_field() {
 }
 
 #[test]
-fn a_complaint_reads_like_a_compiler_s() {
+fn an_error_reads_like_a_compiler_s() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vramd.toml");
     std::fs::write(&path, "[memory]\nmargin = \"1 apple\"\n").unwrap();

@@ -11,7 +11,7 @@ use vramd_proto::v1::{
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use super::settings;
-use crate::{channel::frame, moves::WRITTEN_SINCE};
+use crate::{channel::frame_codec, moves::WRITTEN_SINCE};
 
 /// Most bytes of one text.
 const TEXT_BYTES_MAX: usize = 256;
@@ -138,7 +138,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         Notice::Refused { by, request, refusal } => Event::Refusal(refused(by, request, refusal)),
         Notice::RevokeSent { session, allocation, parts, reason, .. } => Event::Revoke(v1::RevokeEvent {
             allocation_id: allocation.get(),
-            reason: frame::revoke_reason(*reason).into(),
+            reason: frame_codec::revoke_reason(*reason).into(),
             ..of_revoke(RevokeChange::Sent, *session, *parts)
         }),
         Notice::RevokeAnswered { session, allocation, parts, .. } => Event::Revoke(v1::RevokeEvent {
@@ -329,16 +329,16 @@ pub(crate) fn level(pressure: Pressure) -> v1::PressureLevel {
 /// The start of a text, with a mark where it was cut. What is left out is not even made: a client may have chosen it
 /// to be long, and the reactor waits.
 fn cut(text: impl Display) -> String {
-    let mut short = Short(String::new());
+    let mut short = CutText(String::new());
     if write!(short, "{text}").is_err() {
         short.0.push('…');
     }
     short.0
 }
 
-struct Short(String);
+struct CutText(String);
 
-impl fmt::Write for Short {
+impl fmt::Write for CutText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = TEXT_BYTES_MAX.saturating_sub(self.0.len());
         if text.len() <= room {

@@ -1,7 +1,7 @@
 //! What operators watch: events, as they happen.
 //!
 //! ```text
-//!   reactor ── notice ──▶ Events ── filter ──▶ Lane of each watch ──▶ gRPC stream
+//!   reactor ── notice ──▶ Events ── filter ──▶ WatchQueue of each watch ──▶ gRPC stream
 //!                                              (bounded; then it counts)
 //! ```
 //!
@@ -10,11 +10,11 @@
 //! room on they are counted, until the reader has taken all before them: it is told the count in their place, and
 //! has what comes later. So a watch that is never read costs its bound, and nothing more.
 
-mod lane;
 mod message;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod watch_queue;
 
 use std::{
     pin::Pin,
@@ -26,7 +26,7 @@ use broker_core::Notice;
 use tokio_stream::Stream;
 use vramd_proto::v1::{self, EventKind, watch_response::Event};
 
-use self::lane::Lane;
+use self::watch_queue::WatchQueue;
 pub(crate) use self::{
     message::{level, tier},
     settings::settings,
@@ -53,14 +53,14 @@ struct Shared {
     /// UUIDs, in the daemon's order.
     devices: Vec<String>,
     limits: EventLimits,
-    book: Mutex<Book>,
+    table: Mutex<WatchTable>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct WatchTable {
     /// Of the last event.
     sequence: u64,
-    watches: Vec<(Filter, Arc<Lane>)>,
+    watches: Vec<(Filter, Arc<WatchQueue>)>,
     ended: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct Filter {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoWatch {
+pub enum WatchError {
     TooMany {
         limit: usize,
     },
@@ -86,57 +86,58 @@ pub enum NoWatch {
 #[derive(Debug)]
 pub struct Watch {
     events: Events,
-    lane: Arc<Lane>,
+    queue: Arc<WatchQueue>,
 }
 
 impl Events {
     pub fn new(clock: Clock, boot_epoch: u64, devices: Vec<String>, limits: EventLimits) -> Self {
-        Self(Arc::new(Shared { clock, boot_epoch, devices, limits, book: Mutex::default() }))
+        Self(Arc::new(Shared { clock, boot_epoch, devices, limits, table: Mutex::default() }))
     }
 
     /// Tells those who want it. Never waits for any of them.
     pub fn publish(&self, notice: &Notice) {
         let Some(kind) = message::kind(notice) else { return };
-        let mut book = self.book();
-        let sequence = book.next();
+        let mut table = self.table();
+        let sequence = table.advance_sequence();
         let tenant = message::tenant(notice);
-        let mut wanting = book.watches.iter().filter(|(filter, _)| filter.wants(kind, tenant)).peekable();
-        if wanting.peek().is_none() {
+        let mut matching = table.watches.iter().filter(|(filter, _)| filter.matches(kind, tenant)).peekable();
+        if matching.peek().is_none() {
             return;
         }
         let Some(event) = message::event(notice, &self.0.devices) else { return };
         let event = Arc::new(self.message(sequence, tenant, event));
-        for (_, lane) in wanting {
-            lane.push(&event);
+        for (_, queue) in matching {
+            queue.push(&event);
         }
     }
 
     /// Everything from here on, for one reader.
-    pub fn watch(&self, filter: Filter) -> Result<Watch, NoWatch> {
+    pub fn watch(&self, filter: Filter) -> Result<Watch, WatchError> {
         let limit = self.0.limits.watches_max;
-        let mut book = self.book();
-        if book.ended {
-            return Err(NoWatch::Ended);
+        let mut table = self.table();
+        if table.ended {
+            return Err(WatchError::Ended);
         }
-        if book.watches.len() >= limit {
-            return Err(NoWatch::TooMany { limit });
+        if table.watches.len() >= limit {
+            return Err(WatchError::TooMany { limit });
         }
         let begun = Event::Begun(v1::WatchBegun { boot_epoch: self.0.boot_epoch });
-        let lane = Arc::new(Lane::new(self.0.limits.events_max, self.message(book.sequence, None, begun)));
-        book.watches.push((filter, Arc::clone(&lane)));
-        Ok(Watch { events: self.clone(), lane })
+        let queue =
+            Arc::new(WatchQueue::new(self.0.limits.events_max, self.message(table.sequence, None, begun)));
+        table.watches.push((filter, Arc::clone(&queue)));
+        Ok(Watch { events: self.clone(), queue })
     }
 
     /// The daemon ends: whoever watches is told why, whatever it asked for, and hears no more. Once.
     pub fn end(&self, why: &str) {
-        let mut book = self.book();
-        if std::mem::replace(&mut book.ended, true) {
+        let mut table = self.table();
+        if std::mem::replace(&mut table.ended, true) {
             return;
         }
-        let sequence = book.next();
+        let sequence = table.advance_sequence();
         let last = Arc::new(self.message(sequence, None, message::ending(why)));
-        for (_, lane) in &book.watches {
-            lane.end(&last);
+        for (_, queue) in &table.watches {
+            queue.end(&last);
         }
     }
 
@@ -149,21 +150,21 @@ impl Events {
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn table(&self) -> MutexGuard<'_, WatchTable> {
         // Nothing that can panic leaves it half changed.
-        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Book {
-    fn next(&mut self) -> u64 {
+impl WatchTable {
+    fn advance_sequence(&mut self) -> u64 {
         self.sequence = self.sequence.saturating_add(1);
         self.sequence
     }
 }
 
 impl Filter {
-    fn wants(&self, kind: EventKind, tenant: Option<&str>) -> bool {
+    fn matches(&self, kind: EventKind, tenant: Option<&str>) -> bool {
         let of_tenant = match (&self.tenant, tenant) {
             (Some(wanted), Some(tenant)) => wanted == tenant,
             _ => true,
@@ -176,12 +177,12 @@ impl Stream for Watch {
     type Item = v1::WatchResponse;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<v1::WatchResponse>> {
-        self.lane.poll_take(context)
+        self.queue.poll_take(context)
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.events.book().watches.retain(|(_, lane)| !Arc::ptr_eq(lane, &self.lane));
+        self.events.table().watches.retain(|(_, queue)| !Arc::ptr_eq(queue, &self.queue));
     }
 }

@@ -34,7 +34,7 @@ async fn sequences(watch: &mut Watch) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn events_come_in_order_from_the_beginning_of_the_watch_on() {
+async fn events_arrive_in_order_from_the_start_of_the_watch() {
     let events = events(1, 8);
     events.publish(&opened("a"));
     let mut watch = events.watch(Filter::default()).unwrap();
@@ -50,7 +50,7 @@ async fn events_come_in_order_from_the_beginning_of_the_watch_on() {
 }
 
 #[tokio::test]
-async fn a_filter_leaves_out_and_keeps_what_is_nobody_s() {
+async fn a_filter_keeps_events_that_concern_no_tenant() {
     let events = events(3, 8);
     let mut of_a = events.watch(Filter { tenant: Some("a".to_owned()), kinds: vec![] }).unwrap();
     let mut quotas = events.watch(Filter { tenant: None, kinds: vec![EventKind::Quota] }).unwrap();
@@ -63,7 +63,7 @@ async fn a_filter_leaves_out_and_keeps_what_is_nobody_s() {
 }
 
 #[tokio::test]
-async fn pressure_names_the_device_and_is_of_a_kind_of_its_own() {
+async fn pressure_events_name_the_device_and_have_their_own_kind() {
     let events = events(2, 8);
     let filter = Filter { tenant: Some("a".to_owned()), kinds: vec![EventKind::Pressure] };
     let mut pressure = events.watch(filter).unwrap();
@@ -87,7 +87,7 @@ async fn pressure_names_the_device_and_is_of_a_kind_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_is_for_the_log_alone_is_no_event() {
+async fn notices_for_the_log_alone_are_no_events() {
     let events = events(1, 8);
     let mut watch = events.watch(Filter::default()).unwrap();
     events.publish(&Notice::RoomMade { tenant: None });
@@ -96,7 +96,7 @@ async fn what_is_for_the_log_alone_is_no_event() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_is_told_what_it_missed_in_its_place() {
+async fn a_slow_reader_gets_a_count_in_place_of_missed_events() {
     let events = events(1, 3);
     let mut watch = events.watch(Filter { tenant: Some("a".to_owned()), kinds: vec![] }).unwrap();
     for _ in 0..10_000 {
@@ -112,27 +112,27 @@ async fn a_slow_reader_is_told_what_it_missed_in_its_place() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_never_read_keeps_so_much_and_no_more() {
+async fn an_unread_watch_keeps_no_more_than_its_bound() {
     let events = events(1, 64);
     let watch = events.watch(Filter::default()).unwrap();
     for _ in 0..100_000 {
         events.publish(&opened("a"));
     }
-    assert_eq!(watch.lane.waiting(), 64);
+    assert_eq!(watch.queue.waiting(), 64);
 }
 
 #[tokio::test]
-async fn as_many_watch_as_may() {
+async fn watches_are_bounded() {
     let events = events(2, 8);
     let first = events.watch(Filter::default()).unwrap();
     let _second = events.watch(Filter::default()).unwrap();
-    assert_eq!(events.watch(Filter::default()).err(), Some(NoWatch::TooMany { limit: 2 }));
+    assert_eq!(events.watch(Filter::default()).err(), Some(WatchError::TooMany { limit: 2 }));
     drop(first);
     events.watch(Filter::default()).unwrap();
 }
 
 #[tokio::test]
-async fn the_end_is_the_last_that_everybody_hears() {
+async fn the_end_is_the_last_event_of_every_watch() {
     let events = events(2, 1);
     let filter = Filter { tenant: Some("b".to_owned()), kinds: vec![EventKind::Quota] };
     let (mut all, mut few) = (events.watch(Filter::default()).unwrap(), events.watch(filter).unwrap());
@@ -141,14 +141,14 @@ async fn the_end_is_the_last_that_everybody_hears() {
     events.end("asked again");
     events.publish(&opened("a"));
     assert_eq!(sequences(&mut all).await, [0, 1, 2], "the beginning, one missed, the end");
-    let told = ready(&mut few).await;
-    assert_eq!(told.last().unwrap().event, Some(message::ending("asked to")));
+    let last_events = ready(&mut few).await;
+    assert_eq!(last_events.last().unwrap().event, Some(message::ending("asked to")));
     assert_eq!((all.next().await, few.next().await), (None, None));
-    assert_eq!(events.watch(Filter::default()).err(), Some(NoWatch::Ended));
+    assert_eq!(events.watch(Filter::default()).err(), Some(WatchError::Ended));
 }
 
 #[tokio::test]
-async fn who_waits_is_woken() {
+async fn a_waiting_reader_is_woken() {
     let events = events(1, 8);
     let mut watch = events.watch(Filter::default()).unwrap();
     watch.next().await.unwrap();

@@ -22,7 +22,7 @@ use super::{
     status::{self, refused},
 };
 use crate::{
-    events::{Events, NoWatch, Watch},
+    events::{Events, Watch, WatchError},
     moves::Moves,
     reactor::Inbox,
     telemetry::Telemetry,
@@ -79,7 +79,7 @@ impl Admin {
             | OperatorRequest::WriteBackParts { target: Target::Id(id), .. } => vec![*id],
             _ => Vec::new(),
         };
-        decision::of_request(&self.telemetry, request, about, |request| {
+        decision::decide(&self.telemetry, request, about, |request| {
             self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request })
         })
         .await
@@ -87,9 +87,9 @@ impl Admin {
 
     async fn read<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&Broker) -> T + Send + 'static,
+        read: impl FnOnce(&Broker) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        self.inbox.read(look).await.ok_or_else(status::stopping)
+        self.inbox.read(read).await.ok_or_else(status::stopping)
     }
 }
 
@@ -108,8 +108,8 @@ impl AdminService for Admin {
         self.operator(&request)?;
         let filter = convert::filter(request.into_inner()).map_err(|refusal| refused(&refusal))?;
         let watch = self.events.watch(filter).map_err(|none| match none {
-            NoWatch::TooMany { limit } => status::too_many_watches(limit),
-            NoWatch::Ended => status::stopping(),
+            WatchError::TooMany { limit } => status::too_many_watches(limit),
+            WatchError::Ended => status::stopping(),
         })?;
         Ok(Response::new(watch.map(Ok)))
     }

@@ -18,26 +18,26 @@ use crate::platform::{
 
 /// The process at the other end of a connection, as it was when the connection was accepted. Clones are the same.
 #[derive(Clone, Debug)]
-pub(super) struct Origin(Arc<Made>);
+pub(super) struct Origin(Arc<Connector>);
 
 #[derive(Debug)]
-enum Made {
-    By(Peer),
+enum Connector {
+    Known(Peer),
     /// It was gone before anybody looked: somebody else holds its connection.
-    BySomebodyGone(core::Peer),
+    Gone(core::Peer),
     /// In another pid or user namespace, so that its ids say nothing.
-    ByNobodyKnown,
+    Unknown,
 }
 
 impl Origin {
     /// Asks the kernel. An error is want of a descriptor, or no socket.
     pub(super) fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let made = match Peer::of(socket) {
-            Ok(peer) => Made::By(peer),
+            Ok(peer) => Connector::Known(peer),
             Err(Unidentified::Ended) => {
                 let credentials = credentials::of_peer(socket)?;
                 let pid = u32::try_from(credentials.pid).unwrap_or_default();
-                Made::BySomebodyGone(core::Peer { pid, uid: credentials.uid })
+                Connector::Gone(core::Peer { pid, uid: credentials.uid })
             }
             Err(Unidentified::Unknown(error))
                 if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
@@ -45,7 +45,7 @@ impl Origin {
                 return Err(error);
             }
             Err(Unidentified::Unknown(_) | Unidentified::ForeignPid | Unidentified::OverflowUid(_)) => {
-                Made::ByNobodyKnown
+                Connector::Unknown
             }
         };
         Ok(Self(Arc::new(made)))
@@ -54,18 +54,18 @@ impl Origin {
     /// Its uid, where that means a user.
     pub(super) fn uid(&self) -> Option<u32> {
         match &*self.0 {
-            Made::By(peer) => Some(peer.uid),
-            Made::BySomebodyGone(peer) => Some(peer.uid),
-            Made::ByNobodyKnown => None,
+            Connector::Known(peer) => Some(peer.uid),
+            Connector::Gone(peer) => Some(peer.uid),
+            Connector::Unknown => None,
         }
     }
 
     /// The process, and whether it lives.
     fn process(&self) -> Result<(core::Peer, bool), Status> {
         match &*self.0 {
-            Made::By(peer) => Ok((core::Peer { pid: peer.pid, uid: peer.uid }, !peer.has_ended())),
-            Made::BySomebodyGone(peer) => Ok((*peer, false)),
-            Made::ByNobodyKnown => Err(status::unidentified()),
+            Connector::Known(peer) => Ok((core::Peer { pid: peer.pid, uid: peer.uid }, !peer.has_ended())),
+            Connector::Gone(peer) => Ok((*peer, false)),
+            Connector::Unknown => Err(status::unidentified()),
         }
     }
 }
@@ -83,10 +83,10 @@ impl Caller {
     }
 
     /// The process itself, for whoever asks the kernel more of it.
-    pub(super) fn with_peer<T>(&self, look: impl FnOnce(&Peer) -> T) -> Option<T> {
+    pub(super) fn with_peer<T>(&self, read: impl FnOnce(&Peer) -> T) -> Option<T> {
         match &*self.0.0 {
-            Made::By(peer) => Some(look(peer)),
-            Made::BySomebodyGone(_) | Made::ByNobodyKnown => None,
+            Connector::Known(peer) => Some(read(peer)),
+            Connector::Gone(_) | Connector::Unknown => None,
         }
     }
 
@@ -142,8 +142,8 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_foreign_and_no_operator() {
-        let gone = Made::BySomebodyGone(core::Peer { pid: 7, uid: 0 });
+    fn a_process_that_is_gone_is_foreign_and_no_operator() {
+        let gone = Connector::Gone(core::Peer { pid: 7, uid: 0 });
         let request = request(Origin(Arc::new(gone)));
         let foreign = Caller::of(&request).unwrap().living(SessionId::from_raw(1)).unwrap_err();
         assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_call_without_credentials_is_refused() {
-        for request in [Request::new(()), request(Origin(Arc::new(Made::ByNobodyKnown)))] {
+        for request in [Request::new(()), request(Origin(Arc::new(Connector::Unknown)))] {
             let status = Caller::of(&request).unwrap_err();
             assert_eq!(status.code(), tonic::Code::Unauthenticated);
             assert_eq!(Operator::of(&request, &BTreeSet::from([0])).unwrap_err().code(), status.code());

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_longer_than_the_daemon_allows() {
+    async fn no_call_takes_longer_than_the_daemon_allows() {
         for timeout in [None, Some("1H"), Some("garbage")] {
             assert_eq!(
                 call(timeout, CALL_MAX * 2).await,

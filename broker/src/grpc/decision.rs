@@ -12,13 +12,14 @@ use crate::{
 };
 
 /// Asks for something that changes the books, and may have some of these unmapped.
-pub(super) async fn of_request<Q>(
+pub(super) async fn decide<Q>(
     telemetry: &Telemetry,
     request: Q,
     about: impl FnOnce(&Q) -> Vec<AllocationId>,
     ask: impl FnOnce(Q) -> Result<oneshot::Receiver<Outcome>, Refusal>,
 ) -> Result<Reply, Status> {
-    let decision = telemetry.decision("decide").map(|decision| decision.about(about(&request)));
+    let decision =
+        telemetry.begin_decision("decide").map(|decision| decision.with_allocations(about(&request)));
     let outcome = match ask(request) {
         Ok(answer) => answer.await.map_err(|_| status::stopping())?,
         Err(refusal) => Err(refusal),
@@ -28,7 +29,7 @@ pub(super) async fn of_request<Q>(
             let mut refusals = items.iter().filter_map(|(_, item)| item.as_ref().err());
             match (decision, refusals.next()) {
                 (Some(decision), Some(first)) => decision.partly_refused(1 + refusals.count(), first),
-                (decision, _) => told(decision, Ok(())),
+                (decision, _) => end_span(decision, Ok(())),
             }
         }
         Ok(Reply::MappingsRevoked { parts, .. }) => {
@@ -36,24 +37,24 @@ pub(super) async fn of_request<Q>(
                 decision.revoked(parts);
             }
         }
-        Ok(_) => told(decision, Ok(())),
-        Err(refusal) => told(decision, Err(refusal)),
+        Ok(_) => end_span(decision, Ok(())),
+        Err(refusal) => end_span(decision, Err(refusal)),
     }
     outcome.map_err(|refusal| refused(&refusal))
 }
 
 /// Looks at the books, which not everybody may.
-pub(super) async fn of_look<T>(
+pub(super) async fn read<T>(
     telemetry: &Telemetry,
-    look: impl Future<Output = Option<Result<T, Refusal>>>,
+    read: impl Future<Output = Option<Result<T, Refusal>>>,
 ) -> Result<T, Status> {
-    let decision = telemetry.decision("look");
-    let outcome = look.await.ok_or_else(status::stopping)?;
-    told(decision, outcome.as_ref().map(|_| ()));
+    let decision = telemetry.begin_decision("look");
+    let outcome = read.await.ok_or_else(status::stopping)?;
+    end_span(decision, outcome.as_ref().map(|_| ()));
     outcome.map_err(|refusal| refused(&refusal))
 }
 
-fn told(decision: Option<Decision>, outcome: Result<(), &Refusal>) {
+fn end_span(decision: Option<Decision>, outcome: Result<(), &Refusal>) {
     match (decision, outcome) {
         (Some(decision), Ok(())) => decision.granted(),
         (Some(decision), Err(refusal)) => decision.refused(refusal),

@@ -23,7 +23,7 @@ use super::{
         view::{self, For},
     },
     decision,
-    load::Loading,
+    file_loading::Loading,
     status::{self, refused},
 };
 use crate::{reactor::Inbox, telemetry::Telemetry};
@@ -58,7 +58,7 @@ impl Memory {
             | ClientRequest::Attach(_)
             | ClientRequest::AttachUnheld(_) => Vec::new(),
         };
-        decision::of_request(&self.telemetry, request, about, |request| {
+        decision::decide(&self.telemetry, request, about, |request| {
             self.inbox.request(|call| Event::Client { call, session, peer, key, request })
         })
         .await
@@ -66,9 +66,9 @@ impl Memory {
 
     async fn read<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&Broker) -> Result<T, Refusal> + Send + 'static,
+        read: impl FnOnce(&Broker) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Status> {
-        decision::of_look(&self.telemetry, self.inbox.read(look)).await
+        decision::read(&self.telemetry, self.inbox.read(read)).await
     }
 }
 

@@ -13,11 +13,11 @@
 
 mod admin;
 mod caller;
+mod connections;
 mod convert;
 mod deadline;
 mod decision;
-mod incoming;
-mod load;
+mod file_loading;
 mod memory;
 mod observe;
 mod open_calls;
@@ -25,7 +25,7 @@ mod serve;
 mod status;
 
 pub use admin::NodeFacts;
-pub use load::Loading;
+pub use file_loading::Loading;
 pub use serve::{Listeners, ServeError, Settings, serve};
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ where
     }
 
     fn call(&mut self, request: http::Request<R>) -> Self::Future {
-        let call = self.telemetry.call(request.uri().path(), request.headers());
+        let call = self.telemetry.begin_call(request.uri().path(), request.headers());
         Observed { answer: self.inner.call(request), call }
     }
 }

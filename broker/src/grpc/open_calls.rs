@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_call_s_end_is_waited_for() {
+    async fn stopping_waits_for_the_last_call() {
         let calls = OpenCalls::default();
         assert!(ended(&calls).await < SECOND / 10, "there is none");
         tokio::spawn(calls.clone().during(sleep(SECOND)));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_begins_at_the_last_moment_is_waited_for_too() {
+    async fn stopping_waits_for_a_call_that_begins_late() {
         let calls = OpenCalls::default();
         let late = calls.clone();
         tokio::spawn(async move {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_is_given_up_has_ended() {
+    async fn an_abandoned_call_has_ended() {
         let calls = OpenCalls::default();
         let call = tokio::spawn(calls.clone().during(std::future::pending::<()>()));
         tokio::task::yield_now().await;

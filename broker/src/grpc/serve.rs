@@ -16,9 +16,9 @@ use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_s
 
 use super::{
     admin::{Admin, NodeFacts},
+    connections::{Admission, incoming},
     deadline::DeadlineLayer,
-    incoming::{Door, incoming},
-    load::Loading,
+    file_loading::Loading,
     memory::Memory,
     observe::ObserveLayer,
     open_calls::OpenCalls,
@@ -127,7 +127,7 @@ async fn socket(
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
     listener.set_nonblocking(true)?;
-    let door = Door { per_uid_max: settings.connections_per_uid_max, always };
+    let door = Admission { per_uid_max: settings.connections_per_uid_max, always };
     let connections = incoming(UnixListener::from_std(listener)?, door);
     let stop = async move {
         // An error means that the sender is gone, and with it who serves.

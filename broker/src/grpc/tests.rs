@@ -178,7 +178,7 @@ async fn bad_requests_never_reach_the_broker() {
 }
 
 #[tokio::test]
-async fn a_passed_deadline_is_told_as_one() {
+async fn a_passed_deadline_is_reported_as_one() {
     let served = served(&[]);
     let socket = tokio::net::UnixStream::connect(served.folder.path().join("vramd.sock")).await.unwrap();
     // By hand: tonic's client would read the header too, and give up before the daemon answers.
@@ -346,7 +346,7 @@ impl Heir {
 
 /// The pid of a process that has ended can come to mean another one, while its connection is held by somebody else.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_speaks_for_its_maker_as_long_as_that_lives() {
+async fn a_connection_speaks_for_its_maker_while_that_lives() {
     let mut served = served(&[]);
     let (maker, connection) = Connector::start(&served, "vramd.sock");
     let heir = Heir::of(connection).await;
@@ -372,7 +372,7 @@ async fn a_connection_speaks_for_its_maker_as_long_as_that_lives() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_is_one_as_long_as_it_lives() {
+async fn an_operator_is_one_while_its_process_lives() {
     let mut served = served(&[own_uid()]);
     let (maker, connection) = Connector::start(&served, "admin.sock");
     let heir = Heir::of(connection).await;
@@ -388,7 +388,7 @@ async fn an_operator_is_one_as_long_as_it_lives() {
 }
 
 #[tokio::test]
-async fn one_uid_has_so_many_connections_and_no_more() {
+async fn connections_of_one_uid_are_bounded() {
     let served = served(&[]);
     let mut open = vec![];
     for _ in 0..4 {

@@ -13,7 +13,7 @@
 //! Between two looks the core may ask a word itself, and is told that it is pinned. It asks again only once it hears of the
 //! unpin, so what it was told counts as seen here: or a pin that came and went between two looks would be one for good.
 
-mod sheet;
+mod session_slots;
 
 use std::{
     collections::BTreeMap,
@@ -30,9 +30,9 @@ use std::{
 use broker_core::{ChannelId, DaemonFrame, Event, PartRef, Slot, TouchedPart};
 use vramd_types::SessionId;
 
-use self::sheet::Sheet;
+use self::session_slots::SessionSlots;
 use crate::{
-    channel::{Channels, Words},
+    channel::{Channels, WordTable},
     reactor::Inbox,
 };
 
@@ -75,46 +75,46 @@ enum Change {
 
 /// Of each channel that stands, the slots that have a part.
 #[derive(Debug, Default)]
-struct Sheets(BTreeMap<ChannelId, Sheet>);
+struct AllSlots(BTreeMap<ChannelId, SessionSlots>);
 
 impl Harvest {
     /// What is seen goes to the inbox, every so often.
     pub fn start(channels: Arc<Channels>, inbox: Inbox, every: Duration) -> io::Result<Self> {
         let (end, ended) = channel();
         let changes = Changes::default();
-        let (seen, told) = (Arc::clone(&channels), Arc::clone(&changes));
+        let (words_of, changes_of) = (Arc::clone(&channels), Arc::clone(&changes));
         let thread = thread::Builder::new()
             .name("vramd-harvest".to_owned())
-            .spawn(move || run(&seen, &told, &inbox, &ended, every))?;
+            .spawn(move || run(&words_of, &changes_of, &inbox, &ended, every))?;
         Ok(Self { channels, changes, end: Some(end), thread: Some(thread) })
     }
 
     /// Such a frame is about to be sent.
-    pub(crate) fn sends(&self, channel: ChannelId, frame: &DaemonFrame) {
+    pub(crate) fn note_frame(&self, channel: ChannelId, frame: &DaemonFrame) {
         match frame {
             DaemonFrame::Welcome { session, .. } => {
                 lock(&self.changes).push(Change::Opened { channel, session: *session });
             }
             DaemonFrame::Map(parts) => {
-                let mapped = |words: &Words| {
+                let mapped = |words: &WordTable| {
                     let change =
                         |(slot, part)| Some(Change::Mapped { channel, slot, part, uses: words.uses(slot)? });
                     let slotted = parts.iter().filter_map(|part| part.slot.zip(Some(part.part)));
                     lock(&self.changes).extend(slotted.filter_map(change));
                 };
-                self.channels.look(channel, mapped);
+                self.channels.read_words(channel, mapped);
             }
             _ => {}
         }
     }
 
     /// The core has been told that the part is pinned: it hears when that is over.
-    pub(crate) fn found_pinned(&self, channel: ChannelId, slot: Slot) {
+    pub(crate) fn note_pinned(&self, channel: ChannelId, slot: Slot) {
         lock(&self.changes).push(Change::Pinned { channel, slot });
     }
 
     /// The slot will serve another part.
-    pub(crate) fn forgets(&self, channel: ChannelId, slot: Slot) {
+    pub(crate) fn forget_slot(&self, channel: ChannelId, slot: Slot) {
         lock(&self.changes).push(Change::Forgotten { channel, slot });
     }
 }
@@ -136,11 +136,11 @@ fn run(
     ended: &Receiver<Infallible>,
     every: Duration,
 ) {
-    let mut sheets = Sheets::default();
+    let mut all = AllSlots::default();
     while matches!(ended.recv_timeout(every), Err(RecvTimeoutError::Timeout)) {
-        let news = std::mem::take(&mut *lock(changes));
-        news.into_iter().for_each(|change| sheets.learn(change));
-        let (touched, broken) = sheets.look(channels);
+        let pending = std::mem::take(&mut *lock(changes));
+        pending.into_iter().for_each(|change| all.apply(change));
+        let (touched, broken) = all.harvest(channels);
         if !touched.is_empty() {
             inbox.event(Event::Touched(touched));
         }
@@ -150,25 +150,25 @@ fn run(
     }
 }
 
-impl Sheets {
-    fn learn(&mut self, change: Change) {
+impl AllSlots {
+    fn apply(&mut self, change: Change) {
         match change {
             Change::Opened { channel, session } => {
-                self.0.insert(channel, Sheet::new(session));
+                self.0.insert(channel, SessionSlots::new(session));
             }
             Change::Mapped { channel, slot, part, uses } => {
-                if let Some(sheet) = self.0.get_mut(&channel) {
-                    sheet.put(slot, part, uses);
+                if let Some(slots) = self.0.get_mut(&channel) {
+                    slots.set_part(slot, part, uses);
                 }
             }
             Change::Pinned { channel, slot } => {
-                if let Some(sheet) = self.0.get_mut(&channel) {
-                    sheet.found_pinned(slot);
+                if let Some(slots) = self.0.get_mut(&channel) {
+                    slots.mark_pinned(slot);
                 }
             }
             Change::Forgotten { channel, slot } => {
-                if let Some(sheet) = self.0.get_mut(&channel) {
-                    sheet.remove(slot);
+                if let Some(slots) = self.0.get_mut(&channel) {
+                    slots.remove(slot);
                 }
             }
         }
@@ -176,10 +176,10 @@ impl Sheets {
 
     /// What was used since the last look, and channels with words that no honest client makes. These are looked at no more,
     /// and neither are those that have ended.
-    fn look(&mut self, channels: &Channels) -> (Vec<TouchedPart>, Vec<(ChannelId, String)>) {
+    fn harvest(&mut self, channels: &Channels) -> (Vec<TouchedPart>, Vec<(ChannelId, String)>) {
         let (mut touched, mut broken) = (Vec::new(), Vec::new());
-        self.0.retain(|channel, sheet| {
-            match channels.look(*channel, |words| sheet.look(words, &mut touched)) {
+        self.0.retain(|channel, slots| {
+            match channels.read_words(*channel, |words| slots.harvest(words, &mut touched)) {
                 Some(Ok(())) => true,
                 Some(Err(problem)) => {
                     broken.push((*channel, problem));

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern() {
+    fn malformed_patterns_are_refused() {
         for bad in ["", "a/b", "*", "/a/***"] {
             assert!(bad.parse::<Pattern>().is_err(), "{bad}");
         }

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How many new connections of clients leave to memory, to the calls of others and to operators, where the limit is
 /// not small itself.
-const KEPT: u64 = 64;
+const RESERVED: u64 = 64;
 
 /// How many descriptors there may be, and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Descriptors {
     /// How many extents there can be so that connections, and the daemon's own files, find room beside them.
     pub fn extents_max(&self) -> usize {
         let share = self.limit - self.limit / 4;
-        let room = self.limit.saturating_sub(self.open).saturating_sub(KEPT);
+        let room = self.limit.saturating_sub(self.open).saturating_sub(RESERVED);
         usize::try_from(share.min(room).max(1)).unwrap_or(usize::MAX)
     }
 
@@ -74,7 +74,7 @@ fn open_count() -> Option<u64> {
 
 const fn usable(limit: u64) -> u64 {
     let eighth = limit / 8;
-    limit - if eighth < KEPT { eighth } else { KEPT }
+    limit - if eighth < RESERVED { eighth } else { RESERVED }
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_count_that_matters_and_not_the_numbers() {
+    fn descriptors_are_counted_not_numbered() {
         let before = open_count().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         let many: Vec<_> =

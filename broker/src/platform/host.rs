@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_words_are_read() {
+    fn meminfo_and_status_are_parsed() {
         let meminfo = "MemTotal:       24684084 kB\nMemFree:            2048 kB\n";
         assert_eq!(total_in(meminfo), Some(Bytes::new(24_684_084 << 10)));
         assert_eq!(total_in("MemFree: 1 kB\n"), None);

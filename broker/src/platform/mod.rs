@@ -1,11 +1,10 @@
 //! What the operating system says: who a peer is, where sockets lie, whether another daemon lives.
 
 pub mod cgroup;
+pub mod client_files;
 pub mod credentials;
 pub mod descriptors;
-pub mod files;
 pub mod host;
-pub mod identity;
 pub mod lock;
 pub mod paths;
 pub mod peer;
@@ -13,4 +12,5 @@ pub mod private_dir;
 pub mod readiness;
 pub mod shared_memory;
 pub mod sockets;
+pub mod tenant_rules;
 pub mod unread;

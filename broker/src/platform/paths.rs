@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// What the rules look at, so that they can be tested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct Environment {
     pub uid: u32,
     /// `VRAMD_SOCKET_DIR`.
     pub socket_dir: Option<PathBuf>,
@@ -18,7 +18,7 @@ pub struct Surroundings {
 /// The configuration that is read if it is there and no other is named.
 pub const CONFIG: &str = "/etc/vramd/vramd.toml";
 
-impl Surroundings {
+impl Environment {
     /// Those of this process.
     pub fn of_process() -> Self {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -62,29 +62,29 @@ impl Surroundings {
 mod tests {
     use super::*;
 
-    fn user() -> Surroundings {
-        Surroundings { uid: 1000, ..Surroundings::default() }
+    fn user() -> Environment {
+        Environment { uid: 1000, ..Environment::default() }
     }
 
     #[test]
     fn sockets() {
-        let root = Surroundings::default();
+        let root = Environment::default();
         assert_eq!(root.socket_dir(None), Path::new("/run/vramd"));
         assert_eq!(user().socket_dir(None), Path::new("/tmp/vramd-1000"));
-        let runtime = Surroundings { runtime_dir: Some("/run/user/1000".into()), ..user() };
+        let runtime = Environment { runtime_dir: Some("/run/user/1000".into()), ..user() };
         assert_eq!(runtime.socket_dir(None), Path::new("/run/user/1000/vramd"));
         assert_eq!(runtime.socket_dir(Some(Path::new("/a"))), Path::new("/a"));
-        let variable = Surroundings { socket_dir: Some("/b".into()), ..runtime };
+        let variable = Environment { socket_dir: Some("/b".into()), ..runtime };
         assert_eq!(variable.socket_dir(Some(Path::new("/a"))), Path::new("/b"));
     }
 
     #[test]
     fn state() {
-        assert_eq!(Surroundings::default().state_dir(None).unwrap(), Path::new("/var/lib/vramd"));
+        assert_eq!(Environment::default().state_dir(None).unwrap(), Path::new("/var/lib/vramd"));
         assert_eq!(user().state_dir(None), None);
-        let home = Surroundings { home: Some("/home/u".into()), ..user() };
+        let home = Environment { home: Some("/home/u".into()), ..user() };
         assert_eq!(home.state_dir(None).unwrap(), Path::new("/home/u/.local/state/vramd"));
-        let state = Surroundings { state_home: Some("/s".into()), ..home };
+        let state = Environment { state_home: Some("/s".into()), ..home };
         assert_eq!(state.state_dir(None).unwrap(), Path::new("/s/vramd"));
         assert_eq!(state.state_dir(Some(Path::new("/c"))).unwrap(), Path::new("/c"));
     }

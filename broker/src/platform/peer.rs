@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_in_particular_is_nobody() {
+    fn unmapped_pids_and_uids_identify_no_peer() {
         let credentials = |pid, uid| Credentials { pid, uid, gid: 0 };
         assert!(matches!(identified(credentials(7, 1000), 65_534), Ok(7)));
         assert!(matches!(identified(credentials(0, 1000), 65_534), Err(Unidentified::ForeignPid)));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_of_older_kernels_finds_the_same_process() {
+    fn the_fallback_for_older_kernels_finds_the_same_process() {
         let own = Credentials {
             pid: std::process::id().cast_signed(),
             uid: rustix::process::geteuid().as_raw(),

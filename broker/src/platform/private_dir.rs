@@ -14,16 +14,16 @@ use thiserror::Error;
 pub enum PrivateDirError {
     #[error("{0} is not a directory of this user that only this user may write to")]
     NotPrivate(PathBuf),
-    #[error("cannot {what} {path}: {source}")]
-    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot {action} {path}: {source}")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
 /// Makes the directory with that mode, or sees that the one that is there belongs to this user or root, and that
 /// only its owner may write to it.
 pub fn take(dir: &Path, mode: u32) -> Result<(), PrivateDirError> {
-    let failed = |what, path: &Path| {
+    let failed = |action, path: &Path| {
         let path = path.to_owned();
-        move |source| PrivateDirError::Io { what, path, source }
+        move |source| PrivateDirError::Io { action, path, source }
     };
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent).map_err(failed("make", parent))?;
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_may_write_to_is_not_taken() {
+    fn a_directory_that_others_may_write_to_is_refused() {
         let outer = tempfile::tempdir().unwrap();
         let dir = outer.path().join("a/b");
         take(&dir, 0o700).unwrap();
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_somebody_else_is_not_taken() {
+    fn a_directory_of_another_user_is_refused() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

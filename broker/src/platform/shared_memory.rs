@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn both_see_the_same_words() {
+    fn both_mappings_see_the_same_words() {
         let (memory, fd) = SharedMemory::create("words-test", WORDS).unwrap();
         let theirs = map_again(&fd).unwrap().cast::<AtomicU64>();
         assert!(memory.as_ref().iter().all(|word| word.load(Ordering::Relaxed) == 0));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_take_it_away() {
+    fn no_process_can_shrink_or_punch_it() {
         let (memory, fd) = SharedMemory::create("words-test", WORDS).unwrap();
         for bytes in [0, 4096, 1 << 20] {
             assert_eq!(ftruncate(&fd, bytes), Err(Errno::PERM), "{bytes}");

@@ -57,8 +57,8 @@ pub enum SocketsError {
     InTheWay(PathBuf),
     #[error("no group `{0}`")]
     NoGroup(String),
-    #[error("cannot {what} {path}: {source}")]
-    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot {action} {path}: {source}")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl Sockets {
@@ -106,8 +106,8 @@ impl Drop for Sockets {
     }
 }
 
-fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> SocketsError + 'a {
-    move |source| SocketsError::Io { what, path: path.to_owned(), source }
+fn io_error<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> SocketsError + 'a {
+    move |source| SocketsError::Io { action, path: path.to_owned(), source }
 }
 
 fn open_to(path: &Path, mode: u32) -> Result<(), SocketsError> {
@@ -116,7 +116,7 @@ fn open_to(path: &Path, mode: u32) -> Result<(), SocketsError> {
 
 /// Binds one socket for its owner alone; the directory's lock is held, so nobody else does.
 fn bind_one(path: &Path, kind: SocketType) -> Result<OwnedFd, SocketsError> {
-    let failed = |what| move |error: Errno| io_error(what, path)(error.into());
+    let failed = |action| move |error: Errno| io_error(action, path)(error.into());
     let make = || {
         socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
             .map_err(failed("make"))
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_left_alone() {
+    fn foreign_files_are_left_alone() {
         let (outer, dir) = private();
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join("vramd.sock"), "precious").unwrap();
@@ -237,6 +237,6 @@ mod tests {
 
         let long = dir.join("x".repeat(120));
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(matches!(Sockets::bind(&long, None), Err(SocketsError::Io { what: "name", .. })));
+        assert!(matches!(Sockets::bind(&long, None), Err(SocketsError::Io { action: "name", .. })));
     }
 }

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_received_is_unread_no_more() {
+    fn a_received_packet_is_no_longer_unread() {
         let (ours, theirs) = pair();
         assert_eq!(receive(&theirs, RecvFlags::PEEK), 1);
         assert!(bytes(ours.as_fd()).unwrap() > 0, "a look takes nothing off the socket");
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_receive_is_gone() {
+    fn a_packet_without_a_receiver_is_gone() {
         let (ours, theirs) = pair();
         let copy = theirs.try_clone().unwrap();
         shutdown(&ours, Shutdown::Both).unwrap();

@@ -9,10 +9,10 @@ use vramd_types::{CopyId, ExtentId};
 
 /// Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub struct Copies(Arc<Mutex<Book>>);
+pub struct Copies(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
-struct Book {
+struct Table {
     last: u64,
     into: BTreeMap<ExtentId, CopyId>,
     of: BTreeMap<CopyId, ExtentId>,
@@ -21,16 +21,16 @@ struct Book {
 impl Copies {
     /// A new copy. Into one extent there is one at a time.
     pub(crate) fn begin(&self, to: ExtentId) -> CopyId {
-        let mut book = self.lock();
-        book.last += 1;
-        let copy = CopyId::from_raw(book.last);
-        book.into.insert(to, copy);
-        book.of.insert(copy, to);
+        let mut table = self.lock();
+        table.last += 1;
+        let copy = CopyId::from_raw(table.last);
+        table.into.insert(to, copy);
+        table.of.insert(copy, to);
         copy
     }
 
     /// The copy that is under way into an extent.
-    pub(crate) fn towards(&self, to: ExtentId) -> Option<CopyId> {
+    pub(crate) fn into_extent(&self, to: ExtentId) -> Option<CopyId> {
         self.lock().into.get(&to).copied()
     }
 
@@ -40,15 +40,15 @@ impl Copies {
     }
 
     /// A copy is over: where it went.
-    pub(super) fn ended(&self, copy: CopyId) -> Option<ExtentId> {
-        let mut book = self.lock();
-        let to = book.of.remove(&copy)?;
-        book.into.remove(&to);
+    pub(super) fn end(&self, copy: CopyId) -> Option<ExtentId> {
+        let mut table = self.lock();
+        let to = table.of.remove(&copy)?;
+        table.into.remove(&to);
         Some(to)
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -58,11 +58,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_copied_into_again_is_another_copy() {
+    fn a_second_copy_into_an_extent_has_its_own_id() {
         let (copies, to) = (Copies::default(), ExtentId::from_raw(7));
         let first = copies.begin(to);
-        assert_eq!((copies.towards(to), copies.ended(first)), (Some(first), Some(to)));
-        assert_eq!((copies.towards(to), copies.ended(first)), (None, None));
+        assert_eq!((copies.into_extent(to), copies.end(first)), (Some(first), Some(to)));
+        assert_eq!((copies.into_extent(to), copies.end(first)), (None, None));
         assert_ne!(copies.begin(to), first);
     }
 }

@@ -15,15 +15,15 @@ use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, HostNode, SessionId};
 use super::{
     calls::Calls,
     copies::Copies,
-    digests::{Digests, Hashed},
+    digests::{DigestOutcome, Digests},
     extents::Extents,
     files::Files,
     inbox::Inbox,
-    notice::Notices,
-    revoker::Revoker,
+    notice_log::NoticeLog,
+    scheduled_revocations::ScheduledRevocations,
 };
 use crate::{
-    channel::{Asked, Channels, frame},
+    channel::{Channels, EvictOutcome, frame_codec},
     config::SimRevocation,
     events::Events,
     harvest::Harvest,
@@ -49,7 +49,7 @@ pub struct Executor {
     channels: Arc<Channels>,
     write_quotas: QuotaWriter,
     extents: Extents,
-    notices: Notices,
+    notices: NoticeLog,
     events: Events,
     telemetry: Telemetry,
     /// Where something may leave a device.
@@ -59,7 +59,7 @@ pub struct Executor {
     digests: Digests,
     files: Files,
     /// For tests alone.
-    revoker: Option<Revoker>,
+    revocations: Option<ScheduledRevocations>,
 }
 
 impl Executor {
@@ -85,7 +85,7 @@ impl Executor {
             channels,
             write_quotas,
             extents: Extents::default(),
-            notices: Notices::default(),
+            notices: NoticeLog::default(),
             events,
             telemetry: Telemetry::default(),
             harvest: None,
@@ -93,60 +93,61 @@ impl Executor {
             copies: Copies::default(),
             digests: Digests::default(),
             files: Files::default(),
-            revoker: None,
+            revocations: None,
         }
     }
 
     /// What is sent and answered is told there.
     #[must_use]
-    pub fn telling(mut self, telemetry: Telemetry) -> Self {
+    pub fn with_telemetry(mut self, telemetry: Telemetry) -> Self {
         self.telemetry = telemetry;
         self
     }
 
     /// What ends its way between tiers is told there.
     #[must_use]
-    pub fn recording(mut self, moves: Moves, copies: Copies) -> Self {
+    pub fn with_moves(mut self, moves: Moves, copies: Copies) -> Self {
         (self.moves, self.copies) = (Some(moves), copies);
         self
     }
 
     /// What is being loaded is found there.
     #[must_use]
-    pub fn loading(mut self, files: Files) -> Self {
+    pub fn with_files(mut self, files: Files) -> Self {
         self.files = files;
         self
     }
 
     /// Whose words are where is told there.
     #[must_use]
-    pub fn harvesting(mut self, harvest: Option<Harvest>) -> Self {
+    pub fn with_harvest(mut self, harvest: Option<Harvest>) -> Self {
         self.harvest = harvest;
         self
     }
 
     /// Mappings are revoked at these steps.
     #[must_use]
-    pub fn revoking(mut self, schedule: Vec<SimRevocation>) -> Self {
-        self.revoker = (!schedule.is_empty()).then(|| Revoker::new(self.inbox.clone(), schedule));
+    pub fn with_revocations(mut self, schedule: Vec<SimRevocation>) -> Self {
+        self.revocations =
+            (!schedule.is_empty()).then(|| ScheduledRevocations::new(self.inbox.clone(), schedule));
         self
     }
 
     /// The core is about to hear of it.
-    pub(super) fn hears(&mut self, event: &Event) {
-        self.telemetry.happened(event);
-        if let Some(revoker) = &mut self.revoker {
-            revoker.hears(event);
+    pub(super) fn observe_event(&mut self, event: &Event) {
+        self.telemetry.record_event(event);
+        if let Some(revocations) = &mut self.revocations {
+            revocations.note_event(event);
         }
     }
 
     pub(super) fn start(&mut self, command: Command, calls: &mut Calls) {
-        if let Some(revoker) = &mut self.revoker {
-            revoker.begins(&command);
+        if let Some(revocations) = &mut self.revocations {
+            revocations.note_command(&command);
         }
         match command {
             Command::Reply { call, outcome } => {
-                self.telemetry.replied(&outcome);
+                self.telemetry.count_refused_items(&outcome);
                 calls.answer(call, outcome);
             }
             Command::Send { channel, frame } => self.send(channel, &frame),
@@ -167,20 +168,20 @@ impl Executor {
                 }
             },
             Command::Copy { from, to, bytes, shadow: true, .. } => {
-                for (ticket, end) in self.digests.of_shadow(from, to, bytes) {
+                for (ticket, end) in self.digests.begin_comparison(from, to, bytes) {
                     self.driver.submit(Submission::Digest { ticket, spans: vec![(end, bytes)] });
                 }
             }
             Command::Copy { from, to, bytes, shadow: false, class } => self.copy(from, to, bytes, class),
             Command::ShareLinks(shares) => self.driver.submit(Submission::ShareBy { shares }),
             Command::HastenCopy { to } => {
-                if let Some(copy) = self.copies.towards(to) {
+                if let Some(copy) = self.copies.into_extent(to) {
                     self.driver.submit(Submission::HastenCopy { copy });
                 }
             }
             Command::CancelCopy { to } => {
                 if !self.digests.cancel(to)
-                    && let Some(copy) = self.copies.towards(to)
+                    && let Some(copy) = self.copies.into_extent(to)
                 {
                     self.driver.submit(Submission::CancelCopy { copy });
                 }
@@ -192,7 +193,7 @@ impl Executor {
             Command::ReleaseNow { device } => self.driver.submit(Submission::ReleaseNow { device }),
             Command::Digest { allocation, spans } => {
                 let spans = spans.into_iter().map(|span| (span.extent, span.bytes)).collect();
-                let ticket = self.digests.of_allocation(allocation);
+                let ticket = self.digests.begin_allocation(allocation);
                 self.driver.submit(Submission::Digest { ticket, spans });
             }
             Command::Survey { device, clients } => self.driver.submit(Submission::Survey { device, clients }),
@@ -200,7 +201,7 @@ impl Executor {
             Command::ClearWritten { part, channel, slot, .. } => self.clear_written(part, channel, slot),
             Command::ForgetWord { channel, slot } => {
                 if let Some(harvest) = &self.harvest {
-                    harvest.forgets(channel, slot);
+                    harvest.forget_slot(channel, slot);
                 }
                 if let Err(problem) = self.channels.forget_word(channel, slot) {
                     self.inbox.event(Event::Malformed { channel, problem });
@@ -209,9 +210,9 @@ impl Executor {
             Command::StoreQuotas(quotas) => self.store(quotas),
             Command::Notice(notice) => {
                 self.notices.log(&notice);
-                self.telemetry.noticed(&notice);
+                self.telemetry.record_notice(&notice);
                 if let Some(moves) = &self.moves {
-                    moves.told(&notice);
+                    moves.record_ended(&notice);
                 }
                 self.events.publish(&notice);
             }
@@ -220,7 +221,7 @@ impl Executor {
 
     /// What the driver reports, as the core knows it: the handle stays here, and what concerns no extent is told to
     /// operators alone. An error is the driver's end.
-    pub(super) fn completed(
+    pub(super) fn translate(
         &mut self,
         completion: broker_driver::Completion,
     ) -> Result<Option<Completion>, DriverLost> {
@@ -249,13 +250,13 @@ impl Executor {
             },
             Driver::Released { extent, returned } => Completion::Released { extent, returned },
             Driver::Returned { extent } => Completion::Returned { extent },
-            Driver::Digested { ticket, result } => match self.digests.ended(ticket, result) {
+            Driver::Digested { ticket, result } => match self.digests.end(ticket, result) {
                 None => return Ok(None),
-                Some(Hashed::Allocation(allocation, result)) => {
+                Some(DigestOutcome::Allocation(allocation, result)) => {
                     Completion::Digested { allocation, result: result.map_err(digest_error) }
                 }
-                Some(Hashed::Compared { to, result }) => Completion::Copied { to, result },
-                Some(Hashed::Copy { from, to, bytes, differs }) => {
+                Some(DigestOutcome::Compared { to, result }) => Completion::Copied { to, result },
+                Some(DigestOutcome::Copy { from, to, bytes, differs }) => {
                     // It was to be known by now.
                     self.copy(from, to, bytes, CopyClass::Demand);
                     if !differs {
@@ -269,14 +270,14 @@ impl Executor {
             }
             Driver::Copied { copy, result } => {
                 // Each is told of once.
-                let Some(to) = self.copies.ended(copy) else { return Ok(None) };
+                let Some(to) = self.copies.end(copy) else { return Ok(None) };
                 match result {
                     Err(error) if error.is_loss() => Completion::Damaged { to, problem: error.to_string() },
                     result => Completion::Copied { to, result: result.map_err(|error| error.to_string()) },
                 }
             }
             Driver::HostKept { node, kept, problem } => {
-                tell_kept(node, kept, problem.as_ref());
+                log_pinned_host(node, kept, problem.as_ref());
                 return Ok(None);
             }
             Driver::Warning { problem } => {
@@ -320,31 +321,32 @@ impl Executor {
     /// All mappers of a part are asked, or none: whose part is pinned by another keeps it.
     fn revoke_words(&self, part: PartRef, words: &[(ChannelId, SessionId, Slot)]) {
         let mut asked = Vec::with_capacity(words.len());
-        let (mut by, mut pinned) = (Vec::new(), Vec::new());
+        let (mut pinned_by, mut pinned) = (Vec::new(), Vec::new());
         for (channel, session, slot) in words.iter().copied() {
             match self.channels.evict(channel, slot) {
-                Ok(Asked::Revoked) => asked.push((channel, slot)),
-                Ok(Asked::Pinned) => {
-                    by.push(session);
+                Ok(EvictOutcome::Revoked) => asked.push((channel, slot)),
+                Ok(EvictOutcome::Pinned) => {
+                    pinned_by.push(session);
                     pinned.push((channel, slot));
                 }
-                Ok(Asked::Leaving) => {}
+                Ok(EvictOutcome::Leaving) => {}
                 Err(problem) => {
                     self.inbox.event(Event::Malformed { channel, problem });
-                    by.push(session);
+                    pinned_by.push(session);
                 }
             }
         }
-        if !by.is_empty() {
+        if !pinned_by.is_empty() {
             for (channel, slot) in asked {
-                self.channels.take_back(channel, slot);
+                self.channels.cancel_evict(channel, slot);
             }
         }
-        let outcome = if by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by } };
+        let outcome =
+            if pinned_by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by: pinned_by } };
         self.inbox.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
         // Not before: what is seen from now on reaches the core after this.
         if let Some(harvest) = &self.harvest {
-            pinned.into_iter().for_each(|(channel, slot)| harvest.found_pinned(channel, slot));
+            pinned.into_iter().for_each(|(channel, slot)| harvest.note_pinned(channel, slot));
         }
     }
 
@@ -357,22 +359,22 @@ impl Executor {
     }
 
     fn send(&self, channel: ChannelId, frame: &DaemonFrame) {
-        self.telemetry.frame_sent(channel, frame);
+        self.telemetry.record_frame(channel, frame);
         if let Some(harvest) = &self.harvest {
-            harvest.sends(channel, frame);
+            harvest.note_frame(channel, frame);
         }
         if let DaemonFrame::Revoke { parts, .. } = frame {
             self.fence(channel, parts);
         }
         let is_welcome = matches!(frame, DaemonFrame::Welcome { .. });
         let word_table = is_welcome.then(|| self.channels.word_table(channel)).flatten();
-        let context = frame::Context {
+        let context = frame_codec::Context {
             devices: &self.devices,
             features: self.channels.features(channel),
             word_table: word_table.as_ref(),
             handle: &|extent| self.extents.get(extent).cloned(),
         };
-        match frame::encode(frame, context) {
+        match frame_codec::encode(frame, context) {
             Ok(packet) => self.channels.send(channel, packet),
             Err(problem) => {
                 tracing::error!(channel = channel.0, %problem, "a frame could not be made, channel ended: this is a bug");
@@ -408,8 +410,8 @@ fn digest_error(error: CopyError) -> DigestError {
 }
 
 /// What of the host is pinned ahead of need, and that nothing more will be, is told once.
-fn tell_kept(node: HostNode, kept: Bytes, problem: Option<&DriverError>) {
-    let pinned_bytes = kept.get();
+fn log_pinned_host(node: HostNode, pinned: Bytes, problem: Option<&DriverError>) {
+    let pinned_bytes = pinned.get();
     match problem {
         None => tracing::info!(%node, pinned_bytes, "memory of the host is pinned ahead of need"),
         Some(problem) => tracing::warn!(

@@ -20,20 +20,20 @@ struct Table {
 
 /// A file that can be found while this is kept: who waits for the answer keeps it. What was made of it has it for itself.
 #[derive(Debug)]
-pub struct Named {
+pub struct RegisteredFile {
     pub id: FileId,
     _file: Arc<OwnedFd>,
     table: Files,
 }
 
 impl Files {
-    pub fn name(&self, file: OwnedFd) -> Named {
+    pub fn register(&self, file: OwnedFd) -> RegisteredFile {
         let file = Arc::new(file);
         let mut table = self.lock();
         table.last += 1;
         let id = FileId(table.last);
         table.open.insert(id, Arc::downgrade(&file));
-        Named { id, _file: file, table: self.clone() }
+        RegisteredFile { id, _file: file, table: self.clone() }
     }
 
     pub(super) fn find(&self, id: FileId) -> Option<Arc<OwnedFd>> {
@@ -46,7 +46,7 @@ impl Files {
     }
 }
 
-impl Drop for Named {
+impl Drop for RegisteredFile {
     fn drop(&mut self) {
         self.table.lock().open.remove(&self.id);
     }
@@ -59,9 +59,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_found_for_as_long_as_it_is_named() {
+    fn a_file_is_found_while_it_is_registered() {
         let files = Files::default();
-        let open = || files.name(File::open("/dev/null").unwrap().into());
+        let open = || files.register(File::open("/dev/null").unwrap().into());
         let (one, two) = (open(), open());
         assert!(one.id != two.id && files.find(one.id).is_some());
         let id = one.id;

@@ -15,7 +15,7 @@ use std::{
 use broker_core::{Broker, CallId, Event, Refusal, Reply};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::open_book::{Book, Window};
+use super::shared_broker::{BrokerReader, SharedBroker};
 
 /// What a call is answered with.
 pub type Outcome = Result<Reply, Refusal>;
@@ -43,13 +43,13 @@ pub fn inbox(limits: InboxLimits) -> (Inbox, Queue) {
     let shared = Shared {
         sender,
         calls: AtomicU64::new(1),
-        clients: Lane::new(limits.client_requests_max),
-        operators: Lane::new(limits.operator_requests_max),
-        reads: Lane::new(limits.reads_max),
-        window: Window::default(),
+        clients: Permits::new(limits.client_requests_max),
+        operators: Permits::new(limits.operator_requests_max),
+        reads: Permits::new(limits.reads_max),
+        reader: BrokerReader::default(),
     };
-    let window = shared.window.clone();
-    (Inbox { shared: Arc::new(shared) }, Queue { receiver, window })
+    let reader = shared.reader.clone();
+    (Inbox { shared: Arc::new(shared) }, Queue { receiver, reader })
 }
 
 /// The way into the reactor, for everybody. Clones are the same inbox.
@@ -62,15 +62,15 @@ pub struct Inbox {
 struct Shared {
     sender: mpsc::UnboundedSender<Message>,
     calls: AtomicU64,
-    clients: Lane,
-    operators: Lane,
-    reads: Lane,
-    window: Window,
+    clients: Permits,
+    operators: Permits,
+    reads: Permits,
+    reader: BrokerReader,
 }
 
 /// Permits of one kind.
 #[derive(Debug)]
-struct Lane {
+struct Permits {
     permits: Arc<Semaphore>,
     limit: usize,
 }
@@ -107,31 +107,31 @@ impl Inbox {
     /// than its limit. Of those that look at once there is one at a time; those in the queue are counted.
     pub async fn read<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&Broker) -> T + Send + 'static,
+        read: impl FnOnce(&Broker) -> T + Send + 'static,
     ) -> Option<T> {
         if self.shared.sender.is_closed() {
             return None;
         }
-        match self.shared.window.look(look) {
+        match self.shared.reader.try_read(read) {
             Ok(seen) => Some(seen),
-            Err(look) => self.read_in_turn(look).await,
+            Err(read) => self.read_in_turn(read).await,
         }
     }
 
     /// Returns once everything that was sent here before has been handled. `None` when the reactor has gone.
-    pub async fn handled(&self) -> Option<()> {
+    pub async fn wait_until_handled(&self) -> Option<()> {
         self.read_in_turn(|_| ()).await
     }
 
     async fn read_in_turn<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&Broker) -> T + Send + 'static,
+        read: impl FnOnce(&Broker) -> T + Send + 'static,
     ) -> Option<T> {
         let permit = self.shared.reads.enter().await;
         let (sender, receiver) = oneshot::channel();
         self.send(Message::Read(Box::new(move |broker| {
             // The caller may have left; nobody misses the answer then.
-            let _ = sender.send(look(broker));
+            let _ = sender.send(read(broker));
             drop(permit);
         })));
         receiver.await.ok()
@@ -149,10 +149,10 @@ impl Inbox {
 
     fn submit(
         &self,
-        lane: &Lane,
+        permits: &Permits,
         make: impl FnOnce(CallId) -> Event,
     ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
-        let permit = lane.try_enter().ok_or(Refusal::QueueFull { limit: lane.limit })?;
+        let permit = permits.try_enter().ok_or(Refusal::QueueFull { limit: permits.limit })?;
         let call = CallId(self.shared.calls.fetch_add(1, Ordering::Relaxed));
         let (answer, receiver) = oneshot::channel();
         self.send(Message::Request { call, event: make(call), caller: Caller { answer, permit } });
@@ -165,7 +165,7 @@ impl Inbox {
     }
 }
 
-impl Lane {
+impl Permits {
     fn new(limit: usize) -> Self {
         let limit = limit.min(Semaphore::MAX_PERMITS);
         Self { permits: Arc::new(Semaphore::new(limit)), limit }
@@ -196,13 +196,13 @@ impl Caller {
     }
 }
 
-type Look = Box<dyn FnOnce(&Broker) + Send>;
+type Read = Box<dyn FnOnce(&Broker) + Send>;
 
 pub(crate) enum Message {
     Event(Event),
     Driver(broker_driver::Completion),
     Request { call: CallId, event: Event, caller: Caller },
-    Read(Look),
+    Read(Read),
     Stop,
 }
 
@@ -222,13 +222,13 @@ impl fmt::Debug for Message {
 #[derive(Debug)]
 pub struct Queue {
     receiver: mpsc::UnboundedReceiver<Message>,
-    window: Window,
+    reader: BrokerReader,
 }
 
 impl Queue {
     /// From now on the inbox can look at this broker.
-    pub(super) fn show(&self, book: &Book) {
-        self.window.open(book);
+    pub(super) fn share_broker(&self, broker: &SharedBroker) {
+        self.reader.set(broker);
     }
 
     pub(crate) async fn next(&mut self) -> Option<Message> {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_lane_refuses_and_an_answer_makes_room() {
+    async fn a_full_inbox_refuses_until_a_request_is_answered() {
         let (inbox, mut queue) = small();
         let first = inbox.request(|_| Event::Tick).unwrap();
         let _second = inbox.request(|_| Event::Tick).unwrap();
@@ -283,10 +283,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reads_wait_while_too_many_do() {
+    async fn reads_wait_while_too_many_are_queued() {
         let (inbox, mut queue) = small();
-        let mut first = std::pin::pin!(inbox.handled());
-        let mut second = std::pin::pin!(inbox.handled());
+        let mut first = std::pin::pin!(inbox.wait_until_handled());
+        let mut second = std::pin::pin!(inbox.wait_until_handled());
         std::future::poll_fn(|context| {
             assert!(first.as_mut().poll(context).is_pending());
             assert!(second.as_mut().poll(context).is_pending());

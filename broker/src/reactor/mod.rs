@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nobody else changes the broker's state, so there is no order to argue about; others look at it between two batches
-//! (`open_book`). What is ready is handled as one batch at one reading of the clock, then its commands run in the order
+//! (`shared_broker`). What is ready is handled as one batch at one reading of the clock, then its commands run in the order
 //! in which the broker gave them. Nothing here blocks. The price is that every decision of the node goes through one
 //! core; the broker does bookkeeping only, and what takes time (making memory, hashing, writing to disk) is done
 //! elsewhere and comes back as an event.
@@ -21,9 +21,9 @@ mod executor;
 mod extents;
 mod files;
 mod inbox;
-mod notice;
-mod open_book;
-mod revoker;
+mod notice_log;
+mod scheduled_revocations;
+mod shared_broker;
 
 use std::ops::ControlFlow;
 
@@ -33,10 +33,10 @@ use calls::Calls;
 pub use clock::Clock;
 pub use copies::Copies;
 pub use executor::{DriverLost, Executor, QuotaWriter};
-pub use files::{Files, Named};
+pub use files::{Files, RegisteredFile};
 pub(crate) use inbox::Message;
 pub use inbox::{Inbox, InboxLimits, Outcome, Queue, inbox};
-use open_book::Book;
+use shared_broker::SharedBroker;
 
 /// Most messages handled at one reading of the clock: commands must not wait for ever behind a full queue.
 const BATCH_MAX: usize = 1024;
@@ -44,7 +44,7 @@ const BATCH_MAX: usize = 1024;
 /// The broker with all it needs to run.
 #[derive(Debug)]
 pub struct Reactor {
-    book: Book,
+    broker: SharedBroker,
     queue: Queue,
     executor: Executor,
     calls: Calls,
@@ -54,9 +54,9 @@ pub struct Reactor {
 impl Reactor {
     /// `clock` is the one that read the `now` which the broker was made with.
     pub fn new(broker: Broker, queue: Queue, executor: Executor, clock: Clock) -> Self {
-        let book = Book::new(broker);
-        queue.show(&book);
-        Self { book, queue, executor, calls: Calls::default(), clock }
+        let broker = SharedBroker::new(broker);
+        queue.share_broker(&broker);
+        Self { broker, queue, executor, calls: Calls::default(), clock }
     }
 
     /// Runs until [`Inbox::stop`], or the driver's end. Must run inside a tokio runtime.
@@ -64,7 +64,7 @@ impl Reactor {
         // A new broker has commands already: it asks who else holds memory.
         self.start_commands();
         loop {
-            let deadline = self.book.lock().next_deadline();
+            let deadline = self.broker.lock().next_deadline();
             let first = tokio::select! {
                 message = self.queue.next() => match message {
                     Some(message) => Some(message),
@@ -88,8 +88,8 @@ impl Reactor {
 
     /// One batch, during which nobody looks.
     fn handle_ready(&mut self, now: Time, first: Option<Message>) -> ControlFlow<Result<(), DriverLost>> {
-        let Self { book, queue, executor, calls, .. } = self;
-        let mut turn = Turn { broker: &mut book.lock(), executor, calls, now };
+        let Self { broker, queue, executor, calls, .. } = self;
+        let mut turn = Turn { broker: &mut broker.lock(), executor, calls, now };
         let mut end = first.map_or(ControlFlow::Continue(()), |message| turn.handle(message));
         for _ in 1..BATCH_MAX {
             if end.is_break() {
@@ -115,7 +115,7 @@ impl Reactor {
     }
 
     fn next_command(&self) -> Option<Command> {
-        self.book.lock().poll_command()
+        self.broker.lock().poll_command()
     }
 }
 
@@ -133,10 +133,10 @@ impl Turn<'_> {
         match message {
             Message::Event(event) => {
                 tracing::trace!(?event, "happened");
-                self.executor.hears(&event);
+                self.executor.observe_event(&event);
                 self.broker.handle(now, event);
             }
-            Message::Driver(completion) => match self.executor.completed(completion) {
+            Message::Driver(completion) => match self.executor.translate(completion) {
                 Ok(Some(completion)) => {
                     tracing::trace!(?completion, "done");
                     self.broker.handle(now, Event::Completion(completion));

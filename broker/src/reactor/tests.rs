@@ -187,7 +187,7 @@ async fn session(inbox: &Inbox) -> SessionId {
         unmapped_sessions: vec![],
     };
     inbox.event(Event::Hello { channel: ChannelId(1), hello });
-    inbox.handled().await.unwrap();
+    inbox.wait_until_handled().await.unwrap();
     let (sessions, _) = inbox.read(|broker| broker.list_sessions(None, None, 10)).await.unwrap();
     sessions[0].id
 }
@@ -209,7 +209,7 @@ fn spec(size: Bytes) -> AllocationSpec {
 }
 
 #[tokio::test]
-async fn an_allocation_is_answered_once_the_driver_has_made_it() {
+async fn an_allocation_is_answered_after_the_driver_created_it() {
     let (inbox, _, reactor) = start();
     let session = session(&inbox).await;
     let request = ClientRequest::allocate(vec![spec(Bytes::mib(4))]);
@@ -224,7 +224,7 @@ async fn an_allocation_is_answered_once_the_driver_has_made_it() {
 
 /// The broker asks when it is made; nothing has to happen first.
 #[tokio::test]
-async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
+async fn devices_are_surveyed_without_a_request() {
     let (inbox, queue) = inbox(InboxLimits::default());
     let (asked, mut surveys) = tokio::sync::mpsc::unbounded_channel();
     let driver = Arc::new(Silent { asked, _keeps: () });
@@ -243,7 +243,7 @@ async fn the_devices_are_surveyed_though_nobody_asks_for_anything() {
         contexts: 0,
         host_lacking: Bytes::ZERO,
     });
-    inbox.handled().await.unwrap();
+    inbox.wait_until_handled().await.unwrap();
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(true));
 }
 
@@ -282,7 +282,7 @@ async fn every_request_of_a_flood_is_answered_before_the_stop() {
 }
 
 #[tokio::test]
-async fn the_reactor_stops_and_says_so() {
+async fn a_stopped_reactor_answers_no_more() {
     let (inbox, _, reactor) = start();
     inbox.stop();
     reactor.await.unwrap().unwrap();
@@ -291,26 +291,26 @@ async fn the_reactor_stops_and_says_so() {
 }
 
 #[tokio::test]
-async fn who_looks_waits_only_while_the_reactor_is_at_work() {
+async fn a_reader_waits_only_while_the_reactor_works() {
     let (inbox, _, reactor) = made();
     assert_eq!(
         inbox.read(Broker::is_surveyed).await,
         Some(false),
         "nobody runs the reactor, and none is needed"
     );
-    let mut look = std::pin::pin!(inbox.read(Broker::is_surveyed));
+    let mut read = std::pin::pin!(inbox.read(Broker::is_surveyed));
     {
-        let _at_work = reactor.book.lock();
+        let _at_work = reactor.broker.lock();
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        assert!(look.as_mut().poll(&mut context).is_pending());
+        assert!(read.as_mut().poll(&mut context).is_pending());
     }
     inbox.stop();
     reactor.run().await.unwrap();
-    assert!(look.await.is_some(), "it was in the queue before the stop");
+    assert!(read.await.is_some(), "it was in the queue before the stop");
 }
 
 #[tokio::test]
-async fn a_look_that_panics_harms_nobody_else() {
+async fn a_reader_that_panics_harms_no_other() {
     let (inbox, _, reactor) = start();
     let other = inbox.clone();
     tokio::spawn(async move { other.read(|_| panic!("on purpose")).await }).await.unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{StateError, file};
+use super::{StateError, atomic_file};
 
 const NAME: &str = "boot_epoch";
 
@@ -10,12 +10,12 @@ pub(super) fn next(dir: &Path) -> Result<u64, StateError> {
     let path = dir.join(NAME);
     let failed = |source| StateError::Io { path: path.clone(), source };
     let damaged = |problem: &str| StateError::Damaged { path: path.clone(), problem: problem.to_owned() };
-    let last: u64 = match file::read(dir, NAME).map_err(failed)? {
+    let last: u64 = match atomic_file::read(dir, NAME).map_err(failed)? {
         None => 0,
         Some(text) => text.trim().parse().map_err(|_| damaged("not a number"))?,
     };
     let next = last.checked_add(1).ok_or_else(|| damaged("too large"))?;
-    file::replace(dir, NAME, format!("{next}\n").as_bytes()).map_err(failed)?;
+    atomic_file::replace(dir, NAME, format!("{next}\n").as_bytes()).map_err(failed)?;
     Ok(next)
 }
 

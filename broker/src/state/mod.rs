@@ -1,7 +1,7 @@
 //! What outlives the daemon, in its state directory: quotas and the count of its starts.
 
+mod atomic_file;
 mod boot_epoch;
-mod file;
 mod quotas;
 
 use std::{

@@ -7,7 +7,7 @@ use std::{io, path::Path};
 use broker_core::{StoredQuota, StoredQuotas, StoredRequest, Tier};
 use serde::{Deserialize, Serialize};
 
-use super::{StateError, file};
+use super::{StateError, atomic_file};
 
 const NAME: &str = "quotas.json";
 const VERSION: u32 = 1;
@@ -44,7 +44,8 @@ struct Request {
 
 pub(super) fn load(dir: &Path) -> Result<StoredQuotas, StateError> {
     let path = dir.join(NAME);
-    let text = file::read(dir, NAME).map_err(|source| StateError::Io { path: path.clone(), source })?;
+    let text =
+        atomic_file::read(dir, NAME).map_err(|source| StateError::Io { path: path.clone(), source })?;
     text.map_or_else(|| Ok(StoredQuotas::default()), |text| parse(&text))
         .map_err(|problem| StateError::Damaged { path, problem })
 }
@@ -55,7 +56,7 @@ pub(super) fn store(dir: &Path, stored: &StoredQuotas) -> io::Result<()> {
         quotas: stored.quotas.iter().map(Quota::from).collect(),
         requests: stored.requests.iter().map(Request::from).collect(),
     };
-    file::replace(dir, NAME, &serde_json::to_vec_pretty(&file)?)
+    atomic_file::replace(dir, NAME, &serde_json::to_vec_pretty(&file)?)
 }
 
 fn parse(text: &str) -> Result<StoredQuotas, String> {
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_loaded() {
+    fn stored_quotas_are_loaded() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(load(dir.path()).unwrap(), StoredQuotas::default());
         store(dir.path(), &sample()).unwrap();

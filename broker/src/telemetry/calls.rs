@@ -16,7 +16,7 @@ use vramd_types::{Reason, StatusCode};
 use super::{
     Shared,
     counters::Scope,
-    registry::{self, OTHER_METHOD},
+    metrics::{self, OTHER_METHOD},
 };
 
 /// Every method that the daemon serves.
@@ -76,9 +76,9 @@ impl Method {
         {
             let find = || {
                 histogram.bind(&[
-                    KeyValue::new(registry::RPC_SYSTEM, "grpc"),
-                    KeyValue::new(registry::RPC_METHOD, self.name.clone()),
-                    KeyValue::new(registry::RPC_CODE, *code),
+                    KeyValue::new(metrics::RPC_SYSTEM, "grpc"),
+                    KeyValue::new(metrics::RPC_METHOD, self.name.clone()),
+                    KeyValue::new(metrics::RPC_CODE, *code),
                 ])
             };
             series.get_or_init(find).record(seconds);
@@ -91,7 +91,7 @@ fn by_length(a: &str, b: &str) -> Ordering {
 }
 
 impl Methods {
-    pub(super) fn of(&self, path: &str) -> &Method {
+    pub(super) fn find(&self, path: &str) -> &Method {
         let name = path.strip_prefix('/').unwrap_or_default();
         let found = self.known.binary_search_by(|method| by_length(&method.name, name));
         found.ok().and_then(|index| self.known.get(index)).unwrap_or(&self.other)
@@ -110,8 +110,8 @@ pub struct Call {
 
 impl Call {
     pub(super) fn begin(shared: &'static Shared, path: &str, headers: &HeaderMap) -> Self {
-        let method = shared.methods.of(path);
-        let span = shared.traces.as_ref().and_then(|traces| traces.call(headers, &method.name));
+        let method = shared.methods.find(path);
+        let span = shared.traces.as_ref().and_then(|traces| traces.begin_call(headers, &method.name));
         Self { shared, method, began: Instant::now(), span, ended: false }
     }
 
@@ -130,19 +130,19 @@ impl Call {
         let details = status.and_then(|status| status.get_details_error_info());
         let reason = details.and_then(|info| Reason::from_name(&info.reason));
         if let Some(reason) = reason {
-            self.shared.counters.refused(Scope::Call, reason);
+            self.shared.counters.count_refusal(Scope::Call, reason);
         }
         self.end(code, reason);
     }
 
     fn end(&mut self, code: Code, reason: Option<Reason>) {
         self.ended = true;
-        self.shared.metrics.calls.took(self.method, code, self.began.elapsed());
+        self.shared.metrics.calls.record(self.method, code, self.began.elapsed());
         let Some(context) = &self.span else { return };
         let span = context.span();
-        span.set_attribute(KeyValue::new(registry::RPC_CODE, StatusCode::NAMES[code as usize]));
+        span.set_attribute(KeyValue::new(metrics::RPC_CODE, StatusCode::NAMES[code as usize]));
         if let Some(reason) = reason {
-            span.set_attribute(KeyValue::new(registry::REFUSAL_REASON, reason.name()));
+            span.set_attribute(KeyValue::new(metrics::REFUSAL_REASON, reason.name()));
         }
         if code != Code::Ok {
             span.set_status(SpanStatus::error(StatusCode::NAMES[code as usize]));
@@ -171,10 +171,10 @@ mod tests {
             "vramd.v1.AdminService/SetQuota",
             "grpc.health.v1.Health/Check",
         ] {
-            assert_eq!(methods.of(&format!("/{name}")).name, name);
+            assert_eq!(methods.find(&format!("/{name}")).name, name);
         }
-        assert_eq!(methods.of("/vramd.v1.MemoryService/Guess").name, OTHER_METHOD);
-        assert_eq!(methods.of("").name, OTHER_METHOD);
+        assert_eq!(methods.find("/vramd.v1.MemoryService/Guess").name, OTHER_METHOD);
+        assert_eq!(methods.find("").name, OTHER_METHOD);
     }
 
     #[test]

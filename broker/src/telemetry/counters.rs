@@ -56,20 +56,20 @@ impl Default for Counters {
 }
 
 impl Counters {
-    pub(super) fn refused(&self, scope: Scope, reason: Reason) {
+    pub(super) fn count_refusal(&self, scope: Scope, reason: Reason) {
         add(self.refusals[scope as usize].get(reason as usize), 1);
     }
 
     /// Spans or log records that nobody will see.
-    pub(super) fn dropped(&self, signal: Signal, items: usize) {
+    pub(super) fn count_dropped(&self, signal: Signal, items: usize) {
         add(self.dropped.get(signal as usize), u64::try_from(items).unwrap_or(u64::MAX));
     }
 
-    pub(super) fn export_failed(&self, signal: Signal) {
+    pub(super) fn count_export_failure(&self, signal: Signal) {
         add(self.failures.get(signal as usize), 1);
     }
 
-    pub(super) fn pin_stalled(&self) {
+    pub(super) fn count_pin_stall(&self) {
         add(Some(&self.pin_stalls), 1);
     }
 
@@ -77,7 +77,7 @@ impl Counters {
         read(&self.pin_stalls)
     }
 
-    pub(super) fn create_retried(&self) {
+    pub(super) fn count_create_retry(&self) {
         add(Some(&self.create_retries), 1);
     }
 
@@ -126,10 +126,10 @@ mod tests {
         let counters = Counters::default();
         for (times, reason) in Reason::ALL.iter().enumerate() {
             for _ in 0..=times {
-                counters.refused(Scope::Item, *reason);
+                counters.count_refusal(Scope::Item, *reason);
             }
         }
-        counters.refused(Scope::Call, Reason::QuotaLimit);
+        counters.count_refusal(Scope::Call, Reason::QuotaLimit);
         let items: Vec<_> = counters.refusals().filter(|(scope, ..)| *scope == Scope::Item).collect();
         assert_eq!(items.len(), Reason::ALL.len());
         for ((_, reason, count), (times, expected)) in items.iter().zip(Reason::ALL.iter().enumerate()) {
@@ -140,10 +140,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_counted_by_signal() {
+    fn losses_are_counted_by_signal() {
         let counters = Counters::default();
-        counters.dropped(Signal::Logs, 7);
-        counters.export_failed(Signal::Metrics);
+        counters.count_dropped(Signal::Logs, 7);
+        counters.count_export_failure(Signal::Metrics);
         assert_eq!(counters.all_dropped().collect::<Vec<_>>(), [(Signal::Logs, 7)]);
         assert_eq!(counters.all_failures().collect::<Vec<_>>(), [(Signal::Metrics, 1)]);
     }

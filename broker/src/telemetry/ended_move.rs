@@ -32,12 +32,12 @@ impl Kind {
     pub(super) const ON_DEVICE: usize = 9 * CAUSES.len();
 
     /// Whether the part is on its device now, and was copied there.
-    pub(super) fn has_come(&self) -> bool {
+    pub(super) fn is_arrival(&self) -> bool {
         (self.direction, self.outcome) == ("in", "moved")
     }
 
     /// Whether the part is out of its device now.
-    pub(super) fn has_left(&self) -> bool {
+    pub(super) fn is_departure(&self) -> bool {
         let stays = self.cause == name(Cause::WriteBack);
         self.direction == "out" && !stays && matches!(self.outcome, "moved" | "clean" | "dropped")
     }
@@ -92,19 +92,19 @@ impl<'a> EndedMove<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::moves::tests::{moved, moved_to, part};
+    use crate::telemetry::move_counters::tests::{moved, moved_to, part};
 
     #[test]
-    fn only_ends_of_moves_are_such() {
+    fn only_notices_of_ended_moves_convert() {
         assert!(EndedMove::of(&Notice::Draining { draining: true }).is_none());
         let notice = moved("a");
         let ended = EndedMove::of(&notice).unwrap();
         assert_eq!((ended.tenant, ended.bytes, ended.began), ("a", Bytes::mib(2), Time::START));
-        assert!(ended.kind.has_left() && !ended.kind.has_come());
+        assert!(ended.kind.is_departure() && !ended.kind.is_arrival());
     }
 
     #[test]
-    fn what_is_dropped_has_left_and_what_is_made_anew_was_not_moved() {
+    fn a_dropped_part_departs_and_a_new_one_does_not_arrive() {
         let (part, tenant) = (part(0), "a".into());
         let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
         let (cause, began, for_parts) = (Cause::Demand, Time::START, vec![part]);
@@ -114,21 +114,21 @@ mod tests {
             (ended.kind.direction, ended.kind.outcome, ended.for_parts),
             ("out", "dropped", &[part][..])
         );
-        assert!(ended.kind.has_left() && !ended.kind.has_come());
+        assert!(ended.kind.is_departure() && !ended.kind.is_arrival());
         let notice = moved_to(Tier::Device, part, "a", Cause::Demand, false);
         let kind = EndedMove::of(&notice).unwrap().kind;
         assert_eq!((kind.direction, kind.outcome), ("in", "made"));
-        assert!(!kind.has_come() && !kind.has_left());
+        assert!(!kind.is_arrival() && !kind.is_departure());
     }
 
     #[test]
-    fn what_is_written_back_has_not_left() {
+    fn a_written_back_part_has_not_departed() {
         let (part, tenant, device, tier) = (part(0), "a".into(), DeviceIndex(0), Tier::Host);
         let (bytes, began, clean) = (Bytes::mib(2), Time::START, true);
         let notice = Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean };
         let kind = EndedMove::of(&notice).unwrap().kind;
         assert_eq!((kind.direction, kind.cause, kind.outcome), ("out", "write_back", "moved"));
-        assert!(!kind.has_left() && !kind.has_come());
+        assert!(!kind.is_departure() && !kind.is_arrival());
     }
 
     #[test]

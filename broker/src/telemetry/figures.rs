@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use broker_core::{Broker, Counts, DeviceView, NodeView, PressureBounds, QuotaView, Tier};
 use vramd_types::{Bytes, Shares};
 
-use super::registry::OTHER_TENANTS;
+use super::metrics::OTHER_TENANTS;
 
 /// Series that one tenant has in one place: one for each state that its memory can be in.
-const fn states_of_memory(tier: Tier) -> usize {
+const fn memory_state_count(tier: Tier) -> usize {
     match tier {
         Tier::Device => 5,
         Tier::Host | Tier::Disk => 4,
@@ -17,7 +17,7 @@ const fn states_of_memory(tier: Tier) -> usize {
 
 /// As the broker shows itself. Taken under its lock, so nothing is computed here.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Snapshot {
     quotas: Vec<QuotaView>,
     devices: Vec<DeviceView>,
     counts: Counts,
@@ -26,8 +26,8 @@ pub(super) struct Look {
     shares: Shares,
 }
 
-impl Look {
-    pub(super) fn at(broker: &Broker) -> Self {
+impl Snapshot {
+    pub(super) fn of(broker: &Broker) -> Self {
         Self {
             quotas: broker.list_quotas(None),
             devices: broker.devices(),
@@ -102,25 +102,25 @@ impl Balance {
 
 /// Which tenants have series of their own. One that has them keeps them for as long as there is anything to say of it.
 #[derive(Debug)]
-pub(super) struct Roll {
+pub(super) struct NamedTenants {
     /// Most series of one metric.
     series_max: usize,
     named: BTreeSet<String>,
 }
 
-impl Roll {
+impl NamedTenants {
     pub(super) fn new(series_max: usize) -> Self {
         Self { series_max, named: BTreeSet::new() }
     }
 
-    pub(super) fn figures(&mut self, look: Look) -> Figures {
-        let Look { quotas, devices, counts, node, bounds, shares } = look;
-        let quotas: Vec<_> = quotas.into_iter().filter_map(in_force).collect();
-        let places: BTreeSet<_> = quotas.iter().map(|(of, _)| (&of.device, of.tier)).collect();
-        let each = series_each(places.into_iter().map(|(_, tier)| tier));
-        let tenants = quotas.iter().map(|(of, _)| &of.tenant);
+    pub(super) fn compute_figures(&mut self, snapshot: Snapshot) -> Figures {
+        let Snapshot { quotas, devices, counts, node, bounds, shares } = snapshot;
+        let quotas: Vec<_> = quotas.into_iter().filter_map(account_of).collect();
+        let places: BTreeSet<_> = quotas.iter().map(|(account, _)| (&account.device, account.tier)).collect();
+        let series_each = series_per_tenant(places.into_iter().map(|(_, tier)| tier));
+        let tenants = quotas.iter().map(|(account, _)| &account.tenant);
         let tenants = tenants.chain(counts.allocations_of.keys());
-        self.call(&tenants.collect(), each);
+        self.choose_named(&tenants.collect(), series_each);
 
         let mut figures = Figures {
             sessions: by_name(counts.sessions),
@@ -135,11 +135,11 @@ impl Roll {
             ..Figures::default()
         };
         for (mut account, balance) in quotas {
-            account.tenant = self.name(account.tenant);
+            account.tenant = self.series_name(account.tenant);
             figures.tenants.entry(account).or_default().add(balance);
         }
         for (tenant, count) in counts.allocations_of {
-            let sum = figures.allocations_of.entry(self.name(tenant)).or_default();
+            let sum = figures.allocations_of.entry(self.series_name(tenant)).or_default();
             *sum = sum.saturating_add(wide(count));
         }
         let by_both = [
@@ -149,7 +149,7 @@ impl Roll {
         ];
         for (from, to) in by_both {
             for ((tenant, device), bytes) in from {
-                let sum = to.entry((self.name(tenant), device)).or_default();
+                let sum = to.entry((self.series_name(tenant), device)).or_default();
                 *sum = sum.saturating_add(bytes);
             }
         }
@@ -157,14 +157,14 @@ impl Roll {
     }
 
     /// Strikes out who is gone, and enters who is new as long as there is room beside all the others.
-    fn call(&mut self, tenants: &BTreeSet<&String>, each: usize) {
-        let most = (self.series_max / each).saturating_sub(1);
+    fn choose_named(&mut self, tenants: &BTreeSet<&String>, series_each: usize) {
+        let named_max = (self.series_max / series_each).saturating_sub(1);
         self.named.retain(|name| tenants.contains(name));
-        while self.named.len() > most {
+        while self.named.len() > named_max {
             self.named.pop_last();
         }
         for tenant in tenants {
-            if self.named.len() >= most {
+            if self.named.len() >= named_max {
                 return;
             }
             if !self.named.contains(*tenant) {
@@ -173,18 +173,22 @@ impl Roll {
         }
     }
 
-    fn name(&self, tenant: String) -> String {
+    fn series_name(&self, tenant: String) -> String {
         if self.named.contains(&tenant) { tenant } else { OTHER_TENANTS.to_owned() }
     }
 }
 
 /// Most series that one tenant has of one metric, being in places of these tiers.
-pub(super) fn series_each(tiers: impl IntoIterator<Item = Tier>) -> usize {
-    tiers.into_iter().map(states_of_memory).fold(0, usize::saturating_add).max(states_of_memory(Tier::Device))
+pub(super) fn series_per_tenant(tiers: impl IntoIterator<Item = Tier>) -> usize {
+    tiers
+        .into_iter()
+        .map(memory_state_count)
+        .fold(0, usize::saturating_add)
+        .max(memory_state_count(Tier::Device))
 }
 
 /// A row of a device that is there.
-fn in_force(row: QuotaView) -> Option<(Account, Balance)> {
+fn account_of(row: QuotaView) -> Option<(Account, Balance)> {
     let QuotaView { tenant, device, tier, in_force, .. } = row;
     let force = in_force?;
     let apart = force.reserved.saturating_add(force.unreturned).saturating_add(force.cached);
@@ -226,7 +230,7 @@ pub(super) mod tests {
     use super::*;
 
     /// So many tenants, each holding something on two devices in two tiers.
-    pub(in crate::telemetry) fn look(tenants: usize) -> Look {
+    pub(in crate::telemetry) fn snapshot(tenants: usize) -> Snapshot {
         let mut quotas = Vec::new();
         for tenant in 0..tenants {
             for device in ["GPU-a", "GPU-b"] {
@@ -260,7 +264,7 @@ pub(super) mod tests {
             batches_waiting: 1,
             invariant_violations: 0,
         };
-        Look {
+        Snapshot {
             quotas,
             devices: Vec::new(),
             counts,
@@ -271,7 +275,7 @@ pub(super) mod tests {
     }
 
     /// With something to say in every metric.
-    pub(in crate::telemetry) fn full_look() -> Look {
+    pub(in crate::telemetry) fn full_snapshot() -> Snapshot {
         let mib = Bytes::mib;
         let device = DeviceView {
             index: vramd_types::DeviceIndex(0),
@@ -307,11 +311,11 @@ pub(super) mod tests {
             batch_factor: 800,
             full_in: Some(std::time::Duration::from_secs(2)),
         };
-        let look = look(1);
+        let base = snapshot(1);
         let sessions = [(broker_core::SessionState::Live, 2)].into();
-        let counts = Counts { sessions, ..look.counts };
-        let node = NodeView { invariant_violations: 1, ..look.node };
-        Look { devices: vec![device], counts, node, ..look }
+        let counts = Counts { sessions, ..base.counts };
+        let node = NodeView { invariant_violations: 1, ..base.node };
+        Snapshot { devices: vec![device], counts, node, ..base }
     }
 
     fn row(tenant: &str, device: &str, tier: Tier) -> QuotaView {
@@ -339,25 +343,25 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_states_of_a_balance_add_up_to_what_is_held() {
-        let figures = Roll::new(4000).figures(look(1));
+    fn the_states_of_a_balance_add_up_to_the_charge() {
+        let figures = NamedTenants::new(4000).compute_figures(snapshot(1));
         for balance in figures.tenants.values() {
             let states = [balance.clean, balance.backing, balance.dirty, balance.reserved];
             let states = states.into_iter().chain([balance.unreturned, balance.cached]);
             assert_eq!(Bytes::checked_sum(states), Some(Bytes::mib(16)));
         }
-        let lies_in = |tier| {
+        let bytes_in = |tier| {
             let balance = figures.tenants.iter().find(|(of, _)| of.tier == tier).unwrap().1;
             [balance.clean, balance.backing, balance.dirty].map(|bytes| bytes.get() >> 20)
         };
-        assert_eq!((lies_in(Tier::Device), lies_in(Tier::Host)), ([3, 0, 6], [0, 4, 6]));
+        assert_eq!((bytes_in(Tier::Device), bytes_in(Tier::Host)), ([3, 0, 6], [0, 4, 6]));
         assert_eq!(figures.tenants.len(), 4);
     }
 
     #[test]
-    fn who_does_not_fit_is_summed_up_and_nothing_is_lost() {
-        let mut roll = Roll::new(512);
-        let figures = roll.figures(look(200));
+    fn tenants_that_do_not_fit_are_summed_and_no_byte_is_lost() {
+        let mut named = NamedTenants::new(512);
+        let figures = named.compute_figures(snapshot(200));
         let named: BTreeSet<_> = figures.tenants.keys().map(|of| of.tenant.as_str()).collect();
         // Each is on two devices and below them.
         let each = 2 * (5 + 4);
@@ -374,27 +378,27 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_has_series_keeps_them_whoever_comes_before_in_the_alphabet() {
-        let mut roll = Roll::new(512);
-        let mut late = look(200);
+    fn a_tenant_with_series_keeps_them_when_others_sort_before_it() {
+        let mut tenants = NamedTenants::new(512);
+        let mut late = snapshot(200);
         late.quotas.retain(|row| row.tenant.as_str() >= "team-150");
         late.counts.allocations_of.clear();
-        roll.figures(late);
-        let named = roll.named.clone();
+        tenants.compute_figures(late);
+        let named = tenants.named.clone();
         assert_eq!(named.len(), 512 / 18 - 1);
-        roll.figures(look(200));
-        assert_eq!(roll.named, named);
-        roll.figures(look(3));
-        assert_eq!(roll.named.len(), 3);
+        tenants.compute_figures(snapshot(200));
+        assert_eq!(tenants.named, named);
+        tenants.compute_figures(snapshot(3));
+        assert_eq!(tenants.named.len(), 3);
     }
 
     #[test]
-    fn rows_of_absent_devices_say_nothing() {
-        let mut look = look(1);
-        look.counts.allocations_of.clear();
-        for row in &mut look.quotas {
+    fn rows_of_absent_devices_add_no_series() {
+        let mut snapshot = snapshot(1);
+        snapshot.counts.allocations_of.clear();
+        for row in &mut snapshot.quotas {
             row.in_force = None;
         }
-        assert!(Roll::new(4000).figures(look).tenants.is_empty());
+        assert!(NamedTenants::new(4000).compute_figures(snapshot).tenants.is_empty());
     }
 }

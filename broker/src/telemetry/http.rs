@@ -18,15 +18,15 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Shared, export::stopped, figures::Look};
+use super::{Shared, export_queue::stopped, figures::Snapshot};
 use crate::reactor::Inbox;
 
 /// Most connections at once; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 32;
 /// A connection has one request, and so long for it and its answer.
-const CONNECTION_MAX: Duration = Duration::from_secs(10);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The reactor is taken for stuck where it lets nobody look for so long.
-const REACTOR_PATIENCE: Duration = Duration::from_secs(2);
+const REACTOR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Before the next try, where no connection can be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -45,13 +45,13 @@ pub(super) async fn serve(listener: TcpListener, page: Page) {
         .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .with_state(page);
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let accepted = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (place, listener.accept().await)
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (permit, listener.accept().await)
         };
-        let (place, accepted) = tokio::select! {
+        let (permit, accepted) = tokio::select! {
             accepted = accepted => accepted,
             () = stopped(&mut stop) => return,
         };
@@ -60,8 +60,8 @@ pub(super) async fn serve(listener: TcpListener, page: Page) {
                 let answer = answer(stream, routes.clone());
                 tokio::spawn(async move {
                     // Who is slower is cut off, and sees that.
-                    let _ = timeout(CONNECTION_MAX, answer).await;
-                    drop(place);
+                    let _ = timeout(CONNECTION_TIMEOUT, answer).await;
+                    drop(permit);
                 });
             }
             Err(error) => {
@@ -80,16 +80,16 @@ async fn answer(stream: TcpStream, routes: Router) {
 
 impl Page {
     /// What there is to see, unless nobody shows it.
-    async fn look<T: Send + 'static>(&self, look: impl FnOnce(&Broker) -> T + Send + 'static) -> Option<T> {
-        timeout(REACTOR_PATIENCE, self.inbox.read(look)).await.ok().flatten()
+    async fn read<T: Send + 'static>(&self, read: impl FnOnce(&Broker) -> T + Send + 'static) -> Option<T> {
+        timeout(REACTOR_TIMEOUT, self.inbox.read(read)).await.ok().flatten()
     }
 }
 
 async fn metrics(State(page): State<Page>) -> Response {
-    let Some(look) = page.look(Look::at).await else {
+    let Some(snapshot) = page.read(Snapshot::of).await else {
         return unavailable("the daemon is stopping, or stuck");
     };
-    match page.shared.metrics.text(look) {
+    match page.shared.metrics.prometheus_text(snapshot) {
         Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
@@ -97,7 +97,7 @@ async fn metrics(State(page): State<Page>) -> Response {
 
 /// Whether the daemon does anything at all; one that does not should be started anew.
 async fn alive(State(page): State<Page>) -> Response {
-    match page.look(|_| ()).await {
+    match page.read(|_| ()).await {
         Some(()) => "ok\n".into_response(),
         None => unavailable("the daemon is stopping, or stuck"),
     }
@@ -108,7 +108,7 @@ async fn ready(State(page): State<Page>) -> Response {
     if *page.stop.borrow() {
         return unavailable("the daemon is stopping");
     }
-    match page.look(|broker| (broker.is_surveyed(), broker.node().draining)).await {
+    match page.read(|broker| (broker.is_surveyed(), broker.node().draining)).await {
         Some((true, false)) => "ok\n".into_response(),
         Some((true, true)) => unavailable("the node is draining"),
         Some((false, _)) => unavailable("the devices are being looked at"),

@@ -4,7 +4,7 @@ use broker_driver::{Driver, LaneId};
 use opentelemetry::KeyValue;
 use vramd_types::DeviceIndex;
 
-use super::registry as of;
+use super::metrics;
 
 /// The way of a lane, and its device's UUID, which is empty where it has none.
 pub(super) fn place(driver: &dyn Driver, lane: LaneId) -> [KeyValue; 2] {
@@ -18,5 +18,5 @@ pub(super) fn place(driver: &dyn Driver, lane: LaneId) -> [KeyValue; 2] {
     };
     let uuid = lane.device().and_then(|DeviceIndex(at)| driver.devices().get(usize::from(at)));
     let uuid = uuid.map(|info| info.uuid.clone()).unwrap_or_default();
-    [KeyValue::new(of::LINK_WAY, way), KeyValue::new(of::HW_ID, uuid)]
+    [KeyValue::new(metrics::LINK_WAY, way), KeyValue::new(metrics::HW_ID, uuid)]
 }

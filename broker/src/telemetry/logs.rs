@@ -12,14 +12,14 @@ use tracing_subscriber::{
     Layer as _, filter::LevelFilter, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
 };
 
-use super::{Opening, export::Queue};
+use super::{TelemetrySetup, export_queue::Queue};
 use crate::config::{LogFormat, LogLevel};
 
 /// What is said about sending is not sent: it would never end.
 const NOT_SENT: &str = "vramd::telemetry";
 
 /// From here on everything is logged. Called once; a second call changes nothing.
-pub fn start(format: LogFormat, level: LogLevel, telemetry: &Opening) {
+pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,

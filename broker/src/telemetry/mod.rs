@@ -12,25 +12,25 @@
 //! `registry` has every metric. Without configuration there is no thread, and a [`Telemetry`] does nothing.
 
 mod attributes;
+mod call_durations;
 mod calls;
 mod counters;
-mod decision;
-mod durations;
+mod decision_span;
 mod ended_move;
-mod ends;
-mod export;
+mod export_queue;
 mod figures;
+mod histograms;
 mod http;
+mod instruments;
 mod links;
 pub mod logs;
-mod metrics;
-mod moves;
+pub mod metrics;
+mod move_counters;
 mod otlp;
-mod pins;
+mod pin_spans;
 mod pools;
-mod pressures;
-pub mod registry;
-mod revocations;
+mod pressure_counters;
+mod revocation_times;
 mod series;
 mod start;
 mod traces;
@@ -51,11 +51,11 @@ use vramd_types::Reason;
 pub use calls::Call;
 use calls::Methods;
 use counters::{Counters, Scope};
-pub use decision::Decision;
+pub use decision_span::Decision;
 use ended_move::EndedMove;
-use metrics::Metrics;
-use revocations::Revocations;
-pub use start::{Node, Opening, Running};
+use instruments::Instruments;
+use revocation_times::RevocationTimes;
+pub use start::{Node, Running, TelemetrySetup};
 use traces::Traces;
 
 use crate::reactor::Clock;
@@ -68,14 +68,14 @@ pub struct Telemetry(Option<&'static Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    metrics: Metrics,
+    metrics: Instruments,
     counters: Arc<Counters>,
     methods: Methods,
     /// The broker's.
     clock: Clock,
     traces: Option<Traces>,
     /// The reactor's alone, so nobody ever waits for it.
-    revocations: Mutex<Revocations>,
+    revocations: Mutex<RevocationTimes>,
 }
 
 impl Telemetry {
@@ -84,91 +84,91 @@ impl Telemetry {
     }
 
     /// A call begins.
-    pub fn call(&self, path: &str, headers: &HeaderMap) -> Option<Call> {
+    pub fn begin_call(&self, path: &str, headers: &HeaderMap) -> Option<Call> {
         self.0.map(|shared| Call::begin(shared, path, headers))
     }
 
     /// The core is asked to decide for the call at hand.
-    pub fn decision(&self, name: &'static str) -> Option<Decision> {
-        self.traces()?.decision(name)
+    pub fn begin_decision(&self, name: &'static str) -> Option<Decision> {
+        self.traces()?.begin_decision(name)
     }
 
     /// A call was answered, and items of it may have been refused.
-    pub fn replied(&self, outcome: &Result<Reply, Refusal>) {
+    pub fn count_refused_items(&self, outcome: &Result<Reply, Refusal>) {
         let Some(shared) = self.0 else { return };
         if let Ok(Reply::Released(items)) = outcome {
             for refusal in items.iter().filter_map(|(_, item)| item.as_ref().err()) {
-                shared.counters.refused(Scope::Item, refusal.reason());
+                shared.counters.count_refusal(Scope::Item, refusal.reason());
             }
         }
     }
 
     /// Something happened that operators may want to hear of.
-    pub fn noticed(&self, notice: &Notice) {
+    pub fn record_notice(&self, notice: &Notice) {
         let Some(shared) = self.0 else { return };
-        shared.metrics.moves().told(notice);
-        shared.metrics.pressures().told(notice);
-        shared.metrics.ends.told(notice, |began| shared.since(began));
+        shared.metrics.moves().forget_gone(notice);
+        shared.metrics.pressures().count(notice);
+        shared.metrics.histograms.record_wait(notice, |began| shared.elapsed(began));
         if let Some(ended) = EndedMove::of(notice) {
-            shared.metrics.moves().ended(&ended);
-            let took = shared.since(ended.began);
-            shared.metrics.ends.moved(&ended, took);
+            shared.metrics.moves().count(&ended);
+            let took = shared.elapsed(ended.began);
+            shared.metrics.histograms.record_move(&ended, took);
             if let Some(traces) = &shared.traces {
-                traces.moved(&ended, took);
+                traces.record_move(&ended, took);
             }
         }
         if let Notice::PinStalled { .. } = notice {
-            shared.counters.pin_stalled();
+            shared.counters.count_pin_stall();
         }
         if let Notice::CreateRetried { .. } = notice {
-            shared.counters.create_retried();
+            shared.counters.count_create_retry();
         }
     }
 
     /// A connection was refused that the core never heard of.
-    pub fn channel_refused(&self, reason: Reason) {
+    pub fn count_refused_channel(&self, reason: Reason) {
         if let Some(shared) = self.0 {
-            shared.counters.refused(Scope::Channel, reason);
+            shared.counters.count_refusal(Scope::Channel, reason);
         }
     }
 
     /// A client has sent a frame, in that trace.
-    pub fn asked(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
+    pub fn begin_pin(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
         if let (Some(traces), ClientFrame::Pin { call, parts, write, .. }) = (self.traces(), frame) {
-            traces.pin((channel, *call), parts.len(), *write, trace);
+            traces.begin_pin((channel, *call), parts.len(), *write, trace);
         }
     }
 
     /// A frame is about to be sent to a client.
-    pub fn frame_sent(&self, channel: ChannelId, frame: &DaemonFrame) {
+    pub fn record_frame(&self, channel: ChannelId, frame: &DaemonFrame) {
         let Some(shared) = self.0 else { return };
         match frame {
-            DaemonFrame::Refused(refusal) => shared.counters.refused(Scope::Channel, refusal.reason()),
+            DaemonFrame::Refused(refusal) => shared.counters.count_refusal(Scope::Channel, refusal.reason()),
             DaemonFrame::PinAnswer { refusal, .. } => {
                 if let Some(refusal) = refusal {
-                    shared.counters.refused(Scope::Pin, refusal.reason());
+                    shared.counters.count_refusal(Scope::Pin, refusal.reason());
                 }
                 if let Some(traces) = &shared.traces {
-                    traces.pins().sent(channel, frame);
+                    traces.pins().end_answered(channel, frame);
                 }
             }
-            DaemonFrame::Map(parts) => shared.metrics.moves().sent(parts.iter().map(|sent| sent.part)),
+            DaemonFrame::Map(parts) => shared.metrics.moves().count_used(parts.iter().map(|sent| sent.part)),
             DaemonFrame::Revoke { parts, reason } => {
-                let span = shared.traces.as_ref().and_then(|traces| traces.revocation(parts, *reason));
-                shared.revocations().sent(channel, frame, span);
+                let span = shared.traces.as_ref().and_then(|traces| traces.begin_revocation(parts, *reason));
+                shared.revocations().begin(channel, frame, span);
             }
             _ => {}
         }
     }
 
     /// The core is about to hear of an event.
-    pub fn happened(&self, event: &Event) {
+    pub fn record_event(&self, event: &Event) {
         if let (Some(shared), Event::Frame { .. } | Event::ChannelEnded { .. } | Event::ProcessEnded { .. }) =
             (self.0, event)
         {
-            shared.revocations().happened(event);
+            shared.revocations().handle_event(event);
             if let Some(traces) = &shared.traces {
-                traces.pins().happened(event);
+                traces.pins().handle_event(event);
             }
         }
     }
@@ -180,11 +180,11 @@ impl Telemetry {
 
 impl Shared {
     /// How long ago that was.
-    fn since(&self, began: Time) -> Duration {
+    fn elapsed(&self, began: Time) -> Duration {
         Duration::from_micros(self.clock.now().as_micros().saturating_sub(began.as_micros()))
     }
 
-    fn revocations(&self) -> std::sync::MutexGuard<'_, Revocations> {
+    fn revocations(&self) -> std::sync::MutexGuard<'_, RevocationTimes> {
         self.revocations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@ use opentelemetry_otlp::{
     ExporterBuildError, LogExporter, MetricExporter, Protocol, SpanExporter, WithExportConfig,
 };
 
-use super::export::EXPORT_TIMEOUT;
+use super::export_queue::EXPORT_TIMEOUT;
 use crate::config::{Endpoint, OtlpProtocol, Signal, Telemetry};
 
 /// What OpenTelemetry's own libraries read.

@@ -27,13 +27,13 @@ use super::{
     Shared, Telemetry,
     calls::Methods,
     counters::Counters,
-    export::{Health, Queue, Waiting, in_time, queue, stopped},
-    figures::Look,
+    export_queue::{Health, Queue, QueueReader, queue, stopped, within_timeout},
+    figures::Snapshot,
     http::{self, Page},
+    instruments::Instruments,
     logs::{self, Record},
-    metrics::Metrics,
     otlp::Collector,
-    revocations::Revocations,
+    revocation_times::RevocationTimes,
     traces::Traces,
 };
 use crate::{
@@ -43,15 +43,15 @@ use crate::{
 };
 
 /// How long the daemon's stop may wait for what is still to be sent.
-const STOP_MAX: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is configured, before there is anything to tell: lines that are logged now are sent later.
 #[derive(Debug)]
-pub struct Opening {
+pub struct TelemetrySetup {
     config: config::Telemetry,
     collector: Option<Collector>,
     counters: Arc<Counters>,
-    logs: Option<(SdkLoggerProvider, Waiting<Record>)>,
+    logs: Option<(SdkLoggerProvider, QueueReader<Record>)>,
     listener: Option<TcpListener>,
 }
 
@@ -66,7 +66,7 @@ pub struct Node<'a> {
     pub links: &'a Arc<dyn Driver>,
 }
 
-impl Opening {
+impl TelemetrySetup {
     pub fn new(config: &config::Telemetry) -> Result<Self, Failure> {
         let collector = Collector::of(config).map_err(Failure::Telemetry)?;
         let counters = Arc::new(Counters::default());
@@ -113,7 +113,7 @@ impl Opening {
             .map_err(|error| failed("start a runtime", &error))?;
         let resource = resource(&node);
         let metrics =
-            Metrics::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.links)
+            Instruments::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.links)
                 .map_err(|error| failed("make instruments", &error))?;
         let traced = collector.as_ref().is_some_and(|collector| collector.is_sent(Signal::Traces));
         let (traces, spans) = traced
@@ -125,7 +125,7 @@ impl Opening {
                 )
             })
             .unzip();
-        let revocations = Mutex::new(Revocations::new(metrics.revocations.clone()));
+        let revocations = Mutex::new(RevocationTimes::new(metrics.revocations.clone()));
         let shared: &'static Shared = Box::leak(Box::new(Shared {
             metrics,
             counters,
@@ -140,13 +140,13 @@ impl Opening {
             let _inside = runtime.enter();
             let listener = listener.map(tokio::net::TcpListener::from_std).transpose();
             let listener = listener.map_err(|error| failed("listen", &error))?;
-            let to = collector
-                .map(|collector| ToCollector::open(&collector, &resource))
+            let exporters = collector
+                .map(|collector| Exporters::open(&collector, &resource))
                 .transpose()
                 .map_err(|error| failed("prepare the way to the collector", &error))?;
             Outlets {
                 listener,
-                to,
+                exporters,
                 spans,
                 logs: logs.map(|(_, waiting)| waiting),
                 page: Page { shared, inbox, stop: stopped },
@@ -176,13 +176,13 @@ impl Running {
 
 /// Exporters of what is sent.
 #[derive(Debug)]
-struct ToCollector {
+struct Exporters {
     metrics: Option<MetricExporter>,
     spans: Option<SpanExporter>,
     logs: Option<LogExporter>,
 }
 
-impl ToCollector {
+impl Exporters {
     fn open(
         collector: &Collector,
         resource: &Resource,
@@ -201,21 +201,21 @@ impl ToCollector {
 #[derive(Debug)]
 struct Outlets {
     listener: Option<tokio::net::TcpListener>,
-    to: Option<ToCollector>,
-    spans: Option<Waiting<SpanData>>,
-    logs: Option<Waiting<Record>>,
+    exporters: Option<Exporters>,
+    spans: Option<QueueReader<SpanData>>,
+    logs: Option<QueueReader<Record>>,
     page: Page,
     interval: Duration,
 }
 
 /// The thread.
 fn run(runtime: &Runtime, outlets: Outlets) {
-    let Outlets { listener, to, spans, logs, page, interval } = outlets;
+    let Outlets { listener, exporters, spans, logs, page, interval } = outlets;
     let mut stop = page.stop.clone();
     runtime.block_on(async move {
         let all = async {
-            let ToCollector { metrics: by_metrics, spans: by_spans, logs: by_logs } =
-                to.unwrap_or(ToCollector { metrics: None, spans: None, logs: None });
+            let Exporters { metrics: by_metrics, spans: by_spans, logs: by_logs } =
+                exporters.unwrap_or(Exporters { metrics: None, spans: None, logs: None });
             tokio::join!(
                 async {
                     if let Some(listener) = listener {
@@ -241,13 +241,13 @@ fn run(runtime: &Runtime, outlets: Outlets) {
                 },
             );
         };
-        let in_time = async {
+        let time_limit = async {
             stopped(&mut stop).await;
-            tokio::time::sleep(STOP_MAX).await;
+            tokio::time::sleep(STOP_TIMEOUT).await;
         };
         tokio::select! {
             () = all => {}
-            () = in_time => {}
+            () = time_limit => {}
         }
     });
 }
@@ -268,20 +268,20 @@ async fn push(exporter: &MetricExporter, page: &Page, every: Duration) {
             _ = ticks.tick() => false,
             () = stopped(&mut stop) => true,
         };
-        let Ok(Some(look)) = timeout(STOP_MAX, page.inbox.read(Look::at)).await else {
+        let Ok(Some(snapshot)) = timeout(STOP_TIMEOUT, page.inbox.read(Snapshot::of)).await else {
             if last || page.inbox.is_closed() {
                 return;
             }
             continue;
         };
-        let sent = match page.shared.metrics.data(look) {
-            Ok(data) => in_time(exporter.export(&data)).await,
+        let sent = match page.shared.metrics.otlp_data(snapshot) {
+            Ok(data) => within_timeout(exporter.export(&data)).await,
             Err(error) => Err(error.to_string()),
         };
         if sent.is_err() {
-            page.shared.counters.export_failed(Signal::Metrics);
+            page.shared.counters.count_export_failure(Signal::Metrics);
         }
-        health.hear(&sent, 0);
+        health.report(&sent, 0);
         if last {
             return;
         }

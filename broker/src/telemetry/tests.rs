@@ -29,10 +29,10 @@ use super::{
     calls::Methods,
     counters::{Counters, Scope},
     ended_move::EndedMove,
-    figures::tests::look,
-    metrics::Metrics,
-    moves::tests::{come, moved},
-    registry::{self, Kind, OTHER_TENANTS},
+    figures::tests::snapshot,
+    instruments::Instruments,
+    metrics::{self, Kind, OTHER_TENANTS},
+    move_counters::tests::{arrived, moved},
 };
 use crate::config::Signal;
 
@@ -173,9 +173,9 @@ impl Driver for Linked {
 }
 
 #[test]
-fn links_have_what_they_carry_and_what_was_begun_on_them() {
+fn links_show_their_speed_and_the_bytes_begun_on_them() {
     let (metrics, _) = metrics(100);
-    let series = series(&metrics.text(look(1)).unwrap());
+    let series = series(&metrics.prometheus_text(snapshot(1)).unwrap());
     let of = |name: &str, label: &str| {
         let found = series.iter().find(|(it, _)| it.starts_with(name) && it.contains(label));
         found.map(|(_, value)| *value)
@@ -187,9 +187,9 @@ fn links_have_what_they_carry_and_what_was_begun_on_them() {
 }
 
 #[test]
-fn what_is_ready_is_told_of_devices_and_the_host_with_what_of_it_is_of_other_sizes() {
+fn pools_of_devices_and_host_show_their_bytes_of_other_sizes() {
     let (metrics, _) = metrics(4000);
-    let all = series(&metrics.text(super::figures::tests::full_look()).unwrap());
+    let all = series(&metrics.prometheus_text(super::figures::tests::full_snapshot()).unwrap());
     let of = |metric: &str, labels: &[&str]| {
         let is = |name: &str| name.starts_with(metric) && labels.iter().all(|label| name.contains(label));
         let found = all.iter().filter(|(name, _)| is(name));
@@ -217,10 +217,10 @@ fn linked() -> &'static Arc<dyn Driver> {
     &LINKED
 }
 
-fn metrics(series_max: usize) -> (Metrics, Arc<Counters>) {
+fn metrics(series_max: usize) -> (Instruments, Arc<Counters>) {
     let counters = Arc::new(Counters::default());
     let resource = Resource::builder_empty().build();
-    (Metrics::new(resource, Arc::clone(&counters), series_max, linked()).unwrap(), counters)
+    (Instruments::new(resource, Arc::clone(&counters), series_max, linked()).unwrap(), counters)
 }
 
 /// The value of each series, by name and labels as Prometheus reads them.
@@ -233,31 +233,31 @@ fn series(text: &str) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn every_metric_has_the_name_that_the_table_says() {
+fn every_metric_has_its_declared_name_and_help() {
     let (metrics, counters) = metrics(4000);
-    counters.refused(Scope::Call, Reason::QuotaLimit);
-    counters.dropped(Signal::Traces, 3);
-    counters.export_failed(Signal::Logs);
+    counters.count_refusal(Scope::Call, Reason::QuotaLimit);
+    counters.count_dropped(Signal::Traces, 3);
+    counters.count_export_failure(Signal::Logs);
     let methods: &'static Methods = Box::leak(Box::default());
-    metrics.calls.took(methods.of("guess"), Code::NotFound, Duration::from_millis(1));
+    metrics.calls.record(methods.find("guess"), Code::NotFound, Duration::from_millis(1));
     metrics.revocations.record(0.001, &[]);
     let part = PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(0) };
-    for notice in [moved("team-000"), come(part, "team-000")] {
+    for notice in [moved("team-000"), arrived(part, "team-000")] {
         let ended = EndedMove::of(&notice).unwrap();
-        metrics.moves().ended(&ended);
-        metrics.ends.moved(&ended, Duration::from_millis(1));
+        metrics.moves().count(&ended);
+        metrics.histograms.record_move(&ended, Duration::from_millis(1));
     }
-    metrics.moves().sent([part]);
+    metrics.moves().count_used([part]);
     let (what, since, end) = (Waited::Batch, Time::START, WaitEnd::Refused);
     let (session, call) = (SessionId::from_raw(1), 1);
     for notice in [Notice::WaitEnded { what, since, end }, Notice::PinWaited { session, call, since, end }] {
-        metrics.ends.told(&notice, |_| Duration::from_millis(1));
+        metrics.histograms.record_wait(&notice, |_| Duration::from_millis(1));
     }
-    counters.pin_stalled();
-    counters.create_retried();
-    metrics.pressures().told(&entered(Pressure::High));
-    let text = metrics.text(super::figures::tests::full_look()).unwrap();
-    for metric in registry::ALL {
+    counters.count_pin_stall();
+    counters.count_create_retry();
+    metrics.pressures().count(&entered(Pressure::High));
+    let text = metrics.prometheus_text(super::figures::tests::full_snapshot()).unwrap();
+    for metric in metrics::ALL {
         let name = metric.prometheus_name();
         let kind = match metric.kind {
             Kind::Counter => "counter",
@@ -268,7 +268,7 @@ fn every_metric_has_the_name_that_the_table_says() {
         assert!(text.contains(&format!("# HELP {name} {}\n", metric.meaning)), "{name}");
     }
     let families = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
-    assert_eq!(families, registry::ALL.len(), "and there is no other\n{text}");
+    assert_eq!(families, metrics::ALL.len(), "and there is no other\n{text}");
     assert!(text.contains("vramd_telemetry_dropped_total{vramd_telemetry_signal=\"traces\"} 3\n"), "{text}");
     let usage = |tier: &str, state: &str| {
         let labels = format!("vramd_memory_state=\"{state}\",vramd_tier=\"{tier}\"");
@@ -291,9 +291,9 @@ fn entered(to: Pressure) -> Notice {
 fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
     let (metrics, _) = metrics(4000);
     for to in [Pressure::High, Pressure::Normal, Pressure::High] {
-        metrics.pressures().told(&entered(to));
+        metrics.pressures().count(&entered(to));
     }
-    let all = series(&metrics.text(super::figures::tests::full_look()).unwrap());
+    let all = series(&metrics.prometheus_text(super::figures::tests::full_snapshot()).unwrap());
     let of = |name: &str, labels: &str| {
         let found = all.iter().find(|(series, _)| series.starts_with(name) && series.contains(labels));
         found.map(|(_, value)| *value)
@@ -304,8 +304,8 @@ fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
     for (name, value) in
         [("vramd_pressure_batch_factor_ratio{", 0.8), ("vramd_pressure_full_in_seconds{", 2.0)]
     {
-        let shown = ["device", "host", "disk"].map(|tier| of(name, &format!("vramd_tier=\"{tier}\"")));
-        assert_eq!(shown, [Some(value), Some(value), None], "{name}");
+        let sources = ["device", "host", "disk"].map(|tier| of(name, &format!("vramd_tier=\"{tier}\"")));
+        assert_eq!(sources, [Some(value), Some(value), None], "{name}");
     }
     let threshold = |level: &str| of("vramd_pressure_threshold_ratio{", &format!("level=\"{level}\""));
     assert_eq!((threshold("elevated"), threshold("critical")), (Some(0.8), Some(0.95)));
@@ -321,11 +321,11 @@ fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
 #[test]
 fn every_attribute_is_one_that_the_table_names() {
     let (metrics, counters) = metrics(4000);
-    counters.refused(Scope::Item, Reason::NotOwner);
-    let data = metrics.data(super::figures::tests::full_look()).unwrap();
+    counters.count_refusal(Scope::Item, Reason::NotOwner);
+    let data = metrics.otlp_data(super::figures::tests::full_snapshot()).unwrap();
     let mut seen = 0;
     for metric in data.scope_metrics().flat_map(|scope| scope.metrics()) {
-        let definition = registry::ALL.iter().find(|known| known.name == metric.name()).unwrap();
+        let definition = metrics::ALL.iter().find(|known| known.name == metric.name()).unwrap();
         let AggregatedMetrics::I64(MetricData::Sum(sum)) = metric.data() else { continue };
         for point in sum.data_points() {
             let keys: Vec<_> = point.attributes().map(|attribute| attribute.key.as_str()).collect();
@@ -344,26 +344,26 @@ fn every_attribute_is_one_that_the_table_names() {
 #[test]
 fn both_readers_see_the_same_and_zero_is_left_out() {
     let (metrics, _) = metrics(4000);
-    let text = metrics.text(look(2)).unwrap();
+    let text = metrics.prometheus_text(snapshot(2)).unwrap();
     let of_prometheus = series(&text);
     assert!(of_prometheus.values().all(|value| *value != 0.0), "{text}");
-    let data = metrics.data(look(2)).unwrap();
-    let usage = points(&data, registry::QUOTA_USAGE.name);
+    let data = metrics.otlp_data(snapshot(2)).unwrap();
+    let usage = points(&data, metrics::QUOTA_USAGE.name);
     let read = of_prometheus.keys().filter(|name| name.starts_with("vramd_quota_usage_bytes{")).count();
     assert_eq!((usage, read), (2 * 2 * (5 + 4), 2 * 2 * (5 + 4)));
-    let gone = series(&metrics.text(look(0)).unwrap());
+    let gone = series(&metrics.prometheus_text(snapshot(0)).unwrap());
     assert!(!gone.keys().any(|name| name.contains("vramd_quota")), "{gone:?}");
 }
 
 #[test]
 fn nothing_overflows_and_nothing_is_lost_however_many_tenants_there_are() {
-    for most in [512, 4000] {
-        let (metrics, _) = metrics(most);
-        let data = metrics.data(look(900)).unwrap();
-        for metric in registry::ALL.iter().filter(|metric| metric.is_by_tenant()) {
-            assert!(points(&data, metric.name) <= most, "{}", metric.name);
+    for series_max in [512, 4000] {
+        let (metrics, _) = metrics(series_max);
+        let data = metrics.otlp_data(snapshot(900)).unwrap();
+        for metric in metrics::ALL.iter().filter(|metric| metric.is_by_tenant()) {
+            assert!(points(&data, metric.name) <= series_max, "{}", metric.name);
         }
-        let text = metrics.text(look(900)).unwrap();
+        let text = metrics.prometheus_text(snapshot(900)).unwrap();
         assert!(!text.contains("overflow"), "{text}");
         assert!(text.contains(OTHER_TENANTS));
         let all = series(&text);
@@ -377,7 +377,7 @@ fn nothing_overflows_and_nothing_is_lost_however_many_tenants_there_are() {
 #[test]
 fn two_hundred_tenants_have_series_of_their_own() {
     let (metrics, _) = metrics(crate::config::Telemetry::default().cardinality_max);
-    let text = metrics.text(look(200)).unwrap();
+    let text = metrics.prometheus_text(snapshot(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
     // In each place a guarantee, a limit and the states, allocations, what they have beyond what was asked for, what is accessed in

@@ -26,11 +26,11 @@ use tonic::codegen::http::{HeaderMap, HeaderName};
 use vramd_proto::v1;
 
 use super::{
-    decision::{Causes, Decision},
+    decision_span::{Causes, Decision},
     ended_move::{EndedMove, Kind},
-    export::Queue,
-    pins::Pins,
-    registry,
+    export_queue::Queue,
+    metrics,
+    pin_spans::PinSpans,
 };
 
 /// Looked for in every call, so its name is parsed only once.
@@ -43,7 +43,7 @@ pub(super) struct Traces {
     propagator: TraceContextPropagator,
     /// UUIDs of the devices.
     devices: Vec<String>,
-    pins: Mutex<Pins>,
+    pins: Mutex<PinSpans>,
     /// What is being decided of these, and there they are told to be unmapped.
     causes: Mutex<Causes>,
     /// Kept for as long as there is anything to trace.
@@ -69,11 +69,11 @@ impl Traces {
     }
 
     /// The call's span, if it is to be traced.
-    pub(super) fn call(&self, headers: &HeaderMap, method: &'static str) -> Option<Context> {
+    pub(super) fn begin_call(&self, headers: &HeaderMap, method: &'static str) -> Option<Context> {
         let sent = headers.contains_key(&TRACEPARENT).then_some(Headers(headers));
         let parent = self.parent(sent.as_ref().map(|sent| sent as &dyn Extractor))?;
         let attributes =
-            [KeyValue::new(registry::RPC_SYSTEM, "grpc"), KeyValue::new(registry::RPC_METHOD, method)];
+            [KeyValue::new(metrics::RPC_SYSTEM, "grpc"), KeyValue::new(metrics::RPC_METHOD, method)];
         let span = self
             .tracer
             .span_builder(method)
@@ -96,7 +96,7 @@ impl Traces {
     }
 
     /// A span of what is decided for the call at hand, if that is traced.
-    pub(super) fn decision(&'static self, name: &'static str) -> Option<Decision> {
+    pub(super) fn begin_decision(&'static self, name: &'static str) -> Option<Decision> {
         Context::map_current(|call| {
             call.span().span_context().is_sampled().then(|| {
                 let span = self.tracer.span_builder(name).with_kind(SpanKind::Internal);
@@ -107,28 +107,28 @@ impl Traces {
     }
 
     /// A client asks for a set to be pinned.
-    pub(super) fn pin(
+    pub(super) fn begin_pin(
         &self,
         (channel, call): (ChannelId, u64),
         parts: usize,
         write: bool,
         trace: Option<&v1::TraceContext>,
     ) {
-        let sent = trace.map(Sent);
+        let sent = trace.map(FrameContext);
         let Some(parent) = self.parent(sent.as_ref().map(|sent| sent as &dyn Extractor)) else { return };
         let attributes =
-            [KeyValue::new("vramd.pin.parts", count(parts)), KeyValue::new("vramd.pin.write", write)];
+            [KeyValue::new("vramd.pin.parts", to_i64(parts)), KeyValue::new("vramd.pin.write", write)];
         let span = self.tracer.span_builder("pin").with_kind(SpanKind::Server).with_attributes(attributes);
-        self.pins().asked(channel, call, span.start_with_context(&self.tracer, &parent));
+        self.pins().begin(channel, call, span.start_with_context(&self.tracer, &parent));
     }
 
-    pub(super) fn pins(&self) -> MutexGuard<'_, Pins> {
+    pub(super) fn pins(&self) -> MutexGuard<'_, PinSpans> {
         locked(&self.pins)
     }
 
     /// The span of parts that one client is about to be told to unmap, if that is traced: below the decision that they
     /// come of, if that is known.
-    pub(super) fn revocation(&self, parts: &[RevokedPart], reason: RevokeReason) -> Option<Span> {
+    pub(super) fn begin_revocation(&self, parts: &[RevokedPart], reason: RevokeReason) -> Option<Span> {
         let cause = {
             let causes = locked(&self.causes);
             parts.iter().find_map(|revoked| causes.get(&revoked.part.allocation).cloned())
@@ -143,14 +143,14 @@ impl Traces {
         };
         let attributes = [
             KeyValue::new("vramd.revocation.cause", reason),
-            KeyValue::new("vramd.revocation.mappings", count(parts.len())),
+            KeyValue::new("vramd.revocation.mappings", to_i64(parts.len())),
         ];
         let span = self.tracer.span_builder("revoke").with_kind(SpanKind::Internal);
         Some(span.with_attributes(attributes).start_with_context(&self.tracer, &parent))
     }
 
     /// A part's move is over. It is traced if the decision that it comes of is, or a pin that waits for it, or by chance.
-    pub(super) fn moved(&self, ended: &EndedMove<'_>, took: Duration) {
+    pub(super) fn record_move(&self, ended: &EndedMove<'_>, took: Duration) {
         let mut pins = self.pins();
         let cause = locked(&self.causes).get(&ended.part.allocation).cloned();
         let calls = pins.waiting_for(ended.for_parts.iter().chain([&ended.part]));
@@ -158,14 +158,14 @@ impl Traces {
         let Some(parent) = cause.or_else(awaited).or_else(|| self.parent(None)) else { return };
         let Kind { device, direction, cause, outcome } = ended.kind;
         let attributes = [
-            KeyValue::new(registry::TENANT, ended.tenant.to_owned()),
+            KeyValue::new(metrics::TENANT, ended.tenant.to_owned()),
             KeyValue::new(
-                registry::HW_ID,
+                metrics::HW_ID,
                 self.devices.get(usize::from(device.0)).cloned().unwrap_or_default(),
             ),
-            KeyValue::new(registry::MIGRATION_DIRECTION, direction),
-            KeyValue::new(registry::MIGRATION_CAUSE, cause),
-            KeyValue::new(registry::MIGRATION_OUTCOME, outcome),
+            KeyValue::new(metrics::MIGRATION_DIRECTION, direction),
+            KeyValue::new(metrics::MIGRATION_CAUSE, cause),
+            KeyValue::new(metrics::MIGRATION_OUTCOME, outcome),
             KeyValue::new("vramd.migration.bytes", i64::try_from(ended.bytes.get()).unwrap_or(i64::MAX)),
         ];
         let now = SystemTime::now();
@@ -180,7 +180,7 @@ impl Traces {
     }
 }
 
-pub(super) fn count(count: usize) -> i64 {
+pub(super) fn to_i64(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
@@ -189,9 +189,9 @@ pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What came in a frame, which has no headers.
-struct Sent<'a>(&'a v1::TraceContext);
+struct FrameContext<'a>(&'a v1::TraceContext);
 
-impl Extractor for Sent<'_> {
+impl Extractor for FrameContext<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         match key {
             "traceparent" => Some(&self.0.traceparent),

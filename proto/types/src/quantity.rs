@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_type() {
+    fn quantities_are_parsed_as_people_type_them() {
         assert_eq!(bytes("24GiB"), Ok(24 << 30));
         assert_eq!(bytes("24Gi"), Ok(24 << 30));
         assert_eq!(bytes("24 GiB"), Ok(24 << 30));

@@ -1,6 +1,6 @@
 //! `/metrics`: what it says is what operators see, and a real Prometheus takes it.
 
-use vramd::telemetry::registry;
+use vramd::telemetry::metrics;
 use vramd_proto::v1::Hello;
 use vramd_tests::{
     Config, Daemon, MIB, RawSession, http,
@@ -55,7 +55,7 @@ fn every_family_is_one_of_the_table_and_none_overflows() {
         sum(&scrape(&daemon), "vramd_revocation_duration_seconds_count") >= 1.0
     });
     let scrape = scrape(&daemon);
-    let known: Vec<_> = registry::ALL.iter().map(|metric| metric.prometheus_name()).collect();
+    let known: Vec<_> = metrics::ALL.iter().map(|metric| metric.prometheus_name()).collect();
     for line in scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let family = line.split(' ').next().unwrap();
         assert!(family == "target_info" || known.iter().any(|name| name == family), "{family}");

@@ -4,7 +4,7 @@ use broker_core::{DaemonFrame, MapPart, PartRef, Slot, TouchedPart};
 use broker_driver::{Handle, SharedFd};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
-use super::{words::hello_with_pins, *};
+use super::{word_table::hello_with_pins, *};
 use crate::{harvest::Harvest, reactor::Queue};
 
 const EVERY: Duration = Duration::from_millis(5);
@@ -30,7 +30,7 @@ fn map(index: u32, slot: u32) -> DaemonFrame {
 }
 
 async fn next(queue: &mut Queue) -> Event {
-    match tokio::time::timeout(PATIENCE, queue.next()).await.expect("an event") {
+    match tokio::time::timeout(TIMEOUT, queue.next()).await.expect("an event") {
         Some(Message::Event(event)) => event,
         other => panic!("{other:?}"),
     }
@@ -53,7 +53,7 @@ async fn open(daemon: &mut Daemon, harvest: &Harvest, session: u64) -> (Client, 
     let Some(Handle::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
     let session = SessionId::from_raw(session);
     let welcome = DaemonFrame::Welcome { session, tenant: String::new(), devices: vec![], slots: 16 };
-    harvest.sends(channel, &welcome);
+    harvest.note_frame(channel, &welcome);
     (client, channel, Table(table))
 }
 
@@ -61,7 +61,7 @@ fn touched(session: u64, index: u32, pinned: bool) -> TouchedPart {
     TouchedPart { session: SessionId::from_raw(session), part: part(index), pinned, written: false }
 }
 
-async fn told(queue: &mut Queue) -> Vec<TouchedPart> {
+async fn reported(queue: &mut Queue) -> Vec<TouchedPart> {
     match next(queue).await {
         Event::Touched(parts) => parts,
         other => panic!("{other:?}"),
@@ -69,43 +69,43 @@ async fn told(queue: &mut Queue) -> Vec<TouchedPart> {
 }
 
 /// Two looks that see nothing but the first slot of this table: the second has begun after this was called.
-async fn looks(queue: &mut Queue, beat: &Table) {
+async fn two_harvests(queue: &mut Queue, beat: &Table) {
     for pinned in [true, false] {
         beat.write(0, [MAPPED | u64::from(pinned), 0]);
-        assert_eq!(told(queue).await, [touched(9, 9, pinned)]);
+        assert_eq!(reported(queue).await, [touched(9, 9, pinned)]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn uses_are_told_once_until_the_slot_or_the_channel_is_gone() {
+async fn uses_are_reported_once_until_slot_or_channel_is_gone() {
     let mut daemon = Daemon::start();
     let (to_reactor, mut queue) = inbox(InboxLimits::default());
     let harvest = Harvest::start(Arc::clone(&daemon.channels), to_reactor, EVERY).unwrap();
     let (_stays, beating, beat) = open(&mut daemon, &harvest, 9).await;
-    harvest.sends(beating, &map(9, 0));
+    harvest.note_frame(beating, &map(9, 0));
     let (client, channel, table) = open(&mut daemon, &harvest, 3).await;
 
     table.write(0, [0, 4 << 32]);
-    harvest.sends(channel, &map(0, 0));
-    harvest.sends(channel, &map(1, 1));
+    harvest.note_frame(channel, &map(0, 0));
+    harvest.note_frame(channel, &map(1, 1));
     table.write(1, [MAPPED | 1, 0]);
-    assert_eq!(told(&mut queue).await, [touched(3, 1, true)], "what was used before it came is not told");
+    assert_eq!(reported(&mut queue).await, [touched(3, 1, true)], "what was used before it came is not told");
     table.write(0, [MAPPED, 5 << 32]);
-    assert_eq!(told(&mut queue).await, [touched(3, 0, false)]);
-    looks(&mut queue, &beat).await;
+    assert_eq!(reported(&mut queue).await, [touched(3, 0, false)]);
+    two_harvests(&mut queue, &beat).await;
 
-    harvest.forgets(channel, Slot(0));
-    looks(&mut queue, &beat).await;
+    harvest.forget_slot(channel, Slot(0));
+    two_harvests(&mut queue, &beat).await;
     table.write(0, [MAPPED | 7, 9 << 32]);
-    looks(&mut queue, &beat).await;
+    two_harvests(&mut queue, &beat).await;
     table.write(1, [MAPPED, 0]);
-    assert_eq!(told(&mut queue).await, [touched(3, 1, false)]);
+    assert_eq!(reported(&mut queue).await, [touched(3, 1, false)]);
 
     drop(client);
     until_over(&daemon, channel).await;
-    looks(&mut queue, &beat).await;
+    two_harvests(&mut queue, &beat).await;
     table.write(1, [MAPPED | 1, 0]);
-    looks(&mut queue, &beat).await;
+    two_harvests(&mut queue, &beat).await;
 
     beat.write(0, [1 << 40, 0]);
     let Event::Malformed { channel: broken, problem } = next(&mut queue).await else { panic!() };
@@ -115,31 +115,31 @@ async fn uses_are_told_once_until_the_slot_or_the_channel_is_gone() {
 /// Found by the end-to-end test of tenants that turn over more than there is: a part that came for a pin, and was unpinned
 /// before the next look, was never asked again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_found_pinned_between_two_looks_is_told_when_it_is_not() {
+async fn a_pin_found_between_two_harvests_is_reported_when_it_ends() {
     let mut daemon = Daemon::start();
     let (to_reactor, mut queue) = inbox(InboxLimits::default());
     let harvest = Harvest::start(Arc::clone(&daemon.channels), to_reactor, EVERY).unwrap();
     let (_stays, beating, beat) = open(&mut daemon, &harvest, 9).await;
-    harvest.sends(beating, &map(9, 0));
+    harvest.note_frame(beating, &map(9, 0));
     let (_client, channel, table) = open(&mut daemon, &harvest, 3).await;
-    harvest.sends(channel, &map(0, 0));
+    harvest.note_frame(channel, &map(0, 0));
     table.write(0, [MAPPED, 0]);
-    looks(&mut queue, &beat).await;
+    two_harvests(&mut queue, &beat).await;
 
-    harvest.found_pinned(channel, Slot(0));
-    assert_eq!(told(&mut queue).await, [touched(3, 0, false)], "its pin came and went");
+    harvest.note_pinned(channel, Slot(0));
+    assert_eq!(reported(&mut queue).await, [touched(3, 0, false)], "its pin came and went");
     table.write(0, [MAPPED | 1, 0]);
-    assert_eq!(told(&mut queue).await, [touched(3, 0, true)]);
-    harvest.found_pinned(channel, Slot(0));
-    harvest.found_pinned(channel, Slot(7));
-    looks(&mut queue, &beat).await;
+    assert_eq!(reported(&mut queue).await, [touched(3, 0, true)]);
+    harvest.note_pinned(channel, Slot(0));
+    harvest.note_pinned(channel, Slot(7));
+    two_harvests(&mut queue, &beat).await;
 }
 
 async fn until_over(daemon: &Daemon, channel: ChannelId) {
     let over = async {
-        while daemon.channels.look(channel, |_| ()).is_some() {
+        while daemon.channels.read_words(channel, |_| ()).is_some() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, over).await.expect("the channel is over");
+    tokio::time::timeout(TIMEOUT, over).await.expect("the channel is over");
 }

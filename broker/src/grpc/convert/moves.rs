@@ -8,7 +8,7 @@ use vramd_proto::v1;
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use super::view::{count, time_of_day};
-use crate::{events::tier, moves::Ended};
+use crate::{events::tier, moves::FinishedMove};
 
 /// `started_at` is the wall clock's time at the start of the daemon.
 pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait {
@@ -82,7 +82,7 @@ fn way(lane: LaneId, uuid_of: &dyn Fn(DeviceIndex) -> String) -> (v1::LinkWay, S
 }
 
 /// One that is over, of a device with that UUID.
-pub(in crate::grpc) fn ended(ended: Ended, uuid: String, started_at: SystemTime) -> v1::EndedMove {
+pub(in crate::grpc) fn ended(ended: FinishedMove, uuid: String, started_at: SystemTime) -> v1::EndedMove {
     v1::EndedMove {
         part: Some(part_ref(ended.part)),
         tenant: ended.tenant.as_ref().to_owned(),
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_told_with_its_times() {
+    fn a_wait_is_shown_with_its_times() {
         let started_at = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
         let view = |what, until| WaitView {
             id: 9,
@@ -141,16 +141,16 @@ mod tests {
             until,
         };
         let part = PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(3) };
-        let told =
+        let shown =
             wait(view(Waiting::Part { part, sessions: vec![SessionId::from_raw(4)] }, None), started_at);
         let part = Some(v1::PartRef { allocation_id: 7, part_index: 3 });
-        assert_eq!(told.what, Some(v1::wait::What::Part(v1::PartWait { part, session_ids: vec![4] })));
-        assert_eq!(told.began_at.unwrap().to_string(), "1970-01-01T00:01:41.500Z");
-        assert_eq!((told.wait_id, told.bytes, told.until), (9, 2 << 20, None));
+        assert_eq!(shown.what, Some(v1::wait::What::Part(v1::PartWait { part, session_ids: vec![4] })));
+        assert_eq!(shown.began_at.unwrap().to_string(), "1970-01-01T00:01:41.500Z");
+        assert_eq!((shown.wait_id, shown.bytes, shown.until), (9, 2 << 20, None));
 
         let batch = Waiting::Batch { session: SessionId::from_raw(4), items: 2 };
-        let told = wait(view(batch, Some(Time::from_micros(20_000_000))), started_at);
-        assert_eq!(told.what, Some(v1::wait::What::Batch(v1::BatchWait { session_id: 4, item_count: 2 })));
-        assert_eq!(told.until.unwrap().seconds, 120);
+        let shown = wait(view(batch, Some(Time::from_micros(20_000_000))), started_at);
+        assert_eq!(shown.what, Some(v1::wait::What::Batch(v1::BatchWait { session_id: 4, item_count: 2 })));
+        assert_eq!(shown.until.unwrap().seconds, 120);
     }
 }

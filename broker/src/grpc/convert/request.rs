@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_are_as_people_type_them() {
+    fn quantities_are_parsed_as_people_type_them() {
         assert_eq!(quantity("limit", ""), Ok(None));
         assert_eq!(quantity("limit", "90%"), Ok(Some(Quantity::Percent(90))));
         assert_eq!(quantity("limit", "24GiB"), Ok(Some(Quantity::Bytes(Bytes::gib(24)))));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn no_session_is_no_session() {
+    fn session_zero_is_a_missing_session() {
         assert_eq!(session(0), Err(Refusal::SessionMissing));
         assert_eq!(session(5), Ok(SessionId::from_raw(5)));
     }

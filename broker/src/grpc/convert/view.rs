@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_item_says_what_a_status_says() {
+    fn a_refused_item_has_the_reason_of_a_status() {
         let id = AllocationId::from_raw(9);
         let result = released(id, Err(Refusal::NotOwner { allocation: id }));
         assert_eq!(result.allocation_id, 9);

@@ -68,7 +68,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// What the shell or the client says, and the broker never.
-const NOT_THE_BROKERS: [Reason; 11] = [
+const NOT_FROM_THE_BROKER: [Reason; 11] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
@@ -84,16 +84,16 @@ const NOT_THE_BROKERS: [Reason; 11] = [
 
 #[test]
 fn the_whole_registry_is_mapped() {
-    let mut said: Vec<_> = every_refusal("x").iter().map(Refusal::reason).collect();
-    said.extend(NOT_THE_BROKERS);
-    said.sort_unstable();
+    let mut reasons: Vec<_> = every_refusal("x").iter().map(Refusal::reason).collect();
+    reasons.extend(NOT_FROM_THE_BROKER);
+    reasons.sort_unstable();
     let mut registry = Reason::ALL.to_vec();
     registry.sort_unstable();
-    assert_eq!(said, registry);
+    assert_eq!(reasons, registry);
 }
 
 #[test]
-fn each_status_says_what_the_registry_promises() {
+fn each_status_has_the_code_and_facts_of_its_reason() {
     for refusal in every_refusal("llama") {
         let reason = refusal.reason();
         let status = refused(&refusal);
@@ -154,7 +154,7 @@ fn no_text_of_a_client_makes_a_status_large() {
 }
 
 #[test]
-fn the_shells_own_refusals_keep_the_registrys_word_too() {
+fn refusals_of_the_shell_match_the_registry() {
     let statuses = [
         (Reason::NotOperator, not_operator(1000)),
         (Reason::PeerUnidentified, unidentified()),

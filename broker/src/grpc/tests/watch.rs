@@ -13,7 +13,7 @@ fn opened(tenant: &str) -> Notice {
 }
 
 #[tokio::test]
-async fn a_stop_is_told_and_ends_the_stream_well() {
+async fn a_stop_is_the_last_event_of_a_watch() {
     let served = served(&[own_uid()]);
     let mut admin = served.admin().await;
     let mut stream = admin.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
@@ -29,7 +29,7 @@ async fn a_stop_is_told_and_ends_the_stream_well() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_watched_is_refused() {
+async fn invalid_watches_are_refused() {
     let served = served(&[own_uid()]);
     let mut admin = served.admin().await;
     let unknown = v1::WatchRequest { kinds: vec![99], ..Default::default() };
@@ -49,7 +49,7 @@ async fn only_operators_watch() {
 }
 
 #[tokio::test]
-async fn who_leaves_makes_room() {
+async fn a_watch_that_ends_makes_room() {
     let served = served(&[own_uid()]);
     let first = served.admin().await.watch(v1::WatchRequest::default()).await.unwrap();
     drop(first);

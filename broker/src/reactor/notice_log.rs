@@ -8,31 +8,31 @@ use tracing::{debug, error, info, trace, warn};
 
 /// Of what happens to parts one by one, a line of each kind is logged in this time: one request, or the end of one
 /// process, can concern ten thousands of them.
-const QUIET: Duration = Duration::from_secs(1);
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Writes notices to the log.
 #[derive(Debug, Default)]
-pub(super) struct Notices {
-    map_failed: Thinned,
-    create_failed: Thinned,
-    move_failed: Thinned,
-    shadow_differs: Thinned,
-    pin_stalled: Thinned,
-    unreturned: Thinned,
-    returned: Thinned,
+pub(super) struct NoticeLog {
+    map_failed: RateLimit,
+    create_failed: RateLimit,
+    move_failed: RateLimit,
+    shadow_differs: RateLimit,
+    pin_stalled: RateLimit,
+    unreturned: RateLimit,
+    returned: RateLimit,
 }
 
 /// Lines of one kind, of which not all are logged.
 #[derive(Debug, Default)]
-struct Thinned {
+struct RateLimit {
     last: Option<Instant>,
     left_out: u64,
 }
 
-impl Thinned {
+impl RateLimit {
     /// Whether to log one now, and how many were left out since the last.
-    fn next(&mut self) -> Option<u64> {
-        if self.last.is_some_and(|last| last.elapsed() < QUIET) {
+    fn take_turn(&mut self) -> Option<u64> {
+        if self.last.is_some_and(|last| last.elapsed() < LINE_INTERVAL) {
             self.left_out += 1;
             return None;
         }
@@ -41,9 +41,9 @@ impl Thinned {
     }
 }
 
-impl Notices {
+impl NoticeLog {
     pub(super) fn log(&mut self, notice: &Notice) {
-        let thinned = match notice {
+        let rate_limit = match notice {
             Notice::MapFailed { .. } => &mut self.map_failed,
             Notice::CreateFailed { .. } => &mut self.create_failed,
             Notice::MoveFailed { .. } => &mut self.move_failed,
@@ -53,7 +53,7 @@ impl Notices {
             Notice::Returned { .. } => &mut self.returned,
             _ => return log(notice, 0),
         };
-        if let Some(left_out) = thinned.next() {
+        if let Some(left_out) = rate_limit.take_turn() {
             log(notice, left_out);
         }
     }
@@ -191,15 +191,15 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_line_a_second_tells_how_many_it_stands_for() {
-        let mut thinned = Thinned::default();
-        assert_eq!(thinned.next(), Some(0));
+    async fn one_line_a_second_counts_those_left_out() {
+        let mut rate_limit = RateLimit::default();
+        assert_eq!(rate_limit.take_turn(), Some(0));
         for _ in 0..10_000 {
-            assert_eq!(thinned.next(), None);
+            assert_eq!(rate_limit.take_turn(), None);
         }
-        tokio::time::advance(QUIET).await;
-        assert_eq!(thinned.next(), Some(10_000));
-        tokio::time::advance(QUIET).await;
-        assert_eq!(thinned.next(), Some(0));
+        tokio::time::advance(LINE_INTERVAL).await;
+        assert_eq!(rate_limit.take_turn(), Some(10_000));
+        tokio::time::advance(LINE_INTERVAL).await;
+        assert_eq!(rate_limit.take_turn(), Some(0));
     }
 }

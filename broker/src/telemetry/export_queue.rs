@@ -21,11 +21,11 @@ const QUEUE_MAX: usize = 4096;
 /// Most of them in one message.
 const BATCH_MAX: usize = 512;
 /// So long a message waits for more to come.
-const LINGER: Duration = Duration::from_millis(200);
+const BATCH_DELAY: Duration = Duration::from_millis(200);
 /// A collector that has not answered by then has lost the message.
 pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least time between two lines about a collector that is too slow.
-const QUIET: Duration = Duration::from_secs(60);
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The end that is written to, from anywhere.
 #[derive(Clone, Debug)]
@@ -37,17 +37,17 @@ pub(super) struct Queue<T> {
 
 /// The end that is sent from.
 #[derive(Debug)]
-pub(super) struct Waiting<T> {
+pub(super) struct QueueReader<T> {
     signal: Signal,
     receiver: mpsc::Receiver<T>,
     counters: Arc<Counters>,
 }
 
-pub(super) fn queue<T>(signal: Signal, counters: &Arc<Counters>) -> (Queue<T>, Waiting<T>) {
+pub(super) fn queue<T>(signal: Signal, counters: &Arc<Counters>) -> (Queue<T>, QueueReader<T>) {
     let (sender, receiver) = mpsc::channel(QUEUE_MAX);
     (
         Queue { signal, sender, counters: Arc::clone(counters) },
-        Waiting { signal, receiver, counters: Arc::clone(counters) },
+        QueueReader { signal, receiver, counters: Arc::clone(counters) },
     )
 }
 
@@ -55,12 +55,12 @@ impl<T> Queue<T> {
     /// Never waits.
     pub(super) fn put(&self, item: T) {
         if self.sender.try_send(item).is_err() {
-            self.counters.dropped(self.signal, 1);
+            self.counters.count_dropped(self.signal, 1);
         }
     }
 }
 
-impl<T> Waiting<T> {
+impl<T> QueueReader<T> {
     /// Sends until the stop, and then what is left.
     pub(super) async fn send(
         mut self,
@@ -70,12 +70,12 @@ impl<T> Waiting<T> {
         let mut health = Health::new(self.signal);
         while let Some(batch) = self.batch(&mut stop).await {
             let items = batch.len();
-            let sent = in_time(export(batch)).await;
+            let sent = within_timeout(export(batch)).await;
             if sent.is_err() {
-                self.counters.dropped(self.signal, items);
-                self.counters.export_failed(self.signal);
+                self.counters.count_dropped(self.signal, items);
+                self.counters.count_export_failure(self.signal);
             }
-            health.hear(&sent, self.dropped());
+            health.report(&sent, self.dropped());
         }
     }
 
@@ -93,7 +93,7 @@ impl<T> Waiting<T> {
             }
         };
         tokio::select! {
-            _ = timeout(LINGER, more) => {}
+            _ = timeout(BATCH_DELAY, more) => {}
             () = stopped(stop) => {}
         }
         while batch.len() < BATCH_MAX
@@ -110,7 +110,7 @@ impl<T> Waiting<T> {
 }
 
 /// How an export went, or that it did not end.
-pub(super) async fn in_time(export: impl Future<Output = OTelSdkResult>) -> Result<(), String> {
+pub(super) async fn within_timeout(export: impl Future<Output = OTelSdkResult>) -> Result<(), String> {
     match timeout(EXPORT_TIMEOUT, export).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(with_causes(&error)),
@@ -139,16 +139,16 @@ pub(super) struct Health {
     signal: Signal,
     failing: bool,
     dropped: u64,
-    complained: Option<Instant>,
+    last_complaint: Option<Instant>,
 }
 
 impl Health {
     pub(super) fn new(signal: Signal) -> Self {
-        Self { signal, failing: false, dropped: 0, complained: None }
+        Self { signal, failing: false, dropped: 0, last_complaint: None }
     }
 
     /// One line where it begins to fail, one where it works again, and few in between. `dropped` counts from the start.
-    pub(super) fn hear(&mut self, sent: &Result<(), String>, dropped: u64) {
+    pub(super) fn report(&mut self, sent: &Result<(), String>, dropped: u64) {
         let signal = self.signal.name();
         let lost = dropped.saturating_sub(std::mem::replace(&mut self.dropped, dropped));
         match sent {
@@ -161,8 +161,11 @@ impl Health {
                 self.failing = false;
                 tracing::info!(signal, dropped, "the collector is told again");
             }
-            Ok(()) if lost > 0 && self.complained.is_none_or(|last| last.elapsed() >= QUIET) => {
-                self.complained = Some(Instant::now());
+            Ok(())
+                if lost > 0
+                    && self.last_complaint.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL) =>
+            {
+                self.last_complaint = Some(Instant::now());
                 tracing::warn!(signal, dropped, "the collector is too slow; what is lost is counted");
             }
             Ok(()) => {}
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_counted() {
+    fn items_that_do_not_fit_are_dropped_and_counted() {
         let counters = Arc::new(Counters::default());
         let (queue, _waiting) = queue(Signal::Traces, &counters);
         for item in 0..QUEUE_MAX + 10 {
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_is_sent_in_order_and_the_rest_at_the_stop() {
+    async fn items_are_sent_in_order_and_the_rest_at_the_stop() {
         let counters = Arc::new(Counters::default());
         let (queue, waiting) = queue(Signal::Logs, &counters);
         let (stop, stopped) = watch::channel(false);
@@ -207,7 +210,7 @@ mod tests {
         for item in 0..2000 {
             queue.put(item);
         }
-        tokio::time::sleep(LINGER * 10).await;
+        tokio::time::sleep(BATCH_DELAY * 10).await;
         assert_eq!(seen.lock().unwrap().len(), 2000);
         for item in 2000..2003 {
             queue.put(item);
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_collector_does_not_take_is_counted() {
+    async fn items_that_the_collector_does_not_take_are_counted() {
         let counters = Arc::new(Counters::default());
         let (queue, waiting) = queue(Signal::Traces, &counters);
         let (stop, stopped) = watch::channel(false);
@@ -230,11 +233,11 @@ mod tests {
             _ => std::future::pending().await,
         }));
         queue.put(0);
-        tokio::time::sleep(LINGER * 2).await;
+        tokio::time::sleep(BATCH_DELAY * 2).await;
         assert_eq!(dropped(&counters), 1);
         queue.put(0);
         queue.put(0);
-        tokio::time::sleep(LINGER * 2 + EXPORT_TIMEOUT).await;
+        tokio::time::sleep(BATCH_DELAY * 2 + EXPORT_TIMEOUT).await;
         assert_eq!(dropped(&counters), 3, "one that never answers loses the message too");
         assert_eq!(counters.all_failures().collect::<Vec<_>>(), [(Signal::Traces, 2)]);
         stop.send_replace(true);

@@ -3,39 +3,39 @@
 use broker_core::{PartRef, Slot, TouchedPart};
 use vramd_types::SessionId;
 
-use crate::channel::{Use, Words};
+use crate::channel::{Use, WordTable};
 
 #[derive(Debug)]
-pub(super) struct Sheet {
+pub(super) struct SessionSlots {
     session: SessionId,
     /// By slot. The core gives out low ones first.
-    slots: Vec<Option<Watched>>,
+    slots: Vec<Option<SlotState>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Watched {
+struct SlotState {
     part: PartRef,
     seen: Use,
 }
 
-impl Sheet {
+impl SessionSlots {
     pub(super) fn new(session: SessionId) -> Self {
         Self { session, slots: Vec::new() }
     }
 
     /// The part's words are there; of one that comes back they have not moved.
-    pub(super) fn put(&mut self, Slot(slot): Slot, part: PartRef, uses: u32) {
+    pub(super) fn set_part(&mut self, Slot(slot): Slot, part: PartRef, uses: u32) {
         let slot = slot as usize;
         if slot >= self.slots.len() {
             self.slots.resize(slot + 1, None);
         }
         if self.slots[slot].is_none_or(|watched| watched.part != part) {
-            self.slots[slot] = Some(Watched { part, seen: Use { uses, pinned: false, written: false } });
+            self.slots[slot] = Some(SlotState { part, seen: Use { uses, pinned: false, written: false } });
         }
     }
 
     /// As if a look had seen that.
-    pub(super) fn found_pinned(&mut self, Slot(slot): Slot) {
+    pub(super) fn mark_pinned(&mut self, Slot(slot): Slot) {
         if let Some(Some(watched)) = self.slots.get_mut(slot as usize) {
             watched.seen.pinned = true;
         }
@@ -49,10 +49,14 @@ impl Sheet {
 
     /// Adds what was used since the last look, is pinned otherwise, or is written by now; that the daemon has cleared that is no use.
     /// An error says what no honest client writes.
-    pub(super) fn look(&mut self, words: &Words, touched: &mut Vec<TouchedPart>) -> Result<(), String> {
+    pub(super) fn harvest(
+        &mut self,
+        words: &WordTable,
+        touched: &mut Vec<TouchedPart>,
+    ) -> Result<(), String> {
         for (slot, watched) in (0..).zip(&mut self.slots) {
-            let Some(Watched { part, seen }) = watched else { continue };
-            let now = words.in_use(Slot(slot))?;
+            let Some(SlotState { part, seen }) = watched else { continue };
+            let now = words.use_of(Slot(slot))?;
             let is_used = (now.uses, now.pinned) != (seen.uses, seen.pinned);
             if is_used || (now.written && !seen.written) {
                 let Use { pinned, written, .. } = now;
@@ -80,21 +84,23 @@ mod tests {
 
     /// A table whose slots are all mapped, and its client's end.
     struct Shared {
-        words: Words,
-        sheet: Sheet,
+        words: WordTable,
+        slots: SessionSlots,
     }
 
     fn part(part: u32) -> PartRef {
         PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(part) }
     }
 
-    fn mapped(slots: u32) -> Shared {
-        let shared =
-            Shared { words: Words::create(slots).unwrap(), sheet: Sheet::new(SessionId::from_raw(3)) };
-        shared.write(0, &[MAPPED, 0].repeat(slots as usize));
-        let Shared { words, mut sheet } = shared;
-        (0..slots).for_each(|slot| sheet.put(Slot(slot), part(slot), 0));
-        Shared { words, sheet }
+    fn mapped(count: u32) -> Shared {
+        let shared = Shared {
+            words: WordTable::create(count).unwrap(),
+            slots: SessionSlots::new(SessionId::from_raw(3)),
+        };
+        shared.write(0, &[MAPPED, 0].repeat(count as usize));
+        let Shared { words, mut slots } = shared;
+        (0..count).for_each(|slot| slots.set_part(Slot(slot), part(slot), 0));
+        Shared { words, slots }
     }
 
     impl Shared {
@@ -109,35 +115,35 @@ mod tests {
             self.write(slot, &[MAPPED | pins, uses << 32 | 77]);
         }
 
-        fn look(&mut self) -> Vec<(u32, bool)> {
+        fn harvest(&mut self) -> Vec<(u32, bool)> {
             let mut touched = Vec::new();
-            self.sheet.look(&self.words, &mut touched).unwrap();
+            self.slots.harvest(&self.words, &mut touched).unwrap();
             touched.into_iter().map(|it| (it.part.part.0, it.pinned)).collect()
         }
     }
 
     #[test]
-    fn only_what_was_used_or_is_pinned_otherwise_is_told() {
+    fn only_used_parts_and_changed_pins_are_reported() {
         let mut shared = mapped(4);
-        assert_eq!(shared.look(), []);
+        assert_eq!(shared.harvest(), []);
         shared.used(1, 0, 2);
         shared.used(2, 1, 0);
-        assert_eq!(shared.look(), [(1, true), (2, false)]);
-        assert_eq!(shared.look(), [], "it is pinned as it was");
+        assert_eq!(shared.harvest(), [(1, true), (2, false)]);
+        assert_eq!(shared.harvest(), [], "it is pinned as it was");
         shared.used(1, 1, 1);
-        assert_eq!(shared.look(), [(1, true)]);
+        assert_eq!(shared.harvest(), [(1, true)]);
         shared.write(1, &[MAPPED | REVOKE | 1]);
-        assert_eq!(shared.look(), [], "that it is wanted back is no use");
+        assert_eq!(shared.harvest(), [], "that it is wanted back is no use");
         shared.write(1, &[0]);
-        assert_eq!(shared.look(), [(1, false)]);
+        assert_eq!(shared.harvest(), [(1, false)]);
     }
 
     #[test]
-    fn what_is_written_is_told_once_and_again_when_that_was_cleared() {
+    fn a_write_is_reported_once_and_again_after_it_was_cleared() {
         let mut shared = mapped(1);
         let written = |shared: &mut Shared| {
             let mut touched = Vec::new();
-            shared.sheet.look(&shared.words, &mut touched).unwrap();
+            shared.slots.harvest(&shared.words, &mut touched).unwrap();
             touched.into_iter().map(|it| it.written).collect::<Vec<_>>()
         };
         shared.write(0, &[MAPPED | WRITTEN]);
@@ -153,46 +159,46 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_tells_of_the_part_that_has_it() {
+    fn a_slot_reports_the_part_that_has_it() {
         let mut shared = mapped(2);
         shared.used(0, 1, 0);
-        assert_eq!(shared.look(), [(0, false)]);
+        assert_eq!(shared.harvest(), [(0, false)]);
         // The same part comes back, and then another in its place, after the words have been used.
         shared.used(0, 2, 0);
-        shared.sheet.put(Slot(0), part(0), 2);
-        assert_eq!(shared.look(), [(0, false)]);
-        shared.sheet.remove(Slot(0));
+        shared.slots.set_part(Slot(0), part(0), 2);
+        assert_eq!(shared.harvest(), [(0, false)]);
+        shared.slots.remove(Slot(0));
         shared.used(0, 3, 1);
-        assert_eq!(shared.look(), []);
+        assert_eq!(shared.harvest(), []);
         shared.used(0, 4, 0);
-        shared.sheet.put(Slot(0), part(5), shared.words.uses(Slot(0)).unwrap());
-        assert_eq!(shared.look(), []);
+        shared.slots.set_part(Slot(0), part(5), shared.words.uses(Slot(0)).unwrap());
+        assert_eq!(shared.harvest(), []);
         shared.used(0, 5, 0);
-        assert_eq!(shared.look(), [(5, false)]);
-        shared.sheet.remove(Slot(77));
+        assert_eq!(shared.harvest(), [(5, false)]);
+        shared.slots.remove(Slot(77));
     }
 
     #[test]
-    fn what_no_honest_client_writes_is_told() {
+    fn impossible_words_are_reported() {
         let mut shared = mapped(2);
         shared.write(1, &[1 << 40]);
-        let problem = shared.sheet.look(&shared.words, &mut Vec::new()).unwrap_err();
+        let problem = shared.slots.harvest(&shared.words, &mut Vec::new()).unwrap_err();
         assert!(problem.contains("no honest client"), "{problem}");
-        shared.sheet.remove(Slot(1));
-        assert_eq!(shared.look(), []);
-        shared.sheet.put(Slot(2), part(2), 0);
-        assert!(shared.sheet.look(&shared.words, &mut Vec::new()).is_err(), "there is no such slot");
+        shared.slots.remove(Slot(1));
+        assert_eq!(shared.harvest(), []);
+        shared.slots.set_part(Slot(2), part(2), 0);
+        assert!(shared.slots.harvest(&shared.words, &mut Vec::new()).is_err(), "there is no such slot");
     }
 
     #[test]
-    fn a_hundred_thousand_slots_are_seen_in_a_moment() {
+    fn a_hundred_thousand_slots_are_harvested_within_100_ms() {
         let mut shared = mapped(SLOTS);
         let mut best = Duration::MAX;
         for round in 1..=20 {
             (0..SLOTS).step_by(100).for_each(|slot| shared.used(slot.into(), round, 0));
             let mut touched = Vec::new();
             let began = Instant::now();
-            shared.sheet.look(&shared.words, &mut touched).unwrap();
+            shared.slots.harvest(&shared.words, &mut touched).unwrap();
             best = best.min(began.elapsed());
             assert_eq!(touched.len(), 1000);
         }

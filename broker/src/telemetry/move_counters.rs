@@ -2,7 +2,7 @@
 //! were brought in, who is sent one before it leaves again: to bring in what nobody uses is work for nothing.
 //!
 //! A counter must not fall, so what is counted by name here stays so, and what comes when no series are left is of the
-//! others for good. [`super::figures::Roll`] is more generous with names, since what it shows may fall.
+//! others for good. [`super::figures::NamedTenants`] is more generous with names, since what it shows may fall.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -14,11 +14,11 @@ use vramd_types::{AllocationId, Bytes, PartIndex};
 
 use super::{
     ended_move::{EndedMove, Kind},
-    registry::OTHER_TENANTS,
+    metrics::OTHER_TENANTS,
 };
 
 #[derive(Debug)]
-pub(super) struct Moves {
+pub(super) struct MoveCounters {
     /// Most series of tenants by name: beside them there is room for all that the others can have.
     named_max: usize,
     counted: Mutex<Counted>,
@@ -43,50 +43,50 @@ pub(super) struct Count {
     pub(super) used: u64,
 }
 
-impl Moves {
+impl MoveCounters {
     pub(super) fn new(series_max: usize, devices: usize) -> Self {
-        let of_others = devices.max(1).saturating_mul(Kind::ON_DEVICE);
-        Self { named_max: series_max.saturating_sub(of_others), counted: Mutex::default() }
+        let others_max = devices.max(1).saturating_mul(Kind::ON_DEVICE);
+        Self { named_max: series_max.saturating_sub(others_max), counted: Mutex::default() }
     }
 
     /// Counts it.
-    pub(super) fn ended(&self, ended: &EndedMove<'_>) {
+    pub(super) fn count(&self, ended: &EndedMove<'_>) {
         let EndedMove { part, tenant, kind, bytes, .. } = *ended;
         let mut counted = self.lock();
-        let name = counted.name(tenant, kind, self.named_max);
-        let count = counted.count(&name, kind);
+        let name = counted.series_name(tenant, kind, self.named_max);
+        let count = counted.count_mut(&name, kind);
         count.parts = count.parts.saturating_add(1);
         count.bytes = count.bytes.saturating_add(bytes.get());
-        if kind.has_come() {
+        if kind.is_arrival() {
             counted.unused.insert(part, (name, kind, bytes));
-        } else if kind.has_left() {
+        } else if kind.is_departure() {
             counted.unused.remove(&part);
         }
     }
 
     /// Somebody is about to be sent these.
-    pub(super) fn sent(&self, parts: impl IntoIterator<Item = PartRef>) {
+    pub(super) fn count_used(&self, parts: impl IntoIterator<Item = PartRef>) {
         let mut counted = self.lock();
         if counted.unused.is_empty() {
             return;
         }
         for part in parts {
             if let Some((name, kind, bytes)) = counted.unused.remove(&part) {
-                let count = counted.count(&name, kind);
+                let count = counted.count_mut(&name, kind);
                 count.used = count.used.saturating_add(bytes.get());
             }
         }
     }
 
     /// What is gone will be sent to nobody.
-    pub(super) fn told(&self, notice: &Notice) {
+    pub(super) fn forget_gone(&self, notice: &Notice) {
         if let Notice::AllocationGone { allocation, .. } = notice {
             self.lock().forget(*allocation);
         }
     }
 
     /// By tenant.
-    pub(super) fn all(&self) -> BTreeMap<String, Counts> {
+    pub(super) fn by_tenant(&self) -> BTreeMap<String, Counts> {
         self.lock().tenants.clone()
     }
 
@@ -98,13 +98,13 @@ impl Moves {
 
 impl Counted {
     /// In whose name such a move of the tenant is counted.
-    fn name(&self, tenant: &str, kind: Kind, named_max: usize) -> String {
+    fn series_name(&self, tenant: &str, kind: Kind, named_max: usize) -> String {
         let is_named = self.tenants.get(tenant).is_some_and(|counts| counts.contains_key(&kind));
         let name = if is_named || self.named < named_max { tenant } else { OTHER_TENANTS };
         name.to_owned()
     }
 
-    fn count(&mut self, name: &str, kind: Kind) -> &mut Count {
+    fn count_mut(&mut self, name: &str, kind: Kind) -> &mut Count {
         match self.tenants.entry(name.to_owned()).or_default().entry(kind) {
             Entry::Occupied(count) => count.into_mut(),
             Entry::Vacant(vacant) => {
@@ -153,21 +153,21 @@ pub(super) mod tests {
     }
 
     /// That one has come to its device, since somebody wanted it there.
-    pub(in crate::telemetry) fn come(part: PartRef, tenant: &str) -> Notice {
+    pub(in crate::telemetry) fn arrived(part: PartRef, tenant: &str) -> Notice {
         moved_to(Tier::Device, part, tenant, Cause::Demand, true)
     }
 
-    fn count(moves: &Moves, notice: &Notice) {
-        moves.ended(&EndedMove::of(notice).unwrap());
+    fn count(moves: &MoveCounters, notice: &Notice) {
+        moves.count(&EndedMove::of(notice).unwrap());
     }
 
-    fn used(moves: &Moves) -> u64 {
-        moves.all().values().flat_map(BTreeMap::values).map(|count| count.used >> 20).sum()
+    fn used(moves: &MoveCounters) -> u64 {
+        moves.by_tenant().values().flat_map(BTreeMap::values).map(|count| count.used >> 20).sum()
     }
 
     #[test]
-    fn each_way_cause_and_end_is_counted_apart() {
-        let moves = Moves::new(4000, 2);
+    fn each_direction_cause_and_outcome_has_its_own_count() {
+        let moves = MoveCounters::new(4000, 2);
         count(&moves, &moved("a"));
         count(&moves, &moved("a"));
         count(&moves, &moved_to(Tier::Host, part(1), "a", Cause::Demand, false));
@@ -177,7 +177,7 @@ pub(super) mod tests {
         count(&moves, &Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
         let tenant = "a".into();
         count(&moves, &Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
-        let counted: Vec<_> = moves.all()["a"]
+        let counted: Vec<_> = moves.by_tenant()["a"]
             .iter()
             .map(|(kind, count)| (kind.direction, kind.cause, kind.outcome, count.parts, count.bytes >> 20))
             .collect();
@@ -193,16 +193,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_comes_late_is_one_of_the_others_and_no_count_ever_falls() {
+    fn late_tenants_are_counted_as_other_and_no_count_falls() {
         // Beside all that the others can have.
         let named = 58;
-        let moves = Moves::new(2 * Kind::ON_DEVICE + named, 2);
-        let mut last = moves.all();
+        let moves = MoveCounters::new(2 * Kind::ON_DEVICE + named, 2);
+        let mut last = moves.by_tenant();
         for round in 0..3 {
             for tenant in 0..80 {
                 count(&moves, &moved(&format!("team-{:03}", 99 - tenant)));
             }
-            let now = moves.all();
+            let now = moves.by_tenant();
             assert_eq!(now.len(), named + 1);
             let parts: u64 = now.values().flat_map(BTreeMap::values).map(|count| count.parts).sum();
             assert_eq!(parts, 80 * (round + 1));
@@ -213,30 +213,33 @@ pub(super) mod tests {
         }
         assert_eq!(last[OTHER_TENANTS].values().map(|count| count.parts).sum::<u64>(), 3 * 22);
         // What a named tenant does for the first time now is the others' too.
-        count(&moves, &come(part(1), "team-099"));
-        assert_eq!(moves.all()["team-099"].len(), 1);
-        assert_eq!(moves.all().values().map(BTreeMap::len).sum::<usize>(), named + 2);
-        moves.sent([part(1)]);
+        count(&moves, &arrived(part(1), "team-099"));
+        assert_eq!(moves.by_tenant()["team-099"].len(), 1);
+        assert_eq!(moves.by_tenant().values().map(BTreeMap::len).sum::<usize>(), named + 2);
+        moves.count_used([part(1)]);
         assert_eq!(used(&moves), 2, "and there it is found again");
     }
 
     #[test]
-    fn what_comes_is_used_once_and_only_if_it_is_sent_before_it_leaves_or_is_gone() {
-        let moves = Moves::new(4000, 1);
+    fn an_arrived_part_counts_as_used_once_if_sent_before_it_leaves() {
+        let moves = MoveCounters::new(4000, 1);
         for index in 0..4 {
-            count(&moves, &come(part(index), "a"));
+            count(&moves, &arrived(part(index), "a"));
         }
-        moves.sent([part(0), part(9)]);
-        moves.sent([part(0)]);
+        moves.count_used([part(0), part(9)]);
+        moves.count_used([part(0)]);
         assert_eq!(used(&moves), 2);
         // It left again before.
         count(&moves, &moved_to(Tier::Host, part(1), "a", Cause::Demand, false));
-        moves.sent([part(1)]);
+        moves.count_used([part(1)]);
         assert_eq!(used(&moves), 2);
-        moves.sent([part(2)]);
+        moves.count_used([part(2)]);
         assert_eq!(used(&moves), 4);
-        moves.told(&Notice::AllocationGone { allocation: AllocationId::from_raw(1), tenant: "a".into() });
-        moves.sent([part(3)]);
+        moves.forget_gone(&Notice::AllocationGone {
+            allocation: AllocationId::from_raw(1),
+            tenant: "a".into(),
+        });
+        moves.count_used([part(3)]);
         assert_eq!(used(&moves), 4);
         assert!(moves.lock().unused.is_empty());
     }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_says_its_reason_with_the_facts_of_the_registry() {
+    fn each_refusal_has_the_facts_of_its_reason() {
         let cases = [
             (HelloRefusal::Unidentified { problem: "pid 0".into() }, Reason::PeerUnidentified, 16),
             (HelloRefusal::TooMany { limit: 4 }, Reason::QueueFull, 8),

@@ -16,49 +16,49 @@ use vramd_types::{AllocationId, PartIndex};
 
 /// What clients have been told to unmap and have not. The core knows the same, but not since when.
 #[derive(Debug)]
-pub(super) struct Revocations {
-    told: BTreeMap<(ChannelId, PartRef), Told>,
+pub(super) struct RevocationTimes {
+    awaited: BTreeMap<(ChannelId, PartRef), AwaitedUnmap>,
     seconds: Histogram<f64>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct AwaitedUnmap {
     since: Instant,
-    traced: Option<Arc<Traced>>,
+    traced: Option<Arc<FrameSpan>>,
 }
 
 /// The span of one frame. It ends when none of its parts is waited for any more.
 #[derive(Debug)]
-struct Traced {
+struct FrameSpan {
     span: Span,
     parts: usize,
     unmapped: AtomicUsize,
     channel_ended: AtomicBool,
 }
 
-impl Revocations {
+impl RevocationTimes {
     pub(super) fn new(seconds: Histogram<f64>) -> Self {
-        Self { told: BTreeMap::new(), seconds }
+        Self { awaited: BTreeMap::new(), seconds }
     }
 
     /// A frame is about to be sent.
-    pub(super) fn sent(&mut self, channel: ChannelId, frame: &DaemonFrame, span: Option<Span>) {
+    pub(super) fn begin(&mut self, channel: ChannelId, frame: &DaemonFrame, span: Option<Span>) {
         if let DaemonFrame::Revoke { parts, .. } = frame {
             let since = Instant::now();
-            let traced = span.map(|span| Arc::new(Traced::new(span, parts.len())));
-            let told = |part| ((channel, part), Told { since, traced: traced.clone() });
-            self.told.extend(parts.iter().map(|revoked| told(revoked.part)));
+            let traced = span.map(|span| Arc::new(FrameSpan::new(span, parts.len())));
+            let awaited = |part| ((channel, part), AwaitedUnmap { since, traced: traced.clone() });
+            self.awaited.extend(parts.iter().map(|revoked| awaited(revoked.part)));
         }
     }
 
     /// Something has happened. Who is gone has unmapped everything, but when nobody knows.
-    pub(super) fn happened(&mut self, event: &Event) {
+    pub(super) fn handle_event(&mut self, event: &Event) {
         match event {
             Event::Frame { channel, frame: ClientFrame::Unmapped(parts) } => {
                 for unmapped in parts {
-                    if let Some(told) = self.told.remove(&(*channel, unmapped.part)) {
-                        self.seconds.record(told.since.elapsed().as_secs_f64(), &[]);
-                        if let Some(traced) = told.traced {
+                    if let Some(awaited) = self.awaited.remove(&(*channel, unmapped.part)) {
+                        self.seconds.record(awaited.since.elapsed().as_secs_f64(), &[]);
+                        if let Some(traced) = awaited.traced {
                             traced.unmapped.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -72,22 +72,22 @@ impl Revocations {
     fn forget(&mut self, channel: ChannelId) {
         let part = |id, index| PartRef { allocation: AllocationId::from_raw(id), part: PartIndex(index) };
         let all = (channel, part(u64::MIN, u32::MIN))..=(channel, part(u64::MAX, u32::MAX));
-        let gone: Vec<_> = self.told.range(all).map(|(key, _)| *key).collect();
+        let gone: Vec<_> = self.awaited.range(all).map(|(key, _)| *key).collect();
         for key in gone {
-            if let Some(traced) = self.told.remove(&key).and_then(|told| told.traced) {
+            if let Some(traced) = self.awaited.remove(&key).and_then(|awaited| awaited.traced) {
                 traced.channel_ended.store(true, Ordering::Relaxed);
             }
         }
     }
 }
 
-impl Traced {
+impl FrameSpan {
     fn new(span: Span, parts: usize) -> Self {
         Self { span, parts, unmapped: AtomicUsize::new(0), channel_ended: AtomicBool::new(false) }
     }
 }
 
-impl Drop for Traced {
+impl Drop for FrameSpan {
     fn drop(&mut self) {
         let unmapped = *self.unmapped.get_mut();
         let outcome = match (unmapped == self.parts, *self.channel_ended.get_mut()) {
@@ -130,35 +130,35 @@ mod tests {
     #[test]
     fn each_part_is_timed_once_and_only_if_it_was_revoked() {
         let measured = Measured::default();
-        let mut revocations = Revocations::new(measured.histogram());
-        revocations.sent(ChannelId(1), &revoke(&[1, 2, 3]), None);
-        revocations.sent(ChannelId(2), &revoke(&[1]), None);
-        revocations.happened(&unmapped(1, &[1, 2, 9]));
-        revocations.happened(&unmapped(1, &[1]));
+        let mut revocations = RevocationTimes::new(measured.histogram());
+        revocations.begin(ChannelId(1), &revoke(&[1, 2, 3]), None);
+        revocations.begin(ChannelId(2), &revoke(&[1]), None);
+        revocations.handle_event(&unmapped(1, &[1, 2, 9]));
+        revocations.handle_event(&unmapped(1, &[1]));
         assert_eq!(measured.count(), 2);
-        revocations.happened(&Event::ChannelEnded { channel: ChannelId(1) });
-        assert_eq!(revocations.told.len(), 1, "that of the other channel");
-        revocations.happened(&unmapped(1, &[3]));
-        revocations.happened(&unmapped(2, &[1]));
+        revocations.handle_event(&Event::ChannelEnded { channel: ChannelId(1) });
+        assert_eq!(revocations.awaited.len(), 1, "that of the other channel");
+        revocations.handle_event(&unmapped(1, &[3]));
+        revocations.handle_event(&unmapped(2, &[1]));
         assert_eq!(measured.count(), 3);
-        assert!(revocations.told.is_empty());
+        assert!(revocations.awaited.is_empty());
     }
 
     #[test]
     fn a_span_lasts_until_nothing_of_its_frame_is_waited_for() {
         let (measured, ended) = (Measured::default(), Ended::default());
-        let mut revocations = Revocations::new(measured.histogram());
+        let mut revocations = RevocationTimes::new(measured.histogram());
         let channel = ChannelId(1);
-        revocations.sent(channel, &revoke(&[1, 2]), Some(ended.span()));
-        revocations.happened(&unmapped(1, &[1]));
+        revocations.begin(channel, &revoke(&[1, 2]), Some(ended.span()));
+        revocations.handle_event(&unmapped(1, &[1]));
         assert!(ended.take(OUTCOME).is_empty());
-        revocations.happened(&unmapped(1, &[2]));
+        revocations.handle_event(&unmapped(1, &[2]));
         assert_eq!(ended.take(OUTCOME), ["unmapped"]);
-        revocations.sent(channel, &revoke(&[3, 4]), Some(ended.span()));
-        revocations.happened(&unmapped(1, &[3]));
-        revocations.sent(channel, &revoke(&[4]), Some(ended.span()));
+        revocations.begin(channel, &revoke(&[3, 4]), Some(ended.span()));
+        revocations.handle_event(&unmapped(1, &[3]));
+        revocations.begin(channel, &revoke(&[4]), Some(ended.span()));
         assert_eq!(ended.take(OUTCOME), ["superseded"]);
-        revocations.happened(&Event::ChannelEnded { channel });
+        revocations.handle_event(&Event::ChannelEnded { channel });
         assert_eq!(ended.take(OUTCOME), ["channel_ended"]);
     }
 }

@@ -11,53 +11,53 @@ use opentelemetry::{
 
 use super::{
     ended_move::{EndedMove, Kind},
-    metrics::{histogram, size_histogram},
-    registry as of,
+    instruments::{histogram, size_histogram},
+    metrics,
 };
 
 #[derive(Debug)]
-pub(super) struct Ends {
-    moves: Histogram<f64>,
-    moved: Histogram<u64>,
-    waits: Histogram<f64>,
-    pins: Histogram<f64>,
+pub(super) struct Histograms {
+    move_seconds: Histogram<f64>,
+    move_bytes: Histogram<u64>,
+    wait_seconds: Histogram<f64>,
+    pin_seconds: Histogram<f64>,
 }
 
-impl Ends {
+impl Histograms {
     pub(super) fn new(meter: &Meter) -> Self {
         Self {
-            moves: histogram(meter, &of::MIGRATION_DURATION),
-            moved: size_histogram(meter, &of::MIGRATION_SIZE),
-            waits: histogram(meter, &of::QUEUE_WAIT),
-            pins: histogram(meter, &of::PIN_WAIT),
+            move_seconds: histogram(meter, &metrics::MIGRATION_DURATION),
+            move_bytes: size_histogram(meter, &metrics::MIGRATION_SIZE),
+            wait_seconds: histogram(meter, &metrics::QUEUE_WAIT),
+            pin_seconds: histogram(meter, &metrics::PIN_WAIT),
         }
     }
 
     /// A part's move took so long.
-    pub(super) fn moved(&self, ended: &EndedMove<'_>, took: Duration) {
+    pub(super) fn record_move(&self, ended: &EndedMove<'_>, took: Duration) {
         let Kind { direction, cause, outcome, .. } = ended.kind;
         let attributes = [
-            KeyValue::new(of::MIGRATION_DIRECTION, direction),
-            KeyValue::new(of::MIGRATION_CAUSE, cause),
-            KeyValue::new(of::MIGRATION_OUTCOME, outcome),
+            KeyValue::new(metrics::MIGRATION_DIRECTION, direction),
+            KeyValue::new(metrics::MIGRATION_CAUSE, cause),
+            KeyValue::new(metrics::MIGRATION_OUTCOME, outcome),
         ];
-        self.moves.record(took.as_secs_f64(), &attributes);
-        self.moved.record(ended.bytes.get(), &attributes);
+        self.move_seconds.record(took.as_secs_f64(), &attributes);
+        self.move_bytes.record(ended.bytes.get(), &attributes);
     }
 
     /// If a wait is over; `since` says how long ago something was.
-    pub(super) fn told(&self, notice: &Notice, since: impl FnOnce(Time) -> Duration) {
+    pub(super) fn record_wait(&self, notice: &Notice, since: impl FnOnce(Time) -> Duration) {
         match notice {
             Notice::WaitEnded { what, since: began, end } => {
                 let kind = match what {
                     Waited::Part => PART,
                     Waited::Batch => BATCH,
                 };
-                let attributes = [KeyValue::new(of::WAIT_KIND, kind), outcome(*end)];
-                self.waits.record(since(*began).as_secs_f64(), &attributes);
+                let attributes = [KeyValue::new(metrics::WAIT_KIND, kind), outcome(*end)];
+                self.wait_seconds.record(since(*began).as_secs_f64(), &attributes);
             }
             Notice::PinWaited { since: began, end, .. } => {
-                self.pins.record(since(*began).as_secs_f64(), &[outcome(*end)]);
+                self.pin_seconds.record(since(*began).as_secs_f64(), &[outcome(*end)]);
             }
             _ => {}
         }
@@ -75,5 +75,5 @@ fn outcome(end: WaitEnd) -> KeyValue {
         WaitEnd::Cancelled => "cancelled",
         WaitEnd::Left => "left",
     };
-    KeyValue::new(of::WAIT_OUTCOME, name)
+    KeyValue::new(metrics::WAIT_OUTCOME, name)
 }

@@ -5,20 +5,20 @@ const MARK: char = char::REPLACEMENT_CHARACTER;
 
 /// The start of a text, at most so many bytes of it, with a mark for each character that would move a reader's
 /// cursor, colour the terminal, or turn what follows around.
-pub(super) fn plain(text: &str, bytes_max: usize) -> String {
-    let mut plain = String::with_capacity(text.len().min(bytes_max));
+pub(super) fn printable(text: &str, bytes_max: usize) -> String {
+    let mut printable = String::with_capacity(text.len().min(bytes_max));
     for char in text.chars() {
-        let char = if is_plain(char) { char } else { MARK };
-        if plain.len() + char.len_utf8() > bytes_max {
+        let char = if is_printable(char) { char } else { MARK };
+        if printable.len() + char.len_utf8() > bytes_max {
             break;
         }
-        plain.push(char);
+        printable.push(char);
     }
-    plain
+    printable
 }
 
 /// Not a control character, a separator of lines, or one that is invisible or sets the direction of writing.
-fn is_plain(char: char) -> bool {
+fn is_printable(char: char) -> bool {
     let is_format = matches!(char,
         '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
@@ -30,20 +30,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_name_moves_the_cursor() {
+    fn no_character_of_a_name_moves_the_cursor() {
         assert_eq!(
-            plain("x\u{1b}[31mEVIL\nuid-9\r\u{9b}", 128),
+            printable("x\u{1b}[31mEVIL\nuid-9\r\u{9b}", 128),
             "x\u{fffd}[31mEVIL\u{fffd}uid-9\u{fffd}\u{fffd}"
         );
-        assert_eq!(plain("a\u{202e}b\u{2028}c\u{200d}", 128), "a\u{fffd}b\u{fffd}c\u{fffd}");
-        assert_eq!(plain("trainer #7, größer 🚀", 128), "trainer #7, größer 🚀");
+        assert_eq!(printable("a\u{202e}b\u{2028}c\u{200d}", 128), "a\u{fffd}b\u{fffd}c\u{fffd}");
+        assert_eq!(printable("trainer #7, größer 🚀", 128), "trainer #7, größer 🚀");
     }
 
     #[test]
-    fn it_is_cut_between_characters() {
-        assert_eq!(plain(&"ä".repeat(200), 256), "ä".repeat(128));
-        assert_eq!(plain("äöü", 3), "ä");
-        assert_eq!(plain("\n\n", 5), "\u{fffd}");
-        assert_eq!(plain("", 5), "");
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!(printable(&"ä".repeat(200), 256), "ä".repeat(128));
+        assert_eq!(printable("äöü", 3), "ä");
+        assert_eq!(printable("\n\n", 5), "\u{fffd}");
+        assert_eq!(printable("", 5), "");
     }
 }

@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(100);
 const POLL_MAX: Duration = Duration::from_secs(1);
 
 /// Reports the end of the process, also after the channel's, unless the core forgets it first.
-pub(super) async fn process(
+pub(super) async fn watch_process(
     channel: ChannelId,
     pidfd: AsyncFd<Arc<OwnedFd>>,
     entry: Arc<Entry>,
@@ -34,31 +34,31 @@ pub(super) async fn process(
         // Nothing more is sent, so that what is found to be read stays so: after the shutdown the kernel takes nothing.
         entry.outbox.abort();
         entry.socket.shutdown();
-        all_is_read(channel, &entry).await;
+        wait_until_read(channel, &entry).await;
     };
     tokio::select! {
         () = ended => {
             inbox.event(Event::ProcessEnded { channel });
-            channels.settle(channel, &entry.process_over);
+            channels.mark_over(channel, &entry.process_over);
         }
         () = entry.forgotten.notified() => {}
     }
 }
 
 /// Returns once nobody can receive anything more from the channel.
-async fn all_is_read(channel: ChannelId, entry: &Entry) {
+async fn wait_until_read(channel: ChannelId, entry: &Entry) {
     let mut pause = POLL;
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         match unread::bytes(entry.socket.as_fd()) {
             Ok(0) => return,
-            Ok(bytes) if !told => {
+            Ok(bytes) if !is_logged => {
                 tracing::info!(
                     channel = channel.0,
                     unread_bytes = bytes,
                     "the process has ended, and another one may receive what was sent to it"
                 );
-                told = true;
+                is_logged = true;
             }
             Ok(_) => {}
             // No kernel says that of a socket.

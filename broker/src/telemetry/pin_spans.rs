@@ -17,11 +17,11 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::Span;
 
-use super::registry;
+use super::metrics;
 
 #[derive(Debug, Default)]
-pub(super) struct Pins {
-    waiting: BTreeMap<Call, Waiting>,
+pub(super) struct PinSpans {
+    waiting: BTreeMap<Call, WaitingPin>,
     /// Parts of calls that the core has heard of.
     parts: BTreeSet<(PartRef, Call)>,
 }
@@ -29,19 +29,19 @@ pub(super) struct Pins {
 pub(super) type Call = (ChannelId, u64);
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingPin {
     since: Instant,
     span: Span,
     parts: Vec<PartRef>,
 }
 
-impl Pins {
-    pub(super) fn asked(&mut self, channel: ChannelId, call: u64, span: Span) {
-        self.waiting.insert((channel, call), Waiting { since: Instant::now(), span, parts: Vec::new() });
+impl PinSpans {
+    pub(super) fn begin(&mut self, channel: ChannelId, call: u64, span: Span) {
+        self.waiting.insert((channel, call), WaitingPin { since: Instant::now(), span, parts: Vec::new() });
     }
 
     /// A frame is about to be sent.
-    pub(super) fn sent(&mut self, channel: ChannelId, frame: &DaemonFrame) {
+    pub(super) fn end_answered(&mut self, channel: ChannelId, frame: &DaemonFrame) {
         if let DaemonFrame::PinAnswer { call, refusal } = frame
             && let Some(waiting) = self.remove((channel, *call))
         {
@@ -53,7 +53,7 @@ impl Pins {
     }
 
     /// Something has happened.
-    pub(super) fn happened(&mut self, event: &Event) {
+    pub(super) fn handle_event(&mut self, event: &Event) {
         match event {
             Event::Frame { channel, frame: ClientFrame::Pin { call, parts, .. } } => {
                 let call = (*channel, *call);
@@ -97,7 +97,7 @@ impl Pins {
         }
     }
 
-    fn remove(&mut self, call: Call) -> Option<Waiting> {
+    fn remove(&mut self, call: Call) -> Option<WaitingPin> {
         let waiting = self.waiting.remove(&call)?;
         for part in &waiting.parts {
             self.parts.remove(&(*part, call));
@@ -106,7 +106,7 @@ impl Pins {
     }
 }
 
-impl Waiting {
+impl WaitingPin {
     fn end(mut self, outcome: &'static str) {
         self.span.set_attribute(KeyValue::new("vramd.decision.outcome", outcome));
         self.span
@@ -115,7 +115,7 @@ impl Waiting {
     }
 
     fn refused(mut self, refusal: &Refusal) {
-        self.span.set_attribute(KeyValue::new(registry::REFUSAL_REASON, refusal.reason().name()));
+        self.span.set_attribute(KeyValue::new(metrics::REFUSAL_REASON, refusal.reason().name()));
         self.span.set_status(Status::error(refusal.to_string()));
         self.end("refused");
     }
@@ -138,7 +138,7 @@ mod tests {
         PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) }
     }
 
-    fn asks(channel: ChannelId, call: u64, parts: &[u32]) -> Event {
+    fn pin_frame(channel: ChannelId, call: u64, parts: &[u32]) -> Event {
         let parts = parts.iter().map(|index| part(*index)).collect();
         Event::Frame { channel, frame: ClientFrame::Pin { call, parts, write: false, wait: Duration::ZERO } }
     }
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_call_links_to_moves_of_its_parts_that_end_while_it_waits() {
         let ended = Ended::default();
-        let mut pins = Pins::default();
+        let mut pins = PinSpans::default();
         let channel = ChannelId(1);
         let id = |byte| SpanId::from_bytes([byte; 8]);
         let span = |byte| {
@@ -154,26 +154,26 @@ mod tests {
             SpanContext::new(trace, id(byte), TraceFlags::SAMPLED, false, TraceState::default())
         };
         for call in [1, 2, 3] {
-            pins.asked(channel, call, ended.span());
+            pins.begin(channel, call, ended.span());
         }
-        let moved = |pins: &mut Pins, parts: &[u32], byte| {
+        let moved = |pins: &mut PinSpans, parts: &[u32], byte| {
             let parts: Vec<_> = parts.iter().map(|index| part(*index)).collect();
             let calls = pins.waiting_for(parts.iter());
             pins.link(&calls, &span(byte));
         };
         moved(&mut pins, &[0], 8);
-        pins.happened(&asks(channel, 1, &[0, 1]));
-        pins.happened(&asks(channel, 2, &[1]));
-        pins.happened(&asks(channel, 9, &[2]));
+        pins.handle_event(&pin_frame(channel, 1, &[0, 1]));
+        pins.handle_event(&pin_frame(channel, 2, &[1]));
+        pins.handle_event(&pin_frame(channel, 9, &[2]));
         // Two parts of one call are one link, and a call that is not traced has none.
         moved(&mut pins, &[0, 1], 1);
         moved(&mut pins, &[0], 2);
         moved(&mut pins, &[2, 5], 5);
         for call in [1, 3] {
-            pins.sent(channel, &answer(call, None));
+            pins.end_answered(channel, &answer(call, None));
         }
         moved(&mut pins, &[1], 3);
-        pins.happened(&Event::ChannelEnded { channel });
+        pins.handle_event(&Event::ChannelEnded { channel });
         let links = |span: SpanData| span.links.iter().map(|link| link.span_context.span_id()).collect();
         let links: Vec<Vec<_>> = ended.spans().into_iter().map(links).collect();
         assert_eq!(links, [vec![id(1), id(2)], vec![], vec![id(1), id(3)]]);
@@ -185,24 +185,24 @@ mod tests {
     }
 
     #[test]
-    fn a_call_ends_once_by_what_comes_first() {
+    fn a_call_ends_once_by_whatever_comes_first() {
         let ended = Ended::default();
-        let mut pins = Pins::default();
+        let mut pins = PinSpans::default();
         let (one, other) = (ChannelId(1), ChannelId(2));
         for (channel, call) in [(one, 1), (one, 2), (one, 3), (one, 4), (other, 1)] {
-            pins.asked(channel, call, ended.span());
+            pins.begin(channel, call, ended.span());
         }
-        pins.sent(one, &answer(1, None));
-        pins.happened(&Event::Frame { channel: one, frame: ClientFrame::PinEnded { call: 1 } });
+        pins.end_answered(one, &answer(1, None));
+        pins.handle_event(&Event::Frame { channel: one, frame: ClientFrame::PinEnded { call: 1 } });
         assert_eq!(ended.take(OUTCOME), ["granted"]);
-        pins.sent(one, &answer(2, Some(Refusal::QueueFull { limit: 1 })));
-        assert_eq!(ended.take(registry::REFUSAL_REASON), ["QUEUE_FULL"]);
-        pins.happened(&Event::Frame { channel: one, frame: ClientFrame::PinEnded { call: 3 } });
-        pins.sent(one, &answer(3, None));
+        pins.end_answered(one, &answer(2, Some(Refusal::QueueFull { limit: 1 })));
+        assert_eq!(ended.take(metrics::REFUSAL_REASON), ["QUEUE_FULL"]);
+        pins.handle_event(&Event::Frame { channel: one, frame: ClientFrame::PinEnded { call: 3 } });
+        pins.end_answered(one, &answer(3, None));
         assert_eq!(ended.take(OUTCOME), ["ended"]);
-        pins.happened(&Event::ChannelEnded { channel: one });
+        pins.handle_event(&Event::ChannelEnded { channel: one });
         assert_eq!(ended.take(OUTCOME), ["lost"]);
-        pins.sent(other, &answer(1, None));
+        pins.end_answered(other, &answer(1, None));
         assert_eq!(ended.take(OUTCOME), ["granted"], "that of the other channel");
         assert!(pins.waiting.is_empty());
     }

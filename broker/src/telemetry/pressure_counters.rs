@@ -8,20 +8,20 @@ use vramd_types::DeviceIndex;
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
 
 /// Of one place, by step.
-type OfPlace = [AtomicU64; Pressure::ALL.len()];
+type PlaceCounts = [AtomicU64; Pressure::ALL.len()];
 
 #[derive(Debug)]
-pub(super) struct Pressures {
+pub(super) struct PressureCounters {
     /// By device, then by tier.
-    entered: Box<[[OfPlace; TIERS.len()]]>,
+    entered: Box<[[PlaceCounts; TIERS.len()]]>,
 }
 
-impl Pressures {
+impl PressureCounters {
     pub(super) fn new(devices: usize) -> Self {
         Self { entered: std::iter::repeat_with(Default::default).take(devices).collect() }
     }
 
-    pub(super) fn told(&self, notice: &Notice) {
+    pub(super) fn count(&self, notice: &Notice) {
         let Notice::PressureChanged { device, tier, to, .. } = notice else { return };
         let of_device = self.entered.get(usize::from(device.0));
         if let Some(count) = of_device.and_then(|tiers| tiers.get(*tier as usize)?.get(*to as usize)) {
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn each_place_and_step_has_a_count_of_its_own() {
-        let pressures = Pressures::new(2);
+        let pressures = PressureCounters::new(2);
         let mut times = 0;
         for device in [DeviceIndex(0), DeviceIndex(1), DeviceIndex(9)] {
             for tier in TIERS {
@@ -52,7 +52,7 @@ mod tests {
                     times += 1;
                     let (from, held, capacity) = (Pressure::Normal, Bytes::ZERO, Bytes::ZERO);
                     let changed = Notice::PressureChanged { device, tier, from, to, held, capacity };
-                    (0..times).for_each(|_| pressures.told(&changed));
+                    (0..times).for_each(|_| pressures.count(&changed));
                 }
             }
         }

@@ -18,10 +18,10 @@ use broker_core::Broker;
 
 /// The reactor's own end.
 #[derive(Clone, Debug)]
-pub(super) struct Book(Arc<Pages>);
+pub(super) struct SharedBroker(Arc<Inner>);
 
 #[derive(Debug)]
-struct Pages {
+struct Inner {
     broker: Mutex<Broker>,
     /// The reactor waits for the lock. A hint: nothing else is read on the strength of it.
     wanted: AtomicBool,
@@ -32,21 +32,21 @@ struct Wanted<'a>(&'a AtomicBool);
 
 /// Everybody's end: empty until the reactor is made.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Window(Arc<OnceLock<Book>>);
+pub(super) struct BrokerReader(Arc<OnceLock<SharedBroker>>);
 
-impl Book {
+impl SharedBroker {
     pub(super) fn new(broker: Broker) -> Self {
-        Self(Arc::new(Pages { broker: Mutex::new(broker), wanted: AtomicBool::new(false) }))
+        Self(Arc::new(Inner { broker: Mutex::new(broker), wanted: AtomicBool::new(false) }))
     }
 
     /// For the reactor, before all who have not begun to look.
     pub(super) fn lock(&self) -> MutexGuard<'_, Broker> {
-        let _until_it_is_ours = self.want();
+        let _until_locked = self.set_wanted();
         // A look that panics has changed nothing; a reactor that does ends the daemon.
         self.0.broker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn want(&self) -> Wanted<'_> {
+    fn set_wanted(&self) -> Wanted<'_> {
         self.0.wanted.store(true, Ordering::Relaxed);
         Wanted(&self.0.wanted)
     }
@@ -69,18 +69,18 @@ impl Drop for Wanted<'_> {
     }
 }
 
-impl Window {
+impl BrokerReader {
     /// There is one reactor to an inbox.
-    pub(super) fn open(&self, book: &Book) {
-        let first = self.0.set(book.clone());
+    pub(super) fn set(&self, broker: &SharedBroker) {
+        let first = self.0.set(broker.clone());
         debug_assert!(first.is_ok(), "an inbox has one reactor");
     }
 
     /// What is seen, or the look itself where nothing can be seen now.
-    pub(super) fn look<T, Look: FnOnce(&Broker) -> T>(&self, look: Look) -> Result<T, Look> {
-        match self.0.get().and_then(Book::try_lock) {
-            Some(broker) => Ok(look(&broker)),
-            None => Err(look),
+    pub(super) fn try_read<T, Read: FnOnce(&Broker) -> T>(&self, read: Read) -> Result<T, Read> {
+        match self.0.get().and_then(SharedBroker::try_lock) {
+            Some(broker) => Ok(read(&broker)),
+            None => Err(read),
         }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    fn book() -> (Book, Window) {
+    fn shared() -> (SharedBroker, BrokerReader) {
         let config = Config {
             boot_epoch: 1,
             sessions_reserved: 0,
@@ -109,37 +109,40 @@ mod tests {
             default_disk_limit: vramd_types::Quantity::Percent(100),
             limits: broker_core::Limits::default(),
         };
-        let (book, window) =
-            (Book::new(Broker::new(config, StoredQuotas::default(), Time::START)), Window::default());
-        window.open(&book);
-        (book, window)
+        let (broker, reader) = (
+            SharedBroker::new(Broker::new(config, StoredQuotas::default(), Time::START)),
+            BrokerReader::default(),
+        );
+        reader.set(&broker);
+        (broker, reader)
     }
 
     #[test]
-    fn nobody_overtakes_a_reactor_that_waits() {
-        let (book, window) = book();
-        let wanted = book.want();
-        assert!(window.look(|_| ()).is_err(), "the book is free, and the reactor is to have it");
+    fn readers_do_not_overtake_a_waiting_reactor() {
+        let (broker, reader) = shared();
+        let wanted = broker.set_wanted();
+        assert!(reader.try_read(|_| ()).is_err(), "the broker is free, and the reactor is to have it");
         drop(wanted);
-        assert!(window.look(|_| ()).is_ok());
+        assert!(reader.try_read(|_| ()).is_ok());
     }
 
     #[test]
-    fn a_reactor_says_that_it_waits_until_it_has_the_book() {
-        let (book, window) = book();
-        let reactor = book.clone();
+    fn the_wanted_flag_is_set_until_the_reactor_has_the_lock() {
+        let (broker, reader) = shared();
+        let reactor = broker.clone();
         let (began, begun) = channel();
         let (end, ended) = channel();
         thread::scope(|scope| {
-            scope.spawn(|| window.look(move |_| (began.send(()).unwrap(), ended.recv().unwrap())).is_ok());
+            scope
+                .spawn(|| reader.try_read(move |_| (began.send(()).unwrap(), ended.recv().unwrap())).is_ok());
             begun.recv().unwrap();
             let turn = scope.spawn(move || drop(reactor.lock()));
-            while !book.0.wanted.load(Ordering::Relaxed) {
+            while !broker.0.wanted.load(Ordering::Relaxed) {
                 thread::yield_now();
             }
             end.send(()).unwrap();
             turn.join().unwrap();
         });
-        assert!(window.look(|_| ()).is_ok(), "and no longer");
+        assert!(reader.try_read(|_| ()).is_ok(), "and no longer");
     }
 }

@@ -16,18 +16,18 @@ use vramd_types::Bytes;
 
 use super::caller::Caller;
 use crate::{
-    platform::files::{self, Immutable, Unfit},
-    reactor::{Files, Named},
+    platform::client_files::{self, Immutable, NotLoadable},
+    reactor::{Files, RegisteredFile},
 };
 
 /// So many are opened at once: a file system that hangs is to hold up no more threads than that.
-const OPENED_TOGETHER: usize = 8;
+const CONCURRENT_OPENS_MAX: usize = 8;
 
 /// Of one user: a file system of its own that hangs is to leave room for others.
-const OPENED_OF_ONE_USER: usize = 2;
+const CONCURRENT_OPENS_PER_USER_MAX: usize = 2;
 
 /// With the wait for its turn.
-const OPENED_WITHIN: Duration = Duration::from_secs(5);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which files are loaded, and where those are that are being.
 #[derive(Clone, Debug)]
@@ -35,26 +35,26 @@ pub struct Loading {
     files: Files,
     immutable: Arc<[PathBuf]>,
     /// `None` where no file is.
-    opening: Option<Arc<Seats>>,
+    opening: Option<Arc<OpenPermits>>,
 }
 
 /// Who may have a file opened now.
 #[derive(Debug)]
-struct Seats {
+struct OpenPermits {
     all: Arc<Semaphore>,
     of_users: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
 }
 
 /// Given back when it is dropped.
 #[derive(Debug)]
-struct Seat {
+struct OpenPermit {
     _of_user: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
 
 impl Loading {
     pub fn new(files: Files, immutable: &[PathBuf], any: bool) -> Self {
-        let opening = any.then(|| Arc::new(Seats::new()));
+        let opening = any.then(|| Arc::new(OpenPermits::new()));
         Self { files, immutable: immutable.into(), opening }
     }
 
@@ -65,7 +65,7 @@ impl Loading {
         fd: u32,
         offset: Bytes,
         asked: Bytes,
-    ) -> Result<(Named, FileSpan, Bytes), Refusal> {
+    ) -> Result<(RegisteredFile, FileSpan, Bytes), Refusal> {
         let unknown = || Refusal::FileMutable { path: format!("descriptor {fd}") };
         let opening = self.opening.clone().ok_or_else(unknown)?;
         let (immutable, caller) = (Arc::clone(&self.immutable), caller.clone());
@@ -74,15 +74,15 @@ impl Loading {
             let seat = opening.take(uid).await.ok_or_else(unknown)?;
             let opened = tokio::task::spawn_blocking(move || {
                 let _seat = seat;
-                caller.with_peer(|peer| files::open_of(peer, fd, &immutable))
+                caller.with_peer(|peer| client_files::open_of(peer, fd, &immutable))
             });
             opened.await.ok().flatten().ok_or_else(unknown)
         };
         // A file system that hangs is to hold up nobody: what is not known to stand still is copied.
-        let opened = timeout(OPENED_WITHIN, opened).await.map_err(|_| unknown())??;
-        let Immutable { file, path, size } = opened.map_err(|unfit| match unfit {
-            Unfit::Invalid(problem) => Refusal::FileInvalid { problem },
-            Unfit::Mutable(path) => Refusal::FileMutable { path: path.display().to_string() },
+        let opened = timeout(OPEN_TIMEOUT, opened).await.map_err(|_| unknown())??;
+        let Immutable { file, path, size } = opened.map_err(|error| match error {
+            NotLoadable::Invalid(problem) => Refusal::FileInvalid { problem },
+            NotLoadable::Mutable(path) => Refusal::FileMutable { path: path.display().to_string() },
         })?;
         let there = size.saturating_sub(offset);
         let bytes = if asked.is_zero() { there } else { asked };
@@ -91,30 +91,32 @@ impl Loading {
             let problem = format!("{asked} bytes from {offset} on are asked for, and it has {size} bytes");
             return Err(Refusal::FileInvalid { problem });
         }
-        let named = self.files.name(file);
+        let named = self.files.register(file);
         let path = path.display().to_string().into();
         let span = FileSpan { file: named.id, path, offset };
         Ok((named, span, bytes))
     }
 }
 
-impl Seats {
+impl OpenPermits {
     fn new() -> Self {
-        Self { all: Arc::new(Semaphore::new(OPENED_TOGETHER)), of_users: Mutex::default() }
+        Self { all: Arc::new(Semaphore::new(CONCURRENT_OPENS_MAX)), of_users: Mutex::default() }
     }
 
     /// Waits for one. First among the user's own: who waits there keeps nothing from others.
-    async fn take(&self, uid: u32) -> Option<Seat> {
+    async fn take(&self, uid: u32) -> Option<OpenPermit> {
         let of_user = self.of_user(uid).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
-        Some(Seat { _of_user: of_user, _of_all: of_all })
+        Some(OpenPermit { _of_user: of_user, _of_all: of_all })
     }
 
     fn of_user(&self, uid: u32) -> Arc<Semaphore> {
         let mut users = self.of_users.lock().unwrap_or_else(PoisonError::into_inner);
         // Nobody has one of theirs, or waits for it.
         users.retain(|_, seats| Arc::strong_count(seats) > 1);
-        Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(OPENED_OF_ONE_USER))))
+        Arc::clone(
+            users.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(CONCURRENT_OPENS_PER_USER_MAX))),
+        )
     }
 }
 
@@ -127,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    fn at_once(seats: &Seats, uid: u32) -> Option<Seat> {
+    fn at_once(seats: &OpenPermits, uid: u32) -> Option<OpenPermit> {
         match pin!(seats.take(uid)).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(seat) => seat,
             Poll::Pending => None,
@@ -135,8 +137,8 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_file_system_that_hangs_keeps_nobody_else_waiting() {
-        let seats = Seats::new();
+    fn a_user_with_a_hanging_file_system_delays_no_other() {
+        let seats = OpenPermits::new();
         let hang = [at_once(&seats, 7).unwrap(), at_once(&seats, 7).unwrap()];
         assert!(at_once(&seats, 7).is_none());
         let other = at_once(&seats, 8).unwrap();
@@ -148,10 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn all_together_have_no_more_than_that() {
-        let seats = Seats::new();
+    fn concurrent_opens_are_bounded() {
+        let seats = OpenPermits::new();
         let taken: Vec<_> = (0..20).filter_map(|uid| at_once(&seats, uid)).collect();
-        assert_eq!(taken.len(), OPENED_TOGETHER);
+        assert_eq!(taken.len(), CONCURRENT_OPENS_MAX);
         drop(taken);
         assert!(at_once(&seats, 20).is_some());
     }

@@ -11,8 +11,8 @@ use opentelemetry_sdk::trace::Span;
 use vramd_types::{AllocationId, PartIndex};
 
 use super::{
-    registry,
-    traces::{count, locked},
+    metrics,
+    traces::{locked, to_i64},
 };
 
 /// What is decided of allocations at the moment: what is revoked of them meanwhile comes of that.
@@ -23,30 +23,30 @@ pub(super) type Causes = BTreeMap<AllocationId, Context>;
 pub struct Decision {
     causes: &'static Mutex<Causes>,
     span: Span,
-    about: Vec<AllocationId>,
+    allocations: Vec<AllocationId>,
 }
 
 impl Decision {
     pub(super) fn new(causes: &'static Mutex<Causes>, span: Span) -> Self {
-        Self { causes, span, about: Vec::new() }
+        Self { causes, span, allocations: Vec::new() }
     }
 
     /// As long as it lives, what is revoked of these is revoked because of it.
     #[must_use]
-    pub fn about(mut self, allocations: Vec<AllocationId>) -> Self {
+    pub fn with_allocations(mut self, allocations: Vec<AllocationId>) -> Self {
         let below = Context::new().with_remote_span_context(self.span.span_context().clone());
         locked(self.causes).extend(allocations.iter().map(|id| (*id, below.clone())));
-        self.about = allocations;
+        self.allocations = allocations;
         self
     }
 
     pub fn granted(mut self) {
-        self.outcome("granted");
+        self.set_outcome("granted");
     }
 
     /// Of so many parts there are no mappings now, and of so many there are still, by why.
     pub fn revoked(mut self, parts: &[(PartIndex, PartRevocation)]) {
-        let of = |is: fn(&PartRevocation) -> bool| count(parts.iter().filter(|(_, part)| is(part)).count());
+        let of = |is: fn(&PartRevocation) -> bool| to_i64(parts.iter().filter(|(_, part)| is(part)).count());
         for (name, parts) in [
             ("vramd.revocation.parts.revoked", of(|part| matches!(part, PartRevocation::Revoked))),
             ("vramd.revocation.parts.pinned", of(|part| matches!(part, PartRevocation::Pinned { .. }))),
@@ -55,36 +55,36 @@ impl Decision {
         ] {
             self.span.set_attribute(KeyValue::new(name, parts));
         }
-        self.outcome("granted");
+        self.set_outcome("granted");
     }
 
     /// Some items of a batch were refused; the reason is the first one's.
     pub fn partly_refused(mut self, refused: usize, first: &Refusal) {
-        self.outcome("partly_refused");
-        self.span.set_attribute(KeyValue::new("vramd.decision.refused_items", count(refused)));
-        self.because(first);
+        self.set_outcome("partly_refused");
+        self.span.set_attribute(KeyValue::new("vramd.decision.refused_items", to_i64(refused)));
+        self.set_reason(first);
     }
 
     pub fn refused(mut self, refusal: &Refusal) {
-        self.outcome("refused");
-        self.because(refusal);
+        self.set_outcome("refused");
+        self.set_reason(refusal);
     }
 
-    fn outcome(&mut self, outcome: &'static str) {
+    fn set_outcome(&mut self, outcome: &'static str) {
         self.span.set_attribute(KeyValue::new("vramd.decision.outcome", outcome));
     }
 
-    fn because(&mut self, refusal: &Refusal) {
-        self.span.set_attribute(KeyValue::new(registry::REFUSAL_REASON, refusal.reason().name()));
+    fn set_reason(&mut self, refusal: &Refusal) {
+        self.span.set_attribute(KeyValue::new(metrics::REFUSAL_REASON, refusal.reason().name()));
         self.span.set_status(Status::error(refusal.to_string()));
     }
 }
 
 impl Drop for Decision {
     fn drop(&mut self) {
-        if !self.about.is_empty() {
+        if !self.allocations.is_empty() {
             let mut causes = locked(self.causes);
-            self.about.iter().for_each(|id| drop(causes.remove(id)));
+            self.allocations.iter().for_each(|id| drop(causes.remove(id)));
         }
     }
 }

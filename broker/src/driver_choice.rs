@@ -68,7 +68,7 @@ pub fn check(config: &Config) -> Result<(), Failure> {
 fn failure(config: &Config, error: DriverError) -> Failure {
     match error {
         DriverError::Directory(problem) => Failure::Disk {
-            wrong: config.disk.wrong(&problem),
+            wrong: config.disk.explain(&problem),
             in_use: matches!(problem, DirectoryError::InUse { .. }),
         },
         error => Failure::Driver(error),
@@ -100,15 +100,15 @@ fn refusals(probed: &Probed) -> String {
 /// Those that were named must all be usable; where none was, those are taken that are.
 fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Result<Chosen, Failure> {
     let all: Vec<DeviceInfo> = probed.found().iter().map(|found| found.info.clone()).collect();
-    let named = matches!(config.memory.devices, DeviceChoice::These(_));
+    let is_named = matches!(config.memory.devices, DeviceChoice::These(_));
     let mut uuids: Vec<String> = Vec::new();
     for device in config::choose(&config.memory.devices, all)? {
         let refused = probed.found().iter().find(|found| found.info.uuid == device.uuid);
         match refused.and_then(|found| found.refused.as_ref()) {
-            Some(why) if !named => {
+            Some(why) if !is_named => {
                 tracing::warn!(uuid = device.uuid, name = device.name, why, "device not used")
             }
-            // Opening says why.
+            // TelemetrySetup says why.
             _ => uuids.push(device.uuid),
         }
     }
@@ -117,15 +117,15 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     }
     let probed = probed.with_disk(config.disk.config(uuids.len()), config.files.are_loaded());
     let driver = cuda::open(probed, &uuids, sink).map_err(|error| failure(config, error))?;
-    tell(&driver);
-    let is_ours = driver.facts().host == HostKind::Registered;
+    log_facts(&driver);
+    let is_registered = driver.facts().host == HostKind::Registered;
     let buffers = cuda::buffers_max(uuids.len(), config.disk.config(1).is_some(), config.files.are_loaded());
-    let host_use = HostUse { locked: is_ours, in_cgroup: is_ours, buffers };
+    let host_use = HostUse { locked: is_registered, in_cgroup: is_registered, buffers };
     Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), host_use })
 }
 
 /// What an operator may wonder about later.
-fn tell(driver: &CudaDriver) {
+fn log_facts(driver: &CudaDriver) {
     let facts = driver.facts();
     if let Some(problem) = &facts.no_nvml {
         tracing::warn!(
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_told() {
+    fn the_choice_comes_with_its_reason() {
         assert_eq!(open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().reason, "configured");
         let auto = open_with(|_| {}).unwrap();
         assert_eq!((auto.driver.name(), auto.driver.devices().len()), ("sim", 1));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_a_gpu_where_one_can_be_used() {
+    fn auto_takes_a_usable_gpu() {
         let cuda = open_with(on(&Fake::new(), DriverKind::Auto)).unwrap();
         assert_eq!((cuda.driver.name(), cuda.driver.devices().len()), ("cuda", 1));
         for (line, reason) in [
@@ -203,20 +203,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_registered_with_the_driver_counts_as_locked_and_as_had_by_the_cgroup() {
+    fn registered_host_memory_counts_as_locked_and_in_the_cgroup() {
         let used = |fake: &Fake| open_with(on(fake, DriverKind::Cuda)).unwrap().host_use;
         let buffers = cuda::buffers_max(1, false, false);
         let by_driver = HostUse { buffers, ..HostUse::default() };
         assert_eq!(used(&Fake::new()), by_driver, "the driver pins it by itself");
         let registered = used(&Fake::new().says("attribute.141 = 0"));
-        let is_ours = HostUse { locked: true, in_cgroup: true, buffers };
-        assert_eq!(registered, is_ours, "where it has none that goes by descriptor");
+        let is_registered = HostUse { locked: true, in_cgroup: true, buffers };
+        assert_eq!(registered, is_registered, "where it has none that goes by descriptor");
         let sim = open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().host_use;
         assert_eq!(sim, HostUse { in_cgroup: true, ..HostUse::default() });
     }
 
     #[test]
-    fn what_cannot_be_opened_has_its_own_failure() {
+    fn each_failure_to_open_has_its_own_kind() {
         let cuda = open_with(|config| config.driver.kind = DriverKind::Cuda);
         assert!(matches!(cuda, Err(Failure::Cuda(Why::NoLibrary { .. }))));
         let absent = open_with(|config| config.memory.devices = DeviceChoice::These(vec!["7".into()]));

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_those_who_left() {
+    fn dropped_tickets_leave_no_count() {
         let gate = Gate::new(Bounds { all: 3, per_uid: 2 });
         drop((gate.enter(1), gate.enter(2)));
         assert!(gate.inside().by_uid.is_empty());

@@ -9,7 +9,7 @@ use std::{
 use vramd_proto::v1::{self, watch_response::Event};
 
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct WatchQueue {
     /// Most events in it.
     events_max: usize,
     state: Mutex<State>,
@@ -26,11 +26,11 @@ struct State {
 
 #[derive(Debug)]
 enum End {
-    ToTell(Arc<v1::WatchResponse>),
-    Told,
+    Pending(Arc<v1::WatchResponse>),
+    Sent,
 }
 
-impl Lane {
+impl WatchQueue {
     /// The first message is taken besides the bound.
     pub(super) fn new(events_max: usize, first: v1::WatchResponse) -> Self {
         let waiting = VecDeque::from([Arc::new(first)]);
@@ -43,7 +43,7 @@ impl Lane {
             return;
         }
         if state.missed.is_some() || state.waiting.len() >= self.events_max {
-            state.miss(event);
+            state.count_missed(event);
         } else {
             state.waiting.push_back(Arc::clone(event));
         }
@@ -53,7 +53,7 @@ impl Lane {
     /// Nothing comes after this.
     pub(super) fn end(&self, last: &Arc<v1::WatchResponse>) {
         let mut state = self.state();
-        state.end = Some(End::ToTell(Arc::clone(last)));
+        state.end = Some(End::Pending(Arc::clone(last)));
         state.wake();
     }
 
@@ -66,9 +66,9 @@ impl Lane {
         if let Some(missed) = state.missed.take() {
             return Poll::Ready(Some(missed));
         }
-        match state.end.replace(End::Told) {
-            Some(End::ToTell(last)) => Poll::Ready(Some(Arc::unwrap_or_clone(last))),
-            Some(End::Told) => Poll::Ready(None),
+        match state.end.replace(End::Sent) {
+            Some(End::Pending(last)) => Poll::Ready(Some(Arc::unwrap_or_clone(last))),
+            Some(End::Sent) => Poll::Ready(None),
             None => {
                 state.end = None;
                 state.reader = Some(context.waker().clone());
@@ -89,7 +89,7 @@ impl Lane {
 }
 
 impl State {
-    fn miss(&mut self, event: &v1::WatchResponse) {
+    fn count_missed(&mut self, event: &v1::WatchResponse) {
         let before = match &self.missed {
             Some(v1::WatchResponse { event: Some(Event::Missed(missed)), .. }) => missed.count,
             _ => 0,

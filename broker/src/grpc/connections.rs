@@ -29,7 +29,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Who is let in.
 #[derive(Clone, Debug)]
-pub(super) struct Door {
+pub(super) struct Admission {
     /// Most connections of one uid.
     pub(super) per_uid_max: usize,
     /// Uids that are let in however few descriptors are left.
@@ -37,7 +37,10 @@ pub(super) struct Door {
 }
 
 /// The connections of one socket.
-pub(super) fn incoming(listener: UnixListener, door: Door) -> impl Stream<Item = io::Result<Connection>> {
+pub(super) fn incoming(
+    listener: UnixListener,
+    door: Admission,
+) -> impl Stream<Item = io::Result<Connection>> {
     let counts = Counts::default();
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {
@@ -107,7 +110,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    fn admit(stream: UnixStream, counts: &Counts, door: &Door) -> Option<Self> {
+    fn admit(stream: UnixStream, counts: &Counts, door: &Admission) -> Option<Self> {
         let origin = match Origin::of(stream.as_fd()) {
             Ok(origin) => origin,
             Err(error) => {

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_whole_and_what_a_crash_left_is_no_hindrance() {
+    fn a_file_is_replaced_whole_despite_leftovers_of_a_crash() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path(), "f").unwrap(), None);
         fs::write(dir.path().join("f.new"), "half of someth").unwrap();

@@ -8,7 +8,7 @@ use prost::Message;
 use vramd_proto::{channel as protocol, v1};
 use vramd_types::{AllocationId, ExtentId, PartIndex};
 
-use super::{OutFrame, text};
+use super::{OutFrame, printable};
 use crate::events;
 
 /// Longest `UnmappedPart.detail` that is kept.
@@ -60,7 +60,7 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
                 slot_count: *slots,
             })
         }
-        DaemonFrame::Refused(refusal) => Frame::Refused(super::refused::of_core(refusal)),
+        DaemonFrame::Refused(refusal) => Frame::Refused(super::refusal_frames::of_core(refusal)),
         DaemonFrame::Map(parts) => {
             let mut packed = Vec::with_capacity(parts.len());
             for part in parts {
@@ -79,7 +79,7 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
         }
         DaemonFrame::PinAnswer { call, refusal } => Frame::PinAnswer(v1::PinAnswer {
             call_id: *call,
-            refused: refusal.as_ref().map(super::refused::of_core),
+            refused: refusal.as_ref().map(super::refusal_frames::of_core),
         }),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
         DaemonFrame::Pressure(note) => {
@@ -208,7 +208,7 @@ fn unmapped_part(unmapped: v1::UnmappedPart) -> Result<UnmappedPart, String> {
     let part = unmapped.part.ok_or("an unmapped part without its reference")?;
     let failure = match v1::UnmapReason::try_from(unmapped.reason) {
         Ok(v1::UnmapReason::Done) => None,
-        Ok(v1::UnmapReason::MapFailed) => Some(text::plain(&unmapped.detail, DETAIL_BYTES_MAX)),
+        Ok(v1::UnmapReason::MapFailed) => Some(printable::printable(&unmapped.detail, DETAIL_BYTES_MAX)),
         Ok(v1::UnmapReason::Unspecified) | Err(_) => {
             return Err(format!("an unmapped part with the unknown reason {}", unmapped.reason));
         }
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_told_apart() {
+    fn malformed_frames_name_their_problem() {
         let no_parts = client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![] }));
         let many = client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![reference(0); 1025] }));
         let unmapped = |part, reason| {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_pressure_says_of_what_it_is_the_last() {
+    fn a_pressure_note_names_its_device_and_tier() {
         let none = |_| None;
         let context = Context { devices: &[], features: 0, word_table: None, handle: &none };
         let note = PressureNote {

@@ -86,7 +86,7 @@ pub enum DriverKind {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sim {
-    #[serde(deserialize_with = "some_devices")]
+    #[serde(deserialize_with = "at_least_one_device")]
     pub devices: Vec<SimDevice>,
     /// Bytes a second from the host to each device; 0 is as many as the machine can.
     #[serde(deserialize_with = "quantity::bytes")]
@@ -349,7 +349,7 @@ fn harvest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     }
 }
 
-fn some_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SimDevice>, D::Error> {
+fn at_least_one_device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SimDevice>, D::Error> {
     let devices = Vec::deserialize(deserializer)?;
     if devices.is_empty() {
         Err(de::Error::custom("a node without devices has no memory to own"))

@@ -14,7 +14,7 @@ use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, W
 use crate::platform::shared_memory::{SharedMemory, close_to_writers};
 
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct WordTable {
     table: Daemon<SharedMemory>,
     slots: u32,
     /// Until the client has mapped it.
@@ -23,7 +23,7 @@ pub(crate) struct Words {
 
 /// What came of asking for one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum EvictOutcome {
     /// REVOKE stands, and nobody pins.
     Revoked,
     Pinned,
@@ -41,7 +41,7 @@ pub(crate) struct Use {
     pub(crate) written: bool,
 }
 
-impl Words {
+impl WordTable {
     pub(crate) fn create(slots: u32) -> io::Result<Self> {
         let words = usize::try_from(bytes_for(slots) / 8).ok().and_then(NonZeroUsize::new);
         let (memory, fd) = SharedMemory::create("vramd-words", words.ok_or(io::ErrorKind::OutOfMemory)?)?;
@@ -56,23 +56,23 @@ impl Words {
     }
 
     /// The client has mapped it: nobody else can from now on. The error says what is wrong with that.
-    pub(super) fn mapped(&self) -> Result<(), String> {
+    pub(super) fn seal(&self) -> Result<(), String> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner).take();
         let fd = fd.ok_or("the word table was mapped before")?;
         close_to_writers(&fd).map_err(|error| format!("the word table can't be sealed: {error}"))
     }
 
     /// Asks for a part that nobody pins.
-    pub(super) fn evict(&self, slot: Slot) -> Result<Asked, String> {
+    pub(super) fn evict(&self, slot: Slot) -> Result<EvictOutcome, String> {
         Ok(match self.slot(slot)?.revoke_to_evict().map_err(impossible)? {
-            Evict::Revoked => Asked::Revoked,
-            Evict::StillPinned => Asked::Pinned,
-            Evict::Leaving => Asked::Leaving,
+            Evict::Revoked => EvictOutcome::Revoked,
+            Evict::StillPinned => EvictOutcome::Pinned,
+            Evict::Leaving => EvictOutcome::Leaving,
         })
     }
 
     /// Takes that back, as long as no frame told of it.
-    pub(super) fn take_back(&self, slot: Slot) {
+    pub(super) fn cancel_evict(&self, slot: Slot) {
         if let Ok(slot) = self.slot(slot) {
             slot.take_back();
         }
@@ -100,7 +100,7 @@ impl Words {
     }
 
     /// By plain loads. The error says what no honest client writes.
-    pub(crate) fn in_use(&self, slot: Slot) -> Result<Use, String> {
+    pub(crate) fn use_of(&self, slot: Slot) -> Result<Use, String> {
         let slot = self.slot(slot)?;
         let written = slot.is_written().map_err(impossible)?;
         let (State::Resident { pins } | State::Revoking { pins }) = slot.state().map_err(impossible)? else {

@@ -13,48 +13,50 @@ use super::inbox::Inbox;
 use crate::config::{SimRevocation, SimStep as Step};
 
 #[derive(Debug)]
-pub(super) struct Revoker {
+pub(super) struct ScheduledRevocations {
     inbox: Inbox,
     schedule: Vec<SimRevocation>,
     seen: BTreeMap<Step, u64>,
 }
 
-impl Revoker {
+impl ScheduledRevocations {
     pub(super) fn new(inbox: Inbox, schedule: Vec<SimRevocation>) -> Self {
         Self { inbox, schedule, seen: BTreeMap::new() }
     }
 
-    pub(super) fn begins(&mut self, command: &Command) {
+    pub(super) fn note_command(&mut self, command: &Command) {
         match command {
             Command::Send { frame: DaemonFrame::Map(parts), .. } => {
-                self.at(Step::MapSent, parts.iter().map(|part| part.part));
+                self.count_step(Step::MapSent, parts.iter().map(|part| part.part));
             }
             Command::Send { frame: DaemonFrame::Revoke { parts, .. }, .. } => {
-                self.at(Step::RevokeSent, parts.iter().map(|part| part.part));
+                self.count_step(Step::RevokeSent, parts.iter().map(|part| part.part));
             }
             Command::Digest { allocation, .. } => {
                 let first = PartRef { allocation: *allocation, part: PartIndex(0) };
-                self.at(Step::Digest, [first].into_iter());
+                self.count_step(Step::Digest, [first].into_iter());
             }
             _ => {}
         }
     }
 
-    pub(super) fn hears(&mut self, event: &Event) {
+    pub(super) fn note_event(&mut self, event: &Event) {
         let Event::Frame { frame, .. } = event else { return };
         match frame {
-            ClientFrame::Mapped(parts) => self.at(Step::Mapped, parts.iter().copied()),
-            ClientFrame::Unmapped(parts) => self.at(Step::Unmapped, parts.iter().map(|part| part.part)),
-            ClientFrame::Pin { parts, .. } => self.at(Step::Pin, parts.iter().copied()),
+            ClientFrame::Mapped(parts) => self.count_step(Step::Mapped, parts.iter().copied()),
+            ClientFrame::Unmapped(parts) => {
+                self.count_step(Step::Unmapped, parts.iter().map(|part| part.part))
+            }
+            ClientFrame::Pin { parts, .. } => self.count_step(Step::Pin, parts.iter().copied()),
             ClientFrame::WordsMapped | ClientFrame::PinEnded { .. } => {}
         }
     }
 
-    fn at(&mut self, step: Step, parts: impl Iterator<Item = PartRef>) {
+    fn count_step(&mut self, step: Step, parts: impl Iterator<Item = PartRef>) {
         let count = self.seen.entry(step).or_default();
         *count += 1;
         let nth = *count;
-        let due: Vec<_> = self.schedule.iter().filter(|it| it.at == step && strikes(it, nth)).collect();
+        let due: Vec<_> = self.schedule.iter().filter(|it| it.at == step && is_due(it, nth)).collect();
         if due.is_empty() {
             return;
         }
@@ -87,7 +89,7 @@ impl Revoker {
     }
 }
 
-fn strikes(it: &SimRevocation, nth: u64) -> bool {
+fn is_due(it: &SimRevocation, nth: u64) -> bool {
     match (nth.checked_sub(it.nth.get()), it.every) {
         (Some(0), _) => true,
         (Some(since), Some(every)) => since % every == 0,
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_nth_step_and_every_so_many_after_it_are_revoked_by_allocation() {
+    async fn parts_are_revoked_at_the_nth_step_and_periodically_after_it() {
         let (inbox, mut queue) = inbox(InboxLimits::default());
         let at = |at, nth, every, wait| {
             let nth = NonZeroU64::new(nth).unwrap();
@@ -118,10 +120,10 @@ mod tests {
         };
         let schedule =
             vec![at(Step::Mapped, 2, 3, true), at(Step::Mapped, 3, 0, false), at(Step::Pin, 1, 1, true)];
-        let mut revoker = Revoker::new(inbox, schedule);
+        let mut revocations = ScheduledRevocations::new(inbox, schedule);
         let mut revoked = Vec::new();
         for nth in 1..=8 {
-            revoker.hears(&mapped(&[(7, 0), (9, 1), (7, 2)]));
+            revocations.note_event(&mapped(&[(7, 0), (9, 1), (7, 2)]));
             while let Some(Message::Request { event: Event::Operator { request, .. }, .. }) = queue.ready() {
                 let OperatorRequest::RevokeMappings { target: Target::Id(id), parts, wait } = request else {
                     panic!("{request:?}")

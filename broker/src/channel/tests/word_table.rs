@@ -5,7 +5,7 @@ use broker_driver::Handle;
 use rustix::fs::SealFlags;
 
 use super::*;
-use crate::channel::Asked;
+use crate::channel::EvictOutcome;
 
 pub(super) fn hello_with_pins() -> Vec<u8> {
     packet(v1::client_frame::Frame::Hello(v1::Hello { features: u64::MAX, ..hello() }))
@@ -37,7 +37,7 @@ async fn a_word_table_is_sealed_once_it_is_mapped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn words_that_no_honest_client_makes_are_told() {
+async fn impossible_words_are_reported() {
     let mut daemon = Daemon::start();
     let client = daemon.connect();
     client.send(&hello_with_pins());
@@ -51,9 +51,9 @@ async fn words_that_no_honest_client_makes_are_told() {
     write(1, mapped | 2);
     write(2, 1 << 40);
     let channels = &daemon.channels;
-    assert_eq!(channels.evict(channel, Slot(0)), Ok(Asked::Revoked));
-    assert_eq!(channels.evict(channel, Slot(1)), Ok(Asked::Pinned));
-    assert_eq!(channels.evict(channel, Slot(3)), Ok(Asked::Leaving));
+    assert_eq!(channels.evict(channel, Slot(0)), Ok(EvictOutcome::Revoked));
+    assert_eq!(channels.evict(channel, Slot(1)), Ok(EvictOutcome::Pinned));
+    assert_eq!(channels.evict(channel, Slot(3)), Ok(EvictOutcome::Leaving));
     for slot in [2, 16, u32::MAX] {
         assert!(channels.evict(channel, Slot(slot)).is_err(), "{slot}");
         assert!(channels.fence(channel, Slot(slot)).is_err(), "{slot}");
@@ -69,7 +69,7 @@ async fn words_that_no_honest_client_makes_are_told() {
     };
     assert_eq!((word(0), word(1), word(3)), (mapped | revoke, mapped | 2, 0));
     assert_eq!(channels.fence(channel, Slot(0)), Ok(()), "it stands already");
-    channels.take_back(channel, Slot(0));
+    channels.cancel_evict(channel, Slot(0));
     assert_eq!(channels.fence(channel, Slot(1)), Ok(()));
     assert_eq!((word(0), word(1)), (mapped, mapped | revoke | 2));
 }

@@ -35,7 +35,7 @@ pub struct Immutable {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unfit {
+pub enum NotLoadable {
     /// It is no file, or not the client's to read.
     Invalid(String),
     /// It may change, as far as the daemon knows.
@@ -43,41 +43,41 @@ pub enum Unfit {
 }
 
 /// What a process has open under that number, if it is on fs-verity or below one of these paths. Takes as long as the file system does.
-pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immutable, Unfit> {
+pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immutable, NotLoadable> {
     let name = format!("descriptor {number} of process {}", peer.pid);
     let unknown = |error: Errno| {
         tracing::debug!(name, %error, "the daemon cannot look at a file that is to be loaded");
-        Unfit::Mutable(PathBuf::from(&name))
+        NotLoadable::Mutable(PathBuf::from(&name))
     };
-    let theirs = taken(peer, number).map_err(|error| match error {
-        Errno::BADF => Unfit::Invalid(format!("{name} is not open")),
+    let theirs = duplicate(peer, number).map_err(|error| match error {
+        Errno::BADF => NotLoadable::Invalid(format!("{name} is not open")),
         error => unknown(error),
     })?;
     let found = fstat(&theirs.file).map_err(unknown)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-        return Err(Unfit::Invalid(format!("{name} is no regular file")));
+        return Err(NotLoadable::Invalid(format!("{name} is no regular file")));
     }
     if !theirs.is_readable() {
-        return Err(Unfit::Invalid(format!("{name} is not open for reading")));
+        return Err(NotLoadable::Invalid(format!("{name} is not open for reading")));
     }
-    let file = reopened(&theirs.file).map_err(unknown)?;
-    let path = fs::read_link(of_own(&file)).unwrap_or_default();
+    let file = reopen_for_driver(&theirs.file).map_err(unknown)?;
+    let path = fs::read_link(own_path(&file)).unwrap_or_default();
     if !is_on_verity(&file) && !is_below(&path, &found, immutable) {
-        return Err(Unfit::Mutable(path));
+        return Err(NotLoadable::Mutable(path));
     }
     Ok(Immutable { file, path, size: Bytes::new(u64::try_from(found.st_size).unwrap_or_default()) })
 }
 
 /// What a process has open.
 #[derive(Debug)]
-struct Theirs {
+struct ClientDescriptor {
     /// Its own descriptor, or another of the same file.
     file: OwnedFd,
     /// How the process has it open.
     flags: OFlags,
 }
 
-impl Theirs {
+impl ClientDescriptor {
     fn is_readable(&self) -> bool {
         let reads = [OFlags::RDONLY, OFlags::RDWR].contains(&(self.flags & OFlags::RWMODE));
         reads && !self.flags.contains(OFlags::PATH)
@@ -86,45 +86,45 @@ impl Theirs {
 
 /// The process's own descriptor. Where that is not the daemon's to take, and the process is of the daemon's user, who may read
 /// what it reads: another of the same file.
-fn taken(peer: &Peer, number: u32) -> Result<Theirs, Errno> {
+fn duplicate(peer: &Peer, number: u32) -> Result<ClientDescriptor, Errno> {
     let raw = i32::try_from(number).map_err(|_| Errno::BADF)?;
     match pidfd_getfd(&peer.pidfd, raw, PidfdGetfdFlags::empty()) {
-        Err(Errno::PERM) if peer.uid == geteuid().as_raw() => taken_by_path(peer, number),
+        Err(Errno::PERM) if peer.uid == geteuid().as_raw() => reopen_by_path(peer, number),
         taken => {
             let file = taken?;
-            Ok(Theirs { flags: fcntl_getfl(&file)?, file })
+            Ok(ClientDescriptor { flags: fcntl_getfl(&file)?, file })
         }
     }
 }
 
-fn taken_by_path(peer: &Peer, number: u32) -> Result<Theirs, Errno> {
+fn reopen_by_path(peer: &Peer, number: u32) -> Result<ClientDescriptor, Errno> {
     let not_open = |error| if error == Errno::NOENT { Errno::BADF } else { error };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = open(format!("/proc/{}/fd/{number}", peer.pid), flags, Mode::empty()).map_err(not_open)?;
     // Of the descriptor that was just made they say nothing.
     let flags = flags_of(peer.pid, number).map_err(not_open)?;
     // Its pid may have come to mean another process.
-    if peer.has_ended() { Err(Errno::SRCH) } else { Ok(Theirs { file, flags }) }
+    if peer.has_ended() { Err(Errno::SRCH) } else { Ok(ClientDescriptor { file, flags }) }
 }
 
 fn flags_of(pid: u32, number: u32) -> Result<OFlags, Errno> {
-    let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
-    let told = told.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
+    let text = text.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let flags =
-        told.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+        text.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
     flags.map(OFlags::from_bits_retain).ok_or(Errno::IO)
 }
 
-fn of_own(file: &OwnedFd) -> String {
+fn own_path(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 /// Another of the same file, for the driver alone. It waits for nobody's lease.
-fn reopened(theirs: &OwnedFd) -> Result<OwnedFd, Errno> {
+fn reopen_for_driver(theirs: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    let opened = open(of_own(theirs), flags | OFlags::DIRECT, Mode::empty());
+    let opened = open(own_path(theirs), flags | OFlags::DIRECT, Mode::empty());
     let file = match opened.and_then(|file| reads_blocks(&file).map(|()| file)) {
-        Err(Errno::INVAL) => open(of_own(theirs), flags, Mode::empty())?,
+        Err(Errno::INVAL) => open(own_path(theirs), flags, Mode::empty())?,
         opened => opened?,
     };
     // What is read is waited for.
@@ -142,10 +142,10 @@ fn reads_blocks(file: &OwnedFd) -> Result<(), Errno> {
 
 fn is_on_verity(file: &OwnedFd) -> bool {
     let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
-    found.is_ok_and(|found| tells_verity(&found))
+    found.is_ok_and(|found| has_verity(&found))
 }
 
-fn tells_verity(found: &Statx) -> bool {
+fn has_verity(found: &Statx) -> bool {
     found.stx_attributes.contains(StatxAttributes::VERITY)
 }
 
@@ -183,7 +183,7 @@ mod tests {
         Peer::of(ours.as_fd()).unwrap()
     }
 
-    fn opened(file: &OwnedFd, immutable: &[PathBuf]) -> Result<Immutable, Unfit> {
+    fn opened(file: &OwnedFd, immutable: &[PathBuf]) -> Result<Immutable, NotLoadable> {
         open_of(&this(), u32::try_from(file.as_raw_fd()).unwrap(), immutable)
     }
 
@@ -200,27 +200,30 @@ mod tests {
         let fd = |path: PathBuf| OwnedFd::from(File::open(path).unwrap());
         let good = opened(&fd(models.join("m")), &immutable).unwrap();
         assert_eq!((good.path, good.size), (models.join("m"), Bytes::new(7)));
-        assert_eq!(opened(&fd(others.join("m")), &immutable).unwrap_err(), Unfit::Mutable(others.join("m")));
+        assert_eq!(
+            opened(&fd(others.join("m")), &immutable).unwrap_err(),
+            NotLoadable::Mutable(others.join("m"))
+        );
         // By another name it is the same file, wherever that is; a name below that leads elsewhere is not.
         symlink(models.join("m"), others.join("link")).unwrap();
         assert!(opened(&fd(others.join("link")), &immutable).is_ok());
         symlink(others.join("m"), models.join("link")).unwrap();
-        assert!(matches!(opened(&fd(models.join("link")), &immutable), Err(Unfit::Mutable(_))));
+        assert!(matches!(opened(&fd(models.join("link")), &immutable), Err(NotLoadable::Mutable(_))));
         symlink(&models, root.join("alias")).unwrap();
         assert!(opened(&fd(models.join("m")), &[root.join("alias")]).is_ok());
         let gone = fd(models.join("m"));
         fs::remove_file(models.join("m")).unwrap();
-        assert!(matches!(opened(&gone, &immutable), Err(Unfit::Mutable(_))));
+        assert!(matches!(opened(&gone, &immutable), Err(NotLoadable::Mutable(_))));
     }
 
     #[test]
-    fn what_is_not_open_for_reading_is_refused() {
+    fn a_descriptor_not_open_for_reading_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m");
         fs::write(&path, b"weights").unwrap();
         let root = [folder.path().to_owned()];
         let refused = |file: &OwnedFd, problem: &str| match opened(file, &root) {
-            Err(Unfit::Invalid(why)) => assert!(why.contains(problem), "{why}"),
+            Err(NotLoadable::Invalid(why)) => assert!(why.contains(problem), "{why}"),
             other => panic!("{problem}: {other:?}"),
         };
         let write_only = File::options().write(true).open(&path).unwrap().into();
@@ -231,16 +234,16 @@ mod tests {
         let both: OwnedFd = File::options().read(true).write(true).open(&path).unwrap().into();
         assert!(opened(&both, &root).is_ok());
         for nothing in [1 << 20, u32::MAX] {
-            assert!(matches!(open_of(&this(), nothing, &root), Err(Unfit::Invalid(_))));
+            assert!(matches!(open_of(&this(), nothing, &root), Err(NotLoadable::Invalid(_))));
         }
     }
 
     #[test]
-    fn a_descriptor_that_is_not_the_daemons_to_take_is_told_by_path() {
+    fn a_descriptor_that_cannot_be_duplicated_is_reopened_by_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m");
         fs::write(&path, b"weights").unwrap();
-        let taken = |file: &OwnedFd| taken_by_path(&this(), u32::try_from(file.as_raw_fd()).unwrap());
+        let taken = |file: &OwnedFd| reopen_by_path(&this(), u32::try_from(file.as_raw_fd()).unwrap());
         let fd = |options: &fs::OpenOptions| OwnedFd::from(options.open(&path).unwrap());
         let good = fd(File::options().read(true));
         let taken_good = taken(&good).unwrap();
@@ -252,7 +255,7 @@ mod tests {
         let named = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         assert!(!taken(&named).unwrap().is_readable());
         for nothing in [1 << 20, u32::MAX] {
-            assert_eq!(taken_by_path(&this(), nothing).unwrap_err(), Errno::BADF);
+            assert_eq!(reopen_by_path(&this(), nothing).unwrap_err(), Errno::BADF);
         }
     }
 
@@ -266,18 +269,18 @@ mod tests {
         let peer = Peer { pidfd, ..this() };
         let file = File::open("/proc/self/exe").unwrap();
         let number = u32::try_from(file.as_raw_fd()).unwrap();
-        assert_eq!(taken_by_path(&peer, number).unwrap_err(), Errno::SRCH);
-        assert!(taken_by_path(&this(), number).is_ok());
+        assert_eq!(reopen_by_path(&peer, number).unwrap_err(), Errno::SRCH);
+        assert!(reopen_by_path(&this(), number).is_ok());
     }
 
     #[test]
-    fn the_kernel_tells_verity_by_its_own_attribute() {
+    fn verity_is_recognised_by_its_own_attribute() {
         let mut found = statx(CWD, "/proc/self/exe", AtFlags::empty(), StatxFlags::empty()).unwrap();
         found.stx_attributes = StatxAttributes::IMMUTABLE;
-        assert!(!tells_verity(&found), "root may undo that");
+        assert!(!has_verity(&found), "root may undo that");
         // STATX_ATTR_VERITY, as linux/stat.h has it.
         found.stx_attributes |= StatxAttributes::from_bits_retain(0x0010_0000);
-        assert!(tells_verity(&found));
+        assert!(has_verity(&found));
     }
 
     /// Who has a lease on a file can hold up whoever opens it.
@@ -290,7 +293,7 @@ mod tests {
         leased(&file);
         let begun = Instant::now();
         let refused = opened(&file, &[folder.path().to_owned()]);
-        assert!(matches!(refused, Err(Unfit::Mutable(_))), "{refused:?}");
+        assert!(matches!(refused, Err(NotLoadable::Mutable(_))), "{refused:?}");
         assert!(begun.elapsed() < Duration::from_secs(5));
     }
 
@@ -306,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_waited_for_and_past_the_page_cache() {
+    fn the_driver_reads_blocking_and_past_the_page_cache() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = folder.path().join("m");
         fs::write(&path, b"weights").unwrap();

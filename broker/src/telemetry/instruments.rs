@@ -1,0 +1,261 @@
+//! The instruments, made of the registry, and what is read out of them: one set for Prometheus and OTLP alike.
+//!
+//! A collection begins with one look at the broker, which all instruments then read; a series that is zero is left out, but of a gauge.
+//! Whoever collects does both on one thread with nothing in between.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use broker_core::Tier;
+use broker_driver::Driver;
+use opentelemetry::{
+    KeyValue,
+    metrics::{Histogram, Meter, MeterProvider as _},
+};
+use opentelemetry_prometheus::PrometheusExporter;
+use opentelemetry_sdk::{
+    Resource,
+    error::{OTelSdkError, OTelSdkResult},
+    metrics::{
+        InstrumentKind, Pipeline, SdkMeterProvider, Stream, Temporality, data::ResourceMetrics,
+        reader::MetricReader,
+    },
+};
+use prometheus::TextEncoder;
+
+use super::{
+    call_durations::CallDurations,
+    counters::Counters,
+    ended_move::Kind as Move,
+    figures::{Figures, NamedTenants, Snapshot, series_per_tenant},
+    histograms::Histograms,
+    metrics::{self, Definition, Kind},
+    move_counters::MoveCounters,
+    pressure_counters::PressureCounters,
+    series,
+};
+
+/// All there can be.
+const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
+
+#[derive(Debug)]
+pub(super) struct Instruments {
+    provider: SdkMeterProvider,
+    prometheus: prometheus::Registry,
+    reader: Reader,
+    sources: Arc<Sources>,
+    named_tenants: Mutex<NamedTenants>,
+    pub(super) calls: CallDurations,
+    pub(super) revocations: Histogram<f64>,
+    pub(super) histograms: Histograms,
+}
+
+/// What instruments read when they are collected.
+#[derive(Debug)]
+pub(super) struct Sources {
+    figures: Mutex<Arc<Figures>>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) moves: MoveCounters,
+    pub(super) pressures: PressureCounters,
+    /// Telemetry lives for as long as the process, and must not keep the driver.
+    driver: Weak<dyn Driver>,
+}
+
+impl Sources {
+    pub(super) fn figures(&self) -> Arc<Figures> {
+        Arc::clone(&self.figures.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// `None` once the daemon has given it back.
+    pub(super) fn driver(&self) -> Option<Arc<dyn Driver>> {
+        self.driver.upgrade()
+    }
+}
+
+impl Instruments {
+    pub(super) fn new(
+        resource: Resource,
+        counters: Arc<Counters>,
+        series_max: usize,
+        driver: &Arc<dyn Driver>,
+    ) -> Result<Self, OTelSdkError> {
+        let devices = driver.devices().len();
+        let prometheus = prometheus::Registry::new();
+        let exporter = opentelemetry_prometheus::exporter()
+            .with_registry(prometheus.clone())
+            .scope_info_enabled(false)
+            .build()?;
+        let reader = Reader(Arc::new(exporter));
+        // The roll keeps to the limit, but for one tenant on very many devices.
+        let series_each = series_per_tenant(TIERS).max(Move::ON_DEVICE);
+        let limit = series_max.max(series_each.saturating_mul(devices));
+        let by_tenant = metrics::ALL.iter().filter(|metric| metric.is_by_tenant()).map(|metric| metric.name);
+        let by_tenant: Vec<_> = by_tenant.collect();
+        let provider = SdkMeterProvider::builder()
+            .with_resource(resource)
+            .with_reader(reader.clone())
+            .with_view(move |instrument| {
+                let wide = by_tenant.contains(&instrument.name());
+                wide.then(|| Stream::builder().with_cardinality_limit(limit).build().ok()).flatten()
+            })
+            .build();
+        let moves = MoveCounters::new(series_max, devices);
+        let pressures = PressureCounters::new(devices);
+        let (figures, driver) = (Mutex::default(), Arc::downgrade(driver));
+        let sources = Arc::new(Sources { figures, counters, moves, pressures, driver });
+        let meter = provider.meter("vramd");
+        for (definition, series) in series::OBSERVED {
+            observe(&meter, definition, *series, Arc::clone(&sources));
+        }
+        for (definition, series) in series::RATIOS {
+            observe_ratio(&meter, definition, *series, Arc::clone(&sources));
+        }
+        let calls = CallDurations::new(histogram(&meter, &metrics::RPC_DURATION));
+        let revocations = histogram(&meter, &metrics::REVOCATION_DURATION);
+        let histograms = Histograms::new(&meter);
+        let named_tenants = Mutex::new(NamedTenants::new(series_max));
+        Ok(Self { provider, prometheus, reader, sources, named_tenants, calls, revocations, histograms })
+    }
+
+    /// Where moves are counted.
+    pub(super) fn moves(&self) -> &MoveCounters {
+        &self.sources.moves
+    }
+
+    /// Where steps of pressure are counted.
+    pub(super) fn pressures(&self) -> &PressureCounters {
+        &self.sources.pressures
+    }
+
+    /// As Prometheus reads it.
+    pub(super) fn prometheus_text(&self, snapshot: Snapshot) -> Result<String, prometheus::Error> {
+        self.refresh(snapshot);
+        TextEncoder::new().encode_to_string(&self.prometheus.gather())
+    }
+
+    /// As it is sent to a collector.
+    pub(super) fn otlp_data(&self, snapshot: Snapshot) -> Result<ResourceMetrics, OTelSdkError> {
+        self.refresh(snapshot);
+        let mut data = ResourceMetrics::default();
+        self.reader.collect(&mut data)?;
+        Ok(data)
+    }
+
+    fn refresh(&self, snapshot: Snapshot) {
+        self.calls.flush();
+        let figures =
+            self.named_tenants.lock().unwrap_or_else(PoisonError::into_inner).compute_figures(snapshot);
+        *self.sources.figures.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(figures);
+    }
+}
+
+impl Drop for Instruments {
+    fn drop(&mut self) {
+        // Nothing is kept in it that has to go anywhere, so an error changes nothing.
+        let _ = self.provider.shutdown();
+    }
+}
+
+fn observe(meter: &Meter, definition: &'static Definition, series: series::Series, sources: Arc<Sources>) {
+    match definition.kind {
+        Kind::Counter => {
+            let counter = meter.u64_observable_counter(definition.name);
+            let counter = counter.with_unit(definition.unit).with_description(definition.meaning);
+            let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<u64>| {
+                series(&sources, &mut non_zero(|value, attributes| observer.observe(value, attributes)));
+            };
+            let _ = counter.with_callback(each).build();
+        }
+        Kind::UpDownCounter => {
+            let counter = meter.i64_observable_up_down_counter(definition.name);
+            let counter = counter.with_unit(definition.unit).with_description(definition.meaning);
+            let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<i64>| {
+                series(
+                    &sources,
+                    &mut non_zero(|value, attributes| {
+                        observer.observe(i64::try_from(value).unwrap_or(i64::MAX), attributes);
+                    }),
+                );
+            };
+            let _ = counter.with_callback(each).build();
+        }
+        Kind::Gauge => {
+            let gauge = meter.u64_observable_gauge(definition.name);
+            let gauge = gauge.with_unit(definition.unit).with_description(definition.meaning);
+            let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<u64>| {
+                series(&sources, &mut |value, attributes| observer.observe(value, attributes));
+            };
+            let _ = gauge.with_callback(each).build();
+        }
+        Kind::Histogram => unreachable!("{} is no count", definition.name),
+    }
+}
+
+fn observe_ratio(
+    meter: &Meter,
+    definition: &'static Definition,
+    series: series::Ratios,
+    sources: Arc<Sources>,
+) {
+    let gauge = meter.f64_observable_gauge(definition.name);
+    let gauge = gauge.with_unit(definition.unit).with_description(definition.meaning);
+    let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<f64>| {
+        series(&sources, &mut |value, attributes| observer.observe(value, attributes));
+    };
+    let _ = gauge.with_callback(each).build();
+}
+
+fn non_zero(mut observe: impl FnMut(u64, &[KeyValue])) -> impl FnMut(u64, &[KeyValue]) {
+    move |value, attributes| {
+        if value > 0 {
+            observe(value, attributes);
+        }
+    }
+}
+
+pub(super) fn histogram(meter: &Meter, definition: &'static Definition) -> Histogram<f64> {
+    meter
+        .f64_histogram(definition.name)
+        .with_unit(definition.unit)
+        .with_description(definition.meaning)
+        .with_boundaries(definition.boundaries.to_vec())
+        .build()
+}
+
+pub(super) fn size_histogram(meter: &Meter, definition: &'static Definition) -> Histogram<u64> {
+    meter
+        .u64_histogram(definition.name)
+        .with_unit(definition.unit)
+        .with_description(definition.meaning)
+        .with_boundaries(definition.boundaries.to_vec())
+        .build()
+}
+
+/// The one reader, for Prometheus and for what is pushed. With two of them each would see what was observed for the other,
+/// series that are no more among it.
+#[derive(Clone, Debug)]
+struct Reader(Arc<PrometheusExporter>);
+
+impl MetricReader for Reader {
+    fn register_pipeline(&self, pipeline: Weak<Pipeline>) {
+        self.0.register_pipeline(pipeline);
+    }
+
+    fn collect(&self, data: &mut ResourceMetrics) -> OTelSdkResult {
+        self.0.collect(data)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.0.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.0.shutdown_with_timeout(timeout)
+    }
+
+    fn temporality(&self, kind: InstrumentKind) -> Temporality {
+        self.0.temporality(kind)
+    }
+}
