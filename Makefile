@@ -1,5 +1,5 @@
 # One door to everything. Needs Rust and Python 3.11 or later; all else is fetched into .tools/ and .demo/.
-.PHONY: help demo test gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md proto-baseline
+.PHONY: help demo test gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md protocol-md config-md proto-baseline
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,12 @@ invariants-md: ## writes docs/INVARIANTS.md from the registry of invariants
 
 metrics-md: ## writes docs/METRICS.md from the registry of metrics
 	cargo run --quiet -p vramd-tests --bin metrics-md
+
+protocol-md: ## writes docs/reference/protocol.md from the protocol and its comments
+	cargo run --quiet -p vramd-tests --bin protocol-md
+
+config-md: ## writes docs/reference/configuration.md from the example configuration
+	cargo run --quiet -p vramd-tests --bin config-md
 
 proto-baseline: ## makes the protocol as it is now the one that later changes must not break
 	tests/dev/install-tools

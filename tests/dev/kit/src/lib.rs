@@ -8,7 +8,7 @@ mod provenance;
 pub use page::Page;
 pub use provenance::{machine, said_by};
 
-/// Where this was built.
-fn repository() -> std::path::PathBuf {
+/// The root of the checkout that this was built in.
+pub fn repository() -> std::path::PathBuf {
     std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."))
 }
