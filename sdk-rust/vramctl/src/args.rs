@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
-use crate::{
-    alloc, completions, device, link, moves, node, put, quota, session, settings, verify, wait, watch,
-};
+use crate::commands::Command;
 
 /// Asks the GPU memory daemon of this node, and puts files into memory that it owns.
 ///
@@ -24,50 +22,7 @@ pub(crate) struct Args {
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
-    pub(crate) noun: Noun,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Noun {
-    /// The node at a glance: driver, devices, tenants, allocations.
-    Status,
-    /// What tenants are guaranteed and limited to.
-    #[command(subcommand)]
-    Quota(quota::Verb),
-    /// Connected client processes.
-    #[command(subcommand)]
-    Session(session::Verb),
-    /// Allocations of all tenants.
-    #[command(subcommand)]
-    Alloc(alloc::Verb),
-    /// Short for `alloc list`.
-    Ls(alloc::List),
-    /// Who waits for room on a device.
-    #[command(subcommand)]
-    Wait(wait::Verb),
-    /// What moves between tiers.
-    #[command(subcommand)]
-    Move(moves::Verb),
-    /// The links by which bytes move.
-    #[command(subcommand)]
-    Link(link::Verb),
-    /// The node's devices.
-    #[command(subcommand)]
-    Device(device::Verb),
-    /// The node itself, and whether it is in service.
-    #[command(subcommand)]
-    Node(node::Verb),
-    /// Levels of pressure, sizes of tiers and shares of links.
-    #[command(subcommand)]
-    Settings(settings::Verb),
-    /// Shows what happens, as it happens, until it is interrupted or the daemon ends.
-    Watch(watch::Watch),
-    /// Puts a file into a named allocation and seals it.
-    Put(put::Put),
-    /// Maps a sealed allocation and hashes the mapped bytes.
-    Verify(verify::Verify),
-    /// Prints a script that completes this program's command line.
-    Completions(completions::Completions),
+    pub(crate) command: Command,
 }
 
 #[cfg(test)]

@@ -8,11 +8,13 @@ use vramd_proto::v1::{
     write_back_parts_request::Target as WireBack,
 };
 
-use crate::{
-    alloc::{Target, session_texts},
+use super::{
+    part_ranges::Parts,
+    {Target, session_texts},
+};
+use crate::output::{
+    Output,
     failure::Failure,
-    output::Output,
-    parts::Parts,
     table::{table, text_or_dash},
 };
 

@@ -4,7 +4,8 @@ use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, hold_parts_request::Target as Wire};
 
-use crate::{alloc::Target, failure::Failure, output::Output, parts::Parts};
+use super::{Target, part_ranges::Parts};
+use crate::output::{Output, failure::Failure};
 
 pub(crate) fn run(parts: Parts, held: bool, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let part_indexes = parts.indexes();

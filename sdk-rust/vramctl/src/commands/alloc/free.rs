@@ -4,13 +4,8 @@ use serde_json::json;
 use vramd_client::{AllocationId, SessionId, admin::AdminClient};
 use vramd_proto::v1::{self, free_allocation_request::Target as Wire};
 
-use crate::{
-    alloc::{Target, owner, session_texts, show},
-    failure::Failure,
-    output::Output,
-    progress,
-    table::size,
-};
+use super::{Target, owner, session_texts, show};
+use crate::output::{Output, failure::Failure, progress, table::size};
 
 /// Returns when the owner has let go, or is overdue; until then it says on a terminal whom it waits for.
 pub(crate) fn run(target: Target, admin: &AdminClient, output: &Output) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use crate::alloc::Target;
+use super::Target;
 
 /// No allocation has more parts.
 const PARTS_MAX: u32 = 65_536;

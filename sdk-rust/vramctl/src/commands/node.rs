@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1;
 
-use crate::{
+use crate::output::{
+    Output,
     failure::Failure,
-    output::Output,
     table::{facts, size},
 };
 

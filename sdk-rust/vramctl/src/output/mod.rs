@@ -1,5 +1,9 @@
 //! Where results go: text for people, or one JSON object.
 
+pub(crate) mod failure;
+pub(crate) mod progress;
+pub(crate) mod table;
+
 use std::{
     io::{self, Write as _},
     ops::ControlFlow,
@@ -7,7 +11,8 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::{event::Told, failure::Failure};
+use self::failure::Failure;
+use crate::commands::Told;
 
 /// Grows when a field changes its meaning or goes; not when one is added.
 const JSON_VERSION: u32 = 1;

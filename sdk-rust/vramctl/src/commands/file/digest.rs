@@ -9,7 +9,7 @@ use std::{
 use indicatif::ProgressBar;
 use vramd_client::Sealed;
 
-use crate::failure::Failure;
+use crate::output::failure::Failure;
 
 /// Large enough for all cores to have work, small enough for progress to be seen.
 pub(crate) const CHUNK_BYTES: usize = 16 << 20;

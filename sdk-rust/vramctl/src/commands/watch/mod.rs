@@ -1,16 +1,15 @@
 //! `vramctl watch`: what happens, one line an event.
 
+pub(crate) mod event;
+
 use std::ops::ControlFlow;
 
 use clap::{Args, ValueEnum};
 use vramd_client::{Error, admin::AdminClient};
 use vramd_proto::v1::{self, node_event::Change, watch_response::Event};
 
-use crate::{
-    event::{self, Told},
-    failure::Failure,
-    output::Output,
-};
+use self::event::Told;
+use crate::output::{Output, failure::Failure};
 
 #[derive(Debug, Args)]
 pub(crate) struct Watch {

@@ -1,5 +1,11 @@
 //! `vramctl alloc …`
 
+mod free;
+mod operator_hold;
+mod part_ranges;
+mod relocate;
+mod revoke;
+
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
@@ -7,16 +13,14 @@ use serde_json::{Value, json};
 use vramd_client::{AllocationId, SessionId, admin::AdminClient};
 use vramd_proto::v1;
 
+use self::{part_ranges::Parts, revoke::Revoke};
 use crate::{
-    by_hand,
-    failure::Failure,
-    free,
-    output::Output,
-    parts::Parts,
-    quota::tier_name,
-    relocate,
-    revoke::{self, Revoke},
-    table::{facts, size, size_or_dash, table, text_or_dash},
+    commands::quota::tier_name,
+    output::{
+        Output,
+        failure::Failure,
+        table::{facts, size, size_or_dash, table, text_or_dash},
+    },
 };
 
 #[derive(Debug, Subcommand)]
@@ -107,8 +111,8 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::Revoke(revoke) => revoke::run(revoke, admin, output),
         Verb::Evict(evict) => relocate::run(evict.parts, evict.to.tier(), admin, output),
         Verb::WriteBack(parts) => relocate::write_back(parts, admin, output),
-        Verb::Hold(parts) => by_hand::run(parts, true, admin, output),
-        Verb::Unhold(parts) => by_hand::run(parts, false, admin, output),
+        Verb::Hold(parts) => operator_hold::run(parts, true, admin, output),
+        Verb::Unhold(parts) => operator_hold::run(parts, false, admin, output),
         Verb::BringIn(parts) => relocate::run(parts, v1::Tier::Device, admin, output),
     }
 }

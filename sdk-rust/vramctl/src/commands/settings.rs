@@ -6,9 +6,9 @@ use vramd_client::admin::AdminClient;
 use vramd_proto::v1;
 use vramd_types::Quantity;
 
-use crate::{
+use crate::output::{
+    Output,
     failure::Failure,
-    output::Output,
     table::{size, table},
 };
 

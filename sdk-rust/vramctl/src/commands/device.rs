@@ -6,10 +6,12 @@ use vramd_client::{Reason, admin::AdminClient};
 use vramd_proto::v1;
 
 use crate::{
-    failure::Failure,
-    output::Output,
-    quota,
-    table::{facts, size, size_or_dash, table},
+    commands::quota,
+    output::{
+        Output,
+        failure::Failure,
+        table::{facts, size, size_or_dash, table},
+    },
 };
 
 #[derive(Debug, Subcommand)]

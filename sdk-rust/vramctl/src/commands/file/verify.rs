@@ -6,7 +6,8 @@ use clap::Args;
 use serde_json::json;
 use vramd_client::{AllocationId, Client, Error, Sealed, Target};
 
-use crate::{digest, failure::Failure, hold, output::Output, progress};
+use super::{digest, stdin};
+use crate::output::{Output, failure::Failure, progress};
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
@@ -38,7 +39,7 @@ pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result
     }
     report(&attached, &found, verify, output)?;
     if verify.hold {
-        hold::until_input_ends()?;
+        stdin::until_input_ends()?;
     }
     Ok(attached.detach()?)
 }

@@ -3,7 +3,10 @@
 use serde_json::json;
 use vramd_client::admin::AdminClient;
 
-use crate::{alloc, device, failure::Failure, node, output::Output, quota};
+use crate::{
+    commands::{alloc, device, node, quota},
+    output::{Output, failure::Failure},
+};
 
 pub(crate) fn run(admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let node = admin.node()?;

@@ -10,13 +10,11 @@ use clap::Args;
 use serde_json::json;
 use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
 
-use crate::{
+use super::{
     digest::{self, CHUNK_BYTES, Digest},
-    failure::Failure,
-    hold,
-    output::Output,
-    progress,
+    stdin,
 };
+use crate::output::{Output, failure::Failure, progress};
 
 #[derive(Debug, Args)]
 pub(crate) struct Put {
@@ -53,7 +51,7 @@ pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), F
     };
     report(&sealed, output)?;
     if put.hold {
-        hold::until_input_ends()?;
+        stdin::until_input_ends()?;
         sealed.free()?;
         return Ok(());
     }

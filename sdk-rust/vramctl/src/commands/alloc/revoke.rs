@@ -5,11 +5,13 @@ use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, RevocationOutcome as Outcome, revoke_mappings_request::Target as Wire};
 
-use crate::{
-    alloc::{Target, session_texts},
+use super::{
+    part_ranges::Parts,
+    {Target, session_texts},
+};
+use crate::output::{
+    Output,
     failure::Failure,
-    output::Output,
-    parts::Parts,
     table::{table, text_or_dash},
 };
 

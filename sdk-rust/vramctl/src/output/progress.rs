@@ -4,7 +4,7 @@ use std::{borrow::Cow, io::IsTerminal as _};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output::Output;
+use super::Output;
 
 /// A bar over so many bytes.
 pub(crate) fn bytes(what: &'static str, total: u64, output: &Output) -> ProgressBar {

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use crate::failure::Failure;
+use crate::output::failure::Failure;
 
 pub(crate) fn until_input_ends() -> Result<(), Failure> {
     let drained = io::copy(&mut io::stdin().lock(), &mut io::sink());

@@ -6,10 +6,12 @@ use vramd_client::{Reason, SessionId, admin::AdminClient};
 use vramd_proto::v1;
 
 use crate::{
-    alloc,
-    failure::Failure,
-    output::Output,
-    table::{age, facts, size, size_or_dash, table, text_or_dash},
+    commands::alloc,
+    output::{
+        Output,
+        failure::Failure,
+        table::{age, facts, size, size_or_dash, table, text_or_dash},
+    },
 };
 
 #[derive(Debug, Subcommand)]

@@ -8,10 +8,12 @@ use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, move_event::Change};
 
 use crate::{
-    failure::Failure,
-    output::Output,
-    quota::tier_name,
-    table::{age, size, table, text_or_dash},
+    commands::quota::tier_name,
+    output::{
+        Output,
+        failure::Failure,
+        table::{age, size, table, text_or_dash},
+    },
 };
 
 #[derive(Debug, Subcommand)]

@@ -6,10 +6,12 @@ use vramd_client::{AllocationId, SessionId, admin::AdminClient};
 use vramd_proto::v1::{self, wait::What};
 
 use crate::{
-    alloc::session_texts,
-    failure::Failure,
-    output::Output,
-    table::{age, size, table, text_or_dash},
+    commands::alloc::session_texts,
+    output::{
+        Output,
+        failure::Failure,
+        table::{age, size, table, text_or_dash},
+    },
 };
 
 #[derive(Debug, Subcommand)]

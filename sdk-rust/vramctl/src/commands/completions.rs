@@ -3,7 +3,7 @@
 use clap::{Args, CommandFactory as _, ValueEnum};
 use serde_json::json;
 
-use crate::{failure::Failure, output::Output};
+use crate::output::{Output, failure::Failure};
 
 #[derive(Debug, Args)]
 pub(crate) struct Completions {

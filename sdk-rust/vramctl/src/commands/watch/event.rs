@@ -10,12 +10,10 @@ use vramd_proto::v1::{
     revoke_event::Change as RevokeChange, session_event::Change as SessionChange, watch_response::Event,
 };
 
-pub(crate) use crate::table::plain;
+pub(crate) use crate::output::table::plain;
 use crate::{
-    device::level_name,
-    quota::tier_name,
-    settings,
-    table::{size, text_or_dash},
+    commands::{device::level_name, quota::tier_name, settings},
+    output::table::{size, text_or_dash},
 };
 
 /// What is told of an event.
