@@ -2,40 +2,15 @@
 //!
 //! Tests that need a second user need root; without it they say so and check what one user can show.
 
-mod aio;
-mod bad_input;
-mod benchmarks;
-mod channel;
 mod daemon;
-mod descriptors;
-mod discardable;
-mod faults;
-mod guide_rust;
+mod gpu_suite;
 mod guides;
-mod idempotency;
-mod limits;
 mod moves;
 mod operators;
-mod other_languages;
-mod pinning_processes;
-mod pins;
 mod pressure;
-mod quotas;
-mod recycling;
-mod revocations;
+mod protocol;
 mod sdk;
-mod sdk_pins;
-mod sessions;
-mod settings;
-mod sharing;
-mod small;
-mod stuck;
 mod telemetry;
-mod tenants;
-mod unheld;
-mod vramctl;
-mod watch;
-mod words;
 
 /// Says in a test's output that it mounts file systems of its own, and whether it can: whether this line of the shell works where
 /// nobody else sees what it does. With `VRAMD_EXPECT_MOUNT=1` it must.

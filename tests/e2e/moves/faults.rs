@@ -11,9 +11,10 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 use super::{
-    bring_in_by_pin, evict, first, held, moving, nothing_is_left, part, parts,
-    pins::connect,
-    programs::{away, comes_to_a_full_device, is_intact, letting_go, lies, other_one_left, stayed},
+    bring_in_by_pin,
+    clients::programs::{away, comes_to_a_full_device, is_intact, letting_go, lies, other_one_left, stayed},
+    evict, first, held, moving, nothing_is_left, part, parts,
+    pins::fetch::connect,
     tiers, unmap_as_told, until_held, written,
 };
 

@@ -14,8 +14,8 @@ use vramd_tests::{
 
 use super::{DEVICE, Heard, MEASURED, content, left, levels, listening, metric, percent};
 use crate::moves::{
-    programs::{send, tiers_of},
-    under_way::listed as moves,
+    clients::programs::{send, tiers_of},
+    operators::list::listed as moves,
 };
 
 /// Memory of the host for twenty parts, so that one is five percent, and a disk for all.

@@ -21,8 +21,8 @@ use super::{
     traces::{OPERATOR_S, OPERATOR_S_PARENT, TRACE, named, received},
 };
 use crate::moves::{
-    bring_in_by_pin, evict, nothing_is_left, part, parts, pin_words, pins::connect, tiers, unpin_words,
-    written,
+    bring_in_by_pin, evict, nothing_is_left, part, parts, pin_words, pins::fetch::connect, tiers,
+    unpin_words, written,
 };
 
 /// The sum of all series of a metric that have these values.

@@ -26,7 +26,7 @@ use crate::output::{Output, failure::Failure};
 pub(crate) enum Command {
     /// The node at a glance: driver, devices, tenants, allocations.
     Status,
-    /// What tenants are guaranteed and limited to.
+    /// Guarantees and limits of tenants.
     #[command(subcommand)]
     Quota(quota::Verb),
     /// Connected client processes.
@@ -37,10 +37,10 @@ pub(crate) enum Command {
     Alloc(alloc::Verb),
     /// Short for `alloc list`.
     Ls(alloc::List),
-    /// Who waits for room on a device.
+    /// The line of waiters for room on a device.
     #[command(subcommand)]
     Wait(wait::Verb),
-    /// What moves between tiers.
+    /// Parts that move between tiers.
     #[command(subcommand)]
     Move(moves::Verb),
     /// The links by which bytes move.

@@ -1,0 +1,255 @@
+//! Clients that are killed in the middle of a move: the operator is told what came of it, nothing is left of them, and who
+//! lives beside them has every byte.
+
+use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, MoveState, Tier, move_event::Change};
+use vramd_tests::{Config, Daemon, MIB_2, Probe, config::Effect, content, digest, is_root, wait::until};
+
+use crate::moves::{
+    clients::stopped::client, first, held, moving, nothing_is_left, operators::list::listed,
+    operators::write_backs::writing_back, outcomes, tiers, until_held,
+};
+
+/// Holds 2 MiB, as another tenant where the tests run as root.
+struct Neighbour(Probe);
+
+impl Neighbour {
+    fn new(daemon: &Daemon) -> Self {
+        let mut probe = if is_root() { daemon.probe_as(20_001) } else { daemon.probe() };
+        probe.ask("sdk open");
+        probe.ask(&format!("sdk allocate {MIB_2}"));
+        probe.ask("sdk write 9");
+        Self(probe)
+    }
+
+    /// Once nothing is left but what is its own.
+    fn leaves_unharmed(mut self, daemon: &Daemon) {
+        until("nothing else is left", || {
+            let books = daemon.books();
+            (books.sessions.len(), books.allocations.len(), held(daemon)) == (1, 1, (2, 2))
+        });
+        assert_eq!(self.0.ask("sdk digest")["digest"], digest(&content(MIB_2, 9)));
+        self.0.leave();
+        nothing_is_left(daemon);
+    }
+}
+
+/// Where the daemon is when the client dies.
+struct Step {
+    name: &'static str,
+    /// What takes its time there: the nth of these.
+    slow: (&'static str, u64),
+    reached: fn(&Daemon) -> bool,
+}
+
+impl Step {
+    fn config(&self) -> Config {
+        let (on, nth) = self.slow;
+        slow(on, nth)
+    }
+}
+
+fn slow(on: &'static str, nth: u64) -> Config {
+    tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(2000))
+}
+
+/// Whether a part is under way towards that tier, in that state.
+fn is(daemon: &Daemon, tier: Tier, state: MoveState) -> bool {
+    listed(daemon).moves.iter().any(|it| (it.tier(), it.state()) == (tier, state))
+}
+
+/// Whether that has come of the second part.
+fn second_is(daemon: &Daemon, tier: Tier, change: Change) -> bool {
+    let ended = listed(daemon).ended;
+    ended.iter().any(|it| {
+        let part = it.part.unwrap_or_default();
+        (part.part_index, it.tier(), it.outcome()) == (1, tier, change)
+    })
+}
+
+#[test]
+fn on_the_way_out() {
+    let steps = [
+        (
+            Step {
+                name: "its backing is made",
+                slow: ("create_host", 1),
+                reached: |daemon| {
+                    is(daemon, Tier::Host, MoveState::Preparing)
+                        && second_is(daemon, Tier::Host, Change::Moved)
+                },
+            },
+            [Outcome::Freed, Outcome::Moved],
+        ),
+        (
+            Step {
+                name: "it is copied",
+                slow: ("copy", 1),
+                reached: |daemon| {
+                    is(daemon, Tier::Host, MoveState::Copying) && second_is(daemon, Tier::Host, Change::Moved)
+                },
+            },
+            [Outcome::Freed, Outcome::Moved],
+        ),
+        (
+            Step {
+                name: "it has left, and the device has not got it back",
+                slow: ("release", 1),
+                reached: |daemon| daemon.books().devices[0].moving_out_bytes == 0 && held(daemon) == (4, 6),
+            },
+            [Outcome::Moved, Outcome::Moved],
+        ),
+    ];
+    for (step, told) in steps {
+        let daemon = Daemon::start(&step.config());
+        let (probe, id) = client(&daemon);
+        let neighbour = Neighbour::new(&daemon);
+        let evicting = moving(&daemon, id, Tier::Host);
+        until(step.name, || (step.reached)(&daemon));
+        probe.kill();
+        assert_eq!(outcomes(&evicting.ok()), told, "{}", step.name);
+        neighbour.leaves_unharmed(&daemon);
+    }
+}
+
+#[test]
+fn before_it_has_unmapped() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").limit("unmap_answer_timeout_ms = 60000"));
+    let mut probe = daemon.probe();
+    let session = probe.ask("open pins")["session"].as_u64().unwrap();
+    let id = probe.ask("allocate 2097152")["allocation"].as_u64().unwrap();
+    let neighbour = Neighbour::new(&daemon);
+    // It does not read what it is sent.
+    let evicting = moving(&daemon, id, Tier::Host);
+    until("it was told to unmap", || daemon.log().contains("revoke sent"));
+    assert!(!evicting.is_answered());
+    probe.kill();
+    // Whether its channel or its process is seen to end first is the kernel's choice.
+    match first(&evicting.ok()) {
+        (Outcome::Freed, []) => {}
+        (Outcome::Silent, [silent]) if *silent == session => {}
+        other => panic!("{other:?}"),
+    }
+    neighbour.leaves_unharmed(&daemon);
+}
+
+/// It wants the part where it is, and what has begun to be copied must end first.
+#[test]
+fn while_its_copy_is_called_off() {
+    let daemon = Daemon::start(&slow("copy", 1));
+    let (mut probe, id) = client(&daemon);
+    let neighbour = Neighbour::new(&daemon);
+    let evicting = moving(&daemon, id, Tier::Host);
+    until("it is copied", || {
+        is(&daemon, Tier::Host, MoveState::Copying) && second_is(&daemon, Tier::Host, Change::Moved)
+    });
+    probe.tell("sdk pin-for 60000");
+    until("it is called off", || is(&daemon, Tier::Host, MoveState::Stopping));
+    probe.kill();
+    assert_eq!(outcomes(&evicting.ok()), [Outcome::Wanted, Outcome::Moved]);
+    neighbour.leaves_unharmed(&daemon);
+}
+
+/// The first two of each are the allocation's or the way out, and the third device's is its neighbour's.
+fn ways_in() -> [Step; 2] {
+    [
+        Step {
+            name: "memory is made for it",
+            slow: ("create", 4),
+            reached: |daemon| {
+                is(daemon, Tier::Device, MoveState::Preparing)
+                    && second_is(daemon, Tier::Device, Change::Moved)
+            },
+        },
+        Step {
+            name: "it is copied",
+            slow: ("copy", 3),
+            reached: |daemon| {
+                is(daemon, Tier::Device, MoveState::Copying) && second_is(daemon, Tier::Device, Change::Moved)
+            },
+        },
+    ]
+}
+
+/// A client whose parts are in the host, and its neighbour.
+fn out(daemon: &Daemon) -> (Probe, u64, Neighbour) {
+    let (probe, id) = client(daemon);
+    let neighbour = Neighbour::new(daemon);
+    assert_eq!(outcomes(&moving(daemon, id, Tier::Host).ok()), [Outcome::Moved; 2]);
+    until_held(daemon, 2, 6);
+    (probe, id, neighbour)
+}
+
+#[test]
+fn on_the_way_in_by_its_pin() {
+    let mapped = Step {
+        name: "one part is mapped and the other on its way",
+        slow: ("copy", 4),
+        reached: |daemon| {
+            is(daemon, Tier::Device, MoveState::Copying) && daemon.books().sessions[0].mapped_bytes > 0
+        },
+    };
+    for step in ways_in().into_iter().chain([mapped]) {
+        let daemon = Daemon::start(&step.config());
+        let (mut probe, _, neighbour) = out(&daemon);
+        probe.tell("sdk pin-for 60000");
+        until(step.name, || (step.reached)(&daemon));
+        probe.kill();
+        neighbour.leaves_unharmed(&daemon);
+        // The latest first.
+        let ended = listed(&daemon).ended.into_iter().filter(|it| it.tier() == Tier::Device);
+        let ended: Vec<_> = ended.map(|it| (it.cause(), it.outcome(), it.detail)).collect();
+        let by_its_pin = |outcome| (MoveCause::Demand, outcome, String::new());
+        assert_eq!(ended, [Change::Stopped, Change::Moved].map(by_its_pin), "{}", step.name);
+    }
+}
+
+#[test]
+fn on_the_way_in_by_an_operator() {
+    for step in ways_in() {
+        let daemon = Daemon::start(&step.config());
+        let (probe, id, neighbour) = out(&daemon);
+        let bringing = moving(&daemon, id, Tier::Device);
+        until(step.name, || (step.reached)(&daemon));
+        probe.kill();
+        assert_eq!(outcomes(&bringing.ok()), [Outcome::Freed, Outcome::Moved], "{}", step.name);
+        neighbour.leaves_unharmed(&daemon);
+    }
+}
+
+#[test]
+fn while_it_waits_for_room() {
+    let daemon = Daemon::start(&tiers("6MiB", "16MiB"));
+    let (mut probe, _, neighbour) = out(&daemon);
+    let mut other = daemon.probe();
+    other.ask("open");
+    other.ask("allocate 2097152");
+    probe.tell("sdk pin-for 60000");
+    until("one part is there and the other waits", || {
+        let device = &daemon.books().devices[0];
+        (device.awaited_part_count, device.moving_in_bytes, device.held_bytes) == (1, 0, 3 * MIB_2)
+    });
+    probe.kill();
+    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    other.leave();
+    neighbour.leaves_unharmed(&daemon);
+}
+
+#[test]
+fn while_it_is_written_back() {
+    let written_back = |daemon: &Daemon| second_is(daemon, Tier::Host, Change::WrittenBack);
+    for (on, state) in [("create_host", MoveState::Preparing), ("copy", MoveState::Copying)] {
+        let daemon = Daemon::start(&slow(on, 1));
+        let (probe, id) = client(&daemon);
+        let neighbour = Neighbour::new(&daemon);
+        let writing = writing_back(&daemon, id);
+        until(on, || {
+            let moves = listed(&daemon).moves;
+            moves.iter().any(|it| (it.cause(), it.state()) == (MoveCause::WriteBack, state))
+                && written_back(&daemon)
+        });
+        probe.kill();
+        let told: Vec<_> = writing.ok().parts.iter().map(|part| part.outcome()).collect();
+        assert_eq!(told, [Outcome::Freed, Outcome::Moved], "{on}");
+        neighbour.leaves_unharmed(&daemon);
+    }
+}

@@ -1,0 +1,6 @@
+//! Client processes whose parts move.
+
+pub(crate) mod killed;
+pub(crate) mod programs;
+pub(crate) mod readers;
+pub(crate) mod stopped;

@@ -1,0 +1,88 @@
+//! Sealed memory that several processes map: all of them let go of it, or who does not is named.
+
+use rustix::process::Signal;
+use vramd_proto::v1::{FreeAllocationRequest, SessionState, Tier, free_allocation_request::Target};
+use vramd_tests::{Daemon, Probe, content, digest, proc::memory_mapping_count, wait::until};
+
+use crate::moves::{Outcome, moving, nothing_is_left, outcomes, tiers, until_held};
+
+const SIZE: u64 = 6 << 20;
+const PARTS: usize = 3;
+
+/// What its owner wrote and sealed, and three others attached: none of them holds it. The owner is the first.
+fn shared(daemon: &Daemon) -> (Vec<Probe>, Vec<u64>, u64) {
+    let mut owner = daemon.probe();
+    let mut sessions = vec![owner.ask("sdk open")["session"].as_u64().unwrap()];
+    let allocated = owner.ask(&format!("sdk allocate {SIZE} part=2097152 name=weights persistent"));
+    owner.ask("sdk write 11");
+    assert_eq!(owner.ask("sdk seal")["digest"], digest(&content(SIZE, 11)));
+    owner.ask("sdk keep");
+    let mut probes = vec![owner];
+    for _ in 0..3 {
+        let mut reader = daemon.probe();
+        sessions.push(reader.ask("sdk open")["session"].as_u64().unwrap());
+        reader.ask("sdk attach weights");
+        reader.ask("sdk keep");
+        probes.push(reader);
+    }
+    (probes, sessions, allocated["allocation"].as_u64().unwrap())
+}
+
+fn mappings(probes: &[Probe]) -> Vec<usize> {
+    probes.iter().map(|probe| memory_mapping_count(probe.pid())).collect()
+}
+
+#[track_caller]
+fn has_every_byte(probe: &mut Probe) {
+    assert_eq!(probe.ask("sdk pinned-digest 0")["digest"], digest(&content(SIZE, 11)));
+}
+
+/// That a pin call has ended comes by another socket, so it may have to be asked again.
+#[track_caller]
+fn leaves(daemon: &Daemon, allocation: u64) {
+    until("it leaves", || outcomes(&moving(daemon, allocation, Tier::Host).ok()) == [Outcome::Moved; PARTS]);
+    until_held(daemon, 0, 6);
+}
+
+#[test]
+fn all_readers_let_go_and_who_is_stopped_is_named_alone() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").limit("revoke_answer_timeout_ms = 400"));
+    let (mut probes, sessions, id) = shared(&daemon);
+    assert_eq!(mappings(&probes), [PARTS; 4]);
+    leaves(&daemon, id);
+    assert_eq!(mappings(&probes), [0; 4], "nobody maps it any more");
+    assert_eq!(daemon.books().allocation(id).unwrap().mapper_count, 0);
+    probes.iter_mut().for_each(has_every_byte);
+    until_held(&daemon, 6, 6);
+    assert_eq!(mappings(&probes), [PARTS; 4], "one memory of the device, mapped by all");
+
+    let stopped = 2;
+    until("all pins have ended", || daemon.books().node.fds_in_flight == 0);
+    probes[stopped].freeze();
+    let answer = moving(&daemon, id, Tier::Host).ok();
+    for part in &answer.parts {
+        assert_eq!((part.outcome(), &part.session_ids[..]), (Outcome::Silent, &sessions[stopped..=stopped]));
+    }
+    assert_eq!(answer.parts.len(), PARTS);
+    let states: Vec<_> =
+        sessions.iter().map(|session| daemon.books().session(*session).unwrap().state()).collect();
+    let live = SessionState::Live;
+    assert_eq!(states, [live, live, SessionState::Silent, live]);
+    until_held(&daemon, 6, 6);
+    assert_eq!(mappings(&probes)[stopped], PARTS, "what it maps stands");
+    for (at, probe) in probes.iter_mut().enumerate() {
+        if at != stopped {
+            has_every_byte(probe);
+        }
+    }
+
+    probes[stopped].signal(Signal::CONT);
+    until("it lives again", || daemon.books().session(sessions[stopped]).unwrap().state() == live);
+    leaves(&daemon, id);
+    assert_eq!(mappings(&probes), [0; 4]);
+    probes.iter_mut().for_each(has_every_byte);
+    probes.into_iter().for_each(Probe::leave);
+    let target = Some(Target::AllocationId(id));
+    daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() }).ok();
+    nothing_is_left(&daemon);
+}

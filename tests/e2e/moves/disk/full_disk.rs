@@ -1,0 +1,122 @@
+//! A disk that has no room, or fails, when somebody's pin needs the room of what is to go there; and batches for which there is
+//! none in any tier.
+
+use tonic::Code;
+use vramd_proto::v1::{AllocationSpec, SetQuotaRequest, Tier};
+use vramd_tests::{
+    Config, Daemon, MIB_2, RawSession, config::Effect, content, daemon::quota, digest, wait::until,
+};
+use vramd_types::Reason;
+
+use crate::moves::{
+    bring_in_by_pin,
+    clients::programs::{comes_to_a_full_device, is_intact, letting_go, lies, other_one_left, stayed},
+    disk::tier::until_held,
+    evict_to, nothing_is_left, part, parts,
+    pins::fetch::connect,
+    tiers, written,
+};
+
+/// What becomes of the second part that is to go to disk, and of so many behind it: there is no room for its file, or it cannot be written.
+fn flaws(config: &Config, count: u64) -> [(Config, &'static str); 2] {
+    let broken = || Effect::Fail("an error of the disk".to_owned());
+    let nths = 2..2 + count;
+    let full = nths.clone().fold(config.clone(), |it, nth| it.fault("create_disk", nth, Effect::OutOfMemory));
+    let failing = nths.fold(config.clone(), |it, nth| it.fault("copy", nth, broken()));
+    [(full, "tier disk of"), (failing, "Input/output error (os error 5)")]
+}
+
+#[test]
+fn another_leaves_for_a_pin_where_the_first_cannot_go_to_disk() {
+    for (config, why) in flaws(&tiers("4MiB", "0").disk("16MiB"), 1) {
+        let daemon = Daemon::start(&config);
+        comes_to_a_full_device(&daemon, "disk", 2, |there| {
+            other_one_left(&daemon, there, &stayed(&daemon, Tier::Disk, why), "disk");
+        });
+    }
+}
+
+#[test]
+fn where_nothing_else_can_go_to_disk_a_pin_waits_until_it_can() {
+    let config = tiers("2MiB", "0").disk("16MiB").limit("survey_interval_ms = 100");
+    for (config, why) in flaws(&config, 3) {
+        let daemon = Daemon::start(&config);
+        comes_to_a_full_device(&daemon, "disk", 1, |there| {
+            assert_eq!(
+                stayed(&daemon, Tier::Disk, why),
+                [part(there.id().get(), 0); 3],
+                "it was tried again, and what was there stayed until it could leave"
+            );
+        });
+    }
+}
+
+/// The pin, and a batch, that do not wait for ever.
+#[test]
+fn while_nothing_can_go_to_disk_who_needs_the_room_is_told_and_has_it_later() {
+    let config = tiers("4MiB", "0").disk("16MiB").limit("survey_interval_ms = 100");
+    for (config, why) in flaws(&config, 12) {
+        let daemon = Daemon::start(&config);
+        // Else it would be its tenant's limit that a batch is short of.
+        daemon.set_quota("team-z", "2MiB", "");
+        let (mut session, id) = written(&daemon, 1);
+        evict_to(&daemon, &mut [&mut session], id, Tier::Disk);
+        until_held(&daemon, [0, 0, 2]);
+        let client = connect(&daemon);
+        let there = letting_go(&daemon, &client, 1);
+        // Whose pin was seen is not asked before it is seen that it has ended.
+        until("it is asked to leave", || {
+            let call = session.pin_within(vec![part(id, 0)], 300);
+            let late = session.pin_answer(call).unwrap_err();
+            assert_eq!(late.is(Reason::Deadline).code, Code::DeadlineExceeded);
+            session.pin_ended(call);
+            !stayed(&daemon, Tier::Disk, why).is_empty()
+        });
+        let full = session.refused(parts(1));
+        assert_eq!(full.is(Reason::DeviceFull).fact("tier"), "device", "its room is what is asked for");
+        assert_eq!(lies(&daemon, &there), ["device"]);
+        is_intact(&there, 1);
+        bring_in_by_pin(&mut session, id, 1);
+        assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+        assert_eq!(lies(&daemon, &there), ["disk"]);
+        session.free(id);
+        is_intact(&there, 1);
+        drop(there);
+        client.flush().unwrap();
+        nothing_is_left(&daemon);
+    }
+}
+
+/// So many parts of 2 MiB, which lie where there is room.
+fn unheld(count: u64) -> AllocationSpec {
+    AllocationSpec { unheld: true, ..parts(count) }
+}
+
+/// What the host has no room for is asked of the disk.
+#[test]
+fn a_batch_that_no_tier_has_room_for_is_refused_by_the_disk() {
+    let tiers = tiers("4MiB", "2MiB").disk("4MiB");
+    let others = SetQuotaRequest { tier: Tier::Disk.into(), ..quota("team-z", "0", "2MiB", "") };
+    for (config, reason) in [
+        (tiers.clone().default_quota("disk_limit = \"2MiB\""), Reason::QuotaLimit),
+        (tiers, Reason::DeviceFull),
+    ] {
+        let daemon = Daemon::start(&config);
+        if reason == Reason::DeviceFull {
+            daemon.admin.set_quota(others.clone()).ok();
+        }
+        let session = RawSession::open_with_pins(&daemon.sockets());
+        let is_refused = |count, asked, held| {
+            let refused = session.refused(unheld(count));
+            assert_eq!(refused.is(reason).code, Code::ResourceExhausted);
+            assert_eq!((refused.fact("tier"), refused.number("asked")), ("disk", asked));
+            let there = if reason == Reason::QuotaLimit { ("held", held) } else { ("free", MIB_2 - held) };
+            assert_eq!(refused.number(there.0), there.1, "{refused:?}");
+        };
+        is_refused(3, 2 * MIB_2, 0);
+        session.reserve(unheld(2));
+        is_refused(1, MIB_2, MIB_2);
+        drop(session);
+        nothing_is_left(&daemon);
+    }
+}

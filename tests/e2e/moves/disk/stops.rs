@@ -1,0 +1,75 @@
+//! A daemon that is stopped in the middle of a copy to disk: it leaves none of it, and ends in time, whatever the disk does.
+
+use std::{
+    path::PathBuf,
+    process::ExitStatus,
+    time::{Duration, Instant},
+};
+
+use vramd_proto::v1::{AllocationSpec, MovePartsResponse, MoveState, Tier};
+use vramd_tests::{
+    Daemon, Filter, Home, MIB, Pending, RawSession, config::Effect, session::spec, wait::until,
+};
+
+use crate::moves::{disk::tier::files, moving, operators::list::listed, tiers, unmap_as_told};
+
+/// What a daemon waits for its driver.
+const BOUND: Duration = Duration::from_secs(10);
+/// One part.
+const SIZE: u64 = 256 * MIB;
+
+/// One whose part is on its way to disk, and so many bytes of it are there.
+#[track_caller]
+fn leaving(daemon: &Daemon, seen: impl Fn(u64) -> bool) -> (RawSession, Pending<MovePartsResponse>) {
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(AllocationSpec { part_size_bytes: SIZE, ..spec(SIZE) }).allocation_id;
+    let evicting = moving(daemon, id, Tier::Disk);
+    unmap_as_told(&mut session, id);
+    until("it is copied", || {
+        let moves = listed(daemon).moves;
+        moves.iter().any(|it| it.state() == MoveState::Copying && it.copied_bytes.is_some_and(&seen))
+    });
+    assert_eq!(files(daemon.home().path()).len(), 1);
+    (session, evicting)
+}
+
+fn stopped(daemon: Daemon) -> (ExitStatus, Home, Duration) {
+    let asked = Instant::now();
+    let (status, home) = daemon.stop();
+    (status, home, asked.elapsed())
+}
+
+fn config() -> vramd_tests::Config {
+    tiers("512MiB", "0").disk("512MiB")
+}
+
+#[test]
+fn a_stop_in_the_middle_of_a_copy_to_disk_leaves_no_file() {
+    for (config, is_begun) in [(config(), true), (config().fault("copy", 1, Effect::DelayMs(60_000)), false)]
+    {
+        let daemon = Daemon::start(&config);
+        let (_session, evicting) = leaving(&daemon, |there| there < SIZE && (there > 0) == is_begun);
+        let (status, home, took) = stopped(daemon);
+        assert!(status.success() && took < BOUND, "{status} after {took:?}");
+        assert_eq!(files(home.path()), Vec::<PathBuf>::new());
+        assert!(!home.log().contains("the driver has not ended"), "{}", home.log());
+        drop(evicting);
+    }
+}
+
+/// What the kernel was asked to write it never says to be written.
+#[test]
+fn a_stop_waits_for_a_disk_that_never_answers_no_longer_than_it_may() {
+    let home = Home::new().with_filter(Filter::Unanswered(libc::SYS_pwritev2));
+    config().disk_engine("threads").write(home.path());
+    let daemon = Daemon::start_in(home);
+    let (_session, evicting) = leaving(&daemon, |there| there == 0);
+    let (status, home, took) = stopped(daemon);
+    assert!(status.success() && took >= BOUND && took < 2 * BOUND, "{status} after {took:?}");
+    let says = "the driver has not ended; what is left on disk the next start deletes";
+    assert!(home.log().contains(says), "{}", home.log());
+    drop(evicting);
+    assert_eq!(files(home.path()).len(), 1);
+    let next = Daemon::start_in(home);
+    assert_eq!(files(next.home().path()), Vec::<PathBuf>::new());
+}

@@ -1,0 +1,491 @@
+//! Memory that goes to the disk and comes back: real files, in a directory that one daemon has for itself.
+
+use std::{
+    fs,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Output,
+    time::{Duration, Instant},
+};
+
+use tonic::Code;
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error};
+use vramd_proto::v1::{MoveOutcome as Outcome, MoveState, SealRequest, Tier};
+use vramd_tests::{
+    Config, Daemon, Home, MIB, MIB_2, Refused, config::Effect, content, daemon::quota, digest, wait::until,
+};
+use vramd_types::Reason;
+
+use crate::moves::{
+    clients::programs::{is_intact, letting_go, lies, send},
+    clients::stopped::client,
+    disk::engines::{ENGINES, engine_of},
+    evict_to, first, moving, nothing_is_left,
+    operators::list::listed,
+    part,
+    pins::fetch::connect,
+    said, tiers, vramctl, written,
+};
+
+/// Bytes of a part.
+pub(crate) const PART: usize = 2 << 20;
+
+/// MiB charged on the device, in the host and on disk.
+fn held(daemon: &Daemon) -> [u64; 3] {
+    let books = daemon.books();
+    [books.held(), books.held_in_host(), books.held_on_disk()].map(|bytes| bytes / MIB)
+}
+
+#[track_caller]
+pub(crate) fn until_held(daemon: &Daemon, should: [u64; 3]) {
+    until("the books say where it is", || held(daemon) == should);
+}
+
+/// Files of extents in the directory.
+pub(crate) fn files(home: &Path) -> Vec<PathBuf> {
+    let there =
+        fs::read_dir(home.join("disk")).expect("it is there").map(|entry| entry.expect("an entry").path());
+    there.filter(|path| path.to_string_lossy().contains("vramd-extent-")).collect()
+}
+
+/// So many parts of 2 MiB of which none is held, each written by a pin of its own.
+pub(crate) fn unheld(client: &Client, count: u32) -> Allocation {
+    let request =
+        AllocationRequest::new(Bytes::new(u64::from(count) * MIB_2)).part_size(Bytes::new(MIB_2)).unheld();
+    let memory = client.allocate(request).expect("room below");
+    let bytes = content(u64::from(count) * MIB_2, memory.id().get());
+    for (part, bytes) in (0..count).zip(bytes.chunks(PART)) {
+        let mut pinned = memory.pin_parts(part..part + 1, Access::Write).expect("it is brought in");
+        assert!(pinned.as_slice().unwrap().iter().all(|byte| *byte == 0), "what nobody has written is zeros");
+        pinned.as_mut_slice().unwrap().copy_from_slice(bytes);
+    }
+    memory
+}
+
+#[test]
+fn a_set_several_times_as_large_as_device_and_host_is_intact_though_a_client_is_killed() {
+    let daemon = Daemon::start(&tiers("6MiB", "8MiB").disk("128MiB"));
+    let [first, second] = [connect(&daemon), connect(&daemon)];
+    let (mut probe, _) = client(&daemon);
+    let mine = unheld(&first, 10);
+    let other = unheld(&second, 8);
+    let third = unheld(&first, 4);
+    probe.tell("sdk pin-for 60000");
+    for memory in [&mine, &other] {
+        is_intact(memory, if memory.id() == mine.id() { 10 } else { 8 });
+    }
+    probe.kill();
+    is_intact(&third, 4);
+    is_intact(&mine, 10);
+    until("its memory is given back", || daemon.books().allocations.len() == 3);
+    let lies: Vec<_> = [&mine, &other, &third].into_iter().flat_map(|memory| lies(&daemon, memory)).collect();
+    assert!(lies.iter().any(|tier| tier == "disk") && lies.iter().any(|tier| tier == "host"), "{lies:?}");
+    let shown = said(&daemon, &["alloc", "show", &mine.id().to_string()]);
+    let bytes = &shown["allocation"]["tier_bytes"];
+    let in_all: u64 =
+        ["device", "host", "disk"].iter().map(|tier| bytes[tier].as_u64().expect("bytes")).sum();
+    assert_eq!(in_all, 10 * MIB_2, "{bytes}");
+    let device = said(&daemon, &["device", "list"])["devices"][0].clone();
+    assert_eq!(device["disk_capacity_bytes"], 128 * MIB);
+    let sealed = third.seal().expect("it is hashed wherever it lies");
+    let id = sealed.id().get();
+    assert_eq!(sealed.digest(), digest(&content(4 * MIB_2, id)));
+    sealed.free().unwrap();
+    drop((mine, other));
+    first.flush().unwrap();
+    second.flush().unwrap();
+    drop((first, second));
+    nothing_is_left(&daemon);
+    assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new(), "what is freed has no file");
+}
+
+#[test]
+fn an_operator_sends_it_to_disk_and_to_the_host_and_it_comes_back() {
+    for engine in ENGINES {
+        is_sent_to_disk_and_to_the_host_and_comes_back(engine);
+    }
+}
+
+fn is_sent_to_disk_and_to_the_host_and_comes_back(engine: &'static str) {
+    let config = tiers("8MiB", "8MiB").disk("8MiB").disk_engine(engine);
+    let daemon = Daemon::start(&config.telemetry("prometheus_listen = \"127.0.0.1:0\""));
+    assert!(engine == "auto" || engine_of(&daemon) == engine);
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    until_held(&daemon, [4, 4, 0]);
+    for (to, should) in [("disk", [0, 0, 4]), ("host", [0, 4, 0]), ("disk", [0, 0, 4])] {
+        send(&daemon, &memory, to);
+        until_held(&daemon, should);
+        assert_eq!(lies(&daemon, &memory), [to; 2]);
+        assert_eq!(files(daemon.home().path()).len(), if to == "disk" { 2 } else { 0 });
+    }
+    let metrics = daemon.metrics();
+    let on_disk =
+        |line: &&str| line.contains("disk") && line.contains("resident") && line.ends_with(" 4194304");
+    assert!(metrics.lines().any(|line| on_disk(&line)), "{metrics}");
+    said(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
+    until_held(&daemon, [4, 0, 4]);
+    is_intact(&memory, 2);
+    // From the device to the tier in which it has nothing.
+    send(&daemon, &memory, "host");
+    until_held(&daemon, [0, 4, 0]);
+    is_intact(&memory, 2);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+    let (status, home) = daemon.stop();
+    assert!(status.success() && files(home.path()).is_empty());
+}
+
+/// Also where its client lives on, and metrics are served, which live as long as the process.
+#[test]
+fn a_daemon_that_is_stopped_leaves_nothing_on_disk() {
+    for telemetry in ["", "prometheus_listen = \"127.0.0.1:0\""] {
+        let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").telemetry(telemetry));
+        let client = connect(&daemon);
+        let memory = letting_go(&daemon, &client, 2);
+        send(&daemon, &memory, "disk");
+        assert_eq!(files(daemon.home().path()).len(), 2);
+        let (status, home) = daemon.stop();
+        assert!(status.success(), "{status}");
+        assert_eq!(files(home.path()), Vec::<PathBuf>::new(), "with telemetry {telemetry:?}");
+        drop(memory);
+    }
+}
+
+#[test]
+fn the_disk_has_a_quota_of_its_own() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").default_quota("disk_limit = \"2MiB\""));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    until_held(&daemon, [4, 0, 2]);
+    let evict = |part: &str| {
+        let target = memory.id().to_string();
+        said(&daemon, &["alloc", "evict", &target, "--to", "disk", "--part", part])["parts"][0].clone()
+    };
+    let refused = evict("1");
+    assert_eq!(
+        (&refused["outcome"], &refused["error"]["reason"]),
+        (&"refused".into(), &"QUOTA_LIMIT".into())
+    );
+    assert_eq!(refused["error"]["facts"]["tier"], "disk");
+    let tenant = daemon.books().quotas.iter().find(|row| row.held_bytes > 0).expect("a row").tenant.clone();
+    let shown = said(&daemon, &["quota", "get", &tenant, "--tier", "disk"]);
+    assert_eq!(shown["quota"]["held_bytes"], 2 * MIB);
+    said(&daemon, &["quota", "set", &tenant, "--tier", "disk", "--limit", "4MiB"]);
+    until_held(&daemon, [4, 0, 4]);
+    send(&daemon, &memory, "disk");
+    let unbacked = quota("team-z", "0", "8MiB", "8MiB");
+    let set = vramd_proto::v1::SetQuotaRequest { tier: Tier::Disk.into(), ..unbacked };
+    let refused = daemon.admin.set_quota(set).refused();
+    assert_eq!(refused.is(Reason::GuaranteeUnbacked).fact("tier"), "disk");
+    is_intact(&memory, 2);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn who_is_killed_while_it_is_copied_to_disk_leaves_no_file() {
+    let config = tiers("8MiB", "0").disk("8MiB").fault("copy", 1, Effect::DelayMs(2000));
+    let daemon = Daemon::start(&config);
+    let (probe, id) = client(&daemon);
+    let evicting = moving(&daemon, id, Tier::Disk);
+    until("it is copied", || {
+        let moves = listed(&daemon).moves;
+        moves.iter().any(|it| (it.tier(), it.state()) == (Tier::Disk, MoveState::Copying))
+    });
+    probe.kill();
+    assert_eq!(first(&evicting.ok()).0, Outcome::Freed);
+    nothing_is_left(&daemon);
+    assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_disk_that_is_full_is_told_and_the_part_stays() {
+    let config = tiers("8MiB", "0").disk("8MiB").fault("create_disk", 1, Effect::OutOfMemory);
+    let daemon = Daemon::start(&config);
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 1);
+    let evict =
+        || said(&daemon, &["alloc", "evict", &memory.id().to_string(), "--to", "disk"])["parts"][0].clone();
+    let refused = evict();
+    assert_eq!(
+        (&refused["error"]["reason"], &refused["error"]["facts"]["tier"]),
+        (&"DEVICE_FULL".into(), &"disk".into())
+    );
+    is_intact(&memory, 1);
+    send(&daemon, &memory, "disk");
+    is_intact(&memory, 1);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// The file of a part: they are the daemon's own, and whoever changes them does what a disk does that has gone bad.
+pub(crate) fn file_of(daemon: &Daemon, allocation: u64, part: usize) -> fs::File {
+    let content = content((part as u64 + 1) * MIB_2, allocation)[part * PART..].to_vec();
+    let file = files(daemon.home().path()).into_iter().find(|path| fs::read(path).expect("ours") == content);
+    fs::File::options().read(true).write(true).open(file.expect("the part's")).expect("ours")
+}
+
+/// One byte of the part is another.
+fn spoil(daemon: &Daemon, allocation: u64, part: usize) {
+    let file = file_of(daemon, allocation, part);
+    let mut was = [0];
+    file.read_exact_at(&mut was, 4097).expect("it can be read");
+    file.write_all_at(&[!was[0]], 4097).expect("it is written");
+    file.sync_all().expect("it is on disk");
+}
+
+pub(crate) fn is_lost(error: &Error, allocation: u64, part: u64) -> bool {
+    let id = vramd_types::AllocationId::from_raw(allocation).to_string();
+    matches!(error, Error::ContentLost { allocation, part_index } if *allocation == id && *part_index == part)
+}
+
+#[test]
+fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
+    for engine in ENGINES {
+        is_lost_and_nothing_else_is(engine);
+    }
+}
+
+fn is_lost_and_nothing_else_is(engine: &'static str) {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").disk_engine(engine));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    spoil(&daemon, memory.id().get(), 0);
+    for _ in 0..2 {
+        let lost = memory.pin_parts(0..1, Access::Read).map(drop).expect_err("it is lost");
+        assert!(is_lost(&lost, memory.id().get(), 0), "{lost:?}");
+    }
+    let whole = memory.pin_parts(1..2, Access::Read).expect("it is whole");
+    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, memory.id().get())[PART..]);
+    drop(whole);
+    let told = said(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
+    assert_eq!(told["parts"][0]["error"]["reason"], "CONTENT_LOST");
+    let ended = listed(&daemon).ended;
+    assert!(ended.iter().any(|it| it.detail.contains("is damaged on disk")), "{ended:?}");
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// A part that is cut off is not there at all, and the disk says so.
+#[test]
+fn a_file_that_is_cut_off_is_lost_for_its_part() {
+    its_second_part_is_lost(|file| file.set_len(8192).expect("it can be cut off"));
+}
+
+/// Of what lies on disk, when that was done to the file of its second part.
+pub(crate) fn its_second_part_is_lost(damage: impl FnOnce(&fs::File)) {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    let id = memory.id().get();
+    damage(&file_of(&daemon, id, 1));
+    let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
+    assert!(is_lost(&lost, id, 1), "{lost:?}");
+    let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");
+    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
+    drop((whole, memory));
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// What the disk says of the third of four pieces.
+pub(crate) const EIO: &str = "from 4194304 on: Input/output error (os error 5)";
+
+/// So many pieces of 2 MiB, which come and go together.
+pub(crate) fn in_one_part(daemon: &Daemon, client: &Client, pieces: u64) -> Allocation {
+    let size = Bytes::new(pieces * MIB_2);
+    let mut memory = client.allocate(AllocationRequest::new(size).part_size(size)).expect("there is room");
+    let bytes = content(size.get(), memory.id().get());
+    memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
+    memory.unhold().unwrap();
+    daemon.settled_books();
+    memory
+}
+
+#[track_caller]
+pub(crate) fn has_all(memory: &Allocation, pieces: u64) {
+    let pinned = memory.pin_parts(0..1, Access::Read).expect("it is there");
+    assert!(pinned.as_slice().unwrap() == content(pieces * MIB_2, memory.id().get()));
+}
+
+/// Nothing says that the bytes are gone: who pins is told that it failed, and the next pin has them.
+#[test]
+fn what_cannot_be_read_once_is_there_the_next_time() {
+    for engine in ENGINES {
+        fails_once_and_is_there_the_next_time(engine);
+    }
+}
+
+fn fails_once_and_is_there_the_next_time(engine: &'static str) {
+    let config = tiers("8MiB", "0").disk("8MiB").disk_engine(engine);
+    let daemon = Daemon::start(&config.fault("copy", 2, Effect::Fail("an error of the disk".to_owned())));
+    let client = connect(&daemon);
+    let memory = in_one_part(&daemon, &client, 4);
+    send(&daemon, &memory, "disk");
+    let failed = memory.pin_parts(0..1, Access::Read).map(drop).expect_err("it failed");
+    assert_eq!(failed.reason(), Some(Reason::DriverFailed), "{failed:?}");
+    assert!(failed.to_string().contains(EIO), "{failed}");
+    assert_eq!(lies(&daemon, &memory), ["disk"]);
+    has_all(&memory, 4);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// Long before its call's time is over, and whatever else of it comes.
+#[test]
+fn who_attaches_what_is_damaged_is_told_at_once() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let [writer, reader] = [connect(&daemon), connect(&daemon)];
+    let memory = letting_go(&daemon, &writer, 2).seal().expect("it is whole");
+    let id = memory.id();
+    said(&daemon, &["alloc", "evict", &id.to_string(), "--to", "disk"]);
+    until_held(&daemon, [0, 0, 4]);
+    spoil(&daemon, id.get(), 1);
+    let begun = Instant::now();
+    let lost = reader.attach(id).map(drop).expect_err("it is lost");
+    assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
+    let unheld = reader.attach_unheld(id).expect("the rest is there");
+    let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
+    assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id.get())[..PART]);
+    drop((whole, unheld, memory));
+    writer.flush().unwrap();
+    reader.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_seal_is_told_which_part_is_lost() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 2);
+    send(&daemon, &memory, "disk");
+    let id = memory.id().get();
+    spoil(&daemon, id, 1);
+    let failed = memory.seal().map(drop).expect_err("it cannot be hashed");
+    assert!(is_lost(&failed.error, id, 1), "{:?}", failed.error);
+    drop(failed);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+/// Whatever of a client asks for it.
+#[test]
+fn what_is_lost_is_data_loss_on_the_wire() {
+    let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
+    let (mut session, id) = written(&daemon, 2);
+    evict_to(&daemon, &mut [&mut session], id, Tier::Disk);
+    until_held(&daemon, [0, 0, 4]);
+    spoil(&daemon, id, 1);
+    let lost = |refused: &Refused| {
+        assert_eq!(refused.is(Reason::ContentLost).code, Code::DataLoss);
+        let id = vramd_types::AllocationId::from_raw(id).to_string();
+        assert_eq!((refused.fact("allocation"), refused.number("part_index")), (id.as_str(), 1));
+    };
+    let seal = SealRequest { session_id: session.id(), allocation_id: id, ..Default::default() };
+    lost(&session.memory.seal(seal).refused());
+    for parts in [vec![part(id, 1)], vec![part(id, 0), part(id, 1)]] {
+        let call = session.pin(parts);
+        lost(&session.pin_answer(call).expect_err("it is lost"));
+        session.pin_ended(call);
+    }
+    let answer = moving(&daemon, id, Tier::Device).ok();
+    let error = answer.parts[1].error.clone().expect("a refusal");
+    lost(&Refused::from_item(error));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+pub(crate) fn text(directory: &str, size: &str, engine: &str) -> String {
+    format!(
+        "[daemon]\nsocket_dir = \"run\"\nstate_dir = \"state\"\n[driver]\nkind = \"sim\"\n[disk]\ndirectory = \"{directory}\"\nsize = \"{size}\"\nengine = \"{engine}\"\n"
+    )
+}
+
+pub(crate) fn heard(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// A start and a check end with that, each naming the line of the field.
+#[track_caller]
+pub(crate) fn refused(home: &Home, status: i32, field: &str, why: &str) {
+    let line = if field == "disk.size" { "vramd.toml:8:8: " } else { "vramd.toml:7:13: " };
+    for check in [true, false] {
+        let mut command = home.command();
+        let output = if check { command.arg("--check").output() } else { command.output() }.unwrap();
+        let heard = heard(&output);
+        assert_eq!(output.status.code(), Some(status), "{heard}");
+        assert!(heard.contains(line) && heard.contains(field) && heard.contains(why), "{heard}");
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_ends_the_start_with_line_and_field() {
+    let home = Home::new();
+    let says = |text: &str| fs::write(home.path().join("vramd.toml"), text).unwrap();
+    let here = |name: &str| home.path().join(name).display().to_string();
+    fs::write(home.path().join("file"), b"").unwrap();
+    fs::create_dir(home.path().join("disk")).unwrap();
+    for (directory, size, field, why) in [
+        (here("nowhere"), "8MiB", "disk.directory", "there is no"),
+        (here("file"), "8MiB", "disk.directory", "is no directory"),
+        ("/sys/kernel".to_owned(), "8MiB", "disk.directory", "cannot be written"),
+        (here("disk"), "1048576GiB", "disk.size", "bytes free, not"),
+    ] {
+        says(&text(&directory, size, "auto"));
+        refused(&home, 3, field, why);
+    }
+    says(&text(&here("disk"), "8MiB", "threads"));
+    assert!(home.command().arg("--check").output().unwrap().status.success());
+    let held = Daemon::start_in(home);
+    let other = Home::new();
+    fs::write(
+        other.path().join("vramd.toml"),
+        text(&held.home().path().join("disk").display().to_string(), "8MiB", "auto"),
+    )
+    .unwrap();
+    refused(&other, 4, "disk.directory", &format!("is another daemon's, process {}", held.pid()));
+    let (status, home) = held.stop();
+    assert!(status.success());
+    // Of one that has ended nothing is left that would be in anybody's way.
+    assert!(home.command().arg("--check").output().unwrap().status.success());
+}
+
+#[test]
+fn a_disk_has_a_directory_and_a_size() {
+    let home = Home::new();
+    for (lines, why) in [
+        ("directory = \"/tmp\"\n", "`directory` needs `size`"),
+        ("size = \"2MiB\"\n", "`size` needs `directory`"),
+        ("directory = \"/tmp\"\nsize = \"3MiB\"\n", "no multiple of 2 MiB"),
+        ("engine = \"fast\"\n", "expected \"auto\", \"ring\" or \"threads\""),
+    ] {
+        fs::write(home.path().join("vramd.toml"), format!("[disk]\n{lines}")).unwrap();
+        let output = home.command().arg("--check").output().unwrap();
+        let heard = heard(&output);
+        assert!(
+            output.status.code() == Some(3) && heard.contains(why) && heard.contains("vramd.toml:"),
+            "{heard}"
+        );
+    }
+}
+
+/// Where there is none the tier is refused by name, as before.
+#[test]
+fn a_node_without_a_disk_says_so() {
+    let daemon = Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"8MiB\""));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 1);
+    let output = vramctl(&daemon, &["alloc", "evict", &memory.id().to_string(), "--to", "disk"]);
+    assert!(!output.status.success() && heard(&output).contains("TIER_UNSUPPORTED"), "{}", heard(&output));
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}

@@ -1,0 +1,135 @@
+//! Files that are changed all the same, while they are loaded or later, and who meets that.
+
+use std::{
+    fs::File,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use vramd_client::{Access, Client, Error, Sealed};
+use vramd_proto::v1::AllocationState;
+use vramd_tests::{Config, Daemon, MIB, MIB_2, config::Effect, digest, proc::fds_by_kind, wait::until};
+
+use crate::moves::{
+    disk::tier::is_lost,
+    files::load::{HEADER, Models, change, is_intact, load, node, request},
+    nothing_is_left,
+    pins::fetch::connect,
+    said,
+};
+
+/// A load reads its file a moment later than it opens it.
+fn slow(models: &Models) -> Config {
+    node("16MiB", models).fault("digest", 1, Effect::DelayMs(4000))
+}
+
+/// What comes of a load, when that was done to its file before it was read.
+fn loaded_while(
+    daemon: &Daemon,
+    client: &Client,
+    path: &Path,
+    meddle: impl FnOnce(),
+) -> Result<Sealed, Error> {
+    thread::scope(|scope| {
+        let loading = scope.spawn(|| load(client, path));
+        until("it is open, and about to be read", || {
+            daemon.books().allocations.iter().any(|it| it.state() == AllocationState::Sealing)
+        });
+        meddle();
+        loading.join().unwrap()
+    })
+}
+
+#[test]
+fn a_file_that_is_cut_off_while_it_is_loaded_is_lost_and_nothing_is_left_of_it() {
+    let models = Models::new();
+    let (path, _) = models.model("llama", 3 * MIB_2);
+    let daemon = Daemon::start(&slow(&models));
+    let client = connect(&daemon);
+    let cut_off = || File::options().write(true).open(&path).unwrap().set_len(HEADER + MIB_2).unwrap();
+    let lost = loaded_while(&daemon, &client, &path, cut_off).map(drop).expect_err("it is lost");
+    assert!(matches!(lost, Error::ContentLost { part_index: 1, .. }), "{lost:?}");
+    nothing_is_left(&daemon);
+    let file = path.to_str().unwrap();
+    until("the daemon has closed it", || fds_by_kind(daemon.pid()).keys().all(|kind| kind != file));
+    // The next load is one like any other.
+    let (path, weights) = models.model("llama", MIB_2);
+    is_intact(&load(&client, &path).unwrap(), &weights);
+}
+
+/// Its first chunk is there by then.
+#[test]
+fn a_file_that_is_cut_off_while_it_is_copied_is_told_and_nothing_is_left_of_it() {
+    let models = Models::new();
+    let (path, _) = models.model("llama", 6 * MIB_2);
+    let elsewhere = Models::new();
+    let daemon = Daemon::start(&node("16MiB", &elsewhere).fault("create", 1, Effect::DelayMs(4000)));
+    let client = connect(&daemon);
+    let lost = thread::scope(|scope| {
+        let loading = scope.spawn(|| load(&client, &path).map(drop));
+        until("it is open, and about to be copied", || !daemon.books().allocations.is_empty());
+        File::options().write(true).open(&path).unwrap().set_len(HEADER + 9 * MIB).unwrap();
+        loading.join().unwrap().expect_err("it is lost")
+    });
+    let says = format!("{} from {HEADER} on: it was cut off while it was copied", path.display());
+    assert!(matches!(&lost, Error::FileInvalid { problem } if *problem == says), "{lost:?}");
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+    let (path, weights) = models.model("llama", 6 * MIB_2);
+    is_intact(&load(&client, &path).unwrap(), &weights);
+}
+
+/// What was read is what was loaded, and nobody is ever served anything else.
+#[test]
+fn a_file_that_is_changed_before_it_is_read_is_what_it_is_then() {
+    let models = Models::new();
+    let (path, weights) = models.model("llama", 3 * MIB_2);
+    let daemon = Daemon::start(&slow(&models));
+    let client = connect(&daemon);
+    let sealed = loaded_while(&daemon, &client, &path, || change(&path, 1)).unwrap();
+    let now = std::fs::read(&path).unwrap().split_off(usize::try_from(HEADER).unwrap());
+    assert_ne!(now, weights);
+    assert_eq!(sealed.digest(), digest(&now));
+    is_intact(&sealed, &now);
+}
+
+#[test]
+fn who_attaches_what_was_changed_is_told_at_once() {
+    let models = Models::new();
+    let (path, weights) = models.model("llama", 3 * MIB_2);
+    let daemon = Daemon::start(&node("16MiB", &models));
+    let [owner, reader] = [connect(&daemon), connect(&daemon)];
+    let sealed = owner.load(&path, HEADER, request().unheld()).unwrap();
+    change(&path, 1);
+    let (id, begun) = (sealed.id(), Instant::now());
+    let lost = reader.attach(id).map(drop).expect_err("it is lost");
+    assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
+    let unheld = reader.attach_unheld(id).expect("the rest is there");
+    let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
+    assert!(whole.as_slice().unwrap() == &weights[..2 << 20]);
+    drop((whole, unheld, sealed, owner, reader));
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn an_operator_who_brings_in_what_was_changed_is_told_which_part_it_is() {
+    let models = Models::new();
+    let (path, _) = models.model("llama", 3 * MIB_2);
+    let daemon = Daemon::start(&node("16MiB", &models));
+    let client = connect(&daemon);
+    let sealed = load(&client, &path).unwrap();
+    change(&path, 1);
+    let told = said(&daemon, &["alloc", "bring-in", &sealed.id().to_string()]);
+    let parts = told["parts"].as_array().unwrap();
+    let outcomes: Vec<_> = parts.iter().map(|part| part["outcome"].as_str().unwrap()).collect();
+    assert_eq!(outcomes, ["moved", "refused", "moved"], "{told}");
+    let error = &parts[1]["error"];
+    assert_eq!(
+        (&error["reason"], &error["facts"]["part_index"]),
+        (&"CONTENT_LOST".into(), &"1".into()),
+        "{told}"
+    );
+    drop((sealed, client));
+    nothing_is_left(&daemon);
+}

@@ -1,0 +1,259 @@
+//! Batches of allocations that wait for room: until there is some, until their time is over, or until nobody wants them.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use vramd_client::{Access, AllocationRequest, Bytes, Client};
+use vramd_proto::v1::{AllocateBatchRequest, AllocateBatchResponse, wait::What};
+use vramd_tests::{
+    Daemon, MIB_2, Pending, RawSession, content, digest,
+    wait::{always, until},
+};
+use vramd_types::Reason;
+
+use crate::moves::{
+    bring_in_by_pin,
+    clients::programs::{is_intact, letting_go},
+    evict,
+    line::waits::all_waits,
+    nothing_is_left, part, parts, pin_words,
+    pins::fetch::connect,
+    tiers, unpin_words, until_held, written,
+};
+
+/// Longer than any of these tests waits for anything.
+const LONG_MS: u64 = 200_000;
+/// How much later than its time a refusal may come to be one at its time.
+const LATE: Duration = Duration::from_secs(10);
+
+fn batch(session: &RawSession, count: u64, wait_ms: u64) -> Pending<AllocateBatchResponse> {
+    session.memory.allocate_batch(AllocateBatchRequest { wait_ms, ..session.request(vec![parts(count)]) })
+}
+
+#[track_caller]
+fn served(session: &mut RawSession, batch: Pending<AllocateBatchResponse>) -> u64 {
+    let id = batch.ok().allocations[0].allocation_id;
+    session.map_all(id);
+    id
+}
+
+#[track_caller]
+fn until_wait(daemon: &Daemon, count: usize) {
+    until("so many wait", || all_waits(daemon).len() == count);
+}
+
+/// Two parts of those who know nothing of pins, so that nothing takes them away: all there is.
+fn filled(daemon: &Daemon) -> (RawSession, [u64; 2]) {
+    let mut other = daemon.open();
+    let ids = [(); 2].map(|()| other.allocate(parts(1)).allocation_id);
+    (other, ids)
+}
+
+#[test]
+fn a_batch_is_served_once_there_is_room_for_all_of_it() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let (mut other, ids) = filled(&daemon);
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let waiting = batch(&session, 2, LONG_MS);
+    until_wait(&daemon, 1);
+    let wait = all_waits(&daemon).remove(0);
+    assert!(matches!(wait.what, Some(What::Batch(_))) && wait.until.is_some(), "{wait:?}");
+    other.free(ids[0]);
+    until("half of it is there", || daemon.books().held() == MIB_2);
+    always("it waits for the rest", Duration::from_millis(100), || {
+        !waiting.is_answered() && all_waits(&daemon).len() == 1
+    });
+    other.free(ids[1]);
+    let id = served(&mut session, waiting);
+    until_wait(&daemon, 0);
+    session.write(id, &content(2 * MIB_2, 5));
+    assert_eq!(session.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, 5)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_batch_does_not_overtake_a_pin() {
+    let daemon = Daemon::start(&tiers("4MiB", "16MiB").memory("harvest_ms = 5"));
+    let (mut pinner, id) = written(&daemon, 2);
+    evict(&daemon, &mut pinner, id);
+    until_held(&daemon, 0, 4);
+    let (mut other, ids) = filled(&daemon);
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let call = pinner.pin(vec![part(id, 0), part(id, 1)]);
+    until_wait(&daemon, 2);
+    let waiting = batch(&session, 1, LONG_MS);
+    until_wait(&daemon, 3);
+
+    other.free(ids[0]);
+    until_wait(&daemon, 2);
+    assert!(!waiting.is_answered(), "it came after the pin, whose first part has the room");
+    other.free(ids[1]);
+    pinner.pin_answer(call).unwrap();
+    pin_words(&pinner, id, 2);
+    pinner.pin_ended(call);
+    always("it waits for what is pinned", Duration::from_millis(100), || {
+        !waiting.is_answered() && all_waits(&daemon).len() == 1
+    });
+    unpin_words(&pinner, id, 2);
+    // Once it is seen that nobody pins them.
+    let revoke = pinner.receive_revoke();
+    assert_eq!(revoke.parts.len(), 1, "as much as the batch wants");
+    pinner.unmap_parts(revoke.parts);
+    let theirs = served(&mut session, waiting);
+    session.free(theirs);
+    bring_in_by_pin(&mut pinner, id, 2);
+    assert_eq!(pinner.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, id)));
+    pinner.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_pin_does_not_overtake_a_batch() {
+    let daemon = Daemon::start(&tiers("4MiB", "16MiB"));
+    let (mut pinner, id) = written(&daemon, 1);
+    evict(&daemon, &mut pinner, id);
+    until_held(&daemon, 0, 2);
+    let (mut other, ids) = filled(&daemon);
+    // What it has stays until it frees it.
+    let mut session = daemon.open();
+    let waiting = batch(&session, 2, LONG_MS);
+    until_wait(&daemon, 1);
+    let call = pinner.pin(vec![part(id, 0)]);
+    until_wait(&daemon, 2);
+    other.free(ids[0]);
+    until("there would be room for the pin", || daemon.books().held() == MIB_2);
+    always("it does not overtake", Duration::from_millis(100), || {
+        !waiting.is_answered() && all_waits(&daemon).len() == 2
+    });
+    other.free(ids[1]);
+    let theirs = served(&mut session, waiting);
+    until_wait(&daemon, 1);
+    assert_eq!(daemon.books().held(), 2 * MIB_2);
+    session.free(theirs);
+    pinner.pin_answer(call).unwrap();
+    assert_eq!(pinner.digest(id, MIB_2), digest(&content(MIB_2, id)));
+    pinner.pin_ended(call);
+    pinner.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_batch_is_refused_at_its_time_and_not_before() {
+    let daemon = Daemon::start(&tiers("6MiB", "8MiB"));
+    let (mut other, ids) = filled(&daemon);
+    // Else it would be its tenant's limit that it is short of.
+    daemon.set_quota("team-z", "2MiB", "");
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    let client = connect(&daemon);
+    for wait in [Duration::ZERO, Duration::from_millis(700)] {
+        let begun = Instant::now();
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap();
+        batch(&session, 1, wait_ms).refused().is(Reason::DeviceFull);
+        let refused = client.allocate(AllocationRequest::new(Bytes::mib(2)).wait(wait)).unwrap_err();
+        assert_eq!(refused.reason(), Some(Reason::DeviceFull), "{refused}");
+        let took = begun.elapsed();
+        assert!((2 * wait..2 * wait + LATE).contains(&took), "{took:?} of {wait:?} each");
+        assert_eq!(all_waits(&daemon), []);
+    }
+    ids.into_iter().for_each(|id| _ = other.free(id));
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn whose_channel_ends_or_who_is_killed_leaves_the_line() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let (mut other, ids) = filled(&daemon);
+    let mut ends = RawSession::open_with_pins(&daemon.sockets());
+    let lost = batch(&ends, 1, LONG_MS);
+    until_wait(&daemon, 1);
+    let mut probe = daemon.probe();
+    let probes = probe.ask("sdk open")["session"].as_u64().unwrap();
+    probe.tell(&format!("sdk allocate {MIB_2} wait={LONG_MS}"));
+    until_wait(&daemon, 2);
+    ends.channel.close().unwrap();
+    until_wait(&daemon, 1);
+    lost.refused().is(Reason::SessionLost);
+    let wait = all_waits(&daemon).remove(0);
+    assert!(matches!(&wait.what, Some(What::Batch(of)) if of.session_id == probes), "{wait:?}");
+    probe.kill();
+    until_wait(&daemon, 0);
+    // Nothing is made for who has gone.
+    ids.into_iter().for_each(|id| _ = other.free(id));
+    nothing_is_left(&daemon);
+}
+
+/// As with any request: what was asked for is done, and who asks again under its id is told.
+#[test]
+fn a_caller_that_hangs_up_finds_its_batch_in_the_line() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let (mut other, ids) = filled(&daemon);
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let ask = || {
+        let request = session.request(vec![parts(1)]);
+        AllocateBatchRequest { wait_ms: LONG_MS, request_id: vec![3; 16], ..request }
+    };
+    let left = session.memory.allocate_batch(ask());
+    until_wait(&daemon, 1);
+    let stands = all_waits(&daemon);
+    left.cancel();
+    let again = session.memory.allocate_batch(ask());
+    always("it is one batch, where it stood", Duration::from_millis(100), || all_waits(&daemon) == stands);
+    assert!(!again.is_answered());
+    other.free(ids[0]);
+    let id = served(&mut session, again);
+    assert_eq!(daemon.books().held(), 2 * MIB_2);
+    session.free(id);
+    other.free(ids[1]);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_program_waits_by_the_sdk_until_what_others_pin_may_leave() {
+    let daemon = Daemon::start(&tiers("4MiB", "16MiB").memory("harvest_ms = 5"));
+    let (first, second): (Client, Client) = (connect(&daemon), connect(&daemon));
+    let memory = letting_go(&daemon, &first, 2);
+    let pinned = memory.pin(Access::Write).unwrap();
+    thread::scope(|scope| {
+        let wait = Duration::from_millis(LONG_MS);
+        let waiting = scope.spawn(move || second.allocate(AllocationRequest::new(Bytes::mib(4)).wait(wait)));
+        until_wait(&daemon, 1);
+        always("it waits", Duration::from_millis(100), || !waiting.is_finished());
+        drop(pinned);
+        let mut theirs = waiting.join().unwrap().unwrap();
+        let bytes = content(2 * MIB_2, 6);
+        theirs.copy_from_host(0, &bytes).unwrap();
+        let mut read = vec![0; bytes.len()];
+        theirs.copy_to_host(0, &mut read).unwrap();
+        assert!(read == bytes);
+        theirs.unhold().unwrap();
+        is_intact(&memory, 2);
+    });
+    drop(memory);
+    first.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_task_that_gives_up_waiting_keeps_nothing_from_going_back() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(1)).allocation_id;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let request = |mib| AllocationRequest::new(Bytes::mib(mib));
+    let client = vramd_client::aio::Client::from(connect(&daemon));
+    let own = runtime.block_on(client.allocate(request(2))).unwrap();
+    let given_up = runtime.block_on(async {
+        let waits = client.allocate(request(4).wait(Duration::from_millis(LONG_MS)));
+        tokio::time::timeout(Duration::from_millis(300), waits).await.is_err()
+    });
+    assert!(given_up, "there is no room for it");
+    drop(own);
+    // Room for it comes only later.
+    until("what was dropped after it is freed", || daemon.books().held() == MIB_2);
+    other.free(theirs);
+    drop(client);
+    nothing_is_left(&daemon);
+}

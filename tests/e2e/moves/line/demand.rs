@@ -1,0 +1,87 @@
+//! Beside what operators move in bulk, which nobody waits for: who waits has its bytes copied first.
+
+use vramd_proto::v1::{Tier, WriteBackPartsRequest, write_back_parts_request};
+use vramd_tests::{Daemon, MIB, MIB_2, RawSession, config::Config, content, digest, wait::until};
+
+use crate::moves::{
+    Outcome, evict, moving, nothing_is_left, operators::list::listed, part, tiers, unmap_as_told, until_held,
+    written,
+};
+
+const MANY: u64 = 24;
+
+/// Slow enough that many parts take three seconds.
+fn slow(device: &str) -> Config {
+    tiers(device, "256MiB").link("16MiB")
+}
+
+fn has_begun(daemon: &Daemon) {
+    until("the first of them are under way", || {
+        listed(daemon).moves.iter().any(|it| it.copied_bytes.is_some())
+    });
+}
+
+/// It holds what was written, and is unprotected again.
+#[track_caller]
+fn answered(session: &mut RawSession, call: u64) {
+    session.pin_answer(call).unwrap();
+    session.pin_ended(call);
+}
+
+#[test]
+fn a_pin_waits_for_nothing_that_an_operator_brings_in() {
+    let daemon = Daemon::start(&slow("256MiB"));
+    let [(mut a, many), (mut b, one)] = [MANY, 1].map(|parts| written(&daemon, parts));
+    evict(&daemon, &mut a, many);
+    evict(&daemon, &mut b, one);
+    until_held(&daemon, 0, 2 * MANY + 2);
+    let bulk = moving(&daemon, many, Tier::Device);
+    has_begun(&daemon);
+    let call = b.pin(vec![part(one, 0)]);
+    answered(&mut b, call);
+    assert!(!bulk.is_answered(), "it came in beside them");
+    // Nor for those of the bulk that come before it.
+    let last = u32::try_from(MANY).unwrap() - 1;
+    let call = a.pin(vec![part(many, last)]);
+    answered(&mut a, call);
+    assert!(!bulk.is_answered(), "it was hastened");
+    assert!(bulk.ok().parts.iter().all(|it| it.outcome() == Outcome::Moved));
+    assert_eq!(b.digest(one, MIB_2), digest(&content(MIB_2, one)));
+    let all: Vec<_> = (0..=last).map(|index| part(many, index)).collect();
+    let call = a.pin(all);
+    answered(&mut a, call);
+    assert_eq!(a.digest(many, MANY * MIB_2), digest(&content(MANY * MIB_2, many)));
+    a.free(many);
+    b.free(one);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn who_needs_room_waits_for_nothing_that_is_written_back() {
+    let daemon = Daemon::start(&slow("52MiB"));
+    let (mut b, wanted) = written(&daemon, 1);
+    evict(&daemon, &mut b, wanted);
+    until_held(&daemon, 0, 2);
+    let (mut victim, idle) = written(&daemon, 2);
+    let (mut a, many) = written(&daemon, MANY);
+    assert_eq!(daemon.books().held(), 52 * MIB, "the device is full");
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    let target = Some(write_back_parts_request::Target::AllocationId(many));
+    let bulk = daemon.admin.write_back_parts(WriteBackPartsRequest { target, ..Default::default() });
+    has_begun(&daemon);
+    let call = b.pin(vec![part(wanted, 0)]);
+    // The oldest leaves.
+    let revoke = victim.receive_revoke();
+    victim.unmap_parts(revoke.parts);
+    answered(&mut b, call);
+    assert!(!bulk.is_answered(), "it had its room before that");
+    assert!(bulk.ok().parts.iter().all(|it| it.outcome() == Outcome::Moved));
+    assert_eq!(b.digest(wanted, MIB_2), digest(&content(MIB_2, wanted)));
+    let evicting = moving(&daemon, many, Tier::Host);
+    unmap_as_told(&mut a, many);
+    assert!(evicting.ok().parts.iter().all(|it| it.outcome() == Outcome::Moved));
+    for (mut session, id) in [(a, many), (b, wanted), (victim, idle)] {
+        session.free(id);
+    }
+    nothing_is_left(&daemon);
+}

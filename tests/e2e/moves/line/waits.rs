@@ -1,0 +1,192 @@
+//! Who waits for room: as operators see it, and end it.
+
+use std::time::{Duration, Instant};
+
+use vramd_client::{Access, AllocationRequest, Bytes, Error};
+use vramd_proto::v1::{
+    AllocateBatchRequest, CancelWaitRequest, ListWaitsRequest, PartWait, Wait, wait::What,
+};
+use vramd_tests::{Daemon, MIB_2, RawSession, content, digest, session::spec, wait::until};
+use vramd_types::Reason;
+
+use crate::moves::{
+    evict, nothing_is_left, part, parts, pins::fetch::connect, said, tiers, until_held, vramctl, written,
+};
+
+fn waits(daemon: &Daemon, request: ListWaitsRequest) -> Vec<Wait> {
+    daemon.admin.list_waits(request).ok().waits
+}
+
+pub(crate) fn all_waits(daemon: &Daemon) -> Vec<Wait> {
+    waits(daemon, ListWaitsRequest::default())
+}
+
+/// A device of 8 MiB: of the first session's four parts one has come and three wait, since the second has the rest.
+fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
+    let (mut session, id) = written(daemon, 4);
+    evict(daemon, &mut session, id);
+    until_held(daemon, 0, 8);
+    // It knows nothing of pins, so nothing takes it away.
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(3)).allocation_id;
+    let call = session.pin((0..4).map(|index| part(id, index)).collect());
+    until("three wait for room", || all_waits(daemon).len() == 3);
+    (session, id, call, other, theirs)
+}
+
+/// The daemon sees to it: a program that was stopped gives nothing up by itself.
+#[test]
+fn a_pin_that_is_not_served_in_time_keeps_nobody_waiting() {
+    let daemon = Daemon::start(&tiers("8MiB", "64MiB"));
+    let (mut first, large) = written(&daemon, 4);
+    evict(&daemon, &mut first, large);
+    let (mut next, small) = written(&daemon, 1);
+    evict(&daemon, &mut next, small);
+    until_held(&daemon, 0, 10);
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(2)).allocation_id;
+    let began = Instant::now();
+    let call = first.pin_within((0..4).map(|index| part(large, index)).collect(), 1_500);
+    until("it stands in the line", || !all_waits(&daemon).is_empty());
+    let behind = next.pin(vec![part(small, 0)]);
+    until("one more", || all_waits(&daemon).iter().any(|wait| wait.until.is_none()));
+    assert!(all_waits(&daemon)[0].until.is_some(), "{:?}", all_waits(&daemon));
+    first.pin_answer(call).unwrap_err().is(Reason::Deadline);
+    assert!(began.elapsed() >= Duration::from_millis(1_500), "it had its time");
+    // What had come for it leaves again.
+    let revoke = first.receive_revoke();
+    first.unmap_parts(revoke.parts);
+    next.pin_answer(behind).unwrap();
+    assert_eq!(next.digest(small, MIB_2), digest(&content(MIB_2, small)));
+    next.pin_ended(behind);
+    first.free(large);
+    next.free(small);
+    other.free(theirs);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_pin_that_waits_is_listed_and_cancelled() {
+    let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
+    let (mut session, id, call, mut other, theirs) = three_wait(&daemon);
+    let listed = all_waits(&daemon);
+    let uuid = daemon.books().devices[0].device.clone().unwrap().uuid;
+    for (wait, index) in listed.iter().zip(1..) {
+        assert_eq!((wait.tenant.as_str(), &wait.device, wait.bytes), (session.tenant(), &uuid, MIB_2));
+        assert!(wait.began_at.is_some() && wait.until.is_none(), "{wait:?}");
+        let waiting = PartWait { part: Some(part(id, index)), session_ids: vec![session.id()] };
+        assert_eq!(wait.what, Some(What::Part(waiting)));
+    }
+    assert!(listed.is_sorted_by(|one, next| one.wait_id < next.wait_id), "in the order of asking");
+
+    let mut pages = Vec::new();
+    let mut request = ListWaitsRequest { page_size: 2, ..Default::default() };
+    loop {
+        let page = daemon.admin.list_waits(request.clone()).ok();
+        pages.push(page.waits.len());
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(pages, [2, 1]);
+    assert_eq!(waits(&daemon, ListWaitsRequest { tenant: "nobody".into(), ..Default::default() }), []);
+
+    let told = said(&daemon, &["wait", "list", session.tenant()]);
+    assert_eq!(told["waits"][0]["what"]["kind"], "part");
+    assert_eq!(told["waits"][2]["what"]["part_index"], 3);
+    assert_eq!(told["waits"][0]["what"]["session_ids"][0], format!("s-{}", session.id()));
+    let text = String::from_utf8(vramctl(&daemon, &["wait", "list"]).stdout).unwrap();
+    assert!(text.contains(&format!("part 2 of a-{id}")), "{text}");
+
+    let ended = listed[1].wait_id;
+    assert_eq!(said(&daemon, &["wait", "cancel", &ended.to_string()])["wait_id"], ended);
+    let refused = session.pin_answer(call).unwrap_err();
+    assert_eq!(refused.is(Reason::WaitCancelled).fact("wait"), ended.to_string());
+    until("nobody waits", || all_waits(&daemon).is_empty());
+    assert_eq!(vramctl(&daemon, &["wait", "cancel", &ended.to_string()]).status.code(), Some(1));
+
+    // Whoever asks again waits again, or is served.
+    other.free(theirs);
+    let again = session.pin((0..4).map(|index| part(id, index)).collect());
+    session.pin_answer(again).unwrap();
+    assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
+    session.pin_ended(again);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_cannot_be_cancelled_is_refused_and_one_request_is_one() {
+    let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
+    let (mut session, id, call, mut other, theirs) = three_wait(&daemon);
+    let cancel = |request: CancelWaitRequest| daemon.admin.cancel_wait(request);
+    let last = all_waits(&daemon)[2].wait_id;
+    let refused = cancel(CancelWaitRequest { wait_id: last + 1, ..Default::default() }).refused();
+    assert_eq!(refused.is(Reason::WaitNotFound).fact("wait"), (last + 1).to_string());
+    cancel(CancelWaitRequest { request_id: vec![1], wait_id: last }).refused().is(Reason::RequestInvalid);
+    let request = ListWaitsRequest { page_size: 1001, ..Default::default() };
+    daemon.admin.list_waits(request).refused().is(Reason::RequestInvalid);
+    assert_eq!(all_waits(&daemon).len(), 3);
+
+    let once = CancelWaitRequest { request_id: vec![7; 16], wait_id: last };
+    cancel(once.clone()).ok();
+    cancel(once.clone()).ok();
+    cancel(CancelWaitRequest { wait_id: last - 1, ..once }).refused().is(Reason::RequestIdReused);
+    session.pin_answer(call).unwrap_err().is(Reason::WaitCancelled);
+    other.free(theirs);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_program_is_told_that_its_wait_has_ended() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let client = connect(&daemon);
+    let mut memory = client.allocate(AllocationRequest::new(Bytes::mib(4))).unwrap();
+    memory.copy_from_host(0, &[5]).unwrap();
+    memory.unhold().unwrap();
+    let id = memory.id().to_string();
+    until("it leaves", || said(&daemon, &["alloc", "evict", &id])["parts"][0]["outcome"] == "moved");
+    until_held(&daemon, 0, 4);
+    let mut other = daemon.open();
+    let theirs = other.allocate(parts(2)).allocation_id;
+    std::thread::scope(|scope| {
+        let pinner = scope.spawn(|| memory.pin(Access::Read));
+        until("it waits", || all_waits(&daemon).len() == 1);
+        let wait_id = all_waits(&daemon)[0].wait_id;
+        daemon.admin.cancel_wait(CancelWaitRequest { wait_id, ..Default::default() }).ok();
+        let outcome = pinner.join().unwrap();
+        assert!(matches!(outcome, Err(Error::WaitCancelled { wait }) if wait == wait_id), "{outcome:?}");
+    });
+    other.free(theirs);
+    let mut read = [0];
+    memory.copy_to_host(0, &mut read).unwrap();
+    assert_eq!(read, [5]);
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn no_batch_waits_longer_than_a_call_may_take() {
+    let config = tiers("8MiB", "8MiB").limit("request_timeout_ms = 20000");
+    let daemon = Daemon::start(&config);
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    for wait_ms in [20_000, u64::MAX] {
+        let batch = AllocateBatchRequest { wait_ms, ..session.request(vec![spec(1)]) };
+        let refused = session.memory.allocate_batch(batch).refused();
+        assert_eq!(refused.is(Reason::RequestInvalid).fact("field"), "wait_ms");
+    }
+    let client = connect(&daemon);
+    let request = AllocationRequest::new(Bytes::mib(2));
+    for wait in [Duration::from_secs(20), Duration::MAX] {
+        let refused = client.allocate(request.clone().wait(wait)).unwrap_err();
+        assert_eq!(refused.reason(), Some(Reason::RequestInvalid), "{refused}");
+    }
+    // There is room: nobody waits.
+    let memory = client.allocate(request.wait(Duration::from_secs(19))).unwrap();
+    drop(memory);
+    client.flush().unwrap();
+    until_held(&daemon, 0, 0);
+}

@@ -1,0 +1,102 @@
+//! Parts that operators hold on their device.
+
+use vramd_proto::v1::{
+    AllocationEvent, EventKind, HoldPartsRequest, MoveOutcome as Outcome, Tier, WatchRequest,
+    allocation_event::Change, hold_parts_request::Target, watch_response::Event,
+};
+use vramd_tests::{Daemon, MIB, MIB_2, RawSession, Watching, content, digest};
+use vramd_types::Reason;
+
+use crate::moves::{
+    bring_in_by_pin, evict, moving, nothing_is_left, outcomes, parts, said, tiers, until_held, vramctl,
+    written,
+};
+
+#[test]
+fn what_an_operator_holds_stays_until_it_is_let_go() {
+    let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
+    let kinds = vec![EventKind::Allocation.into()];
+    let mut watching = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
+    let (mut session, id) = written(&daemon, 4);
+    let target = format!("a-{id}");
+    let told = said(&daemon, &["alloc", "hold", &target, "--part", "0", "--part", "2"]);
+    assert_eq!((&told["held"], &told["part_indexes"]), (&true.into(), &serde_json::json!([0, 2])));
+    let shown = said(&daemon, &["alloc", "show", &target]);
+    let held = |at: usize| shown["allocation"]["parts"][at]["held"].as_bool().unwrap();
+    assert_eq!([0, 1, 2, 3].map(held), [true, false, true, false]);
+    let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &target]).stdout).unwrap();
+    assert_eq!(text.matches("device (held)").count(), 2, "{text}");
+
+    // Who needs room has that of the others; there is no more.
+    let mut other = RawSession::open_with_pins(&daemon.sockets());
+    let theirs = std::thread::scope(|scope| {
+        let allocating = scope.spawn(|| other.allocate(parts(2)).allocation_id);
+        let mut left = 2;
+        while left > 0 {
+            let revoke = session.receive_revoke();
+            left -= revoke.parts.len();
+            session.unmap_parts(revoke.parts);
+        }
+        allocating.join().unwrap()
+    });
+    until_held(&daemon, 8, 12);
+    crate::moves::pin_words(&other, theirs, 2);
+    other.refused(parts(1)).is(Reason::QuotaLimit);
+    let answer = moving(&daemon, id, Tier::Host).ok();
+    assert_eq!(outcomes(&answer), [Outcome::Held, Outcome::Moved, Outcome::Held, Outcome::Moved]);
+    let text = String::from_utf8(vramctl(&daemon, &["alloc", "evict", &target]).stdout).unwrap();
+    assert_eq!(text.matches("held").count(), 2, "{text}");
+
+    let told = said(&daemon, &["alloc", "unhold", &target]);
+    assert_eq!((&told["held"], &told["part_indexes"]), (&false.into(), &serde_json::json!([0, 1, 2, 3])));
+    let changes = std::iter::from_fn(|| match watching.read().event {
+        Some(Event::Allocation(told)) if told.allocation_id == id => Some(told),
+        _ => Some(AllocationEvent::default()),
+    });
+    let of = |told: &AllocationEvent| matches!(told.change(), Change::Held | Change::LetGo);
+    let changes: Vec<_> = changes.filter(of).map(|told| (told.change(), told.part_count)).take(2).collect();
+    assert_eq!(changes, [(Change::Held, 2), (Change::LetGo, 2)]);
+    evict(&daemon, &mut session, id);
+    crate::moves::unpin_words(&other, theirs, 2);
+    other.free(theirs);
+    until_held(&daemon, 0, 8);
+    bring_in_by_pin(&mut session, id, 4);
+    assert_eq!(session.digest(id, 8 * MIB), digest(&content(8 * MIB, id)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_is_held_on_its_way_out_stays() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 1);
+    let evicting = moving(&daemon, id, Tier::Host);
+    let revoke = session.receive_revoke();
+    said(&daemon, &["alloc", "hold", &format!("a-{id}")]);
+    session.unmap_parts(revoke.parts);
+    assert_eq!(outcomes(&evicting.ok()), [Outcome::Held]);
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_cannot_be_held_is_refused() {
+    let daemon = Daemon::new();
+    let (mut session, id) = written(&daemon, 1);
+    let ask = |id, part_indexes| {
+        let target = Some(Target::AllocationId(id));
+        daemon.admin.hold_parts(HoldPartsRequest { target, part_indexes, ..Default::default() }).refused()
+    };
+    assert_eq!(ask(id, vec![1]).is(Reason::RequestInvalid).fact("field"), "part_indexes");
+    ask(id, vec![0, 0]).is(Reason::RequestInvalid);
+    ask(id + 1, vec![]).is(Reason::AllocationNotFound);
+    let named = Some(Target::Name("nobody/nothing".to_owned()));
+    let named = HoldPartsRequest { target: named, ..Default::default() };
+    daemon.admin.hold_parts(named).refused().is(Reason::AllocationNotFound);
+    daemon.admin.hold_parts(HoldPartsRequest::default()).refused().is(Reason::RequestInvalid);
+    assert_eq!(vramctl(&daemon, &["alloc", "hold", &format!("a-{}", id + 1)]).status.code(), Some(1));
+    session.free(id);
+    daemon.drains();
+}

@@ -1,0 +1,51 @@
+//! Parts that operators name.
+
+use serde_json::{Value, json};
+use vramd_tests::Daemon;
+
+use crate::moves::{nothing_is_left, pin_words, tiers, unpin_words, vramctl, written};
+
+#[test]
+fn parts_are_named_one_by_one_and_by_ranges() {
+    let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
+    let (mut session, id) = written(&daemon, 6);
+    let target = format!("a-{id}");
+    let ask =
+        |verb: &str, named: &[&str]| vramctl(&daemon, &[&["alloc", verb, &target, "--json"], named].concat());
+    let some = ["--part", "4", "--part", "0-2"];
+    let held = ask("hold", &some);
+    let told: Value = serde_json::from_slice(&held.stdout).unwrap();
+    assert_eq!(told["part_indexes"], json!([0, 1, 2, 4]));
+    // Everything is pinned, so that nothing changes and each part is told.
+    pin_words(&session, id, 6);
+    for verb in ["revoke", "evict", "write-back", "bring-in"] {
+        let told: Value = serde_json::from_slice(&ask(verb, &some).stdout).unwrap();
+        let indexes = told["parts"].as_array().unwrap().iter().map(|part| part["index"].as_u64().unwrap());
+        assert_eq!(indexes.collect::<Vec<_>>(), [0, 1, 2, 4], "{verb}: {told}");
+    }
+    let told: Value = serde_json::from_slice(&ask("unhold", &["--part", "0-5"]).stdout).unwrap();
+    assert_eq!(told["part_indexes"], json!([0, 1, 2, 3, 4, 5]));
+    unpin_words(&session, id, 6);
+
+    let books = daemon.settled_books();
+    let refused = [
+        ("5-6", 1, "the allocation has no such part"),
+        ("0-65536", 2, "no allocation has more than 65536 parts"),
+        ("3-1", 2, "the range begins with 3, which comes after its end, 1"),
+        ("1-", 2, "neither the index of a part, like 7, nor a range of them, like 0-99"),
+        ("x", 2, "neither the index of a part, like 7, nor a range of them, like 0-99"),
+    ];
+    for (named, status, why) in refused {
+        for verb in ["revoke", "evict", "bring-in", "write-back", "hold", "unhold"] {
+            let output = vramctl(&daemon, &["alloc", verb, &target, "--part", named]);
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(status), "{verb} {named}: {said}");
+            assert!(said.contains(why), "{verb} {named}: {said}");
+        }
+    }
+    let twice = vramctl(&daemon, &["alloc", "hold", &target, "--part", "0-2", "--part", "2-3"]);
+    assert!(String::from_utf8(twice.stderr).unwrap().contains("a part is named twice"));
+    assert_eq!((twice.status.code(), daemon.books()), (Some(1), books));
+    session.free(id);
+    nothing_is_left(&daemon);
+}

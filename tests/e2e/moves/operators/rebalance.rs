@@ -1,0 +1,114 @@
+//! Parts that leave since there is to be less for those who have them: their tenant's limit is lowered, somebody else is
+//! guaranteed what they lie in, or others take memory of the device.
+
+use std::time::Duration;
+
+use vramd_client::{Access, Allocation, Client};
+use vramd_proto::v1::{EndedMove, MoveCause, Tier, move_event::Change};
+use vramd_tests::{
+    Config, Daemon, MIB, Refused,
+    daemon::quota,
+    outsider::outsider,
+    wait::{always, until},
+};
+use vramd_types::Reason;
+
+use crate::moves::{
+    clients::programs::{is_intact, letting_go, lies},
+    held, nothing_is_left,
+    operators::list::listed,
+    pins::fetch::connect,
+    said, tiers, until_held,
+};
+
+/// Who pins is found pinning by a look at the words, and so is that it does not any more.
+fn full(config: &Config) -> (Daemon, Client, Allocation) {
+    let daemon = Daemon::start(&config.clone().memory("harvest_ms = 5"));
+    let client = connect(&daemon);
+    let memory = letting_go(&daemon, &client, 4);
+    until_held(&daemon, 8, 8);
+    (daemon, client, memory)
+}
+
+/// So many parts have left, and all that moved moved for that alone: those that were found pinned stayed.
+#[track_caller]
+fn is_a_rebalance(daemon: &Daemon, left: usize) {
+    let ended = listed(daemon).ended;
+    assert!(
+        ended.iter().all(|it| (it.cause(), it.tier()) == (MoveCause::Rebalance, Tier::Host)),
+        "{ended:?}"
+    );
+    let moved = |it: &&EndedMove| it.outcome() == Change::Moved;
+    assert_eq!(ended.iter().filter(moved).count(), left, "{ended:?}");
+    assert!(ended.iter().all(|it| matches!(it.outcome(), Change::Moved | Change::Stopped)), "{ended:?}");
+    let told = said(daemon, &["move", "list"]);
+    assert_eq!(told["ended"][0]["cause"], "rebalance", "{told}");
+}
+
+fn goes(daemon: &Daemon, client: &Client, memory: Allocation) {
+    drop(memory);
+    client.flush().unwrap();
+    nothing_is_left(daemon);
+}
+
+#[test]
+fn what_is_above_a_lowered_limit_leaves_once_nobody_pins_it() {
+    let (daemon, client, memory) = full(&tiers("8MiB", "8MiB"));
+    let pinned = memory.pin_parts(0..2, Access::Read).unwrap();
+    said(&daemon, &["quota", "set", client.tenant(), "--device", "0", "--limit", "2MiB"]);
+    until_held(&daemon, 4, 8);
+    assert_eq!(lies(&daemon, &memory), ["device", "device", "host", "host"]);
+    is_a_rebalance(&daemon, 2);
+    always("what is pinned stays", Duration::from_millis(200), || held(&daemon) == (4, 8));
+    drop(pinned);
+    until_held(&daemon, 2, 8);
+    is_a_rebalance(&daemon, 3);
+    is_intact(&memory, 4);
+    assert_eq!(held(&daemon).0, 2, "no more than its limit");
+    goes(&daemon, &client, memory);
+}
+
+#[test]
+fn what_is_guaranteed_to_another_is_made_free_unless_it_is_pinned() {
+    let (daemon, client, memory) = full(&tiers("8MiB", "8MiB"));
+    let pinned = memory.pin(Access::Read).unwrap();
+    let set = || daemon.admin.set_quota(quota("team-z", "0", "4MiB", ""));
+    let refused = set().refused();
+    assert_eq!(refused.is(Reason::GuaranteeUnbacked).number("committed"), 12 * MIB);
+    assert_eq!(held(&daemon), (8, 8));
+    assert_eq!(lies(&daemon, &memory), ["device"; 4]);
+    drop(pinned);
+    until("it is seen that nobody pins it", || match set().wait() {
+        Ok(_) => true,
+        Err(status) => {
+            Refused::from_status(&status).is(Reason::GuaranteeUnbacked);
+            false
+        }
+    });
+    assert_eq!(held(&daemon), (4, 8), "it is there to be had when the answer comes");
+    is_a_rebalance(&daemon, 2);
+    is_intact(&memory, 4);
+    assert_eq!(held(&daemon).0, 4, "the rest is another's");
+    goes(&daemon, &client, memory);
+}
+
+#[test]
+fn what_outsiders_take_is_made_up_for() {
+    let (daemon, client, memory) = full(&tiers("8MiB", "8MiB").limit("survey_interval_ms = 20"));
+    let pinned = memory.pin_parts(3..4, Access::Read).unwrap();
+    let device = || daemon.books().devices[0].clone();
+    let taken = outsider(&device().device.unwrap().uuid, 4 * MIB);
+    until_held(&daemon, 4, 8);
+    assert_eq!((device().unbrokered_bytes, device().shortfall_bytes), (4 * MIB, 0));
+    assert_eq!(lies(&daemon, &memory)[3], "device", "it is pinned");
+    is_a_rebalance(&daemon, 2);
+    drop(pinned);
+    is_intact(&memory, 4);
+    assert_eq!(held(&daemon).0, 4, "as much as is left");
+    drop(taken);
+    until("the outsider has gone", || device().unbrokered_bytes == 0);
+    drop(memory.pin(Access::Read).unwrap());
+    until_held(&daemon, 8, 8);
+    is_intact(&memory, 4);
+    goes(&daemon, &client, memory);
+}

@@ -1,0 +1,366 @@
+//! What operators ask, see and are refused.
+
+use vramd_proto::v1::{
+    DrainRequest, EventKind, MoveEvent, MoveOutcome as Outcome, MovePartsRequest, SetQuotaRequest, Tier,
+    WatchRequest, move_event::Change, move_parts_request::Target, watch_response::Event,
+};
+use vramd_tests::{
+    Config, Daemon, Home, MIB, MIB_2, RawSession, Watching, content, daemon::quota, digest,
+    proc::host_memory_of, wait::until,
+};
+use vramd_types::Reason;
+use vramd_words::{Access, Unpinned};
+
+use crate::has_other_users;
+use crate::moves::{
+    bring_in_by_pin, evict, first, held, moving, nothing_is_left, outcomes, part, parts, pin_words, request,
+    said, tiers, unmap_as_told, unpin_words, until_held, vramctl, written,
+};
+
+const CONFIGURATION_WRONG: i32 = 3;
+
+#[test]
+fn what_an_operator_evicts_makes_room_for_others_and_its_pins_bring_it_back() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 4);
+    pin_words(&session, id, 4);
+    let mut other = match has_other_users("what_an_operator_evicts_makes_room_for_others") {
+        true => daemon.probe_as(20_002),
+        false => daemon.probe(),
+    };
+    other.ask("open pins");
+    other.refused("reserve 4194304").is(if vramd_tests::is_root() {
+        Reason::DeviceFull
+    } else {
+        Reason::QuotaLimit
+    });
+    unpin_words(&session, id, 4);
+    let target = format!("a-{id}");
+    let told = std::thread::scope(|scope| {
+        let command =
+            scope.spawn(|| said(&daemon, &["alloc", "evict", &target, "--part", "1", "--part", "3"]));
+        let mut left = 2;
+        while left > 0 {
+            let revoke = session.receive_revoke();
+            left -= revoke.parts.len();
+            session.unmap_parts(revoke.parts);
+        }
+        command.join().unwrap()
+    });
+    assert_eq!(
+        (&told["parts"][0]["outcome"], &told["parts"][1]["outcome"]),
+        (&"moved".into(), &"moved".into())
+    );
+    until_held(&daemon, 4, 8);
+    let shown = said(&daemon, &["alloc", "show", &target]);
+    let lies: Vec<_> = (0..4).map(|at| shown["allocation"]["parts"][at]["tier"].as_str().unwrap()).collect();
+    assert_eq!(lies, ["device", "host", "device", "host"]);
+    assert_eq!(shown["allocation"]["tier_bytes"]["host"], 4 * MIB);
+    let device = &said(&daemon, &["device", "list"])["devices"][0];
+    assert_eq!(
+        (&device["host_capacity_bytes"], &device["host_held_bytes"]),
+        (&(8 * MIB).into(), &(8 * MIB).into())
+    );
+    let listed = String::from_utf8(vramctl(&daemon, &["alloc", "list"]).stdout).unwrap();
+    assert!(listed.contains("device+host"), "{listed}");
+
+    let theirs = other.ask("allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
+    assert_eq!(held(&daemon), (8, 8));
+    other.ask(&format!("free {theirs}"));
+    until_held(&daemon, 4, 8);
+    bring_in_by_pin(&mut session, id, 4);
+    until_held(&daemon, 8, 8);
+    assert_eq!(session.digest(id, 8 * MIB), digest(&content(8 * MIB, id)));
+    session.free(id);
+    other.leave();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn an_operator_brings_in_what_nobody_asks_for() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 2);
+    evict(&daemon, &mut session, id);
+    let target = format!("a-{id}");
+    let told = said(&daemon, &["alloc", "bring-in", &target]);
+    assert_eq!(
+        (&told["parts"][0]["outcome"], &told["parts"][1]["outcome"]),
+        (&"moved".into(), &"moved".into())
+    );
+    until_held(&daemon, 4, 4);
+    assert!(session.parts(id).next().is_none(), "nobody pinned it");
+    let again = moving(&daemon, id, Tier::Device).ok();
+    assert_eq!(outcomes(&again), [Outcome::Moved; 2], "it is there");
+    bring_in_by_pin(&mut session, id, 2);
+    assert_eq!(session.digest(id, 4 * MIB), digest(&content(4 * MIB, id)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn who_uses_a_part_is_named_and_keeps_it() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 1);
+    let slot = session.slot(id, 0);
+    session.word_table().client(slot).pin(Access::Write).unwrap();
+    let answer = moving(&daemon, id, Tier::Host).ok();
+    assert_eq!(first(&answer), (Outcome::Pinned, &[session.id()][..]));
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+    assert_eq!(session.word_table().client(slot).unpin(), Ok(Unpinned::Done));
+    // A session that knows nothing of pins maps until it frees.
+    let mut plain = daemon.open();
+    let standing = plain.allocate(parts(1)).allocation_id;
+    let answer = moving(&daemon, standing, Tier::Host).ok();
+    assert_eq!(first(&answer), (Outcome::Standing, &[plain.id()][..]));
+    until_held(&daemon, 4, 4);
+    let text = vramctl(&daemon, &["alloc", "evict", &format!("a-{standing}")]);
+    assert_eq!(text.status.code(), Some(0), "what came of it is the answer");
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("standing") && text.contains(&format!("s-{}", plain.id())), "{text}");
+    session.free(id);
+    plain.free(standing);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_cannot_be_asked_is_refused_and_changes_nothing() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 1);
+    let books = daemon.settled_books();
+    let ask = |request: MovePartsRequest| daemon.admin.move_parts(request).refused();
+    assert_eq!(ask(request(id, Tier::Disk)).is(Reason::TierUnsupported).fact("tier"), "disk");
+    ask(MovePartsRequest { tier: 9, ..request(id, Tier::Host) }).is(Reason::RequestInvalid);
+    ask(MovePartsRequest { target: None, ..request(id, Tier::Host) }).is(Reason::RequestInvalid);
+    for part_indexes in [vec![1], vec![0, 0], vec![u32::MAX]] {
+        let refused = ask(MovePartsRequest { part_indexes, ..request(id, Tier::Host) });
+        assert_eq!(refused.is(Reason::RequestInvalid).fact("field"), "part_indexes");
+    }
+    ask(request(id + 1, Tier::Host)).is(Reason::AllocationNotFound);
+    let named = Some(Target::Name("nobody/nothing".to_owned()));
+    ask(MovePartsRequest { target: named, ..Default::default() }).is(Reason::AllocationNotFound);
+    ask(MovePartsRequest { request_id: vec![1], ..request(id, Tier::Host) }).is(Reason::RequestInvalid);
+    assert_eq!(daemon.books(), books);
+    let output = vramctl(&daemon, &["alloc", "evict", &format!("a-{}", id + 1)]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(vramctl(&daemon, &["alloc", "evict"]).status.code(), Some(2));
+    // The same request twice is one, and the second answer the first's.
+    let once = MovePartsRequest { request_id: vec![7; 16], ..request(id, Tier::Host) };
+    let evicting = daemon.admin.move_parts(once.clone());
+    unmap_as_told(&mut session, id);
+    let answer = evicting.ok();
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(daemon.admin.move_parts(once.clone()).ok(), answer);
+    until_held(&daemon, 2, 2);
+    ask(MovePartsRequest { tier: Tier::Device.into(), ..once }).is(Reason::RequestIdReused);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn without_a_host_tier_there_is_none() {
+    let daemon = Daemon::new();
+    let (session, id) = written(&daemon, 1);
+    let refused = moving(&daemon, id, Tier::Host).refused();
+    assert_eq!(refused.is(Reason::TierUnsupported).fact("tier"), "host");
+    assert_eq!(outcomes(&moving(&daemon, id, Tier::Device).ok()), [Outcome::Moved], "it is there");
+    let set = SetQuotaRequest { tier: Tier::Host.into(), ..quota(session.tenant(), "0", "", "1GiB") };
+    daemon.admin.set_quota(set).refused().is(Reason::TierUnsupported);
+    assert_eq!(daemon.books().devices[0].host_capacity_bytes, 0);
+}
+
+#[test]
+fn a_full_host_takes_nothing_and_says_whose_limit_it_was() {
+    let daemon = Daemon::start(&tiers("16MiB", "4MiB"));
+    let (mut session, id) = written(&daemon, 2);
+    evict(&daemon, &mut session, id);
+    let (mut second, other) = written(&daemon, 1);
+    let answer = moving(&daemon, other, Tier::Host).ok();
+    let refused = answer.parts[0].error.clone().expect("a refusal");
+    assert_eq!((first(&answer).0, refused.reason.as_str()), (Outcome::Refused, Reason::QuotaLimit.name()));
+    assert_eq!(
+        (&*refused.metadata["tier"], &*refused.metadata["held"]),
+        ("host", (4 * MIB).to_string().as_str())
+    );
+    assert_eq!(second.digest(other, MIB_2), digest(&content(MIB_2, other)), "it is mapped as before");
+
+    // A guarantee of somebody else's is room that nobody else has.
+    second.free(other);
+    session.free(id);
+    until_held(&daemon, 0, 0);
+    let set = ["quota", "set", "team-z", "--device", "0", "--tier", "host", "--guarantee", "3MiB"];
+    assert_eq!(said(&daemon, &set)["quota"]["tier"], "host");
+    let other = second.allocate(parts(1)).allocation_id;
+    second.write(other, &content(MIB_2, other));
+    let answer = moving(&daemon, other, Tier::Host).ok();
+    let refused = answer.parts[0].error.clone().expect("a refusal");
+    assert_eq!((refused.reason.as_str(), &*refused.metadata["tier"]), (Reason::DeviceFull.name(), "host"));
+    // And its own limit there is its own.
+    let tenant = second.tenant().to_owned();
+    said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "1MiB"]);
+    said(&daemon, &["quota", "delete", "team-z", "--device", "0", "--tier", "host"]);
+    let answer = moving(&daemon, other, Tier::Host).ok();
+    assert_eq!(answer.parts[0].error.as_ref().unwrap().metadata["limit"], MIB.to_string());
+    said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "2MiB"]);
+    evict(&daemon, &mut second, other);
+    let rows = daemon.books().quotas;
+    let in_host = rows.iter().find(|row| row.tier() == Tier::Host && row.device != "*").expect("a row");
+    assert_eq!((in_host.held_bytes, in_host.limit_bytes), (MIB_2, MIB_2));
+    second.free(other);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_drained_node_moves_what_is_there() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 2);
+    evict(&daemon, &mut session, id);
+    assert!(daemon.admin.drain(DrainRequest::default()).ok().draining);
+    assert_eq!(outcomes(&moving(&daemon, id, Tier::Device).ok()), [Outcome::Moved; 2]);
+    assert_eq!(outcomes(&moving(&daemon, id, Tier::Host).ok()), [Outcome::Moved; 2]);
+    let parcel = session.pin(vec![part(id, 0), part(id, 1)]);
+    // Its clients are told of the drain, on the same channel.
+    while !session.is_mapped(id) {
+        let parts = session.receive_map();
+        session.accept(parts);
+    }
+    session.pin_answer(parcel).unwrap();
+    assert_eq!(session.digest(id, 4 * MIB), digest(&content(4 * MIB, id)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_moves_is_told_to_who_watches_and_counted() {
+    let config = tiers("8MiB", "8MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&config.fault("copy", 2, vramd_tests::config::Effect::Fail("a cable".into())));
+    let kinds = vec![EventKind::Move.into()];
+    let mut watching = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
+    let (mut session, id) = written(&daemon, 1);
+    evict(&daemon, &mut session, id);
+    let failed = moving(&daemon, id, Tier::Device).ok();
+    assert_eq!((first(&failed).0, failed.parts[0].problem.as_str()), (Outcome::Failed, "a cable"));
+    let seen = [watching.read(), watching.read()];
+    assert!(seen.iter().all(|event| event.tenant == session.tenant()), "{seen:?}");
+    let told = seen.map(|event| match event.event {
+        Some(Event::Move(moved)) => moved,
+        other => panic!("no move: {other:?}"),
+    });
+    let of = |change: Change, tier: Tier, detail: &str| MoveEvent {
+        change: change.into(),
+        allocation_id: id,
+        part_index: 0,
+        device: 0,
+        tier: tier.into(),
+        bytes: MIB_2,
+        detail: detail.to_owned(),
+    };
+    assert_eq!(told, [of(Change::Moved, Tier::Host, ""), of(Change::Failed, Tier::Device, "a cable")]);
+
+    until_held(&daemon, 0, 2);
+    let scrape = daemon.metrics();
+    let sum = |metric: &str, labels: &[&str]| -> f64 {
+        let of = |line: &&str| line.starts_with(metric) && labels.iter().all(|label| line.contains(label));
+        scrape.lines().filter(of).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    };
+    let tenant = format!("vramd_tenant=\"{}\"", session.tenant());
+    let (host, bytes) = ("vramd_tier=\"host\"", 2.0 * MIB as f64);
+    assert_eq!(sum("vramd_quota_usage_bytes{", &[&tenant, host, "\"dirty\""]), bytes);
+    assert_eq!(sum("vramd_memory_usage_bytes{", &[host, "\"resident\""]), bytes);
+    assert_eq!(sum("vramd_memory_usage_bytes{", &["vramd_tier=\"device\""]), 0.0);
+    assert_eq!(sum("vramd_memory_capacity_bytes{", &[host]), 4.0 * bytes);
+    for (direction, outcome) in [("out", "moved"), ("in", "failed")] {
+        let labels = [
+            tenant.as_str(),
+            &format!("vramd_migration_direction=\"{direction}\""),
+            &format!("vramd_migration_outcome=\"{outcome}\""),
+        ];
+        assert_eq!(sum("vramd_migrations_total{", &labels), 1.0, "{scrape}");
+        assert_eq!(sum("vramd_migration_io_bytes_total{", &labels), bytes);
+    }
+    assert_eq!(sum("vramd_migrations_total{", &[]), 2.0);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_part_on_its_way_shows_where_it_goes() {
+    let config = tiers("8MiB", "8MiB").fault("copy", 1, vramd_tests::config::Effect::DelayMs(3000));
+    let daemon = Daemon::start(&config);
+    let (mut session, id) = written(&daemon, 1);
+    let evicting = moving(&daemon, id, Tier::Host);
+    unmap_as_told(&mut session, id);
+    let shown = said(&daemon, &["alloc", "show", &format!("a-{id}")]);
+    let part = &shown["allocation"]["parts"][0];
+    assert_eq!((&part["tier"], &part["moves_to"]), (&"device".into(), &"host".into()));
+    let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &format!("a-{id}")]).stdout).unwrap();
+    assert!(text.contains("device->host"), "{text}");
+    assert_eq!(daemon.books().devices[0].moving_out_bytes, MIB_2);
+    assert_eq!(held(&daemon), (2, 2), "it is charged in both");
+    assert_eq!(outcomes(&evicting.ok()), [Outcome::Moved]);
+    until_held(&daemon, 0, 2);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn memory_of_the_host_is_pinned_ahead_and_kept_for_the_parts_to_come() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").memory("part_size = \"2MiB\""));
+    let said = "memory of the host is pinned ahead of need node=0 pinned_bytes=8388608";
+    until("it is pinned", || daemon.log().contains(said));
+    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    let ahead = host_memory_of(&uuid);
+    assert_eq!(ahead.len(), 4);
+    for round in 0..3 {
+        let (mut session, id) = written(&daemon, 4);
+        evict(&daemon, &mut session, id);
+        until_held(&daemon, 0, 8);
+        assert_eq!(
+            host_memory_of(&uuid),
+            ahead,
+            "the parts lie in what was pinned, and that is all: {round}"
+        );
+        bring_in_by_pin(&mut session, id, 4);
+        until_held(&daemon, 8, 8);
+        assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
+        session.free(id);
+    }
+    assert_eq!(host_memory_of(&uuid), ahead);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_host_tier_that_the_machine_has_not_is_told_at_the_start() {
+    let home = Home::new();
+    Config::devices(&["1GiB", "1GiB"]).memory("host_size = \"1048576TiB\"").write(home.path());
+    let output = home.command().output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{said}");
+    assert!(said.contains("memory.host_size: 2 EiB for 2 devices, and this machine has "), "{said}");
+    for (line, why) in [("host_size = \"50%\"", "only bytes make sense"), ("host_size = \"much\"", "much")] {
+        Config::default().memory(line).write(home.path());
+        let output = home.command().arg("--check").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{said}");
+        assert!(said.contains("memory.host_size") && said.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn named_memory_waits_in_the_host_for_who_attaches_it() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let mut owner = daemon.probe();
+    owner.ask("sdk open");
+    let id = owner.ask("sdk allocate 4194304 name=weights persistent")["allocation"].as_u64().unwrap();
+    owner.ask("sdk write 9");
+    owner.ask("sdk unhold");
+    owner.ask("sdk seal");
+    assert_eq!(outcomes(&moving(&daemon, id, Tier::Host).ok()), [Outcome::Moved]);
+    owner.leave();
+    until_held(&daemon, 0, 4);
+    let mut reader = RawSession::open_with_pins(&daemon.sockets());
+    assert_eq!(reader.attach("weights").digest, digest(&content(2 * MIB_2, 9)));
+    assert_eq!(reader.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, 9)));
+    until_held(&daemon, 4, 4);
+    reader.free(id);
+    nothing_is_left(&daemon);
+}

@@ -1,0 +1,237 @@
+//! Parts that an operator has copied to the host while they stay mapped: they leave without a copy, unless somebody wrote
+//! them since.
+
+use vramd_proto::v1::{
+    MoveCause, MoveOutcome as Outcome, MoveState, PartMove, Tier, WriteBackPartsRequest,
+    WriteBackPartsResponse, move_event::Change, watch_response::Event, write_back_parts_request::Target,
+};
+use vramd_tests::{
+    Config, Daemon, MIB_2, Pending, RawSession, Watching, config::Effect, content, digest, session::spec,
+    wait::until,
+};
+use vramd_types::Reason;
+use vramd_words::Access;
+
+use crate::moves::{
+    bring_in_by_pin, first, held, moving, nothing_is_left, operators::list::listed, part, parts, pin_words,
+    said, tiers, unmap_as_told, unpin_words, vramctl, written,
+};
+use crate::protocol::pins::quarantined;
+
+fn request(allocation: u64) -> WriteBackPartsRequest {
+    WriteBackPartsRequest { target: Some(Target::AllocationId(allocation)), ..Default::default() }
+}
+
+/// Once the daemon has heard that everything is mapped which it has sent.
+#[track_caller]
+pub(crate) fn writing_back(daemon: &Daemon, allocation: u64) -> Pending<WriteBackPartsResponse> {
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    daemon.admin.write_back_parts(request(allocation))
+}
+
+/// What came of its only part.
+fn only(answer: WriteBackPartsResponse) -> PartMove {
+    let [part] = <[PartMove; 1]>::try_from(answer.parts).expect("it has one part");
+    part
+}
+
+/// Asked once, it leaves; the session does what it is told.
+#[track_caller]
+fn leaves(daemon: &Daemon, session: &mut RawSession, id: u64) -> Outcome {
+    let evicting = moving(daemon, id, Tier::Host);
+    unmap_as_told(session, id);
+    first(&evicting.ok()).0
+}
+
+/// It is the one that brings it in: none came before.
+#[track_caller]
+fn the_second_copy_fails(session: &mut RawSession, id: u64) {
+    let call = session.pin(vec![part(id, 0)]);
+    session.pin_answer(call).unwrap_err().is(Reason::DriverFailed);
+}
+
+fn no_second_copy() -> Config {
+    tiers("8MiB", "8MiB").fault("copy", 2, Effect::Fail("it is copied again".into()))
+}
+
+fn is_copied(daemon: &Daemon) -> bool {
+    let moves = listed(daemon).moves;
+    moves.iter().any(|it| (it.cause(), it.state()) == (MoveCause::WriteBack, MoveState::Copying))
+}
+
+/// Writes by the rules: its word says so.
+fn write_pinned(session: &mut RawSession, id: u64, what: &[u8]) {
+    pin_words(session, id, 1);
+    session.write(id, what);
+    unpin_words(session, id, 1);
+}
+
+#[test]
+fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
+    let daemon = Daemon::start(&no_second_copy());
+    let (mut session, id) = written(&daemon, 1);
+    write_pinned(&mut session, id, &content(MIB_2, 5));
+    let mut watching = Watching::all(&daemon.admin);
+    let told = said(&daemon, &["alloc", "write-back", &format!("a-{id}")]);
+    assert_eq!(told["parts"][0]["outcome"], "written_back");
+    assert!(session.parts(id).next().is_some(), "it is mapped still");
+    assert_eq!(held(&daemon), (2, 2));
+    watching.until(|event| matches!(event, Event::Move(it) if (it.change(), it.tier(), &*it.detail) == (Change::WrittenBack, Tier::Host, "")));
+    let ended = listed(&daemon).ended.remove(0);
+    assert_eq!(
+        (ended.cause(), ended.outcome(), ended.tier()),
+        (MoveCause::WriteBack, Change::WrittenBack, Tier::Host)
+    );
+    let text = String::from_utf8(vramctl(&daemon, &["move", "list"]).stdout).unwrap();
+    assert!(text.contains("write_back") && text.contains("written_back"), "{text}");
+    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    the_second_copy_fails(&mut session, id);
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, 5)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_is_written_after_that_is_copied_when_it_leaves() {
+    let daemon = Daemon::start(&no_second_copy());
+    let (mut session, id) = written(&daemon, 1);
+    assert_eq!(only(writing_back(&daemon, id).ok()).outcome(), Outcome::Moved);
+    write_pinned(&mut session, id, &content(MIB_2, 5));
+    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Failed, "it is copied");
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, 5)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_is_written_while_it_is_copied_is_copied_again() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
+    let (mut session, id) = written(&daemon, 1);
+    let mut watching = Watching::all(&daemon.admin);
+    let writing = writing_back(&daemon, id);
+    until("it is copied", || is_copied(&daemon));
+    write_pinned(&mut session, id, &content(MIB_2, 5));
+    // It is told so before the copy has ended, and waits for that.
+    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
+    watching.until(|event| matches!(event, Event::Move(it) if it.change() == Change::WrittenBack && !it.detail.is_empty()));
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, 5)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_leaves_while_it_is_copied_needs_no_second_copy() {
+    let daemon = Daemon::start(&no_second_copy().fault("copy", 1, Effect::DelayMs(2000)));
+    let (mut session, id) = written(&daemon, 1);
+    let writing = writing_back(&daemon, id);
+    until("it is copied", || is_copied(&daemon));
+    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
+    the_second_copy_fails(&mut session, id);
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn who_pins_a_part_is_named_and_goes_on() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 1);
+    let slot = session.slot(id, 0);
+    session.word_table().client(slot).pin(Access::Read).unwrap();
+    let told = only(writing_back(&daemon, id).ok());
+    assert_eq!((told.outcome(), &told.session_ids[..]), (Outcome::Pinned, &[session.id()][..]));
+    let text =
+        String::from_utf8(vramctl(&daemon, &["alloc", "write-back", &format!("a-{id}")]).stdout).unwrap();
+    assert!(text.contains("pinned") && text.contains(&format!("s-{}", session.id())), "{text}");
+    unpin_words(&session, id, 1);
+    let mut plain = daemon.open();
+    let standing = plain.allocate(parts(1)).allocation_id;
+    assert_eq!(only(writing_back(&daemon, standing).ok()).outcome(), Outcome::Standing);
+    assert_eq!(only(writing_back(&daemon, id).ok()).outcome(), Outcome::Moved);
+    session.free(id);
+    plain.free(standing);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_word_that_no_honest_client_makes_is_found() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (session, id) = written(&daemon, 1);
+    session.word_table().write(session.slot(id, 0), 1 << 40);
+    let told = only(writing_back(&daemon, id).ok());
+    assert!(matches!(told.outcome(), Outcome::Pinned | Outcome::Silent), "{told:?}");
+    let refused = quarantined(&daemon, &session);
+    assert!(refused.message.contains("word"), "{refused:?}");
+}
+
+#[test]
+fn a_copy_that_fails_is_told_and_the_part_goes_on() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::Fail("a cable".into())));
+    let (mut session, id) = written(&daemon, 1);
+    let told = only(writing_back(&daemon, id).ok());
+    assert_eq!((told.outcome(), &*told.problem), (Outcome::Failed, "a cable"));
+    let ended = listed(&daemon).ended.remove(0);
+    assert_eq!(
+        (ended.cause(), ended.outcome(), &*ended.detail),
+        (MoveCause::WriteBack, Change::Failed, "a cable")
+    );
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn who_wants_it_where_it_is_or_frees_it_ends_it() {
+    for frees in [false, true] {
+        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
+        let (mut session, id) = written(&daemon, 1);
+        let writing = writing_back(&daemon, id);
+        until("it is copied", || is_copied(&daemon));
+        match frees {
+            true => _ = session.free(id),
+            false => assert_eq!(first(&moving(&daemon, id, Tier::Device).ok()).0, Outcome::Moved),
+        }
+        let told = only(writing.ok()).outcome();
+        assert_eq!(told, if frees { Outcome::Freed } else { Outcome::Wanted });
+        if !frees {
+            assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+            session.free(id);
+        }
+        nothing_is_left(&daemon);
+    }
+}
+
+#[test]
+fn what_has_nothing_below_is_refused() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 1);
+    let discardable = vramd_proto::v1::AllocationSpec { discardable: true, ..spec(MIB_2) };
+    let discardable = session.allocate(discardable).allocation_id;
+    let books = daemon.settled_books();
+    let ask = |request: WriteBackPartsRequest| daemon.admin.write_back_parts(request).refused();
+    ask(request(discardable)).is(Reason::KindUnsupported);
+    ask(request(id + 100)).is(Reason::AllocationNotFound);
+    ask(WriteBackPartsRequest { target: None, ..request(id) }).is(Reason::RequestInvalid);
+    for part_indexes in [vec![1], vec![0, 0]] {
+        ask(WriteBackPartsRequest { part_indexes, ..request(id) }).is(Reason::RequestInvalid);
+    }
+    assert_eq!(daemon.books(), books);
+    session.free(discardable);
+    session.free(id);
+    nothing_is_left(&daemon);
+    let daemon = Daemon::new();
+    let (_session, id) = written(&daemon, 1);
+    let refused = daemon.admin.write_back_parts(request(id)).refused();
+    assert_eq!(refused.is(Reason::TierUnsupported).fact("tier"), "host");
+}

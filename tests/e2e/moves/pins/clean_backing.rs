@@ -1,0 +1,46 @@
+//! Parts that leave uncopied, since nobody said that they were written since they came; and those who write all the same.
+
+use vramd_proto::v1::{Tier, move_event::Change, watch_response::Event};
+use vramd_tests::{Config, Daemon, MIB_2, RawSession, Watching, content, digest};
+
+use crate::moves::{bring_in_by_pin, evict, nothing_is_left, tiers, until_held, written};
+
+/// One that came back unwritten.
+fn with_a_shadow(config: &Config) -> (Daemon, RawSession, u64) {
+    let daemon = Daemon::start(config);
+    let (mut session, id) = written(&daemon, 1);
+    leaves_and_comes_back(&daemon, &mut session, id);
+    (daemon, session, id)
+}
+
+fn leaves_and_comes_back(daemon: &Daemon, session: &mut RawSession, id: u64) {
+    evict(daemon, session, id);
+    until_held(daemon, 0, 2);
+    bring_in_by_pin(session, id, 1);
+}
+
+fn warnings(daemon: &Daemon) -> usize {
+    daemon.log().lines().filter(|line| line.contains("written behind its pins")).count()
+}
+
+#[test]
+fn a_write_behind_pins_is_lost_unless_shadows_are_checked() {
+    for checked in [false, true] {
+        let config = tiers("8MiB", "8MiB").memory(&format!("check_shadows = {checked}"));
+        let (daemon, mut session, id) = with_a_shadow(&config);
+        let mut watching = Watching::all(&daemon.admin);
+        let (before, after) = (content(MIB_2, id), content(MIB_2, 77));
+        // Its word does not say so.
+        session.write(id, &after);
+        leaves_and_comes_back(&daemon, &mut session, id);
+        assert_eq!(session.digest(id, MIB_2), digest(if checked { &after } else { &before }));
+        assert_eq!(warnings(&daemon), usize::from(checked), "{}", daemon.log());
+        let left = |event: &Event| matches!(event, Event::Move(it) if (it.change(), it.tier()) == (Change::Moved, Tier::Host));
+        let told = watching.until(left).into_iter().filter_map(|told| told.event);
+        let differs =
+            |event: &Event| matches!(event, Event::Move(it) if it.change() == Change::ShadowDiffers);
+        assert_eq!(told.filter(differs).count(), usize::from(checked));
+        session.free(id);
+        nothing_is_left(&daemon);
+    }
+}

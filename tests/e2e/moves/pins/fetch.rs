@@ -1,0 +1,219 @@
+//! Pins of what is elsewhere: they bring it in, stop it from leaving, and wait for room.
+
+use std::time::{Duration, Instant};
+
+use vramd_client::{Access, AllocationRequest, Bytes, Client, Error};
+use vramd_proto::v1::{EndSessionRequest, MoveOutcome as Outcome, SealRequest, SessionState, Tier};
+use vramd_tests::{
+    Daemon, MIB, MIB_2, RawSession,
+    config::Effect,
+    content, digest,
+    session::persistent,
+    wait::{always, until},
+};
+
+use crate::moves::{
+    bring_in_by_pin, evict, evict_from, first, held, moving, nothing_is_left, part, pin_words, said, tiers,
+    unmap_as_told, unpin_words, until_held, written,
+};
+
+const SIZE: u64 = 3 * MIB_2;
+
+pub(crate) fn connect(daemon: &Daemon) -> Client {
+    let patience = Duration::from_secs(60);
+    Client::builder().socket_dir(daemon.sockets()).name("test").request_timeout(patience).connect().unwrap()
+}
+
+#[test]
+fn memory_of_the_sdk_is_at_the_same_address_with_every_byte() {
+    let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
+    let client = connect(&daemon);
+    let request = AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2));
+    let mut weights = client.allocate(request).unwrap();
+    weights.as_mut_slice().unwrap().copy_from_slice(&content(SIZE, 3));
+    let (id, address) = (weights.id().to_string(), weights.as_device_ptr());
+    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    let told = said(&daemon, &["alloc", "evict", &id]);
+    assert_eq!(told["parts"][0]["outcome"], "pinned", "the handle holds it");
+    weights.unhold().unwrap();
+    for round in 0..10_u8 {
+        // That its pin call has ended comes by another socket.
+        until("it leaves", || {
+            let told = said(&daemon, &["alloc", "evict", &id]);
+            (0..3).all(|at| told["parts"][at]["outcome"] == "moved")
+        });
+        until_held(&daemon, 0, 6);
+        assert!(!weights.is_mapped());
+        // One part alone, and then the rest.
+        let middle = weights.pin_parts(1..2, Access::Read).unwrap();
+        assert_eq!(middle.as_slice().unwrap()[1..], content(SIZE, 3)[(2 << 20) + 1..4 << 20]);
+        until_held(&daemon, 2, 6);
+        drop(middle);
+        let mut pinned = weights.pin(Access::Write).unwrap();
+        assert_eq!((pinned.as_device_ptr(), pinned.len_bytes()), (address, SIZE));
+        let mut expected = content(SIZE, 3);
+        if round > 0 {
+            expected[2 << 20] = round - 1;
+        }
+        assert_eq!(digest(pinned.as_slice().unwrap()), digest(&expected));
+        // What is written here leaves with it, and comes back.
+        pinned.as_mut_slice().unwrap()[2 << 20] = round;
+        until_held(&daemon, 6, 6);
+    }
+    drop(weights);
+    client.flush().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_pin_while_it_leaves_keeps_it() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
+    let (mut session, id) = written(&daemon, 1);
+    let evicting = moving(&daemon, id, Tier::Host);
+    unmap_as_told(&mut session, id);
+    until("it is being copied", || daemon.books().devices[0].moving_out_bytes == MIB_2);
+    bring_in_by_pin(&mut session, id, 1);
+    assert_eq!(first(&evicting.ok()), (Outcome::Wanted, &[][..]));
+    assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+    until_held(&daemon, 2, 2);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn who_finds_no_room_waits_until_there_is_some() {
+    let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
+    let (mut session, id) = written(&daemon, 4);
+    evict(&daemon, &mut session, id);
+    until_held(&daemon, 0, 8);
+    let (mut other, theirs) = written(&daemon, 3);
+    pin_words(&other, theirs, 3);
+    let call = session.pin((0..4).map(|index| part(id, index)).collect());
+    // One of them finds room, and comes at once.
+    let awaited = || daemon.books().devices[0].awaited_part_count;
+    until("the others wait for room", || awaited() == 3 && held(&daemon) == (8, 14));
+    always("they wait", Duration::from_millis(100), || awaited() == 3);
+    unpin_words(&other, theirs, 3);
+    other.free(theirs);
+    session.pin_answer(call).unwrap();
+    assert_eq!(session.digest(id, 8 * MIB), digest(&content(8 * MIB, id)));
+    until_held(&daemon, 8, 8);
+    assert_eq!(awaited(), 0);
+    session.pin_ended(call);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn who_gives_up_waiting_leaves_nothing_behind() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 2);
+    evict(&daemon, &mut session, id);
+    until_held(&daemon, 0, 4);
+    let (mut other, theirs) = written(&daemon, 2);
+    let call = session.pin(vec![part(id, 0)]);
+    until("it waits for room", || daemon.books().devices[0].awaited_part_count == 1);
+    session.pin_ended(call);
+    // The channel is another way than that of calls: else there may be room before it is heard.
+    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    other.free(theirs);
+    until_held(&daemon, 0, 4);
+    // By the death of its process too.
+    let mut probe = daemon.probe();
+    probe.ask("sdk open");
+    let waiting = probe.ask("sdk allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
+    probe.ask("sdk unhold");
+    let answer = moving(&daemon, waiting, Tier::Host).ok();
+    assert_eq!(first(&answer).0, Outcome::Moved);
+    until_held(&daemon, 0, 8);
+    let filler = other.allocate(crate::moves::parts(2)).allocation_id;
+    probe.tell("sdk pin-for 60000");
+    until("it waits for room", || daemon.books().devices[0].awaited_part_count > 0);
+    probe.kill();
+    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    // What it had in the host is set aside for what the other holds.
+    until_held(&daemon, 4, 8);
+    other.free(filler);
+    session.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_pin_waits_for_no_longer_than_its_caller_says() {
+    let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
+    let client = connect(&daemon);
+    let mut weights =
+        client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
+    weights.as_mut_slice().unwrap().copy_from_slice(&content(8 * MIB, 5));
+    weights.unhold().unwrap();
+    assert_eq!(first(&moving(&daemon, weights.id().get(), Tier::Host).ok()).0, Outcome::Moved);
+    until_held(&daemon, 0, 8);
+    let other = client.allocate(AllocationRequest::new(Bytes::mib(6)).part_size(Bytes::mib(2))).unwrap();
+
+    let wait = Duration::from_millis(200);
+    for _ in 0..3 {
+        let began = Instant::now();
+        let outcome = weights.pin_timeout(0..4, Access::Read, wait);
+        assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+        assert!(began.elapsed() >= wait, "{:?}", began.elapsed());
+        let outcome = client.pin_set_timeout(&[(&weights, Access::Read)], wait);
+        assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+    }
+    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    let outcome = weights.pin_timeout(0..4, Access::Read, Duration::ZERO);
+    assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+
+    let pinned = std::thread::scope(|scope| {
+        let pin = scope.spawn(|| weights.pin_timeout(0..4, Access::Read, Duration::MAX));
+        until("it waits for room", || daemon.books().devices[0].awaited_part_count > 0);
+        drop(other);
+        pin.join().unwrap().unwrap()
+    });
+    assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(8 * MIB, 5)));
+    drop(pinned);
+    weights.free().unwrap();
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn what_is_evicted_is_sealed_where_it_lies_and_attached() {
+    let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
+    let mut owner = RawSession::open_with_pins(&daemon.sockets());
+    let spec = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..persistent("weights", SIZE - 5) };
+    let id = owner.allocate(spec).allocation_id;
+    let bytes = content(SIZE - 5, 4);
+    owner.write(id, &bytes);
+    evict(&daemon, &mut owner, id);
+    let seal = SealRequest { session_id: owner.id(), allocation_id: id, ..Default::default() };
+    let sealed = owner.memory.seal(seal).ok().allocation.unwrap();
+    assert_eq!(sealed.digest, digest(&bytes));
+    until_held(&daemon, 0, 6);
+    bring_in_by_pin(&mut owner, id, 3);
+    assert_eq!(owner.digest(id, SIZE - 5), digest(&bytes));
+    until_held(&daemon, 6, 6);
+
+    evict(&daemon, &mut owner, id);
+    let mut reader = RawSession::open_with_pins(&daemon.sockets());
+    assert_eq!(reader.attach("weights").digest, digest(&bytes));
+    assert_eq!(reader.digest(id, SIZE - 5), digest(&bytes));
+    assert!(reader.parts(id).all(|part| !part.writable));
+    // Both map it, and both let go of it for the next move.
+    bring_in_by_pin(&mut owner, id, 3);
+    evict_from(&daemon, &mut [&mut reader, &mut owner], id);
+    bring_in_by_pin(&mut reader, id, 3);
+    assert_eq!(reader.digest(id, SIZE - 5), digest(&bytes));
+    reader.detach(id);
+    owner.free(id);
+    nothing_is_left(&daemon);
+}
+
+#[test]
+fn a_session_that_ends_gives_back_what_is_in_the_host() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = written(&daemon, 2);
+    evict(&daemon, &mut session, id);
+    assert_eq!(held(&daemon).1, 4);
+    let request = EndSessionRequest { session_id: session.id(), ..Default::default() };
+    assert_eq!(daemon.admin.end_session(request).ok().state(), SessionState::Gone);
+    nothing_is_left(&daemon);
+}

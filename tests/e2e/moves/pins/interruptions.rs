@@ -1,0 +1,94 @@
+//! What comes in between while a part comes back to its device: it is freed, its session is ended, it is sent out again.
+
+use vramd_proto::v1::{EndSessionRequest, MoveState, SessionState, Tier};
+use vramd_tests::{Daemon, MIB_2, Pending, RawSession, config::Effect, content, digest, wait::until};
+use vramd_types::Reason;
+
+use crate::moves::{
+    MovePartsResponse, Outcome, evict, first, moving, nothing_is_left, operators::list::listed, part, tiers,
+    until_held, written,
+};
+
+/// Its memory is being made, or it is being copied. What came before was the allocation's, or its way out.
+const STEPS: [(&str, u64, MoveState); 2] =
+    [("create", 2, MoveState::Preparing), ("copy", 2, MoveState::Copying)];
+
+/// A part that comes in since an operator has said so, or since its session has called for it.
+struct Coming {
+    daemon: Daemon,
+    session: RawSession,
+    id: u64,
+    call: Call,
+}
+
+enum Call {
+    Operator(Pending<MovePartsResponse>),
+    Pin(u64),
+}
+
+fn each(mut play: impl FnMut(Coming)) {
+    for (on, nth, state) in STEPS {
+        for pins in [false, true] {
+            let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(1500)));
+            let (mut session, id) = written(&daemon, 1);
+            evict(&daemon, &mut session, id);
+            until_held(&daemon, 0, 2);
+            let call = match pins {
+                true => Call::Pin(session.pin(vec![part(id, 0)])),
+                false => Call::Operator(moving(&daemon, id, Tier::Device)),
+            };
+            until("it is on its way", || {
+                let moves = listed(&daemon).moves;
+                moves.first().is_some_and(|it| (it.tier(), it.state()) == (Tier::Device, state))
+            });
+            play(Coming { daemon, session, id, call });
+        }
+    }
+}
+
+#[test]
+fn what_is_freed_on_its_way_in_leaves_nothing() {
+    each(|Coming { daemon, mut session, id, call }| {
+        assert_eq!(session.free(id).error, None);
+        match call {
+            Call::Operator(pending) => assert_eq!(first(&pending.ok()).0, Outcome::Freed),
+            Call::Pin(call) => _ = session.pin_answer(call).unwrap_err().is(Reason::AllocationNotFound),
+        }
+        nothing_is_left(&daemon);
+    });
+}
+
+#[test]
+fn a_session_that_ends_while_its_part_comes_in_leaves_nothing() {
+    each(|Coming { daemon, session, call, .. }| {
+        let request = EndSessionRequest { session_id: session.id(), ..Default::default() };
+        assert_eq!(daemon.admin.end_session(request).ok().state(), SessionState::Gone);
+        if let Call::Operator(pending) = call {
+            assert_eq!(first(&pending.ok()).0, Outcome::Freed);
+        }
+        nothing_is_left(&daemon);
+    });
+}
+
+#[test]
+fn what_comes_in_is_not_turned_round() {
+    each(|Coming { daemon, mut session, id, call }| {
+        let answer = moving(&daemon, id, Tier::Host).ok();
+        assert_eq!(first(&answer), (Outcome::Wanted, &[][..]));
+        let call = match call {
+            Call::Operator(pending) => {
+                assert_eq!(first(&pending.ok()).0, Outcome::Moved);
+                session.pin(vec![part(id, 0)])
+            }
+            Call::Pin(call) => call,
+        };
+        session.pin_answer(call).unwrap();
+        session.pin_ended(call);
+        until_held(&daemon, 2, 2);
+        assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
+        evict(&daemon, &mut session, id);
+        until_held(&daemon, 0, 2);
+        session.free(id);
+        nothing_is_left(&daemon);
+    });
+}

@@ -1,0 +1,7 @@
+//! Pins of parts that lie elsewhere.
+
+pub(crate) mod clean_backing;
+pub(crate) mod fetch;
+pub(crate) mod in_place;
+pub(crate) mod interruptions;
+pub(crate) mod use_order;

@@ -1,0 +1,59 @@
+//! What was not used lately leaves first, as it is known by looks at the words.
+
+use std::{thread, time::Duration};
+
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
+use vramd_tests::{Config, Daemon, MIB_2, wait::until};
+
+use crate::moves::{
+    clients::programs::{is_intact, letting_go, lies},
+    line::waits::all_waits,
+    nothing_is_left,
+    pins::fetch::connect,
+};
+
+/// Waits until all has been seen that was used before.
+///
+/// The beacon is alone on a device where somebody waits for its room, and gets it once it has been seen to be unpinned. Its
+/// slot is the lowest of the first session, so that what else was used by then was seen by the same look, or one before.
+#[track_caller]
+fn a_look(daemon: &Daemon, client: &Client, beacon: &Allocation) {
+    let pinned = beacon.pin(Access::Read).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.allocate(on(1, 1).wait(Duration::from_secs(25))));
+        until("somebody waits for the beacon's room", || all_waits(daemon).len() == 1);
+        drop(pinned);
+        drop(waiting.join().unwrap().unwrap());
+    });
+    client.flush().unwrap();
+}
+
+fn on(device: u32, parts: u64) -> AllocationRequest {
+    let request = AllocationRequest::new(Bytes::new(parts * MIB_2)).part_size(Bytes::new(MIB_2));
+    request.device(device.to_string())
+}
+
+#[test]
+fn what_was_pinned_last_stays() {
+    for used in [0, 1] {
+        let config = Config::devices(&["8MiB", "2MiB"]).memory("host_size = \"16MiB\"\nharvest_ms = 10");
+        let daemon = Daemon::start(&config);
+        let client = connect(&daemon);
+        let mut beacon = client.allocate(on(1, 1)).unwrap();
+        beacon.unhold().unwrap();
+        let both = [(); 2].map(|()| letting_go(&daemon, &client, 2));
+        a_look(&daemon, &client, &beacon);
+        drop(both[used].pin(Access::Read).unwrap());
+        a_look(&daemon, &client, &beacon);
+
+        let other = connect(&daemon);
+        let third = letting_go(&daemon, &other, 2);
+        assert_eq!(lies(&daemon, &both[used]), ["device"; 2], "it was used last");
+        assert_eq!(lies(&daemon, &both[1 - used]), ["host"; 2]);
+        both.iter().chain([&third]).for_each(|memory| is_intact(memory, 2));
+        drop((both, beacon, third));
+        client.flush().unwrap();
+        other.flush().unwrap();
+        nothing_is_left(&daemon);
+    }
+}

@@ -1,0 +1,9 @@
+//! Operators set, ask and see; tenants read each other's memory only where an owner allows it.
+
+pub(crate) mod admin;
+pub(crate) mod quotas;
+pub(crate) mod settings;
+pub(crate) mod sharing;
+pub(crate) mod tenants;
+pub(crate) mod vramctl;
+pub(crate) mod watch;

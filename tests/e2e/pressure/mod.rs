@@ -1,0 +1,334 @@
+//! How full a device is: who is told, and what is done before anybody is refused.
+
+mod cached;
+mod host;
+mod line;
+
+use std::{
+    fmt::Debug,
+    str::FromStr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Pressure, PressureLevel};
+use vramd_proto::v1::{EventKind, MoveCause, Tier, WatchRequest, daemon_frame, watch_response::Event};
+use vramd_tests::{
+    Config, Daemon, MIB, MIB_2, RawSession, Watching,
+    channel::Packet,
+    outsider::outsider,
+    session::hello_with_pins,
+    wait::{PATIENCE, always, eventually, until},
+};
+
+use crate::moves::operators::list::listed as moves;
+
+/// A hundred parts: one is one percent.
+const DEVICE: &str = "200MiB";
+pub(crate) const MEASURED: &str = "prometheus_listen = \"127.0.0.1:0\"";
+
+/// What a client's callback was told of its device, in order.
+type Heard = Arc<Mutex<Vec<Pressure>>>;
+
+fn listening(daemon: &Daemon) -> (Client, Heard) {
+    let heard = Heard::default();
+    let ears = Arc::clone(&heard);
+    let builder = Client::builder().socket_dir(daemon.sockets()).request_timeout(PATIENCE);
+    let client = builder.on_pressure(move |told| ears.lock().unwrap().push(told)).connect().unwrap();
+    (client, heard)
+}
+
+fn quiet(daemon: &Daemon) -> Client {
+    Client::builder().socket_dir(daemon.sockets()).request_timeout(PATIENCE).connect().unwrap()
+}
+
+/// The levels of one tier in the order in which they came.
+fn levels(heard: &Heard, tier: Tier) -> Vec<PressureLevel> {
+    let heard = heard.lock().unwrap();
+    let mut levels: Vec<_> = heard.iter().filter(|told| told.tier == tier).map(|told| told.level).collect();
+    levels.dedup();
+    levels
+}
+
+fn last(heard: &Heard) -> Option<PressureLevel> {
+    levels(heard, Tier::Device).pop()
+}
+
+fn watching(daemon: &Daemon) -> Watching {
+    let request = WatchRequest { kinds: vec![EventKind::Pressure.into()], ..Default::default() };
+    Watching::start(&daemon.admin, request).unwrap()
+}
+
+fn listed(daemon: &Daemon) -> Value {
+    let output = daemon.vramctl().args(["device", "list", "--json"]).output().unwrap();
+    assert!(output.status.success());
+    serde_json::from_slice::<Value>(&output.stdout).unwrap()["devices"][0].clone()
+}
+
+/// The value of a series whose labels contain all of these.
+pub(crate) fn metric<T: FromStr<Err: Debug>>(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<T> {
+    let text = daemon.metrics();
+    let series = text.lines().filter_map(|line| line.rsplit_once(' '));
+    let mut of = series.filter(|(series, _)| series.split('{').next() == Some(name));
+    let (_, value) = of.find(|(series, _)| labels.iter().all(|label| series.contains(label)))?;
+    Some(value.parse().expect("a value of that kind"))
+}
+
+/// Parts of 2 MiB, so many percent of the device.
+fn percent(count: u64) -> AllocationRequest {
+    AllocationRequest::new(Bytes::new(count * MIB_2)).part_size(Bytes::mib(2))
+}
+
+/// Each part is full of its own number.
+fn content(parts: u8) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in 1..=parts {
+        bytes.resize(bytes.len() + usize::try_from(MIB_2).unwrap(), part);
+    }
+    bytes
+}
+
+/// Everybody who looks sees it.
+#[track_caller]
+fn is_seen(daemon: &Daemon, clients: [&Client; 2], heard: &Heard, held: u64, level: PressureLevel) {
+    until("so much is held", || daemon.books().held() == held * MIB_2);
+    let name = level.as_str_name().trim_start_matches("PRESSURE_LEVEL_").to_lowercase();
+    assert_eq!(listed(daemon)["pressure"], json!(name), "{held}");
+    for client in clients {
+        until("the client is told", || client.pressure(None).unwrap().level == level);
+    }
+    until("the callback is told", || last(heard) == Some(level));
+    let step = [PressureLevel::Normal, PressureLevel::Elevated, PressureLevel::High, PressureLevel::Critical];
+    let step = step.iter().zip(0..).find(|(it, _)| **it == level).map(|(_, step)| step);
+    let on_device = ["vramd_tier=\"device\""];
+    assert_eq!(metric(daemon, "vramd_pressure_level", &on_device), step, "{held}");
+    let shown = |name: &str| metric::<f64>(daemon, name, &on_device);
+    until("the factor and the forecast are shown as they were told", || {
+        let told = clients[0].pressure(None).unwrap();
+        let full_in = told.full_in.map(|time| time.as_secs_f64());
+        (shown("vramd_pressure_batch_factor_ratio"), shown("vramd_pressure_full_in_seconds"))
+            == (Some(told.batch_factor), full_in)
+    });
+}
+
+#[test]
+fn levels_rise_and_fall_three_points_lower_for_everybody_who_looks() {
+    use PressureLevel::{Critical, Elevated, High, Normal};
+    let daemon = Daemon::start(&Config::devices(&[DEVICE]).telemetry(MEASURED));
+    let mut watch = watching(&daemon);
+    let (client, heard) = listening(&daemon);
+    let other = quiet(&daemon);
+    is_seen(&daemon, [&client, &other], &heard, 0, Normal);
+    let mut all: Vec<Allocation> = Vec::new();
+    let rising = [(79, Normal), (80, Elevated), (89, Elevated), (90, High), (94, High), (95, Critical)];
+    for (held, level) in rising {
+        let more = held - all.len();
+        all.extend(client.allocate_batch(vec![percent(1); more]).unwrap());
+        is_seen(&daemon, [&client, &other], &heard, held as u64, level);
+    }
+    let output = daemon.vramctl().args(["device", "list"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("PRESSURE") && text.contains("critical/-/-"), "{text}");
+    let falling = [(92, Critical), (91, High), (87, High), (86, Elevated), (77, Elevated), (76, Normal)];
+    for (held, level) in falling {
+        for freed in all.drain(held..) {
+            freed.free().unwrap();
+        }
+        is_seen(&daemon, [&client, &other], &heard, held as u64, level);
+    }
+    assert_eq!(levels(&heard, Tier::Device), [Normal, Elevated, High, Critical, High, Elevated, Normal]);
+    let device = daemon.books().devices[0].device.clone().unwrap();
+    assert!(heard.lock().unwrap().iter().all(|told| told.device == device.uuid));
+
+    let told: Vec<_> = (0..6).map(|_| watch.read()).collect();
+    let told = told.iter().map(|event| match &event.event {
+        Some(Event::Pressure(it)) => {
+            assert_eq!((&it.device, it.tier(), it.capacity_bytes), (&device.uuid, Tier::Device, 200 * MIB));
+            (it.from(), it.to(), it.held_bytes / MIB_2)
+        }
+        other => panic!("{other:?}"),
+    });
+    let expected = [
+        (Normal, Elevated, 80),
+        (Elevated, High, 90),
+        (High, Critical, 95),
+        (Critical, High, 91),
+        (High, Elevated, 86),
+        (Elevated, Normal, 76),
+    ];
+    assert_eq!(told.collect::<Vec<_>>(), expected);
+    let entered = |level: &str| {
+        let label = format!("vramd_pressure_level=\"{level}\"");
+        metric(&daemon, "vramd_pressure_changes_total", &["vramd_tier=\"device\"", &label])
+    };
+    let counts = ["normal", "elevated", "high", "critical"].map(entered);
+    assert_eq!(counts, [Some(1), Some(2), Some(2), Some(1)]);
+    let log = daemon.log();
+    let lines = log.lines().filter(|line| line.contains("pressure changed"));
+    assert!(lines.clone().all(|line| line.contains(" INFO ")), "{log}");
+    assert_eq!(lines.count(), 6);
+}
+
+/// One device with a host tier, where what nobody has used for a moment is cold.
+fn cold_soon() -> Config {
+    let config = Config::devices(&[DEVICE]).memory("host_size = \"400MiB\"").telemetry(MEASURED);
+    config.pressure("cold_after_ms = 200")
+}
+
+/// Parts that left because of pressure, and how.
+fn left(daemon: &Daemon, outcome: &str) -> u64 {
+    let outcome = format!("vramd_migration_outcome=\"{outcome}\"");
+    let labels = ["vramd_migration_cause=\"pressure\"", "vramd_migration_direction=\"out\"", &outcome];
+    metric(daemon, "vramd_migrations_total", &labels).unwrap_or_default()
+}
+
+/// What of the device's memory can leave without a copy, in percent of the device.
+fn clean(daemon: &Daemon) -> u64 {
+    let labels = ["vramd_memory_state=\"clean\"", "vramd_tier=\"device\""];
+    metric::<u64>(daemon, "vramd_quota_usage_bytes", &labels).unwrap_or_default() / MIB_2
+}
+
+#[test]
+fn what_is_cold_is_written_back_then_leaves_and_what_is_used_stays() {
+    let daemon = Daemon::start(&cold_soon());
+    let (client, heard) = listening(&daemon);
+    let mut cold = client.allocate(percent(64)).unwrap();
+    cold.copy_from_host(0, &content(64)).unwrap();
+    cold.unhold().unwrap();
+    let held = client.allocate(percent(6)).unwrap();
+    let mut pinned = client.allocate(percent(4)).unwrap();
+    pinned.unhold().unwrap();
+    let mut warm = client.allocate(percent(4)).unwrap();
+    warm.unhold().unwrap();
+    let guard = pinned.pin(Access::Write).unwrap();
+
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(warm.pin(Access::Write).unwrap());
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        // 78 of 100: nothing is done, however cold it is.
+        always("nothing is written back", Duration::from_millis(1500), || clean(&daemon) == 0);
+        let more = client.allocate(percent(6)).unwrap();
+        until("it is elevated", || last(&heard) == Some(PressureLevel::Elevated));
+        until("what is cold is clean", || clean(&daemon) == 64);
+        always("and nothing leaves", Duration::from_millis(1500), || daemon.books().held() == 84 * MIB_2);
+        assert_eq!(clean(&daemon), 64, "what is used is not written back");
+
+        let yet_more = client.allocate(percent(8)).unwrap();
+        until("it was high", || levels(&heard, Tier::Device).contains(&PressureLevel::High));
+        until("as much leaves as has to", || daemon.books().held() == 85 * MIB_2);
+        until("it is elevated again", || last(&heard) == Some(PressureLevel::Elevated));
+        always("no more leaves", Duration::from_millis(1500), || daemon.books().held() == 85 * MIB_2);
+        assert_eq!((left(&daemon, "clean"), left(&daemon, "moved")), (7, 0), "no copy was waited for");
+        for used in [&held, &pinned, &warm, &more, &yet_more] {
+            let info = client.describe(used.id()).unwrap();
+            assert_eq!(info.resident, info.charged, "{info:?}");
+        }
+        assert_eq!(client.describe(cold.id()).unwrap().resident, Bytes::new(57 * MIB_2));
+        stop.store(true, Ordering::Relaxed);
+    });
+    drop(guard);
+    let mut seen = vec![0; content(64).len()];
+    cold.copy_to_host(0, &mut seen).unwrap();
+    assert!(seen == content(64));
+}
+
+#[test]
+fn at_critical_what_is_cold_leaves_though_it_was_not_copied_ahead() {
+    let daemon = Daemon::start(&cold_soon());
+    let client = quiet(&daemon);
+    let mut cold = client.allocate(percent(70)).unwrap();
+    cold.copy_from_host(0, &content(70)).unwrap();
+    cold.unhold().unwrap();
+    // As cold as can be, and the device is not full yet.
+    thread::sleep(Duration::from_millis(500));
+    let used = client.allocate(percent(26)).unwrap();
+    until("as much leaves as has to", || daemon.books().held() == 85 * MIB_2);
+    assert_eq!(left(&daemon, "moved") + left(&daemon, "clean"), 11);
+    let info = client.describe(used.id()).unwrap();
+    assert_eq!(info.resident, info.charged);
+    let mut seen = vec![0; content(70).len()];
+    cold.copy_to_host(0, &mut seen).unwrap();
+    assert!(seen == content(70));
+}
+
+#[test]
+fn at_critical_what_is_cold_begins_to_leave_before_the_answer_to_who_made_it_so() {
+    let daemon = Daemon::start(&cold_soon());
+    let client = quiet(&daemon);
+    let mut cold = client.allocate(percent(70)).unwrap();
+    cold.unhold().unwrap();
+    let _used = client.allocate(percent(12)).unwrap();
+    until("all of it is cold", || clean(&daemon) == 70);
+    // With the next look it would be as much: that comes once a second, and this is asked at once.
+    let _more = client.allocate(percent(14)).unwrap();
+    let moves = moves(&daemon);
+    let causes = moves.moves.iter().map(|it| it.cause()).chain(moves.ended.iter().map(|it| it.cause()));
+    assert_eq!(causes.filter(|cause| *cause == MoveCause::Pressure).count(), 11, "{moves:?}");
+    until("as much leaves as has to", || daemon.books().held() == 85 * MIB_2);
+}
+
+#[test]
+fn what_others_take_of_a_device_is_pressure_too() {
+    use PressureLevel::{Critical, Elevated, Normal};
+    let daemon = Daemon::start(&Config::devices(&[DEVICE]).limit("survey_interval_ms = 20"));
+    let (client, heard) = listening(&daemon);
+    let mut watch = watching(&daemon);
+    let _kept = client.allocate(percent(60)).unwrap();
+    let uuid = client.devices()[0].uuid.clone();
+    let taken = outsider(&uuid, 60 * MIB);
+    until("there is less to be had", || last(&heard) == Some(Elevated));
+    let Some(Event::Pressure(event)) = watch.read().event else { panic!() };
+    assert_eq!((event.held_bytes, event.capacity_bytes), (120 * MIB, 140 * MIB));
+    drop(taken);
+    until("it is to be had again", || last(&heard) == Some(Normal));
+    let taken = outsider(&uuid, 100 * MIB);
+    until("there is less than is held", || last(&heard) == Some(Critical));
+    drop(taken);
+    until("it is to be had again", || last(&heard) == Some(Normal));
+}
+
+#[test]
+fn who_does_not_speak_of_pressure_hears_nothing_of_it() {
+    let daemon = Daemon::start(&Config::devices(&[DEVICE]));
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    let speaking = vramd_proto::v1::Hello { features: vramd_proto::channel::FEATURES, ..hello_with_pins() };
+    let speaks = RawSession::greet(&daemon.sockets(), speaking).unwrap();
+    let told = || match speaks.channel.receive(PATIENCE) {
+        Packet::Frame(daemon_frame::Frame::Pressure(told), _) => (told.device, told.tier(), told.level()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told(), (0, Tier::Device, PressureLevel::Normal), "as it is at the beginning");
+    let client = quiet(&daemon);
+    let full = client.allocate(percent(100)).unwrap();
+    let critical = (0, Tier::Device, PressureLevel::Critical);
+    assert_eq!(eventually("it is told", || Some(told()).filter(|told| *told == critical)), critical);
+    assert!(!session.channel.waits(Duration::from_millis(300)), "the other has nothing to read");
+    drop(full);
+}
+
+#[test]
+fn a_new_session_is_told_again() {
+    let daemon = Daemon::start(&Config::devices(&[DEVICE]));
+    let (client, heard) = listening(&daemon);
+    let full = client.allocate(percent(90)).unwrap();
+    until("it is told", || last(&heard) == Some(PressureLevel::High));
+    heard.lock().unwrap().clear();
+    let again = client.reconnect().unwrap();
+    until("the new session is told", || last(&heard) == Some(PressureLevel::High));
+    assert_eq!(again.pressure("0"), again.pressure(&*again.devices()[0].uuid));
+    assert_eq!(again.pressure("GPU-none"), None);
+    assert_eq!(again.pressures().len(), 1, "there is nothing below");
+    let task = vramd_client::aio::Client::from(again);
+    until("the other face says it too", || task.pressure(None).unwrap().level == PressureLevel::High);
+    drop(full);
+}

@@ -1,0 +1,10 @@
+//! The SDKs against a real daemon.
+
+pub(crate) mod aio;
+pub(crate) mod discardable;
+pub(crate) mod handles;
+pub(crate) mod other_languages;
+pub(crate) mod pinning_processes;
+pub(crate) mod pins;
+pub(crate) mod small;
+pub(crate) mod unpinned;
