@@ -1,4 +1,5 @@
-//! Guides whose commands are run: fenced `console` blocks of a Markdown file.
+//! Runs the commands of a guide: the fenced `console` blocks of a Markdown file. A block ```` ```toml NAME ```` is written to
+//! the file NAME in their working directory, in its turn.
 //!
 //! ```text
 //! $ vramctl quota list
@@ -15,6 +16,8 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
+
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::programs::repository;
 
@@ -111,10 +114,16 @@ impl Surroundings<'_> {
             .arg("sh")
             .arg(&file)
             .current_dir(self.folder)
-            .stdin(Stdio::null());
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         command.env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", own.join(":")));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        let output = command.output().expect("a shell starts");
+        let child = command.spawn().expect("a shell starts");
+        let group = Pid::from_child(&child);
+        let output = child.wait_with_output().expect("a shell ends");
+        // `timeout` leads a group of its own: what the guide left running ends with it.
+        let _ = kill_process_group(group, Signal::TERM);
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
@@ -125,10 +134,20 @@ impl Surroundings<'_> {
 
 fn steps(text: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
-    let (mut inside, mut goes_on) = (false, false);
+    let (mut inside, mut goes_on, mut is_file) = (false, false, false);
     for (line, number) in text.lines().zip(1..) {
         if line.starts_with("```") {
-            (inside, goes_on) = (line == "```console", false);
+            if is_file && let Some(step) = steps.last_mut() {
+                step.command += "\nEND_OF_FILE";
+            }
+            (inside, goes_on, is_file) = (line == "```console", false, false);
+            if let Some(name) = line.strip_prefix("```toml ") {
+                is_file = true;
+                let command = format!("cat >{name} <<'END_OF_FILE'");
+                steps.push(Step { line: number, command, printed: vec![] });
+            }
+        } else if is_file && let Some(step) = steps.last_mut() {
+            step.command = format!("{}\n{line}", step.command);
         } else if inside {
             match (line.strip_prefix("$ "), steps.last_mut()) {
                 (Some(command), _) if !goes_on => {
@@ -190,6 +209,13 @@ mod tests {
         assert_eq!(steps[0].command, "echo one \\\n    two");
         assert_eq!((steps[0].line, steps[0].printed.as_slice()), (8, &["one two".to_owned()][..]));
         assert_eq!((steps.len(), steps[1].command.as_str()), (2, "true"));
+    }
+
+    #[test]
+    fn named_block_becomes_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "```toml some.toml\na = \"two\"\n```\n\n```console\n$ cat some.toml\na = \"two\"\n```\n";
+        guide(text).run(&around(folder.path()));
     }
 
     #[test]
