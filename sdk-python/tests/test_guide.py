@@ -8,15 +8,33 @@ import pathlib
 import re
 import textwrap
 
+import pytest
 import vramd
 from conftest import ROOT, Daemon
 
-GUIDE = (ROOT / "docs/guides/python.md").read_text()
-BLOCKS = re.findall(r"^```(\w+ ?\w*)\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def blocks_of(page: str) -> list[tuple[str, str]]:
+    text = (ROOT / page).read_text()
+    return re.findall(r"^```(\w+ ?[\w.]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+BLOCKS = blocks_of("docs/guides/python.md")
 
 
 def blocks(kind: str) -> list[str]:
     return [block for named, block in BLOCKS if named == kind]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start/README.md"])
+def test_first_program_runs(daemon: Daemon, page: str) -> None:
+    """With the allocation that the page's commands have made."""
+    [program] = [block for named, block in blocks_of(page) if named == "python"]
+    with daemon.connect() as client:
+        memory = client.allocate("2MiB", name="llama", lifetime="persistent")
+        memory.copy_from(bytes(range(8)))
+        memory.seal().detach()
+    assert "[0 1 2 3" in daemon.run(program)
 
 
 def test_every_block_runs(daemon: Daemon) -> None:

@@ -15,7 +15,7 @@ fn around(daemon: &Daemon) -> Surroundings<'_> {
     let home = daemon.home().path();
     Surroundings {
         folder: home,
-        programs: vec![PathBuf::from(program("vramctl").parent().unwrap()), tools::folder()],
+        programs: programs(),
         environment: vec![("VRAMD_SOCKET_DIR", daemon.sockets())],
         instead: vec![
             ("/run/vramd", daemon.sockets().display().to_string()),
@@ -24,13 +24,34 @@ fn around(daemon: &Daemon) -> Surroundings<'_> {
     }
 }
 
+/// Where the programs and tools of guides are.
+fn programs() -> Vec<PathBuf> {
+    vec![PathBuf::from(program("vramctl").parent().unwrap()), tools::folder()]
+}
+
+/// Beside a file of weights, as its reader has one.
 #[test]
-fn the_readmes_commands_work_as_they_stand() {
+fn readme_commands_run_as_written() {
     let daemon = Daemon::new();
+    fs::write(daemon.home().path().join("model.safetensors"), content(3 * MIB, 1)).unwrap();
     let guide = Guide::read("README.md");
-    assert!(guide.len() >= 2, "{guide:?}");
+    assert!(guide.len() >= 3, "{guide:?}");
     guide.run(&around(&daemon));
     assert!(daemon.books().quotas.iter().any(|row| row.tenant == "team-b" && row.limit == "24GiB"));
+}
+
+/// The tutorial starts a daemon of its own.
+#[test]
+fn tutorial_runs_as_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let guide = Guide::read("docs/start/README.md");
+    assert!(guide.len() >= 20, "{} commands", guide.len());
+    guide.run(&Surroundings {
+        folder: folder.path(),
+        programs: programs(),
+        environment: vec![],
+        instead: vec![("/tmp/vramd-start", folder.path().display().to_string())],
+    });
 }
 
 /// On a node of two devices, where a process of `team-a` trains.
