@@ -1,58 +1,21 @@
-//! An observer that knows only what goes in and what comes out, and says what must be so.
+//! An observer that sees the broker's events and commands, and states what must be true of them.
 //!
-//! `facts.rs` is what it has seen. One invariant a file beside it: each looks at an event, a command, or what the core
-//! shows, and compares. Nothing here calls the core's ledger or tables; getters of [`Broker`] are what is judged.
+//! `facts.rs` is what it has seen; `observe.rs` learns it from events. One invariant is one file, in a folder by subject:
+//! each judges an event, a command, or what the core shows. Nothing here calls the core's ledger or tables: the getters of
+//! [`Broker`] are what the oracle judges.
 
-mod admission;
-mod awaited;
-mod backings;
-mod bounds;
-mod callers;
-mod calls;
-mod content;
-mod copies;
-mod deadlines;
-mod demands;
-mod devices;
-mod drained;
-mod draining;
-mod dropped;
-mod ever;
-mod evictions;
-mod extents;
+mod accounting;
 mod facts;
-mod fences;
-mod files;
-mod frames;
-mod held;
-mod ids;
-mod in_place;
-mod kills;
-mod ledger;
-mod lies;
-mod lifetimes;
+mod line;
 mod links;
+mod mappings;
 mod moves;
-mod names;
+mod node;
 mod observe;
-mod packets;
-mod pinned;
 mod pins;
-mod places;
 mod pressure;
-mod reasons;
-mod recycling;
-mod relief;
-mod repeats;
-mod sealing;
-mod sent;
-mod settings;
-mod slots;
-mod stalls;
-mod unheld;
-mod visibility;
-mod waits;
-mod write_backs;
+mod requests;
+mod sessions;
 
 use broker_core::{
     Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier,
@@ -62,12 +25,12 @@ use broker_core::{
 use vramd_types::Quantity;
 
 use crate::scenario::Lanes;
-use extents::Ordered;
+use accounting::extents::Ordered;
 use facts::{Call, Facts, book_of};
-use files::Opened;
-use ids::Ids;
-use repeats::Repeats;
-use settings::SettingsFacts;
+use moves::files::Opened;
+use node::ids::Ids;
+use pressure::settings::SettingsFacts;
+use requests::repeats::Repeats;
 
 #[derive(Debug)]
 pub struct Oracle {
@@ -91,7 +54,7 @@ pub struct Oracle {
 struct Step {
     call: Option<(broker_core::CallId, Call)>,
     expected: Option<Refusal>,
-    repeat: repeats::Expected,
+    repeat: requests::repeats::Expected,
     /// A session whose answer did not fit.
     liar: Option<vramd_types::SessionId>,
     by_client: bool,
@@ -179,7 +142,7 @@ impl Oracle {
             now: self.facts.now,
             clock: self.facts.clock,
             answer_timeout: config.limits.map_answer_timeout,
-            places: places::of(config),
+            places: accounting::places::of(config),
             book: book_of(stored),
             ..Facts::default()
         };

@@ -12,7 +12,7 @@ use super::{
 };
 
 impl Oracle {
-    pub(super) fn observe_event(&mut self, event: &Event) {
+    pub(crate) fn observe_event(&mut self, event: &Event) {
         match event {
             Event::Hello { channel, hello } => {
                 for old in &hello.unmapped_sessions {
@@ -113,7 +113,7 @@ impl Oracle {
     }
 
     /// The queue was full: nothing came of the request.
-    pub(super) fn nothing_changed(&mut self) {
+    pub(crate) fn nothing_changed(&mut self) {
         match self.step.before.take() {
             Some(Before::Ending { session, ending, kill_asked }) => {
                 if let Some(session) = self.facts.sessions.get_mut(&session) {
@@ -285,7 +285,7 @@ impl Oracle {
         }
     }
 
-    pub(super) fn process_forgotten(&mut self, channel: ChannelId) {
+    pub(crate) fn process_forgotten(&mut self, channel: ChannelId) {
         self.facts.open_channels.remove(&channel);
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         // Only who holds nothing may be taken for gone: what it holds stays held until it is said to be otherwise.
@@ -298,14 +298,14 @@ impl Oracle {
         }
     }
 
-    pub(super) fn quotas_staged(&mut self, stored: &StoredQuotas) {
+    pub(crate) fn quotas_staged(&mut self, stored: &StoredQuotas) {
         let staged = book_of(stored);
         self.quota_is_backed(&staged);
         self.facts.staged = Some(staged);
         self.facts.quotas.clear();
     }
 
-    pub(super) fn request_of(call: &Call) -> Option<&ClientRequest> {
+    pub(crate) fn request_of(call: &Call) -> Option<&ClientRequest> {
         match &call.asked {
             Asked::Client { request, .. } => Some(request),
             Asked::Operator { .. } => None,

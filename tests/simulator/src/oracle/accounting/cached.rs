@@ -1,0 +1,109 @@
+//! Recycled memory stays inside its tenant, was let go by whoever had it, and goes to those who take old content. And
+//! nobody is refused because of memory that is only cached.
+
+use broker_core::{
+    Broker, ClientRequest, PartRef,
+    invariants::{COPIES, EXTENT_USE, LIMIT, RECYCLED},
+};
+use vramd_types::ExtentId;
+
+use crate::oracle::{
+    Oracle,
+    facts::{Asked, ExtentPhase, Tenant},
+};
+
+impl Oracle {
+    pub(crate) fn extent_cached(&mut self, id: ExtentId) {
+        let Some(extent) = self.facts.extents.get_mut(&id) else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is cached and does not exist"));
+        };
+        let (owner, place, size) = (extent.owner, extent.place, extent.size);
+        let live = std::mem::replace(&mut extent.phase, ExtentPhase::Cached) == ExtentPhase::Live;
+        let unused = extent.mappers.is_empty() && !extent.being_read;
+        let (all_own, acknowledged) = (extent.sent_to.iter().all(|of| *of == owner), !extent.unacknowledged);
+        let (copied, was_sent) = (extent.copied, !extent.sent_to.is_empty());
+        // What it is sent as next is its part then, and must be of the same tenant: `extents.rs` checks that.
+        extent.stray = false;
+        // A discardable part may leave before anybody was sent it: then it is not known here which one had the extent.
+        let unknown = extent.part.is_none();
+        let backed = extent.part.take().and_then(|part| self.facts.allocations.get(&part.allocation));
+        // A part has left it, and another of its tenant waits for as much.
+        let handed_over = unknown || backed.is_some_and(|allocation| !allocation.leaving);
+        let own = all_own && (was_sent || handed_over);
+        let movable = backed.is_none_or(|allocation| allocation.kind == broker_core::Kind::Movable);
+        self.expect(COPIES, !copied, || format!("{id} is cached while it is copied"));
+        self.expect(RECYCLED, live && unused, || format!("{id} is cached and in use"));
+        self.expect(RECYCLED, own, || format!("{id} is cached and was sent to another tenant"));
+        self.expect(RECYCLED, acknowledged, || {
+            format!("{id} is cached, and not all have said that they let go")
+        });
+        self.expect(RECYCLED, movable, || format!("{id} is cached and was never movable"));
+        let draining = self.facts.draining;
+        self.expect(RECYCLED, !draining || handed_over, || {
+            format!("{id} is cached on a node that is drained")
+        });
+        let cached = self.facts.cached.entry((owner, place)).or_default();
+        *cached += size;
+        let (cached, most) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
+        self.expect(LIMIT, cached <= most || handed_over, || {
+            format!("{cached} cached for one tenant, at most {most}")
+        });
+        self.step.touched.push((owner, place));
+    }
+
+    /// For a new part, or for one that moves there.
+    pub(crate) fn extent_reused(&mut self, id: ExtentId, part: PartRef, broker: &Broker) {
+        self.step.ordered += 1;
+        let moves = self.facts.allocations.contains_key(&part.allocation);
+        if moves {
+            self.batch_is_ordered();
+        }
+        match moves {
+            true => _ = self.part_begins_to_move(id, part),
+            false => _ = self.memory_is_made(id),
+        }
+        let Some(extent) = self.facts.extents.get_mut(&id) else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is used again and does not exist"));
+        };
+        let cached = std::mem::replace(&mut extent.phase, ExtentPhase::Live) == ExtentPhase::Cached;
+        extent.recycled = true;
+        (extent.part, extent.stray) = (moves.then_some(part), moves);
+        let (owner, place, size) = (extent.owner, extent.place, extent.size);
+        self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
+        self.not_cached(id);
+        if !moves {
+            self.lies_above(part, (owner, place, size), broker);
+        }
+    }
+
+    /// What is cached of an extent's tenant is less by it.
+    pub(crate) fn not_cached(&mut self, id: ExtentId) {
+        let Some(extent) = self.facts.extents.get(&id) else { return };
+        let cached = self.facts.cached.entry((extent.owner, extent.place)).or_default();
+        *cached = cached.saturating_sub(extent.size);
+        self.facts.cached_since.get_mut(&extent.place).and_then(|since| since.remove(&id));
+    }
+
+    /// A request that waited for room is looked at again: whose, if it is a batch that waits indeed.
+    pub(crate) fn room_made(&mut self, tenant: Option<&str>) {
+        let Some(tenant) = tenant.map(|tenant| self.facts.tenant(tenant)) else { return };
+        let waits = self.facts.calls.values().any(|call| match &call.asked {
+            Asked::Client { session, request: ClientRequest::AllocateBatch { .. }, .. } => {
+                self.facts.sessions.get(session).is_some_and(|it| it.tenant == tenant)
+            }
+            _ => false,
+        });
+        self.expect(EXTENT_USE, waits, || "room was made for a batch that nobody waits for".to_owned());
+        self.step.room_for = Some(tenant);
+    }
+
+    pub(crate) fn cached(&self, tenant: Tenant, place: usize) -> u64 {
+        self.facts.cached.get(&(tenant, place)).copied().unwrap_or_default()
+    }
+
+    /// What a tenant would hold if it kept nothing cached, and what is on its way to the driver had arrived.
+    pub(crate) fn held_in_use(&self, tenant: Tenant, place: usize) -> u64 {
+        let going = self.facts.going.get(&(tenant, place)).copied().unwrap_or_default();
+        self.facts.held(tenant, place).saturating_sub(self.cached(tenant, place)).saturating_sub(going)
+    }
+}

@@ -1,0 +1,181 @@
+//! The ledger, worked out from events and commands alone, against what the core shows of its own.
+
+use broker_core::{Broker, QuotaView, SessionView, Tier, invariants::LEDGER_ORACLE};
+use vramd_types::{GRANULARITY, Quantity};
+
+use crate::oracle::{
+    Oracle,
+    facts::{Book, Tenant},
+};
+
+/// Looks at a device until those are tried for whom its driver had no memory, and nothing leaves: one may be under way, one says who
+/// holds it, and with one more they are tried.
+pub(crate) const LOOKS: u8 = 3;
+
+/// Bytes of a quantity of a place's share, by the book of rules rather than by the core's code.
+fn of(quantity: Quantity, share: u64) -> u64 {
+    match quantity {
+        Quantity::Bytes(bytes) => bytes.get(),
+        Quantity::Percent(percent) => {
+            u64::try_from(u128::from(share) * u128::from(percent) / 100).unwrap_or(u64::MAX)
+        }
+    }
+}
+
+impl Oracle {
+    /// Guarantee and limit of a tenant in a place by one book: its own row, the row of all devices, or the default.
+    pub(crate) fn quota_in(&self, book: &Book, tenant: Tenant, place: usize) -> (u64, u64) {
+        let facts = &self.facts.places[place];
+        if facts.in_files {
+            return (0, 0);
+        }
+        let name = &self.facts.tenants[tenant];
+        let row = |device: &str| book.get(&(name.clone(), device.to_owned(), facts.tier));
+        let (guarantee, limit) = match row(&facts.uuid).or_else(|| row("*")) {
+            Some((guarantee, limit)) => (of(*guarantee, facts.share), of(*limit, facts.share)),
+            None => {
+                let limit = match facts.tier {
+                    Tier::Device => self.default_limit,
+                    Tier::Host => self.default_host_limit,
+                    Tier::Disk => self.default_disk_limit,
+                };
+                (0, of(limit, facts.share))
+            }
+        };
+        (guarantee, limit)
+    }
+
+    /// What holds now: while a change is being written, the larger of both guarantees.
+    pub(crate) fn quota_now(&mut self, tenant: Tenant, place: usize) -> (u64, u64) {
+        if let Some(known) = self.facts.quotas.get(&(tenant, place)) {
+            return *known;
+        }
+        let (mut guarantee, limit) = self.quota_in(&self.facts.book, tenant, place);
+        if let Some(staged) = &self.facts.staged {
+            guarantee = guarantee.max(self.quota_in(staged, tenant, place).0);
+        }
+        self.facts.quotas.insert((tenant, place), (guarantee, limit));
+        (guarantee, limit)
+    }
+
+    pub(crate) fn capacity(&self, place: usize) -> u64 {
+        let usual = self.usual_capacity(place);
+        self.facts.places[place].at_most.map_or(usual, |most| usual.min(most))
+    }
+
+    /// Whatever the driver had not.
+    pub(crate) fn usual_capacity(&self, place: usize) -> u64 {
+        let facts = &self.facts.places[place];
+        let contexts = facts.context * (facts.contexts.max(self.sessions_reserved) + 1);
+        let share = facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts);
+        share.min(self.offered(facts.tier))
+    }
+
+    /// A device had not so much more, whatever its books say: so there is less of it than what is held and that.
+    pub(crate) fn ran_out(&mut self, place: usize, size: u64) {
+        if self.facts.places[place].tier == Tier::Device {
+            let most = self.held_by_all(place).0 + size - GRANULARITY.get();
+            let facts = &mut self.facts.places[place];
+            facts.at_most = Some(facts.at_most.map_or(most, |before| before.min(most)));
+            facts.looks_too_early = facts.looking;
+            facts.looks_left = LOOKS;
+        }
+    }
+
+    /// One account, after something changed it.
+    pub(crate) fn compare_account(&mut self, tenant: Tenant, place: usize, broker: &Broker) {
+        if self.facts.places[place].in_files {
+            return;
+        }
+        let (uuid, tier) = (self.facts.places[place].uuid.clone(), self.facts.places[place].tier);
+        let name = self.facts.tenants[tenant].clone();
+        let Ok(view) = broker.quota(&name, Some(&uuid), tier) else { return };
+        self.compare_view(tenant, place, &view);
+    }
+
+    fn compare_view(&mut self, tenant: Tenant, place: usize, view: &QuotaView) {
+        let balance = self.facts.balances.get(&(tenant, place)).copied().unwrap_or_default();
+        let (guarantee, limit) = self.quota_now(tenant, place);
+        let cached = self.cached(tenant, place);
+        let should = [balance.held(), balance.reserved, balance.unreturned, cached, guarantee, limit];
+        let is =
+            view.in_force.map(|it| [it.held, it.reserved, it.unreturned, it.cached, it.guarantee, it.limit]);
+        let is = is.map(|it| it.map(vramd_types::Bytes::get));
+        self.expect(LEDGER_ORACLE, is == Some(should), || {
+            format!(
+                "{} in place {place}: held, reserved, unreturned, cached, guarantee, limit are {is:?}, not {should:?}",
+                view.tenant
+            )
+        });
+    }
+
+    /// Every account, and every place.
+    pub fn compare_all(&mut self, broker: &Broker) {
+        self.learn_tenants();
+        let committed = self.committed_all();
+        for view in broker.devices() {
+            let Some(place) = self.facts.place_of(&view.uuid, Tier::Device) else { continue };
+            let (held, unreturned) = self.held_by_all(place);
+            let capacity = self.capacity(place);
+            let committed = u64::try_from(committed[place]).unwrap_or(u64::MAX);
+            let should = [held, unreturned, capacity, committed, committed.saturating_sub(capacity)];
+            let is = [view.held, view.unreturned, view.capacity, view.committed, view.shortfall];
+            let is = is.map(vramd_types::Bytes::get);
+            self.expect(LEDGER_ORACLE, is == should, || {
+                format!(
+                    "{}: held, unreturned, capacity, committed, shortfall are {is:?}, not {should:?}",
+                    view.uuid
+                )
+            });
+            for (tier, shown) in [(Tier::Host, view.host), (Tier::Disk, view.disk)] {
+                let below = self.facts.place_of(&view.uuid, tier);
+                let should = below.map(|place| [self.capacity(place), self.held_by_all(place).0]);
+                let is = shown.map(|shown| [shown.capacity.get(), shown.held.get()]);
+                self.expect(LEDGER_ORACLE, is == should, || {
+                    format!("{tier} of {}: capacity and held are {is:?}, not {should:?}", view.uuid)
+                });
+            }
+        }
+        for place in 0..self.facts.places.len() {
+            for tenant in 0..self.facts.tenants.len() {
+                self.compare_account(tenant, place, broker);
+            }
+        }
+    }
+
+    /// What all tenants hold in a place, and what of that is unreturned.
+    fn held_by_all(&self, place: usize) -> (u64, u64) {
+        let balances = self.facts.balances.iter().filter(|((_, of), _)| *of == place);
+        let sums = balances.map(|(_, balance)| (balance.held(), balance.unreturned));
+        sums.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    pub fn quotas_listed(&mut self, rows: &[QuotaView]) {
+        for row in rows.iter().filter(|row| row.in_force.is_some()) {
+            let tenant = self.facts.tenant(&row.tenant);
+            if let Some(place) = self.facts.place_of(&row.device, row.tier) {
+                self.compare_view(tenant, place, row);
+            }
+        }
+    }
+
+    pub fn sessions_listed(&mut self, rows: &[SessionView]) {
+        let live = self.facts.sessions.values().filter(|session| !session.gone).count();
+        self.expect(LEDGER_ORACLE, live == rows.len(), || format!("{} sessions, not {live}", rows.len()));
+        for row in rows {
+            let session = self.facts.sessions.get(&row.id);
+            let should = session.map(|it| (self.facts.tenants[it.tenant].clone(), it.in_flight));
+            let is = (row.tenant.clone(), row.fds_in_flight);
+            self.expect(LEDGER_ORACLE, should.as_ref() == Some(&is), || {
+                format!("{}: tenant and descriptors are {is:?}, not {should:?}", row.id)
+            });
+        }
+    }
+
+    /// Whoever has a quota counts, heard of or not.
+    pub(crate) fn learn_tenants(&mut self) {
+        let books = self.facts.book.keys().chain(self.facts.staged.iter().flat_map(|book| book.keys()));
+        let names: Vec<_> = books.map(|(tenant, ..)| tenant.clone()).collect();
+        names.iter().for_each(|name| _ = self.facts.tenant(name));
+    }
+}

@@ -1,0 +1,108 @@
+//! Nobody waits for what can never be: more than a device has, than the tenant that is charged may have there, or than the guarantees of
+//! others leave.
+
+use std::collections::BTreeMap;
+
+use broker_core::{Broker, ClientRequest, PartRef, WaitView, Waiting, invariants::DEMANDS};
+use vramd_types::{AllocationId, GRANULARITY};
+
+use crate::oracle::{
+    Oracle,
+    facts::{Asked, Tenant},
+};
+
+impl Oracle {
+    /// Who has just asked is judged; and everybody who waits when a quota has changed.
+    pub(crate) fn nobody_waits_for_ever(&mut self) {
+        let (now, all) = (self.facts.clock, self.step.quotas_changed);
+        let served = self.facts.sessions.iter().filter(|(_, session)| self.is_served(session));
+        let calls =
+            served.flat_map(|(id, session)| session.pin_calls.iter().map(move |(at, call)| (*id, *at, call)));
+        let judged = calls.filter(|(.., call)| !call.answered && (all || call.came == now));
+        let judged: Vec<_> = judged.map(|(id, at, call)| ((id, at), call.parts.clone())).collect();
+        for (call, parts) in judged {
+            let can = self.could_be_together(&parts);
+            self.expect(DEMANDS, can, || format!("{call:?} waits for what can never be: {parts:?}"));
+        }
+    }
+
+    /// Nor does a batch that has just come, whichever of its devices it is short on. What is unheld may begin below.
+    pub(crate) fn no_batch_waits_for_ever(&mut self, broker: &Broker) {
+        let now = self.facts.clock;
+        let came = self.facts.calls.values().filter(|call| call.came == now && !call.joined);
+        let batches = came.filter_map(|call| match &call.asked {
+            Asked::Client { session, request: ClientRequest::AllocateBatch { items, .. }, .. } => {
+                Some((*session, items.clone()))
+            }
+            _ => None,
+        });
+        let line = broker.waits();
+        for (by, items) in batches.collect::<Vec<_>>() {
+            // Those that stood there before are others of the session.
+            let waits = |it: &WaitView| {
+                let its = matches!(it.what, Waiting::Batch { session, items: count } if session == by && count == items.len());
+                its && !self.facts.waits.contains_key(&it.id)
+            };
+            let Some(session) = self.facts.sessions.get(&by).filter(|_| line.iter().any(waits)) else {
+                continue;
+            };
+            let (tenant, first) = (session.tenant, session.devices.first().copied());
+            let mut asked: BTreeMap<usize, u64> = BTreeMap::new();
+            for item in items.iter().filter(|item| !item.unheld || item.discardable) {
+                let named = |text: &String| self.facts.device_named(text);
+                let Some(device) = item.device.as_ref().map_or(first, named) else { continue };
+                let size = item.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get);
+                let all = asked.entry(device).or_default();
+                *all = all.saturating_add(size);
+            }
+            // Where there is room for it now, it may be more than there will ever be again: a capacity that has shrunk below what is
+            // guaranteed.
+            let fits = |(device, bytes): (usize, u64)| {
+                self.fit_on(device, &BTreeMap::from([(tenant, bytes)]))
+                    || self.would_admit(tenant, device, bytes)
+            };
+            let can = asked.into_iter().all(fits);
+            self.expect(DEMANDS, can, || format!("a batch of {by} waits for what can never be: {items:?}"));
+        }
+    }
+
+    /// Who attaches what is not all on its device is sent all of it, if that can be there.
+    pub(crate) fn attaches_what_can_be(&mut self, id: AllocationId, new: &[PartRef]) {
+        if self.facts.parts_of(id).any(|part| self.lies_elsewhere(part)) {
+            let can = self.could_be_together(new);
+            self.expect(DEMANDS, can, || format!("{id} is attached, and {new:?} can never be on its device"));
+        }
+    }
+
+    fn could_be_together(&mut self, parts: &[PartRef]) -> bool {
+        let mut asked: BTreeMap<usize, BTreeMap<Tenant, u64>> = BTreeMap::new();
+        for part in parts.iter().filter(|part| !self.may_stay_in_place(**part)) {
+            let allocation = self.facts.allocations.get(&part.allocation);
+            if let Some((allocation, size)) = allocation.zip(self.size_of(*part)) {
+                *asked.entry(allocation.device).or_default().entry(allocation.tenant).or_default() += size;
+            }
+        }
+        asked.into_iter().all(|(device, of)| self.fit_on(device, &of))
+    }
+
+    fn fit_on(&mut self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
+        let capacity = u128::from(self.usual_capacity(device));
+        let (mut with, mut is_own) = (0, true);
+        for tenant in 0..self.facts.tenants.len() {
+            // What is about to be written since this event began is judged when it is.
+            let (guarantee, limit) = match self.step.quotas_changed {
+                true => self.quota_in(&self.facts.book, tenant, device),
+                false => self.quota_now(tenant, device),
+            };
+            let asked = asked.get(&tenant).copied().unwrap_or_default();
+            if asked > limit {
+                return false;
+            }
+            is_own &= asked <= guarantee;
+            with += u128::from(guarantee.max(asked));
+        }
+        // What is guaranteed beyond what there is now is still its tenant's first.
+        asked.values().map(|asked| u128::from(*asked)).sum::<u128>() <= capacity
+            && (with <= capacity || is_own)
+    }
+}

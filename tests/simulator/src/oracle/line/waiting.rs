@@ -1,0 +1,298 @@
+//! Who waits for room, for a part that is elsewhere or to allocate, waits only while there is none; and nobody who came later
+//! is in its way. What is cached is room, and so is what nobody uses and what could leave, as far as that is known here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use broker_core::{Broker, PartRef, Tier, WaitView, Waiting, invariants::DEMANDS};
+
+use crate::oracle::{
+    Oracle,
+    facts::{BackingFacts, ExtentFacts, ExtentPhase, Hold, SessionFacts, Tenant},
+};
+
+/// Why somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Its tenant is at its limit.
+    Limit,
+    /// The device is full.
+    Full,
+    Nothing,
+}
+
+/// What could leave a device, by tenant.
+pub(crate) type Leavable = BTreeMap<Tenant, u64>;
+
+#[derive(Clone, Copy, Debug)]
+struct Why {
+    device: usize,
+    tenant: Tenant,
+    /// It would be within what is guaranteed to its tenant.
+    guaranteed: bool,
+    /// It would be above its tenant's limit, as things are.
+    at_limit: bool,
+    wait: Wait,
+    /// The device may be full for it: it is at its limit only if nothing of its own leaves but what is certain to.
+    may_be_full: bool,
+}
+
+impl Oracle {
+    pub(crate) fn nobody_is_kept_waiting(&mut self, broker: &Broker) {
+        self.nobody_is_overtaken();
+        let mut wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
+        // Who waits for these may stand before others.
+        let lingers = wanted.iter().any(|part| self.facts.lingering.contains(part));
+        wanted.retain(|part| self.lies_elsewhere(*part));
+        self.facts.demands.retain(|part, _| wanted.contains(part));
+        for part in wanted {
+            let since = self.wanted_since(part);
+            self.facts.demands.entry(part).or_insert(since);
+        }
+        self.facts.extents_ran_out |= self.facts.extents.len() >= self.limits.extents_max;
+        let line = broker.waits();
+        if (self.facts.demands.is_empty() && line.is_empty()) || self.facts.extents_ran_out || lingers {
+            return;
+        }
+        let leavable: Vec<_> =
+            (0..self.facts.places.len()).map(|device| self.leavable(device, broker)).collect();
+        let at_most: Vec<_> =
+            (0..self.facts.places.len()).map(|device| self.leavable_at_most(device, broker)).collect();
+        let demands: Vec<_> = self.facts.demands.iter().map(|(part, since)| (*part, *since)).collect();
+        let each: Vec<_> = demands
+            .into_iter()
+            .map(|(part, since)| (part, since, self.why(part, &leavable, &at_most)))
+            .collect();
+        for (part, since, why) in &each {
+            // Nobody overtakes on a full device, but for what is guaranteed; and no tenant overtakes itself.
+            let before = |other: &&(PartRef, u64, Why)| {
+                let full = other.2.wait == Wait::Full || other.2.may_be_full;
+                let waits = other.2.wait != Wait::Nothing;
+                let limit = waits && other.2.at_limit;
+                let same = other.2.device == why.device;
+                other.1 <= *since
+                    && same
+                    && ((full && !why.guaranteed) || (limit && other.2.tenant == why.tenant))
+            };
+            let ran_out = self.facts.places[why.device].looks_left > 0;
+            let excused = ran_out || self.facts.unlucky.contains(part) || is_behind_batch(*part, &line);
+            let kept = why.wait == Wait::Nothing && !excused && !each.iter().any(|other| before(&other));
+            self.expect(DEMANDS, !kept, || {
+                format!("{part:?} is wanted since event {since}, and there is room: {each:?}, {leavable:?}")
+            });
+        }
+        self.first_batch_waits_rightly(&line, &leavable);
+    }
+
+    /// Whether the session can be sent what it wants.
+    pub(crate) fn is_served(&self, session: &SessionFacts) -> bool {
+        !(session.gone || session.ending) && self.facts.is_heard(session)
+    }
+
+    /// Since which event somebody wants it: all parts of a set came at once.
+    fn wanted_since(&self, part: PartRef) -> u64 {
+        let heard = self.facts.sessions.values().filter(|session| self.is_served(session));
+        let calls = heard.flat_map(|session| session.pin_calls.values());
+        let lacking = calls.filter(|call| !call.answered && call.parts.contains(&part));
+        lacking.map(|call| call.came).min().unwrap_or(self.facts.clock)
+    }
+
+    /// Parts that sessions lack that can be sent to: of pin calls, and those that they are to be sent anyhow.
+    pub(crate) fn wanted(&self, broker: &Broker) -> Vec<PartRef> {
+        let mut wanted = Vec::new();
+        for session in self.facts.sessions.values() {
+            if !self.is_served(session) {
+                continue;
+            }
+            let waiting = session.pin_calls.values().filter(|call| !call.answered);
+            let lacking = waiting.flat_map(|call| &call.parts).filter(|part| session.away.contains(part));
+            wanted.extend(lacking.copied());
+            let owed = session.owed.iter().filter(|part| Self::is_to_be_mapped(**part, broker));
+            wanted.extend(owed.copied());
+        }
+        wanted
+    }
+
+    /// Whether the part lies in another tier, and does not move.
+    pub(crate) fn lies_elsewhere(&self, part: PartRef) -> bool {
+        self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
+            && !self.may_move(part)
+            && !self.is_in_place(part)
+    }
+
+    /// The same, or it is not known whether somebody is to be sent it where it lies.
+    pub(crate) fn may_lie_elsewhere(&self, part: PartRef) -> bool {
+        self.lies_elsewhere(part) || self.facts.lingering.contains(&part)
+    }
+
+    /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
+    fn why(&mut self, part: PartRef, leavable: &[Leavable], at_most: &[Leavable]) -> Why {
+        let allocation = self.facts.allocations.get(&part.allocation);
+        let Some((allocation, size)) = allocation.zip(self.size_of(part)) else {
+            let (tenant, guaranteed, at_limit) = (Tenant::default(), false, false);
+            return Why { device: 0, tenant, guaranteed, at_limit, wait: Wait::Full, may_be_full: true };
+        };
+        let (tenant, device) = (allocation.tenant, allocation.device);
+        let (guarantee, limit) = self.quota_now(tenant, device);
+        let at_limit = self.facts.held(tenant, device) + size > limit;
+        let guaranteed = self.held_in_use(tenant, device) + size <= guarantee;
+        let wait = match self.something_leaves(device) {
+            true => Wait::Full,
+            false => self.lacks(tenant, device, size, &leavable[device]),
+        };
+        // If more of its own could leave than is certain it would be within its limit, and short of room like anybody: if not all of
+        // that does, for all that is known here.
+        let mut own_leaves = leavable[device].clone();
+        own_leaves.extend(at_most[device].get(&tenant).map(|bytes| (tenant, *bytes)));
+        let may_be_full = wait == Wait::Limit && self.lacks(tenant, device, size, &own_leaves) != Wait::Limit;
+        Why { device, tenant, guaranteed, at_limit, wait, may_be_full }
+    }
+
+    /// Of what a tenant is short that wants so much more, even without what is cached and what could leave.
+    pub(crate) fn lacks(&mut self, tenant: Tenant, device: usize, size: u64, leavable: &Leavable) -> Wait {
+        let in_use = |oracle: &Self, of: Tenant| {
+            let leaves = leavable.get(&of).copied().unwrap_or_default();
+            u128::from(oracle.held_in_use(of, device).saturating_sub(leaves))
+        };
+        let size = u128::from(size);
+        if in_use(self, tenant) + size > u128::from(self.quota_now(tenant, device).1) {
+            return Wait::Limit;
+        }
+        let (mut before, mut after) = (0, 0);
+        for of in 0..self.facts.tenants.len() {
+            let (guarantee, held) = (u128::from(self.quota_now(of, device).0), in_use(self, of));
+            before += guarantee.max(held);
+            after += guarantee.max(if of == tenant { held + size } else { held });
+        }
+        match after > u128::from(self.capacity(device)) && after > before {
+            true => Wait::Full,
+            false => Wait::Nothing,
+        }
+    }
+
+    /// Whether something is on its way out of a device, or may be.
+    fn something_leaves(&self, device: usize) -> bool {
+        let released = |it: &ExtentFacts| {
+            it.place == device && matches!(it.phase, ExtentPhase::Releasing | ExtentPhase::GivenUp)
+        };
+        let on_device = |part: &PartRef| {
+            self.facts.allocations.get(&part.allocation).is_none_or(|it| it.device == device)
+        };
+        let made = |backing: &BackingFacts| match backing {
+            BackingFacts::Kept(id) => {
+                self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating)
+            }
+            BackingFacts::Reserved { .. } | BackingFacts::Needless => false,
+        };
+        self.facts.extents.values().any(released)
+            || self.facts.departing.iter().any(on_device)
+            || self.facts.words_pending.iter().any(on_device)
+            || self.facts.evicting.iter().any(|(_, part)| on_device(part))
+            || self.facts.backings.iter().any(|(part, backing)| on_device(part) && made(backing))
+            // What was about to leave when its session was told to unmap it for good leaves once that is answered.
+            || self.facts.backings.keys().any(|part| on_device(part) && self.is_being_revoked(*part))
+    }
+
+    /// What nobody uses on a device, for certain, and what has room below.
+    pub(crate) fn leavable(&self, device: usize, broker: &Broker) -> Leavable {
+        self.leavable_of(device, broker, |part| self.is_used_by_nobody(part) && !self.is_waited_for(part))
+    }
+
+    /// And what may be used by nobody, for all that is known here.
+    fn leavable_at_most(&self, device: usize, broker: &Broker) -> Leavable {
+        self.leavable_of(device, broker, |_| true)
+    }
+
+    fn leavable_of(&self, device: usize, broker: &Broker, leaves: impl Fn(PartRef) -> bool) -> Leavable {
+        let mut leavable = Leavable::new();
+        let mut open = BTreeMap::new();
+        for part in self.facts.backings.keys().copied() {
+            let Some((tenant, _, size)) = self.lies_on(part).filter(|(_, on, _)| *on == device) else {
+                continue;
+            };
+            let leaves = leaves(part)
+                && *open.entry(part.allocation).or_insert_with(|| Self::is_to_be_mapped(part, broker));
+            if leaves {
+                *leavable.entry(tenant).or_default() += size;
+            }
+        }
+        leavable
+    }
+
+    fn is_used_by_nobody(&self, part: PartRef) -> bool {
+        let stands = !self.may_move(part)
+            && !self.is_being_evicted(part)
+            && !self.is_being_revoked(part)
+            && !self.facts.fences.contains_key(&part)
+            && !self.facts.held_by_hand.contains(&part)
+            && !self.facts.unlucky.contains(&part);
+        let at_rest = |session: &SessionFacts| match session.holds.get(&part) {
+            Some((hold, _)) => {
+                *hold == Hold::Mapped
+                    && session.pins
+                    && !(session.silent || session.ending || session.gone)
+                    && self.facts.is_heard(session)
+            }
+            None => true,
+        };
+        let wants = |session: &SessionFacts| {
+            session.owed.contains(&part)
+                || (session.coming.contains(&part) && !session.holds.contains_key(&part))
+                || session.pin_calls.values().any(|call| call.answered && call.parts.contains(&part))
+        };
+        let mut pinned = self.facts.pinned.iter().filter(|(of, _)| *of == part);
+        stands
+            && pinned.next().is_none()
+            && self.facts.sessions.values().all(|session| at_rest(session) && !wants(session))
+    }
+
+    /// By a pin call that has not been answered.
+    fn is_waited_for(&self, part: PartRef) -> bool {
+        let waits = |session: &SessionFacts| {
+            session.pin_calls.values().any(|call| !call.answered && call.parts.contains(&part))
+        };
+        self.facts.sessions.values().any(waits)
+    }
+
+    /// A batch that was made at once took no room that others wait for, but for what is guaranteed to its tenant.
+    fn nobody_is_overtaken(&mut self) {
+        for ((tenant, device), in_use) in std::mem::take(&mut self.step.made_at_once) {
+            let guaranteed = in_use <= self.quota_now(tenant, device).0;
+            let waits = self.facts.demands.keys().find(|part| {
+                let on = self.facts.allocations.get(&part.allocation).map(|it| it.device);
+                on == Some(device) && !self.facts.unlucky.contains(part)
+            });
+            let waits = waits.copied().filter(|_| self.facts.places[device].looks_left == 0);
+            self.expect(DEMANDS, guaranteed || waits.is_none(), || {
+                format!("tenant {tenant} is served on device {device}, and {waits:?} has waited longer")
+            });
+        }
+    }
+
+    /// The first of the line waits for room indeed, and not longer than it wants to. Of a batch on several devices it is not
+    /// known here what it asks of each.
+    fn first_batch_waits_rightly(&mut self, line: &[WaitView], leavable: &[Leavable]) {
+        let one_device = self.facts.places.iter().filter(|place| place.tier == Tier::Device).count() == 1;
+        let Some(first) = line.first().filter(|_| one_device) else { return };
+        let Waiting::Batch { .. } = first.what else { return };
+        let tenant = self.facts.tenant(&first.tenant);
+        // What operators have unmapped they may have moved too.
+        let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
+        // What a driver has not is asked of it again only when something has changed.
+        let is_unsure = is_unsure || self.facts.places[0].looks_left > 0 || self.rests(first);
+        if self.something_leaves(0) || is_unsure {
+            return;
+        }
+        // What it would have of its tenant's cache is not among what it is said to ask.
+        let asked = first.bytes.get() + self.cached(tenant, 0);
+        let lacks = self.lacks(tenant, 0, asked, &leavable[0]);
+        let in_time = first.until.is_some_and(|until| until > self.facts.now);
+        self.expect(DEMANDS, lacks != Wait::Nothing && in_time, || {
+            format!("{first:?} lacks {lacks:?}, {leavable:?} could leave")
+        });
+    }
+}
+
+fn is_behind_batch(part: PartRef, line: &[WaitView]) -> bool {
+    let is_part = |wait: &&WaitView| matches!(wait.what, Waiting::Part { part: of, .. } if of == part);
+    line.iter().take_while(|wait| !is_part(wait)).any(|wait| matches!(wait.what, Waiting::Batch { .. }))
+}

@@ -1,0 +1,104 @@
+//! What was made for a session, or attached by it, is sent to it: if not now, then as soon as the budgets allow.
+
+use broker_core::{AllocationState, Broker, PartRef, Target, invariants::SENT};
+use vramd_types::{AllocationId, PartIndex, SessionId};
+
+use crate::oracle::{Oracle, facts::Tenant};
+
+impl Oracle {
+    /// All parts that the session does not hold are to be sent to it from now on; of its own unheld memory, and of what it
+    /// attached unheld, what it pins.
+    /// Which those are.
+    pub(crate) fn owes(&mut self, to: SessionId, allocation: AllocationId, unheld: bool) -> Vec<PartRef> {
+        let Some(facts) = self.facts.allocations.get(&allocation) else { return Vec::new() };
+        let (count, unheld) = (facts.part_count, unheld || (facts.unheld && facts.owner == to));
+        let Some(session) = self.facts.sessions.get_mut(&to) else { return Vec::new() };
+        let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation, part });
+        let has = |part: &PartRef| session.holds.contains_key(part) || session.away.contains(part);
+        let lacks: Vec<_> = parts.filter(|part| !has(part)).collect();
+        match unheld {
+            true => session.away.extend(&lacks),
+            false => session.owed.extend(&lacks),
+        }
+        lacks
+    }
+
+    /// The session asks to part from it: what it asks for after that is not undone by the answer. What is away and was never
+    /// sent has no slot that could be given up.
+    pub(crate) fn owes_no_more(&mut self, to: SessionId, allocation: AllocationId) {
+        if let Some(session) = self.facts.sessions.get_mut(&to) {
+            let slots = &session.slots;
+            let of_it = |part: &PartRef| part.allocation == allocation;
+            let unsent = |part: &PartRef| of_it(part) && !slots.values().any(|of| of == part);
+            self.step
+                .owed_before
+                .extend(session.owed.iter().filter(|part| of_it(part)).map(|part| (to, *part)));
+            self.step
+                .away_before
+                .extend(session.away.iter().filter(|part| unsent(part)).map(|part| (to, *part)));
+            session.owed.retain(|part| !of_it(part));
+            session.away.retain(|part| !unsent(part));
+        }
+    }
+
+    /// It was not served, so the session wants what it wanted.
+    pub(crate) fn owes_as_before(&mut self) {
+        for (to, part) in std::mem::take(&mut self.step.owed_before) {
+            if let Some(session) = self.facts.sessions.get_mut(&to) {
+                session.owed.insert(part);
+            }
+        }
+        for (to, part) in std::mem::take(&mut self.step.away_before) {
+            if let Some(session) = self.facts.sessions.get_mut(&to) {
+                session.away.insert(part);
+            }
+        }
+    }
+
+    /// The driver has read it: its owner is to map again, sealed or not, what is on its device. What was elsewhere stays there.
+    pub(crate) fn owes_again(&mut self, allocation: AllocationId) {
+        let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) else { return };
+        let lacks = self.owes(owner, allocation, false);
+        let elsewhere: Vec<_> = lacks.into_iter().filter(|part| self.lies_elsewhere(*part)).collect();
+        if let Some(session) = self.facts.sessions.get_mut(&owner) {
+            for part in elsewhere.into_iter().filter(|part| session.owed.remove(part)) {
+                session.away.insert(part);
+            }
+        }
+    }
+
+    /// Whether whoever owns or attached the part may map it: what is being freed or sealed is nobody's.
+    pub(crate) fn is_to_be_mapped(part: PartRef, broker: &Broker) -> bool {
+        let state = broker.show(&Target::Id(part.allocation)).map(|view| view.state);
+        matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
+    }
+
+    /// Whether it can be mapped now: it is where it can be, not being revoked, and not about to leave, whoever maps it still.
+    fn is_at_hand(&self, part: PartRef) -> bool {
+        let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
+        let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
+        let leaves = self.facts.departing.contains(&part) || self.facts.lingering.contains(&part);
+        !(revoked || leaves || self.may_move(part) || self.lies_elsewhere(part))
+    }
+
+    /// A session that can be sent to, owes no answer and has budget left waits for nothing.
+    pub fn nobody_starves(&mut self, broker: &Broker) {
+        let sessions = self.facts.sessions.iter().filter(|(_, session)| {
+            !session.owed.is_empty()
+                && session.in_flight == 0
+                && !(session.gone || session.ending)
+                && self.facts.is_heard(session)
+                && self.has_budget(session.tenant)
+        });
+        let waiting = sessions.flat_map(|(id, session)| session.owed.iter().map(move |part| (*id, *part)));
+        let starved = |part: &PartRef| self.is_at_hand(*part) && Self::is_to_be_mapped(*part, broker);
+        let starved: Vec<_> = waiting.filter(|(_, part)| starved(part)).take(3).collect();
+        self.expect(SENT, starved.is_empty(), || format!("never sent: {starved:?}"));
+    }
+
+    /// Whether a descriptor more may be in flight. Those that a silent session has not received count until it is gone.
+    pub(crate) fn has_budget(&self, tenant: Tenant) -> bool {
+        let (all, own) = (self.facts.in_flight(None), self.facts.in_flight(Some(tenant)));
+        all < self.limits.fds_in_flight_max && own < self.limits.fds_in_flight_per_tenant_max
+    }
+}

@@ -1,0 +1,89 @@
+//! A part is sent to a session that may have it and does not map it, for writing only while that is allowed; and only
+//! what is mapped is revoked.
+
+use broker_core::{ChannelId, Kind, MapPart, RevokeReason, RevokedPart, invariants::MAP_SENT};
+use vramd_types::SessionId;
+
+use crate::oracle::{
+    Oracle,
+    facts::{AllocationFacts, Hold},
+};
+
+impl Oracle {
+    pub(crate) fn parts_sent(&mut self, channel: ChannelId, parts: &[MapPart]) {
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
+        for part in parts {
+            self.part_sent(id, part);
+        }
+        let now = self.facts.now;
+        if let Some(session) = self.facts.sessions.get_mut(&id) {
+            session.owes_since = Some(now);
+        }
+    }
+
+    fn part_sent(&mut self, id: SessionId, sent: &MapPart) {
+        let part = sent.part;
+        let Some(session) = self.facts.sessions.get(&id) else { return };
+        let (tenant, maps) = (session.tenant, session.holds.contains_key(&part));
+        self.expect(MAP_SENT, !maps, || format!("{part:?} is sent to {id}, which has it"));
+        let Some(allocation) = self.facts.allocations.get(&part.allocation) else {
+            return self
+                .expect(MAP_SENT, false, || format!("{part:?} is sent to {id}: nobody was told of it"));
+        };
+        let writable = allocation.kind == Kind::Fixed || !allocation.sealed;
+        let may = self.may_map(id, tenant, allocation);
+        let exists = usize::try_from(part.part.0).is_ok_and(|at| at < allocation.part_count);
+        let freed = allocation.freed;
+        self.expect(MAP_SENT, exists, || format!("{part:?} does not exist"));
+        self.expect(MAP_SENT, may, || format!("{part:?} is sent to {id}, which may not map it"));
+        self.expect(MAP_SENT, !freed, || format!("{part:?} is sent to {id} and was freed"));
+        self.expect(MAP_SENT, sent.writable == writable, || {
+            format!("{part:?} is sent to {id} with writable = {}", sent.writable)
+        });
+        self.is_sent_from(id, sent);
+        self.is_sent_in_place(id, sent);
+        self.is_attached(id, part);
+        self.losses_are_told(sent);
+        self.extent_sent(id, tenant, sent);
+        self.slot_sent(id, sent);
+        if let Some(session) = self.facts.sessions.get_mut(&id) {
+            session.owed.remove(&part);
+            session.away.remove(&part);
+            session.coming.remove(&part);
+            session.holds.insert(part, (Hold::Offered, sent.extent));
+            session.in_flight += 1;
+        }
+    }
+
+    fn may_map(&self, id: SessionId, tenant: usize, allocation: &AllocationFacts) -> bool {
+        if allocation.kind == Kind::Fixed {
+            return allocation.tenant == tenant;
+        }
+        match allocation.sealed {
+            true => self.may_know(tenant, allocation),
+            false => allocation.owner == id,
+        }
+    }
+
+    pub(crate) fn revoked(&mut self, channel: ChannelId, parts: &[RevokedPart], reason: RevokeReason) {
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
+        let evicted = reason == RevokeReason::Evicted;
+        let next = if evicted { Hold::Evicting } else { Hold::Revoking };
+        for told in parts {
+            let part = told.part;
+            let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+            let fits = match session.holds.get_mut(&part) {
+                Some((hold, _)) if *hold == Hold::Mapped || (*hold == Hold::Evicting && !evicted) => {
+                    *hold = next;
+                    true
+                }
+                _ => false,
+            };
+            self.expect(MAP_SENT, fits, || format!("{part:?} is revoked from {id}, which does not map it"));
+            self.is_its_slot(id, told);
+            if evicted {
+                self.may_be_evicted(id, part);
+            }
+        }
+    }
+}

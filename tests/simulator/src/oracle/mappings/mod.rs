@@ -1,0 +1,8 @@
+//! What sessions are sent, map and are told to unmap.
+
+mod delivery;
+mod descriptors;
+mod in_place;
+mod map_frames;
+mod slots;
+mod unpinned;

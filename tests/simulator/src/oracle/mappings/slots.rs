@@ -1,0 +1,57 @@
+//! A slot serves one part until its word was given up, and only then another.
+
+use broker_core::{ChannelId, MapPart, RevokedPart, Slot, invariants::SLOT_USE};
+use vramd_types::SessionId;
+
+use crate::oracle::Oracle;
+
+impl Oracle {
+    pub(crate) fn slot_sent(&mut self, id: SessionId, sent: &MapPart) {
+        let most = self.limits.words_per_session_max;
+        let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+        let Some(slot) = sent.slot else {
+            let pins = session.pins;
+            return self
+                .expect(SLOT_USE, !pins, || format!("{:?} is sent to {id} without a slot", sent.part));
+        };
+        let other = session.slots.iter().find(|(other, part)| **other != slot && **part == sent.part);
+        let other = other.map(|(other, _)| *other);
+        let serves = *session.slots.entry(slot).or_insert(sent.part);
+        let fits = session.pins && slot.0 < most && serves == sent.part && other.is_none();
+        self.expect(SLOT_USE, fits, || {
+            format!("{:?} is sent to {id} in {slot:?}, which serves {serves:?}, and has {other:?}", sent.part)
+        });
+    }
+
+    pub(crate) fn is_its_slot(&mut self, id: SessionId, told: &RevokedPart) {
+        let Some(session) = self.facts.sessions.get(&id) else { return };
+        let fits = match told.slot {
+            Some(slot) => session.slots.get(&slot) == Some(&told.part),
+            None => !session.pins,
+        };
+        self.expect(SLOT_USE, fits, || format!("{told:?} is revoked from {id}: not its slot"));
+    }
+
+    /// After the event: what was said of writes before a part was evicted is not taken for what comes after.
+    pub(crate) fn words_are_collected(&mut self) {
+        let left = std::mem::take(&mut self.step.to_collect);
+        self.expect(SLOT_USE, left.is_empty(), || {
+            format!("evicted, and their words not collected: {left:?}")
+        });
+    }
+
+    pub(crate) fn word_forgotten(&mut self, channel: ChannelId, slot: Slot) {
+        let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
+        let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+        // What was never sent is forgotten too: nobody has seen its slot.
+        let Some(part) = session.slots.get(&slot).copied() else { return };
+        // What is evicted keeps its slot: only what the word says of writes is collected.
+        if self.step.to_collect.remove(&(id, part)) {
+            return;
+        }
+        session.slots.remove(&slot);
+        session.away.remove(&part);
+        let held = session.holds.contains_key(&part);
+        self.expect(SLOT_USE, !held, || format!("the word of {part:?} is given up, and {id} maps it"));
+    }
+}

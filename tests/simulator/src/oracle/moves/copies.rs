@@ -1,0 +1,125 @@
+//! Copies: from the extent that a part is in to the one that was made for it, while nobody maps either, and both stay
+//! until the driver has said that it is done with them.
+
+use broker_core::{Broker, PartRef, Tier, invariants::COPIES};
+use vramd_types::{CopyClass, ExtentId};
+
+use crate::oracle::{
+    Oracle,
+    facts::{BackingFacts, ExtentPhase, MoveFacts, Tenant},
+};
+
+impl Oracle {
+    /// Who pays for where it goes.
+    pub(crate) fn part_begins_to_move(&mut self, to: ExtentId, part: PartRef) -> Option<Tenant> {
+        self.facts.moves.insert(to, MoveFacts { part, from: None, cancelled: false });
+        self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
+    }
+
+    pub(crate) fn copy_begun(&mut self, (from, to): (ExtentId, ExtentId), shadow: bool, broker: &Broker) {
+        self.is_no_file(to);
+        let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
+        if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
+        {
+            self.leaves_its_device(part, false, broker);
+            self.facts.backings.remove(&part);
+            self.part_begins_to_move(to, part);
+        }
+        let Some(moves) = self.facts.moves.get_mut(&to) else {
+            return self.expect(COPIES, false, || format!("{to} is copied to, and nothing moves there"));
+        };
+        let (part, first) = (moves.part, moves.from.replace(from).is_none());
+        let unwritten = self.facts.extents.get(&from).is_some_and(|it| it.unwritten);
+        self.expect(COPIES, !unwritten, || {
+            format!("{part:?} is copied from {from}, which was never written")
+        });
+        // Where it is compared alone, and nobody writes behind pins, nothing is copied.
+        if let Some(extent) = self.facts.extents.get_mut(&to).filter(|_| !shadow) {
+            extent.unwritten = false;
+        }
+        let allocation = self.facts.allocations.get_mut(&part.allocation);
+        let lies_in = allocation.map(|it| *it.parts.entry(part.part.0).or_insert(from));
+        self.expect(COPIES, first && lies_in == Some(from), || {
+            format!("{part:?} is copied from {from}, and is in {lies_in:?}")
+        });
+        let mut ends = Vec::new();
+        for id in [from, to] {
+            let Some(extent) = self.facts.extents.get_mut(&id) else {
+                return self.expect(COPIES, false, || format!("{part:?}: {id} is copied and does not exist"));
+            };
+            let of_part = *extent.part.get_or_insert(part) == part;
+            let free = !std::mem::replace(&mut extent.copied, true) && extent.phase == ExtentPhase::Live;
+            let (mapper, place) = (extent.mappers.first().copied(), extent.place);
+            ends.push((self.facts.places[place].clone(), extent.size));
+            self.expect(COPIES, mapper.is_none(), || format!("{id} is copied while {mapper:?} maps it"));
+            self.expect(COPIES, of_part && free, || {
+                format!("{part:?}: {id} is copied, is another's or not there, or is being copied")
+            });
+        }
+        let [(here, size), (there, room)] = ends.as_slice() else { return };
+        let across = here.uuid == there.uuid && here.tier != there.tier && size == room;
+        self.expect(COPIES, across, || {
+            format!("{part:?} is copied from {here:?} to {there:?}, of {size} and {room} bytes")
+        });
+    }
+
+    pub(crate) fn copy_cancelled(&mut self, to: ExtentId) {
+        if self.write_back_cancelled(to) {
+            return;
+        }
+        let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
+        if let Some(moves) = self.facts.moves.get_mut(&to) {
+            moves.cancelled = true;
+        }
+        self.expect(COPIES, is_copied, || format!("the copy to {to} is cancelled, and there is none"));
+    }
+
+    pub(crate) fn copy_hastened(&mut self, to: ExtentId) {
+        let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
+        self.expect(COPIES, is_copied, || format!("the copy to {to} is hastened, and there is none"));
+        self.copy_ordered(to, CopyClass::Demand);
+    }
+
+    /// The driver is done with both. If it went well and was not given up, the part is there.
+    pub(crate) fn copy_ended(&mut self, to: ExtentId, well: bool) {
+        self.facts.copies.remove(&to);
+        let its = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);
+        self.step.written_back = its.map(|it| it.part);
+        if self.write_back_ended(to) {
+            return;
+        }
+        let Some(MoveFacts { part, from: Some(from), cancelled }) = self.facts.moves.get(&to).copied() else {
+            return;
+        };
+        let arrived = well && !cancelled;
+        let below = self.facts.extents.get(&to).map(|extent| self.facts.places[extent.place].tier);
+        let leaves = below != Some(Tier::Device);
+        for (id, is_left) in [(from, arrived), (to, !arrived)] {
+            if let Some(extent) = self.facts.extents.get_mut(&id) {
+                (extent.copied, extent.stray) = (false, is_left);
+                // All of it has been written.
+                extent.recycled &= id != to || is_left;
+            }
+        }
+        if !well {
+            self.facts.unlucky.insert(part);
+        }
+        if arrived {
+            self.facts.moves.remove(&to);
+            if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) {
+                allocation.parts.insert(part.part.0, to);
+            }
+        }
+        let above = self.facts.extents.get(&from).map(|extent| self.facts.places[extent.place].tier);
+        match (leaves, arrived) {
+            (true, true) if above == Some(Tier::Device) => self.gives_up_what_is_below(part),
+            (true, true) => self.step.moved_below = Some(part),
+            (true, false) if self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving) => {
+                self.facts.moves.remove(&to);
+                self.keeps_if_it_has_none(part, to);
+            }
+            (true, false) | (false, false) => {}
+            (false, true) => self.keeps(part, from),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Discardable parts: nothing else is dropped, what is dropped is nowhere, and whoever is sent it again is told.
+
+use broker_core::{MapPart, PartRef, Tier, invariants::CONTENT};
+
+use crate::oracle::{Oracle, facts::BackingFacts};
+
+impl Oracle {
+    /// A part has left its device without being copied, and is nowhere.
+    pub(crate) fn was_dropped(&mut self, part: PartRef, size: u64, tier: Tier) {
+        let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) else { return };
+        let discardable = allocation.discardable;
+        let left = allocation.parts.remove(&part.part.0);
+        allocation.left_unseen |= left.is_none();
+        self.facts.departing.remove(&part);
+        self.facts.backings.remove(&part);
+        self.facts.contents.remove(&part);
+        if let Some(extent) = left.and_then(|id| self.facts.extents.get_mut(&id)) {
+            extent.stray = extent.part == Some(part);
+        }
+        self.facts.dropped.insert(part, (size, tier));
+        *self.facts.losses.entry(part).or_default() += 1;
+        self.comes_no_more(part);
+        self.expect(CONTENT, discardable, || format!("{part:?} was dropped, and is not discardable"));
+    }
+
+    /// A part that was nowhere has new memory. Whether it was.
+    pub(crate) fn is_made_anew(&mut self, part: PartRef) -> bool {
+        if self.facts.dropped.remove(&part).is_none() {
+            return false;
+        }
+        let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part).map(|(to, _)| *to);
+        let made = to.and_then(|id| self.facts.extents.get_mut(&id)).map(|extent| extent.stray = false);
+        self.expect(CONTENT, made.is_some(), || {
+            format!("{part:?} is there again, and no memory was made for it")
+        });
+        if let (Some(to), Some(allocation)) = (to, self.facts.allocations.get_mut(&part.allocation)) {
+            allocation.parts.insert(part.part.0, to);
+            self.facts.moves.remove(&to);
+            self.facts.backings.insert(part, BackingFacts::Needless);
+        }
+        true
+    }
+
+    /// Who is sent a part is told how often its content was given up.
+    pub(crate) fn losses_are_told(&mut self, sent: &MapPart) {
+        let (part, told) = (sent.part, sent.losses);
+        let were = self.facts.losses.get(&part).copied().unwrap_or_default();
+        self.expect(CONTENT, told == were, || {
+            format!("{part:?} is sent as lost {told} times, and was {were}")
+        });
+    }
+
+    /// What was lost of it is known still: somebody may be about to look at what it was sent before.
+    pub(crate) fn nobody_drops_freed(&mut self, allocation: vramd_types::AllocationId) {
+        self.facts.dropped.retain(|part, _| part.allocation != allocation);
+    }
+
+    /// How large a part is, where that is known.
+    pub(crate) fn size_of(&self, part: PartRef) -> Option<u64> {
+        let known = || {
+            let allocation = self.facts.allocations.get(&part.allocation)?;
+            Some(self.facts.extents.get(allocation.parts.get(&part.part.0)?)?.size)
+        };
+        self.facts.dropped.get(&part).map(|(size, _)| *size).or_else(known)
+    }
+}

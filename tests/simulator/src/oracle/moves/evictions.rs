@@ -1,0 +1,106 @@
+//! What leaves its device because somebody else needs the room is above what is guaranteed to its tenant. That nobody pins it
+//! shows when it is copied, or is said to have moved: nobody maps it then.
+
+use broker_core::{AllocationSpec, Broker, ClientRequest, PartRef, Tier, invariants::EVICTED};
+use vramd_types::GRANULARITY;
+
+use crate::oracle::{
+    Oracle,
+    facts::{Asked, Call, ExtentPhase, PlaceFacts, Tenant},
+};
+
+impl Oracle {
+    /// A part begins to leave its device, or is about to. Operators have parts moved whatever is guaranteed. `chosen`: it
+    /// was chosen just now, and not before.
+    pub(crate) fn leaves_its_device(&mut self, part: PartRef, chosen: bool, broker: &Broker) {
+        let lies = self.lies_on(part);
+        let known = !self.facts.departing.insert(part) || self.is_being_revoked(part);
+        if let Some(allocation) = self.facts.allocations.get(&part.allocation).filter(|_| !chosen || known) {
+            self.step.chosen_before.insert((allocation.tenant, allocation.device));
+        }
+        if known {
+            return;
+        }
+        if let Some((tenant, device, size)) = lies {
+            let wants = self.wanted_by(tenant, device, broker);
+            self.step.departed.entry((tenant, device)).or_default().push((size, wants));
+        }
+    }
+
+    /// After the event: what was chosen was above what is guaranteed. What is above the limit leaves for its tenant's own
+    /// sake, and so does what its tenant wants to exchange there. Of several of a tenant nobody knows which was the last.
+    pub(crate) fn guarantees_are_kept(&mut self) {
+        let before = std::mem::take(&mut self.step.chosen_before);
+        for ((tenant, device), departed) in std::mem::take(&mut self.step.departed) {
+            let [(last, wants)] = departed[..] else { continue };
+            if before.contains(&(tenant, device)) {
+                continue;
+            }
+            let (guarantee, limit) = self.quota_now(tenant, device);
+            let left = self.facts.held(tenant, device).saturating_sub(self.on_its_way_out(tenant, device));
+            let (before, with) = (left + last, (left + last).saturating_add(wants));
+            let above = with > guarantee || before > limit || (wants > 0 && with > limit);
+            self.expect(EVICTED, above, || {
+                format!(
+                    "tenant {tenant} keeps {left} on device {device}, wants {wants}, and has {guarantee} guaranteed; what left had up to {last}"
+                )
+            });
+        }
+    }
+
+    /// Whose the part is, on which device, and how large, where its extent is known and there.
+    pub(crate) fn lies_on(&self, part: PartRef) -> Option<(Tenant, usize, u64)> {
+        let allocation = self.facts.allocations.get(&part.allocation)?;
+        let extent = self.facts.extents.get(allocation.parts.get(&part.part.0)?)?;
+        let is_there = extent.place == allocation.device && !matches!(extent.phase, ExtentPhase::Releasing);
+        is_there.then_some((allocation.tenant, extent.place, extent.size))
+    }
+
+    /// Bytes of a tenant that will be gone from a device.
+    fn on_its_way_out(&self, tenant: Tenant, device: usize) -> u64 {
+        let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
+        let extents = self.facts.extents.values();
+        let released = extents
+            .filter(|it| (it.owner, it.place) == (tenant, device) && leaves(it.phase))
+            .map(|it| it.size);
+        let stays = |part: &&PartRef| {
+            let is_freed = self.facts.allocations.get(&part.allocation).is_none_or(|it| it.leaving);
+            !is_freed && (self.may_move(**part) || self.is_being_evicted(**part))
+        };
+        let departing = self.facts.departing.iter().filter(stays).filter_map(|part| self.lies_on(*part));
+        let departing = departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size);
+        released.chain(departing).sum()
+    }
+
+    /// Bytes that a tenant waits for on a device, or more: who wants more itself makes room for it itself.
+    fn wanted_by(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
+        let wanted: std::collections::BTreeSet<_> = self.wanted(broker).into_iter().collect();
+        let elsewhere = wanted.into_iter().filter(|part| self.may_lie_elsewhere(*part));
+        let sizes = elsewhere.filter_map(|part| {
+            let allocation = self.facts.allocations.get(&part.allocation)?;
+            let size = self.size_of(part)?;
+            ((allocation.tenant, allocation.device) == (tenant, device)).then_some(size)
+        });
+        let batches = self.facts.calls.values().filter_map(|call| self.asked_by(tenant, call));
+        sizes.chain(batches).fold(0, u64::saturating_add)
+    }
+
+    fn asked_by(&self, tenant: Tenant, call: &Call) -> Option<u64> {
+        let Asked::Client { session, request: ClientRequest::AllocateBatch { items, .. }, .. } = &call.asked
+        else {
+            return None;
+        };
+        let size = |spec: &AllocationSpec| {
+            spec.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get)
+        };
+        let its = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
+        // What is unheld lies below where there is no room, unless it is discardable.
+        let device = |place: &&PlaceFacts| place.tier == Tier::Device;
+        let below = |place: &PlaceFacts| {
+            [Tier::Host, Tier::Disk].into_iter().any(|tier| self.facts.place_of(&place.uuid, tier).is_some())
+        };
+        let all_below = self.facts.places.iter().filter(device).all(below);
+        let held = items.iter().filter(|spec| !(spec.unheld && !spec.discardable && all_below));
+        its.then(|| held.map(size).fold(0, u64::saturating_add))
+    }
+}

@@ -1,0 +1,209 @@
+//! Loaded memory: pieces of a file, one behind the other, which cost nothing and are never copied to. It is sealed once all of it
+//! was read, and leaves its device for its file without a copy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use broker_core::{
+    AllocationSpec, AllocationState, AllocationView, Broker, CallId, Cause, ClientRequest, FileId, FileSpan,
+    PartRef, Target, Tier,
+    invariants::{CALLS, EXTENT_USE, FILES, LOADED},
+};
+use vramd_types::{Bytes, ExtentId, SessionId};
+
+use crate::oracle::{
+    Oracle,
+    facts::{AllocationFacts, Asked, BackingFacts, ExtentFacts, ExtentPhase, LoadFacts, SessionFacts},
+};
+use crate::world::file_content;
+
+/// A piece of a file that is to be an extent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opened {
+    pub(crate) id: ExtentId,
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) size: u64,
+}
+
+impl Oracle {
+    /// For who asks to load it just now.
+    pub(crate) fn file_opened(&mut self, opened: Opened, broker: &Broker) {
+        let Opened { id, size, .. } = opened;
+        self.is_new_extent(id);
+        self.step.ordered += 1;
+        let owner = self.memory_is_made(id);
+        let part = broker.made_for(id);
+        let view = part.and_then(|part| broker.show(&Target::Id(part.allocation)).ok());
+        let device = view.and_then(|view| self.device_of(&view));
+        let place = device.and_then(|device| self.facts.files_of(device));
+        let Some((((part, owner), place), device)) = part.zip(owner).zip(place).zip(device) else {
+            return self.expect(EXTENT_USE, false, || format!("{id} is opened for nobody, or nowhere"));
+        };
+        let touched =
+            [Some(device), self.facts.place(device, Tier::Host), self.facts.place(device, Tier::Disk)];
+        self.step.touched.extend(touched.into_iter().flatten().map(|place| (owner, place)));
+        self.is_next_piece(part, opened);
+        let extent = ExtentFacts {
+            place,
+            size,
+            owner,
+            phase: ExtentPhase::Creating,
+            part: Some(part),
+            stray: false,
+            copied: false,
+            sent_to: Vec::new(),
+            mappers: Default::default(),
+            being_read: false,
+            written_back: false,
+            unacknowledged: false,
+            recycled: false,
+            unwritten: false,
+            debts: Vec::new(),
+            in_file: true,
+        };
+        self.facts.extents.insert(id, extent);
+    }
+
+    /// Of the file that was asked for, and where the one before it ended.
+    fn is_next_piece(&mut self, part: PartRef, opened: Opened) {
+        let Some((call, asked)) = self.step.call.clone() else { return };
+        let Asked::Client { session, request: ClientRequest::Load { spec, file: span }, .. } = asked.asked
+        else {
+            return;
+        };
+        let new = LoadFacts { call, by: session, parts: Default::default(), bytes: 0 };
+        let load = self.facts.loading.entry(part.allocation).or_insert(new);
+        let begins = span.offset.get().saturating_add(load.bytes);
+        let is_next = usize::try_from(part.part.0) == Ok(load.parts.len());
+        load.parts.insert(part.part.0, opened.id);
+        load.bytes += opened.bytes;
+        let fits = opened.bytes <= opened.size && load.bytes <= spec.size.get();
+        let of_it = (opened.file, opened.offset) == (span.file, begins);
+        self.expect(LOADED, is_next && fits && of_it, || {
+            format!("{part:?} is to be {opened:?}, and {span:?} was asked for, of {} bytes", spec.size)
+        });
+    }
+
+    /// Who asked for it is told that it is sealed. It maps none of it, nor is it sent any, until it attaches it.
+    pub(crate) fn loaded(
+        &mut self,
+        by: SessionId,
+        (spec, span): (&AllocationSpec, &FileSpan),
+        view: &AllocationView,
+        broker: &Broker,
+    ) {
+        let id = view.id;
+        if self.facts.allocations.contains_key(&id) {
+            return;
+        }
+        self.is_new_allocation(id);
+        let Some(load) = self.facts.loading.remove(&id) else {
+            return self.expect(CALLS, false, || format!("{id} is loaded, and no file was opened for it"));
+        };
+        let read = self.facts.digests.get(&id).copied();
+        let whole = load.by == by && load.bytes == spec.size.get() && load.parts.len() == view.parts.len();
+        self.expect(CALLS, whole, || format!("{id} is loaded as {load:?}, and {spec:?} was asked for"));
+        self.expect(LOADED, read.is_some() && view.digest == read, || {
+            format!("{id} is sealed and was not read")
+        });
+        let rounded = Bytes::checked_sum(view.parts.iter().map(|part| part.size));
+        let costs = (view.charged, Some(view.in_file)) != (Bytes::ZERO, rounded) || view.file.is_none();
+        self.expect(FILES, !costs, || format!("{id} lies in its file, and is shown as {view:?}"));
+        for shown in &view.parts {
+            let part = PartRef { allocation: id, part: shown.index };
+            let begins = span.offset.saturating_add(shown.offset);
+            self.facts.contents.insert(part, file_content(span.file, begins));
+        }
+        let made = self.as_made(by, spec, view);
+        let allocation = AllocationFacts {
+            uninitialized: false,
+            discardable: false,
+            loaded: true,
+            sealed: true,
+            parts: load.parts,
+            ..made
+        };
+        self.facts.allocations.insert(id, allocation);
+        self.is_placed_as_asked(by, spec, view);
+        let is = broker.is_unheld(id);
+        self.expect(LOADED, is == spec.unheld, || format!("{id} is loaded, and unheld: {is}"));
+    }
+
+    /// What was made of it until then is on its way out.
+    pub(crate) fn could_not_be_loaded(&mut self, call: CallId, broker: &Broker) {
+        let (of_it, others) =
+            std::mem::take(&mut self.facts.loading).into_iter().partition(|(_, it)| it.call == call);
+        self.facts.loading = others;
+        for id in BTreeMap::into_keys(of_it) {
+            let state = broker.show(&Target::Id(id)).map(|view| view.state);
+            let leaves = matches!(state, Err(_) | Ok(AllocationState::Freeing));
+            self.expect(LOADED, leaves, || format!("{id} could not be loaded, and stays: {state:?}"));
+        }
+    }
+
+    /// Nobody is sent any of it who has not attached it, or does so just now.
+    pub(crate) fn is_attached(&mut self, to: SessionId, part: PartRef) {
+        let loaded = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.loaded);
+        let has = |session: &SessionFacts| session.owed.contains(&part) || session.away.contains(&part);
+        let attaches = self.step.call.as_ref().is_some_and(|(_, call)| match &call.asked {
+            Asked::Client { session, request: ClientRequest::Attach(_), .. } => *session == to,
+            _ => false,
+        });
+        let attached = attaches || self.facts.sessions.get(&to).is_some_and(has);
+        self.expect(LOADED, !loaded || attached, || {
+            format!("{part:?} is sent to {to}, which has not attached it")
+        });
+    }
+
+    pub(crate) fn is_no_file(&mut self, to: ExtentId) {
+        let in_file = self.facts.extents.get(&to).is_some_and(|extent| extent.in_file);
+        self.expect(FILES, !in_file, || format!("{to} is a piece of a file, and is copied to"));
+    }
+
+    /// A part is in another tier now.
+    pub(crate) fn leaves_for_its_file(&mut self, part: PartRef, tier: Tier, copied: bool) {
+        let leaves = tier == Tier::Disk && self.has_file(part);
+        self.expect(LOADED, !(leaves && copied), || {
+            format!("{part:?} has left for its file, and was copied")
+        });
+    }
+
+    /// Memory is made for a part below its device: for one that has its file only in the host, and only for operators.
+    pub(crate) fn needs_memory_below(&mut self, part: PartRef, to: ExtentId, tier: Tier, broker: &Broker) {
+        if !self.has_file(part) && !self.lies_in_file(part) {
+            return;
+        }
+        let by_hand = broker.moves().iter().any(|it| it.extent == to && it.cause == Cause::Operator);
+        self.expect(LOADED, by_hand && tier == Tier::Host, || {
+            format!("{part:?} has its file, and {to} is made for it in {tier}")
+        });
+    }
+
+    /// How many files of a tenant are being read, or are to be.
+    pub(crate) fn are_read_of(&self, tenant: Option<usize>) -> usize {
+        let of_session = |by| self.facts.sessions.get(by).map(|session| session.tenant);
+        let loading = self.facts.loading.iter().filter(|(_, load)| of_session(&load.by) == tenant);
+        let read = self.facts.extents.values().filter(|extent| {
+            let is_read = extent.being_read || extent.phase == ExtentPhase::Creating;
+            extent.in_file && is_read && Some(extent.owner) == tenant
+        });
+        let allocations = read.filter_map(|extent| extent.part).map(|part| part.allocation);
+        loading.map(|(id, _)| *id).chain(allocations).collect::<BTreeSet<_>>().len()
+    }
+
+    fn lies_in_file(&self, part: PartRef) -> bool {
+        let allocation = self.facts.allocations.get(&part.allocation);
+        let extent = allocation.and_then(|it| self.facts.extents.get(it.parts.get(&part.part.0)?));
+        extent.is_some_and(|extent| extent.in_file)
+    }
+
+    /// Whether a part on its device has a piece of a file below.
+    fn has_file(&self, part: PartRef) -> bool {
+        let below = match self.facts.backings.get(&part) {
+            Some(BackingFacts::Kept(id)) => self.facts.extents.get(id),
+            _ => None,
+        };
+        below.is_some_and(|extent| extent.in_file)
+    }
+}

@@ -1,0 +1,11 @@
+//! Where parts lie, how they move, and what they have below their devices.
+
+mod backings;
+mod content;
+mod copies;
+mod dropped;
+mod evictions;
+pub(super) mod files;
+pub(super) mod operator_holds;
+mod positions;
+mod write_backs;

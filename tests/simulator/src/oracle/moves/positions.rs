@@ -1,0 +1,109 @@
+//! Where parts are, and what operators are told who had them moved.
+
+use broker_core::{
+    Broker, PartMove, PartRef, Refusal, Target, Tier,
+    invariants::{ADMISSION, CALLS, LIMIT},
+};
+use vramd_types::{AllocationId, PartIndex};
+
+use crate::oracle::{
+    Oracle,
+    facts::{BackingFacts, ExtentPhase},
+};
+
+impl Oracle {
+    /// The tier that the part is in, where its extent is known: while it moves, the one that it comes from.
+    pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
+        if let Some((_, tier)) = self.facts.dropped.get(&part) {
+            return Some(*tier);
+        }
+        let extent = self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
+        Some(self.facts.places[self.facts.extents.get(extent)?.place].tier)
+    }
+
+    /// Whether the part lies on its device, as far as is known.
+    pub(crate) fn lies_above_or_unknown(&self, part: PartRef) -> bool {
+        self.tier_of(part).is_none_or(|tier| tier == Tier::Device)
+    }
+
+    /// Whether the part may be on its way, or about to set out.
+    pub(crate) fn may_move(&self, part: PartRef) -> bool {
+        let is_made = |id| self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating);
+        let below = self.facts.backings.get(&part);
+        self.facts.moves.values().any(|moves| moves.part == part)
+            || matches!(below, Some(BackingFacts::Kept(id)) if is_made(id))
+    }
+
+    /// Whether somebody is being told to unmap the part for a while, or soon will be.
+    pub(crate) fn is_being_evicted(&self, part: PartRef) -> bool {
+        self.facts.words_pending.contains(&part) || self.facts.evicting.iter().any(|(_, of)| *of == part)
+    }
+
+    /// What an operator is told of each part is so; `towards` nowhere it was to be written back. `at_once`: since it was asked nothing else has happened.
+    pub(crate) fn moved_as_told(
+        &mut self,
+        allocation: AllocationId,
+        towards: Option<Tier>,
+        parts: &[(PartIndex, PartMove)],
+        at_once: bool,
+        broker: &Broker,
+    ) {
+        for (part, outcome) in parts {
+            let part = PartRef { allocation, part: *part };
+            let pinning = |by: &[_]| !by.is_empty() && by.iter().all(|id| self.speaks_pins(*id));
+            let is_so = match outcome {
+                PartMove::Standing { by } => !by.is_empty() && by.iter().all(|id| !self.speaks_pins(*id)),
+                PartMove::Pinned { by } | PartMove::Silent { by } => pinning(by),
+                PartMove::Freed => {
+                    let view = broker.show(&Target::Id(allocation));
+                    !view.is_ok_and(|view| view.state != broker_core::AllocationState::Freeing)
+                }
+                PartMove::Held => {
+                    crate::oracle::moves::operator_holds::shown_as_held(part, broker) || !at_once
+                }
+                PartMove::Failed { .. } => self.step.failure_told || parts.len() > 1,
+                // Of several parts the first may have moved on before the last is there.
+                PartMove::Moved if parts.len() == 1 => {
+                    // What is nowhere need go nowhere.
+                    let is_dropped = self.facts.dropped.contains_key(&part);
+                    let there = towards.zip(self.tier_of(part)).is_none_or(|(towards, tier)| tier == towards);
+                    there || (is_dropped && towards != Some(Tier::Device))
+                }
+                PartMove::Moved | PartMove::Wanted | PartMove::Refused { .. } => true,
+            };
+            self.expect(CALLS, is_so, || format!("{part:?} is said to be {outcome:?}"));
+            if let (PartMove::Refused { refusal }, true) = (outcome, at_once) {
+                self.refused_for_room_to_move(allocation, refusal);
+            }
+        }
+    }
+
+    /// What is refused to move really has no room; what is cached is not given up for operators.
+    fn refused_for_room_to_move(&mut self, allocation: AllocationId, refusal: &Refusal) {
+        let Some(tenant) = self.facts.allocations.get(&allocation).map(|it| it.tenant) else { return };
+        match refusal {
+            Refusal::QuotaLimit { device, tier, limit, asked, .. } => {
+                let Some(place) = self.facts.place_of(device, *tier) else { return };
+                let should = self.quota_now(tenant, place).1;
+                let over = u128::from(self.facts.held(tenant, place)) + u128::from(asked.get());
+                self.expect(LIMIT, limit.get() == should && over > u128::from(should), || {
+                    format!(
+                        "a move to place {place} is refused for {limit}, {over} would be held of {should}"
+                    )
+                });
+            }
+            Refusal::DeviceFull { device, tier, asked, .. } => {
+                let Some(place) = self.facts.place_of(device, *tier) else { return };
+                let (held, guarantee) = (self.facts.held(tenant, place), self.quota_now(tenant, place).0);
+                let before = self.committed_all()[place];
+                let with = (u128::from(held) + u128::from(asked.get())).max(u128::from(guarantee));
+                let after = before - u128::from(guarantee.max(held)) + with;
+                let capacity = u128::from(self.capacity(place));
+                self.expect(ADMISSION, after > capacity && after > before, || {
+                    format!("a move is refused: {after} would be committed after {before}, of {capacity}")
+                });
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Write-backs: copies out of a part that stays where it is, to what it has below. Nobody may be writing it when one begins,
+//! and whoever maps it has to say when he does.
+
+use broker_core::{
+    Broker, Cause, PartMove, PartRef,
+    invariants::{CALLS, COPIES},
+};
+use vramd_types::{AllocationId, ExtentId, PartIndex};
+
+use crate::oracle::{
+    Oracle,
+    facts::{BackingFacts, ExtentPhase, Tenant, WriteBackFacts},
+};
+
+impl Oracle {
+    /// Whether the core shows that a part is written back to the extent.
+    pub(crate) fn is_written_back(to: ExtentId, broker: &Broker) -> bool {
+        broker.moves().iter().any(|it| it.extent == to && it.cause == Cause::WriteBack)
+    }
+
+    /// Memory is made below for a part that stays. Who pays for it.
+    pub(crate) fn gets_memory_below(&mut self, part: PartRef) -> Option<Tenant> {
+        self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
+    }
+
+    pub(crate) fn write_back_begun(&mut self, from: ExtentId, to: ExtentId) {
+        self.is_no_file(to);
+        let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
+        let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
+        else {
+            return self
+                .expect(COPIES, false, || format!("{to} is written back to, and no part has it below"));
+        };
+        self.nobody_writes(part, from);
+        let allocation = self.facts.allocations.get_mut(&part.allocation);
+        let lies_in = allocation.map(|it| *it.parts.entry(part.part.0).or_insert(from));
+        self.expect(COPIES, lies_in == Some(from), || {
+            format!("{part:?} is written back from {from}, and is in {lies_in:?}")
+        });
+        let mut ends = Vec::new();
+        for id in [from, to] {
+            let Some(extent) = self.facts.extents.get_mut(&id) else {
+                return self.expect(COPIES, false, || format!("{part:?}: {id} is copied and does not exist"));
+            };
+            let of_part = *extent.part.get_or_insert(part) == part;
+            let busy = extent.copied || std::mem::replace(&mut extent.written_back, true);
+            let free = !busy && extent.phase == ExtentPhase::Live;
+            extent.copied |= id == to;
+            ends.push((extent.place, extent.size));
+            self.expect(COPIES, of_part && free, || {
+                format!("{part:?}: {id} is written back, is another's or not there, or is being copied")
+            });
+        }
+        let [(here, size), (there, room)] = ends[..] else { return };
+        let (here, there) = (&self.facts.places[here], &self.facts.places[there]);
+        let across = here.uuid == there.uuid && here.tier != there.tier && size == room;
+        self.expect(COPIES, across, || format!("{part:?} is written back where it does not belong"));
+        if let Some(extent) = self.facts.extents.get_mut(&to) {
+            extent.unwritten = false;
+        }
+        self.facts.write_backs.insert(to, WriteBackFacts { part, from, cancelled: false });
+    }
+
+    /// Who maps what is not sealed has been asked by its word, and did not pin it then.
+    fn nobody_writes(&mut self, part: PartRef, from: ExtentId) {
+        let asked = self.step.cleared == Some(part);
+        let sealed = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.sealed);
+        let mapper = self.facts.extents.get(&from).and_then(|extent| extent.mappers.first().copied());
+        self.expect(COPIES, asked || sealed || mapper.is_none(), || {
+            format!("{part:?} is written back while {mapper:?} maps it and was not asked")
+        });
+    }
+
+    /// Whether it was one.
+    pub(crate) fn write_back_cancelled(&mut self, to: ExtentId) -> bool {
+        let Some(under_way) = self.facts.write_backs.get_mut(&to) else { return false };
+        under_way.cancelled = true;
+        true
+    }
+
+    /// The driver is done with both ends. Whether it was one.
+    pub(crate) fn write_back_ended(&mut self, to: ExtentId) -> bool {
+        let Some(WriteBackFacts { from, .. }) = self.facts.write_backs.remove(&to) else { return false };
+        for id in [from, to] {
+            if let Some(extent) = self.facts.extents.get_mut(&id) {
+                extent.written_back = false;
+                extent.copied &= id != to;
+                // All of it has been written, or nobody reads it.
+                extent.recycled &= id != to;
+            }
+        }
+        true
+    }
+
+    /// What nobody maps leaves without a word where its copy is made already.
+    pub(crate) fn leaves_once_written_back(&mut self, broker: &Broker) {
+        if self.facts.write_backs.is_empty() {
+            return;
+        }
+        for moving in broker.moves().into_iter().filter(|it| it.cause != Cause::WriteBack) {
+            let waits = self.facts.write_backs.contains_key(&moving.extent);
+            if waits && !self.facts.departing.contains(&moving.part) {
+                self.leaves_its_device(moving.part, true, broker);
+            }
+        }
+    }
+
+    /// Its content is said to be below: it was copied there, well, and nobody gave that up.
+    pub(crate) fn was_written_back(&mut self, part: PartRef) {
+        let well = self.step.written_back == Some(part);
+        self.expect(COPIES, well, || format!("{part:?} is said to be written back, and was not copied"));
+    }
+
+    /// What an operator is told of each part is so. `at_once`: since it was asked nothing else has happened.
+    pub(crate) fn written_back_as_told(
+        &mut self,
+        allocation: AllocationId,
+        parts: &[(PartIndex, PartMove)],
+        at_once: bool,
+        broker: &Broker,
+    ) {
+        let held = parts.iter().find(|(_, outcome)| matches!(outcome, PartMove::Held));
+        self.expect(CALLS, held.is_none() || !at_once, || {
+            format!("{held:?} is written back while it is held")
+        });
+        self.moved_as_told(allocation, None, parts, at_once, broker);
+    }
+}

@@ -1,0 +1,58 @@
+//! Without faults everything drains.
+
+use broker_core::{AllocationState, Broker, invariants::DRAINS};
+
+use crate::oracle::Oracle;
+
+impl Oracle {
+    /// Nothing is under way any more, so nothing may be unanswered, and nothing left of what was refused.
+    pub fn all_answered(&mut self, broker: &Broker) {
+        let left: Vec<_> = self.facts.calls.iter().take(3).collect();
+        let detail = format!("never answered: {left:?}");
+        self.expect(DRAINS, self.facts.calls.is_empty(), || detail);
+        let (views, _) = broker.list_allocations(None, None, usize::MAX);
+        for view in views {
+            let told =
+                self.facts.allocations.contains_key(&view.id) || view.state == AllocationState::Freeing;
+            self.expect(DRAINS, told, || format!("nobody was told of it, and it is there: {view:?}"));
+        }
+    }
+
+    /// All processes have ended: only what was sealed to stay is left.
+    pub fn processes_left(&mut self, broker: &Broker) {
+        let sessions = broker.node().sessions;
+        self.expect(DRAINS, sessions == 0, || format!("{sessions} sessions are left"));
+        let (views, _) = broker.list_allocations(None, None, usize::MAX);
+        for view in views {
+            let stays = view.state == AllocationState::Sealed
+                && view.lifetime == broker_core::Lifetime::Persistent
+                && view.mapper_count == 0;
+            self.expect(DRAINS, stays, || format!("left when all had gone: {view:?}"));
+        }
+    }
+
+    pub fn drained(&mut self, broker: &Broker) {
+        let node = broker.node();
+        let left = (node.sessions, node.allocations, node.fds_in_flight);
+        self.expect(DRAINS, left == (0, 0, 0), || {
+            format!("sessions, allocations and descriptors that are left: {left:?}")
+        });
+        for device in broker.devices() {
+            let held = (device.held, device.unreturned, device.unbrokered);
+            let none =
+                [device.held, device.unreturned, device.unbrokered].iter().all(|bytes| bytes.is_zero());
+            self.expect(DRAINS, none, || {
+                format!("held, unreturned and unbrokered on {}: {held:?}", device.uuid)
+            });
+        }
+        for device in broker.devices() {
+            let below = [device.host, device.disk].map(|tier| tier.map_or(0, |tier| tier.held.get()));
+            let left = (below, device.moving_in.get(), device.moving_out.get(), device.awaited);
+            self.expect(DRAINS, left == ([0, 0], 0, 0, 0), || {
+                format!("held in host memory and on disk, moving and awaited on {}: {left:?}", device.uuid)
+            });
+        }
+        let extents = self.facts.extents.len();
+        self.expect(DRAINS, extents == 0, || format!("{extents} extents were never given back"));
+    }
+}

@@ -1,0 +1,12 @@
+//! A node that is being taken out of service takes nothing new.
+
+use broker_core::invariants::DRAINING;
+
+use crate::oracle::Oracle;
+
+impl Oracle {
+    pub(crate) fn takes_new(&mut self, what: impl std::fmt::Display) {
+        let draining = self.facts.draining;
+        self.expect(DRAINING, !draining, || format!("{what} on a draining node"));
+    }
+}

@@ -1,0 +1,6 @@
+//! Pin calls, and the fences that end them.
+
+mod answers;
+mod fences;
+mod pinned;
+mod stalls;

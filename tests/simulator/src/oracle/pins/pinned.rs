@@ -1,0 +1,81 @@
+//! No part of a pin call that was taken is evicted before the call has ended.
+
+use broker_core::{Broker, ChannelId, ClientRequest, PartRef, Slot, invariants::PINNED};
+use vramd_types::SessionId;
+
+use crate::oracle::{Oracle, facts::Call};
+
+impl Oracle {
+    /// The words of a part are to be revoked, for an evict.
+    pub(crate) fn words_asked(
+        &mut self,
+        part: PartRef,
+        words: &[(ChannelId, SessionId, Slot)],
+        broker: &Broker,
+    ) {
+        if !self.is_being_revoked(part) && self.lies_above_or_unknown(part) {
+            self.leaves_its_device(part, true, broker);
+        }
+        for (_, session, _) in words {
+            let taken = self.has_call_that_keeps(*session, part);
+            self.expect(PINNED, !taken, || format!("{part:?} is in a pin call of {session}, and is evicted"));
+            let maps =
+                self.facts.sessions.get(session).is_some_and(|session| session.holds.contains_key(&part));
+            self.expect(PINNED, maps, || format!("{session} does not map {part:?}, and its word is revoked"));
+        }
+        self.facts.words_pending.insert(part);
+        self.facts.words_asked.insert(part, self.facts.clock);
+    }
+
+    /// A session is told to unmap a part for a while: for an evict or a fence that came before all its calls on it.
+    pub(crate) fn may_be_evicted(&mut self, id: SessionId, part: PartRef) {
+        let words = self.facts.words_asked.get(&part).copied().unwrap_or_default();
+        let fenced = self.facts.fenced_at.get(&part).copied().unwrap_or_default();
+        let since = words.max(fenced).max(self.facts.named_fence_at);
+        let joined = match since == self.facts.named_fence_at {
+            true => self.facts.named_fence_joined,
+            false => since == fenced && self.facts.fences_joined.contains(&part),
+        };
+        // What came before the words were asked for was looked at then.
+        let taken = !joined && since > words && self.has_call_before(id, part, since);
+        self.expect(PINNED, !taken, || format!("{part:?} is in a pin call of {id}, and is revoked"));
+        let asked = since > 0;
+        self.expect(PINNED, asked, || format!("{part:?} is evicted from {id}, and nobody asked for that"));
+        self.facts.evicting.insert((id, part));
+        if self.step.words_revoked == Some(part)
+            && let Some(session) = self.facts.sessions.get_mut(&id)
+        {
+            session.prompt.insert(part);
+        }
+    }
+
+    /// Whether the session has a call on the part that is answered, or that came before all who wait for room there.
+    fn has_call_that_keeps(&self, id: SessionId, part: PartRef) -> bool {
+        let session = self.facts.sessions.get(&id);
+        let calls = session.into_iter().flat_map(|session| session.pin_calls.values());
+        let mut its = calls.filter(|call| call.came < self.facts.clock && call.parts.contains(&part));
+        its.any(|call| call.answered || !self.waits_before(part, call.came))
+    }
+
+    /// Whether anybody waits for room on the part's device who came before then.
+    fn waits_before(&self, part: PartRef, came: u64) -> bool {
+        let device = self.facts.allocations.get(&part.allocation).map(|it| it.device);
+        let there = |of: &PartRef| self.facts.allocations.get(&of.allocation).map(|it| it.device) == device;
+        let stands = self.facts.demands.iter().any(|(of, since)| there(of) && *since < came);
+        let batch = |call: &Call| {
+            call.came < came && matches!(Self::request_of(call), Some(ClientRequest::AllocateBatch { .. }))
+        };
+        let heard = self.facts.sessions.values().filter(|session| self.is_served(session));
+        let mut calls = heard.flat_map(|session| session.pin_calls.values());
+        let lacks = |of: &PartRef| there(of) && self.may_lie_elsewhere(*of);
+        stands
+            || self.facts.calls.values().any(batch)
+            || calls.any(|call| !call.answered && call.came < came && call.parts.iter().any(lacks))
+    }
+
+    fn has_call_before(&self, id: SessionId, part: PartRef, then: u64) -> bool {
+        let session = self.facts.sessions.get(&id);
+        let mut calls = session.into_iter().flat_map(|session| session.pin_calls.values());
+        calls.any(|call| call.came < then && call.parts.contains(&part))
+    }
+}

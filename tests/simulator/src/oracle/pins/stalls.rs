@@ -1,0 +1,81 @@
+//! Pin calls in each other's way do not wait for ever: one after the other is aborted, each after its time.
+
+use std::collections::BTreeSet;
+
+use broker_core::{PartRef, Time, invariants::STALLS};
+use vramd_types::SessionId;
+
+use crate::oracle::{
+    Oracle,
+    facts::{Hold, PinFacts},
+};
+
+impl Oracle {
+    pub(crate) fn nobody_stalls(&mut self) {
+        if self.facts.fences.is_empty() && self.facts.evicting.is_empty() && !self.facts.some_stuck {
+            return;
+        }
+        self.facts.some_stuck = false;
+        let waits = |call: &PinFacts| !call.answered;
+        let waiting = self.facts.sessions.iter().filter(|(_, it)| it.pin_calls.values().any(waits));
+        let waiting: BTreeSet<SessionId> = waiting.map(|(id, _)| *id).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let (mut changes, mut count) = (Vec::new(), 0u32);
+        for id in waiting.iter().copied() {
+            let Some(session) = self.facts.sessions.get(&id) else { continue };
+            let heard = !session.gone && self.facts.is_heard(session);
+            for (number, call) in session.pin_calls.iter().filter(|(_, call)| !call.answered) {
+                count += 1;
+                let stuck = heard
+                    && self.in_the_way_of(id, call).is_some_and(|in_the_way| {
+                        !in_the_way.is_empty() && in_the_way.iter().all(|of| waiting.contains(of))
+                    });
+                let since: Option<Time> = stuck.then(|| call.stuck.unwrap_or(self.facts.now));
+                changes.push((id, *number, since));
+            }
+        }
+        let longest = self.limits.pin_stall * (count + 1) + std::time::Duration::from_millis(1);
+        for (id, number, since) in changes {
+            let call =
+                self.facts.sessions.get_mut(&id).and_then(|session| session.pin_calls.get_mut(&number));
+            if let Some(call) = call {
+                call.stuck = since;
+            }
+            self.facts.some_stuck |= since.is_some();
+            let late = since.is_some_and(|since| since.after(longest) < self.facts.now);
+            self.expect(STALLS, !late, || {
+                format!("call {number} of {id} waits since {since:?} for those who wait themselves")
+            });
+        }
+    }
+
+    /// Sessions that a call waits for, or `None` where that is not certain.
+    fn in_the_way_of(&self, id: SessionId, call: &PinFacts) -> Option<BTreeSet<SessionId>> {
+        let session = self.facts.sessions.get(&id)?;
+        let mut in_the_way = BTreeSet::new();
+        for part in &call.parts {
+            match self.facts.fences.get(part) {
+                Some(fence) if fence.came < call.came => in_the_way.extend(self.mappers_of(*part)),
+                Some(_) => {}
+                None if self.is_being_revoked(*part) => return None,
+                None => {}
+            }
+            let evicting = matches!(session.holds.get(part), Some((Hold::Evicting, _)));
+            if evicting && !session.prompt.contains(part) {
+                in_the_way.insert(id);
+            }
+        }
+        Some(in_the_way)
+    }
+
+    fn mappers_of(&self, part: PartRef) -> impl Iterator<Item = SessionId> {
+        let sessions = self.facts.sessions.iter();
+        sessions.filter(move |(_, it)| it.holds.contains_key(&part)).map(|(id, _)| *id)
+    }
+
+    pub(crate) fn is_being_revoked(&self, part: PartRef) -> bool {
+        self.facts.revoking.values().any(|it| it.is_none_or(|allocation| allocation == part.allocation))
+    }
+}

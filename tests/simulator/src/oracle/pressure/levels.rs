@@ -1,0 +1,120 @@
+//! What is shown and told of pressure is so; and what leaves because of it left a full place, and was not in use.
+
+use broker_core::{
+    Broker, Cause, ChannelId, PartRef, Pressure, PressureNote, Tier, Time,
+    invariants::{PRESSED, PRESSURE},
+};
+
+use crate::oracle::{Oracle, facts::SessionFacts};
+
+impl Oracle {
+    /// Said of a place: from which step to which, with so much held of so much.
+    pub(crate) fn pressure_changed(
+        &mut self,
+        (device, tier): (usize, Tier),
+        from: Pressure,
+        to: Pressure,
+        (held, capacity): (u64, u64),
+    ) {
+        let Some(place) = self.facts.place(device, tier) else { return };
+        let known = self.pressure_in(place);
+        let should = self.step_after(from, held, capacity);
+        self.expect(PRESSURE, from == known && to == should && to != from, || {
+            format!("place {place} goes from {from} to {to} with {held} of {capacity}; it was {known}, and should be {should}")
+        });
+        if from >= Pressure::High {
+            self.facts.high_until.insert(place, self.facts.now);
+        }
+        self.facts.pressure.insert(place, to);
+    }
+
+    pub(crate) fn pressure_told(&mut self, channel: ChannelId, note: &PressureNote) {
+        let session = self.facts.on_channel.get(&channel).and_then(|id| self.facts.sessions.get(id));
+        let hears = session.is_some_and(|session| session.hears_pressure);
+        self.expect(PRESSURE, hears, || format!("{channel:?} is told of pressure, and does not speak that"));
+        let usual = (800..=1200).contains(&note.batch_factor);
+        self.expect(PRESSURE, usual, || format!("the factor is {} thousandths", note.batch_factor));
+        let place = self.facts.place(usize::from(note.device.0), note.tier);
+        place.map(|place| self.facts.told.insert((channel, place), note.pressure));
+    }
+
+    /// After the event: what is shown of each place is what was said of it, and it is the step that stands with what is held
+    /// there; who wants to hear of it has.
+    pub(crate) fn pressure_is_as_shown(&mut self, broker: &Broker) {
+        if !self.facts.clock.is_multiple_of(8) && !self.step.settings_changed {
+            return;
+        }
+        for (device, view) in broker.devices().into_iter().enumerate() {
+            let on_device = Some((Tier::Device, view.pressure, view.held, view.capacity));
+            let below = [(Tier::Host, view.host), (Tier::Disk, view.disk)];
+            let below = below.map(|(tier, of)| of.map(|it| (tier, it.pressure, it.held, it.capacity)));
+            for (tier, shown, held, capacity) in on_device.into_iter().chain(below.into_iter().flatten()) {
+                let Some(place) = self.facts.place(device, tier) else { continue };
+                let known = self.pressure_in(place);
+                let should = self.step_after(known, held.get(), capacity.get());
+                self.expect(PRESSURE, shown == known && shown == should, || {
+                    format!("place {place} is shown as {shown} with {held} of {capacity}; it was {known}, and should be {should}")
+                });
+                self.all_were_told(place, device, known);
+            }
+        }
+    }
+
+    fn all_were_told(&mut self, place: usize, device: usize, known: Pressure) {
+        let hears = |it: &&SessionFacts| !it.gone && it.hears_pressure && it.devices.contains(&device);
+        let sessions = self.facts.sessions.values().filter(hears);
+        let told = |channel| self.facts.told.get(&(channel, place)).copied();
+        let missed = sessions
+            .map(|it| it.channel)
+            .find(|channel| self.facts.open_channels.contains(channel) && told(*channel) != Some(known));
+        self.expect(PRESSURE, missed.is_none(), || {
+            format!("{missed:?} was not told that place {place} is {known}")
+        });
+    }
+
+    /// A part is in another tier now. If that was for pressure alone, its place was full, and nobody had used it for long.
+    pub(crate) fn leaves_by_pressure(&mut self, part: PartRef, tier: Tier, cause: Cause, began: Time) {
+        let device = self.facts.allocations.get(&part.allocation).map(|allocation| allocation.device);
+        if let Some(device) = device.filter(|_| cause == Cause::Pressure) {
+            let here = if self.moves_below(part, tier) { Tier::Host } else { Tier::Device };
+            let Some(place) = self.facts.place(device, here) else { return };
+            let was_high = self.pressure_in(place) >= Pressure::High
+                || self.facts.high_until.get(&place).is_some_and(|until| *until >= began);
+            self.expect(PRESSED, was_high && tier > here, || {
+                format!("{part:?} has left place {place} for {tier}, which was not full")
+            });
+            let used = self.facts.used.get(&part).copied();
+            // What is touched once it has set out leaves all the same.
+            let cold_after = self.settings.cold_after(began);
+            let cold = cold_after
+                .is_some_and(|cold_after| used.is_none_or(|it| it >= began || it.after(cold_after) < began));
+            self.expect(PRESSED, cold, || {
+                format!("{part:?} was used at {used:?}, and leaves at {began:?} because of pressure")
+            });
+        }
+        if tier != Tier::Disk {
+            self.facts.used.insert(part, self.facts.now);
+        }
+    }
+
+    pub(crate) fn pressure_in(&self, place: usize) -> Pressure {
+        self.facts.pressure.get(&place).copied().unwrap_or_default()
+    }
+
+    /// The highest step that is entered with so much, or that was and is not left yet.
+    fn step_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
+        let bounds = self.bounds();
+        let at_least =
+            |percent: u32| held > 0 && u128::from(held) * 100 >= u128::from(capacity) * u128::from(percent);
+        let steps = [
+            (Pressure::Elevated, bounds.elevated_percent),
+            (Pressure::High, bounds.high_percent),
+            (Pressure::Critical, bounds.critical_percent),
+        ];
+        let entered = steps.iter().filter(|(_, percent)| at_least(*percent)).map(|(step, _)| *step);
+        let stands = steps
+            .iter()
+            .filter(|(step, percent)| *step <= from && at_least(percent - bounds.fall_percent.min(*percent)));
+        entered.chain(stands.map(|(step, _)| *step)).max().unwrap_or_default()
+    }
+}

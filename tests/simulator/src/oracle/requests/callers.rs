@@ -1,0 +1,52 @@
+//! A call is served only for the process of its session, while that is connected.
+
+use broker_core::{Refusal, invariants::CALLERS};
+use vramd_types::Reason;
+
+use crate::oracle::{
+    Oracle,
+    facts::{Asked, Call},
+};
+
+impl Oracle {
+    /// How the call must be refused whatever it asks for, if it must.
+    pub(crate) fn refusal_of_caller(&self, call: &Call) -> Option<Refusal> {
+        let Asked::Client { session: id, peer, .. } = &call.asked else { return None };
+        let (session, pid) = (*id, peer.pid);
+        if id.get() == 0 {
+            return Some(Refusal::SessionMissing);
+        }
+        match self.facts.sessions.get(id) {
+            None if self.was_a_session(session) => Some(Refusal::SessionLost { session }),
+            None => Some(Refusal::SessionNotFound { session }),
+            Some(facts) if facts.gone => Some(Refusal::SessionLost { session }),
+            Some(facts) if (facts.pid, facts.uid) != (peer.pid, peer.uid) => {
+                Some(Refusal::SessionForeign { session, pid })
+            }
+            Some(facts) if facts.ending || !self.facts.is_heard(facts) => {
+                Some(Refusal::SessionLost { session })
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// After the event: who must be refused was, with the right words, and nobody else.
+    pub(crate) fn refused_as_expected(&mut self) {
+        let Some((id, _)) = self.step.call.take() else { return };
+        let about_callers = |reason| {
+            matches!(reason, Reason::SessionMissing | Reason::SessionForeign | Reason::SessionNotFound)
+        };
+        match (self.step.expected.take(), self.step.answer.take()) {
+            (Some(expected), answer) => {
+                let fits = matches!(&answer, Some(Err(refusal)) if *refusal == expected);
+                self.expect(CALLERS, fits, || {
+                    format!("{id:?} must be refused with {expected:?}: {answer:?}")
+                });
+            }
+            (None, Some(Err(refusal))) if self.step.by_client && about_callers(refusal.reason()) => {
+                self.expect(CALLERS, false, || format!("{id:?} is refused with {refusal:?} for no reason"));
+            }
+            (None, _) => {}
+        }
+    }
+}

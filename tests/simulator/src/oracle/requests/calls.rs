@@ -1,0 +1,402 @@
+//! Every call is answered once, with what was asked for, or refused for a reason that it can have.
+
+use broker_core::{
+    Advice, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
+    OperatorRequest, Refusal, Reply, Target, invariants::CALLS,
+};
+use vramd_types::{AllocationId, GRANULARITY, SessionId};
+
+use crate::oracle::{
+    Oracle, Outcome,
+    facts::{AllocationFacts, Asked, Call},
+    requests::reasons::reasons,
+};
+
+impl Oracle {
+    pub(crate) fn called(&mut self, id: CallId, call: Call) {
+        self.step.by_client = matches!(call.asked, Asked::Client { .. });
+        self.step.expected = self.refusal_of_caller(&call);
+        if self.step.expected.is_none() {
+            self.step.expected = self.recall(&call);
+        }
+        if let (None, Asked::Client { session, request: ClientRequest::Detach(ids), .. }) =
+            (&self.step.expected, &call.asked)
+            && self.step.repeat.is_new()
+        {
+            ids.iter().for_each(|allocation| self.owes_no_more(*session, *allocation));
+        }
+        let call =
+            Call { joined: self.step.repeat == crate::oracle::requests::repeats::Expected::Running, ..call };
+        self.step.call = Some((id, call.clone()));
+        let new = self.facts.calls.insert(id, call).is_none();
+        self.expect(CALLS, new, || format!("{id:?} is made twice: the world is broken"));
+    }
+
+    pub(crate) fn replied(&mut self, id: CallId, outcome: &Outcome, broker: &Broker) {
+        let Some(call) = self.facts.calls.remove(&id) else {
+            return self.expect(CALLS, false, || format!("{id:?} is answered twice, or was never made"));
+        };
+        if self.step.call.as_ref().is_some_and(|(current, _)| *current == id) {
+            self.step.answer = Some(outcome.clone());
+        }
+        self.revocation_answered(id);
+        self.remember(id, &call, outcome);
+        match (&call.asked, outcome) {
+            (asked, Err(refusal)) => {
+                if matches!(asked, Asked::Client { request: ClientRequest::Detach(_), .. }) {
+                    self.owes_as_before();
+                }
+                self.refused(id, &call, refusal, broker);
+            }
+            (Asked::Client { session, request, .. }, Ok(reply)) => {
+                self.served(id, *session, request, reply, broker);
+            }
+            (Asked::Operator { request, .. }, Ok(reply)) => self.obeyed(id, request, reply, broker),
+        }
+    }
+
+    fn served(&mut self, id: CallId, by: SessionId, asked: &ClientRequest, reply: &Reply, broker: &Broker) {
+        self.batch_is_bounded(asked);
+        let tenant = self.facts.sessions.get(&by).map(|session| session.tenant);
+        let name = tenant.map(|tenant| self.facts.tenants[tenant].clone()).unwrap_or_default();
+        let fits = match (asked, reply) {
+            (ClientRequest::AllocateBatch { items: specs, .. }, Reply::Allocated(views)) => {
+                let fits = specs.len() == views.len()
+                    && specs.iter().zip(views).all(|(spec, view)| as_asked(spec, view, &name));
+                for (spec, view) in specs.iter().zip(views) {
+                    self.allocated(by, spec, view, broker);
+                }
+                self.made_under_names(specs, views, broker);
+                fits
+            }
+            (ClientRequest::FreeBatch(ids), Reply::Released(items)) => {
+                for (allocation, result) in items {
+                    if let (Ok(_), Some(facts)) = (result, self.facts.allocations.get_mut(allocation)) {
+                        let owned = facts.owner == by || Some(facts.tenant) == tenant;
+                        facts.freed = true;
+                        self.expect(CALLS, owned, || format!("{by} frees {allocation}, another's"));
+                    }
+                }
+                ids.iter().eq(items.iter().map(|(id, _)| id))
+            }
+            (ClientRequest::Detach(ids), Reply::Released(items)) => {
+                ids.iter().eq(items.iter().map(|(id, _)| id))
+            }
+            (ClientRequest::Attach(target) | ClientRequest::AttachUnheld(target), Reply::Attached(view)) => {
+                self.is_shown(&name, view);
+                if self.step.repeat.is_new() {
+                    self.attached(by, view, matches!(asked, ClientRequest::AttachUnheld(_)));
+                }
+                match target {
+                    Target::Id(id) => *id == view.id,
+                    Target::Name(text) => !self.step.repeat.is_new() || view.name.ends_with(text.as_str()),
+                }
+            }
+            (ClientRequest::Seal(id), Reply::Sealed(view)) => {
+                *id == view.id && self.is_sealed_as_told(view, broker)
+            }
+            (ClientRequest::Advise(id, advice), Reply::Advised(view)) => {
+                let is_set = *advice == Advice::SetAccessedBy;
+                let so = !self.step.repeat.is_new() || view.accessed_by_device == is_set;
+                *id == view.id && so
+            }
+            (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
+                self.loaded(by, (spec, file), view, broker);
+                as_asked(spec, view, &name) && self.is_sealed_as_told(view, broker)
+            }
+            _ => false,
+        };
+        self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+    }
+
+    /// What was sealed is, or is being freed already.
+    fn is_sealed_as_told(&mut self, view: &AllocationView, broker: &Broker) -> bool {
+        if self.step.call.is_none() {
+            self.bears_its_name(view, broker);
+        }
+        let over = view.state == AllocationState::Freeing;
+        view.digest.is_some() && (over || view.state == AllocationState::Sealed)
+    }
+
+    /// Memory that a session was given.
+    fn allocated(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView, broker: &Broker) {
+        if self.facts.allocations.get(&view.id).is_some_and(|known| known.owner == by) {
+            return;
+        }
+        self.is_new_allocation(view.id);
+        let allocation = self.as_made(by, spec, view);
+        self.facts.allocations.insert(view.id, allocation);
+        self.is_placed_as_asked(by, spec, view);
+        self.learn_where_unheld(view.id, broker);
+        self.owes(by, view.id, false);
+    }
+
+    /// What is known of new memory by what was asked for and answered.
+    pub(crate) fn as_made(
+        &mut self,
+        by: SessionId,
+        spec: &AllocationSpec,
+        view: &AllocationView,
+    ) -> AllocationFacts {
+        AllocationFacts {
+            tenant: self.facts.tenant(&view.tenant),
+            owner: by,
+            kind: view.kind,
+            device: self.device_of(view).unwrap_or_default(),
+            lifetime: view.lifetime,
+            readers: view.readers.clone(),
+            size: view.size.get(),
+            uninitialized: spec.uninitialized,
+            in_place: false,
+            discardable: spec.discardable,
+            loaded: false,
+            unheld: spec.unheld,
+            part_count: view.parts.len(),
+            sealed: false,
+            freed: false,
+            leaving: false,
+            left_unseen: false,
+            parts: Default::default(),
+        }
+    }
+
+    fn attached(&mut self, by: SessionId, view: &AllocationView, unheld: bool) {
+        self.takes_new(format_args!("{by} attaches"));
+        let Some(facts) = self.facts.allocations.get(&view.id) else {
+            return self
+                .expect(CALLS, false, || format!("{by} attaches {}, of which nobody was told", view.id));
+        };
+        let open = facts.sealed || facts.kind == broker_core::Kind::Fixed || facts.owner == by;
+        let freed = facts.freed;
+        self.expect(CALLS, open, || format!("{by} attaches {}, which is another's and not sealed", view.id));
+        self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
+        self.is_seen(by, view);
+        self.can_be_unheld(by, view.id, unheld);
+        let before = self.facts.sessions.get(&by).map(|session| session.owed.clone()).unwrap_or_default();
+        let lacks = self.owes(by, view.id, unheld);
+        if !unheld {
+            let new: Vec<_> = lacks.into_iter().filter(|part| !before.contains(part)).collect();
+            self.attaches_what_can_be(view.id, &new);
+        }
+    }
+
+    fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply, broker: &Broker) {
+        let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
+        let first = self.step.repeat.is_new();
+        let fits = match (asked, reply) {
+            (OperatorRequest::SetQuota { tenant, guarantee, limit, .. }, Reply::QuotaSet(view)) => {
+                let same = guarantee.is_none_or(|it| it == view.guarantee)
+                    && limit.is_none_or(|it| it == view.limit);
+                *tenant == view.tenant && (same || !first)
+            }
+            (OperatorRequest::DeleteQuota { .. }, Reply::QuotaDeleted) => true,
+            (OperatorRequest::EndSession { session, .. }, Reply::SessionEnded { gone, .. }) => {
+                let facts = self.facts.sessions.get(session);
+                !gone || facts.is_none_or(|session| session.gone || session.holds.is_empty())
+            }
+            (OperatorRequest::FreeAllocation(target), Reply::AllocationFreed { allocation, .. }) => {
+                if first {
+                    self.owner_lets_go(*allocation);
+                }
+                if let Some(facts) = self.facts.allocations.get_mut(allocation) {
+                    facts.freed = true;
+                }
+                match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                }
+            }
+            (
+                OperatorRequest::RevokeMappings { target, .. },
+                Reply::MappingsRevoked { allocation, parts },
+            ) => {
+                if first {
+                    self.revoked_as_told(*allocation, parts);
+                }
+                match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                }
+            }
+            (
+                OperatorRequest::MoveParts { target, parts: asked, tier },
+                Reply::PartsMoved { allocation, parts },
+            ) => {
+                if first {
+                    self.moved_as_told(*allocation, Some(*tier), parts, at_once, broker);
+                }
+                let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
+                let id_fits = match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                };
+                its && id_fits
+            }
+            (
+                OperatorRequest::WriteBackParts { target, parts: asked },
+                Reply::PartsMoved { allocation, parts },
+            ) => {
+                if first {
+                    self.written_back_as_told(*allocation, parts, at_once, broker);
+                }
+                let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
+                let id_fits = match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                };
+                its && id_fits
+            }
+            (
+                OperatorRequest::HoldParts { target, parts: asked, held },
+                Reply::PartsHeld { allocation, parts },
+            ) => {
+                if first {
+                    self.held_as_told(*allocation, parts, *held, broker);
+                }
+                let its = asked.is_empty() || parts.iter().all(|part| asked.contains(part));
+                let id_fits = match target {
+                    Target::Id(id) => id == allocation,
+                    Target::Name(_) => true,
+                };
+                its && id_fits
+            }
+            (OperatorRequest::CancelWait { wait }, Reply::WaitCancelled) => {
+                if first {
+                    self.wait_cancelled(*wait);
+                }
+                true
+            }
+            (OperatorRequest::ChangeSettings(change), Reply::SettingsChanged(told)) => {
+                self.settings_are_as_told(change, told)
+            }
+            (OperatorRequest::Drain { draining }, Reply::Drained { draining: is, .. }) => {
+                draining == is || !first
+            }
+            _ => false,
+        };
+        self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+    }
+
+    /// Whose memory an operator has freed has unmapped it, or does not answer.
+    fn owner_lets_go(&mut self, allocation: AllocationId) {
+        let Some(facts) = self.facts.allocations.get(&allocation) else { return };
+        let owner = facts.owner;
+        let keeps = self.facts.sessions.get(&owner).is_some_and(|session| {
+            let maps = session.holds.keys().any(|part| part.allocation == allocation);
+            maps && !session.silent && self.facts.is_heard(session)
+        });
+        self.expect(CALLS, !keeps, || {
+            format!("{allocation} is freed, and its owner {owner} was not waited for")
+        });
+    }
+
+    fn refused(&mut self, id: CallId, call: &Call, refusal: &Refusal, broker: &Broker) {
+        let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
+        let tenant = match &call.asked {
+            Asked::Client { session, .. } => self.facts.sessions.get(session).map(|session| session.tenant),
+            Asked::Operator { .. } => None,
+        };
+        if at_once && matches!(refusal, Refusal::QueueFull { .. }) {
+            self.nothing_changed();
+        }
+        if let Some(ClientRequest::Load { .. }) = Self::request_of(call) {
+            self.could_not_be_loaded(id, broker);
+        }
+        let possible = reasons(&call.asked).contains(&refusal.reason());
+        self.expect(CALLS, possible, || format!("{id:?} cannot be refused with {refusal:?}: {call:?}"));
+        let so = match refusal {
+            Refusal::Draining => self.facts.draining,
+            Refusal::QueueFull { limit } => {
+                let loads = matches!(Self::request_of(call), Some(ClientRequest::Load { .. }));
+                self.queue_is_full(tenant) || (loads && self.are_read_of(tenant) >= *limit)
+            }
+            Refusal::DriverFailed { .. } => self.step.failure_told || !at_once,
+            Refusal::StoreFailed { .. } => self.step.failure_told,
+            Refusal::NameTaken { .. } => self.name_is_taken(call, tenant, broker),
+            Refusal::AllocationNotFound { .. } if at_once => !self.is_there(call, tenant, broker),
+            Refusal::RequestInvalid { .. } => self.is_wrongly_unheld(call, broker),
+            Refusal::InvariantBroken { .. } => false,
+            Refusal::WaitCancelled { .. } => self.is_cancelling(),
+            Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
+            _ => true,
+        };
+        self.expect(CALLS, so, || format!("{id:?} is refused with {refusal:?}, which is not so"));
+        if let (Some(tenant), Some(ClientRequest::AllocateBatch { items, wait })) =
+            (tenant, Self::request_of(call))
+        {
+            match at_once {
+                true => self.refused_for_room(tenant, items, refusal, broker),
+                false => self.refused_in_time(id, call, items, *wait, refusal),
+            }
+        }
+        if let Asked::Operator { request: OperatorRequest::ChangeSettings(change), .. } = &call.asked {
+            self.settings_are_refused(change, refusal);
+        }
+        self.refused_guarantee(refusal);
+    }
+
+    /// What waits besides the call that was just refused.
+    fn queue_is_full(&self, tenant: Option<usize>) -> bool {
+        let own = self.facts.calls.values().filter(|call| match &call.asked {
+            Asked::Client { session, .. } => {
+                tenant.is_some() && self.facts.sessions.get(session).map(|it| it.tenant) == tenant
+            }
+            Asked::Operator { .. } => false,
+        });
+        self.facts.calls.len() >= self.limits.pending_requests_max
+            || own.count() >= self.limits.pending_requests_per_tenant_max
+    }
+
+    fn name_is_taken(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
+        let Some(tenant) = tenant.map(|tenant| self.facts.tenants[tenant].as_str()) else { return false };
+        let borne = |name: &str| broker.show(&Target::Name(format!("{tenant}/{name}"))).is_ok();
+        match Self::request_of(call) {
+            Some(ClientRequest::AllocateBatch { items: specs, .. }) => {
+                let names: Vec<_> = specs.iter().filter_map(|spec| spec.name.as_deref()).collect();
+                let twice = |name: &str| names.iter().filter(|other| **other == name).count() > 1;
+                names.iter().any(|name| borne(name) || twice(name))
+            }
+            Some(ClientRequest::Load { spec, .. }) => spec.name.as_deref().is_some_and(borne),
+            Some(ClientRequest::Seal(id)) => {
+                let name = broker.show(&Target::Id(*id)).map(|view| view.name).unwrap_or_default();
+                broker.show(&Target::Name(name)).is_ok_and(|view| view.id != *id)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether what an attach or a seal did not find is there, and may be known to the caller.
+    fn is_there(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
+        let id = match Self::request_of(call) {
+            Some(ClientRequest::Attach(target) | ClientRequest::AttachUnheld(target)) => match target {
+                Target::Id(id) => *id,
+                Target::Name(_) => return false,
+            },
+            Some(ClientRequest::Seal(id)) => *id,
+            _ => return false,
+        };
+        let (Some(facts), Some(tenant)) = (self.facts.allocations.get(&id), tenant) else { return false };
+        let there = broker.show(&Target::Id(id)).is_ok_and(|view| view.state != AllocationState::Freeing);
+        self.may_know(tenant, facts) && there
+    }
+
+    /// After the event: no more wait than may.
+    pub(crate) fn queue_is_bounded(&mut self) {
+        let (waiting, most) = (self.facts.calls.len(), self.limits.pending_requests_max);
+        self.expect(CALLS, waiting <= most, || format!("{waiting} calls wait, at most {most}"));
+    }
+}
+
+/// Whether a view is of what was asked for, and its caller's.
+fn as_asked(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -> bool {
+    let name = spec.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default();
+    let rounded = spec.size.checked_round_up(GRANULARITY);
+    let parts = view.parts.iter().map(|part| part.size);
+    view.tenant == tenant
+        && view.size == spec.size
+        && !view.size.is_zero()
+        && view.name == name
+        && (view.kind, view.lifetime) == (spec.kind, spec.lifetime)
+        && (view.lifetime == Lifetime::Session || !name.is_empty())
+        && vramd_types::Bytes::checked_sum(parts) == rounded
+}

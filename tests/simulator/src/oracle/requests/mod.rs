@@ -1,0 +1,9 @@
+//! Requests of clients and operators, and their answers.
+
+mod callers;
+mod calls;
+mod names;
+pub(super) mod reasons;
+pub(super) mod repeats;
+mod sealing;
+mod visibility;

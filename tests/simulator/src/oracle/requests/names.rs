@@ -1,0 +1,33 @@
+//! Whoever is given a name bears it.
+
+use broker_core::{AllocationSpec, AllocationState, AllocationView, Broker, Target, invariants::UNIQUE};
+
+use crate::oracle::Oracle;
+
+impl Oracle {
+    /// Asked for when memory was made under a name, unless that is to replace another's, and when it was sealed.
+    pub(crate) fn bears_its_name(&mut self, view: &AllocationView, broker: &Broker) {
+        if view.name.is_empty() || view.state == AllocationState::Freeing {
+            return;
+        }
+        let bearer = broker.show(&Target::Name(view.name.clone())).map(|bearer| bearer.id);
+        self.expect(UNIQUE, bearer == Ok(view.id), || {
+            format!("{} was given the name {}, which is borne by {bearer:?}", view.id, view.name)
+        });
+    }
+
+    pub(crate) fn made_under_names(
+        &mut self,
+        specs: &[AllocationSpec],
+        views: &[AllocationView],
+        broker: &Broker,
+    ) {
+        for (_, view) in specs.iter().zip(views).filter(|(spec, _)| !spec.replace) {
+            // It may have been freed meanwhile, if this is the answer to a repetition.
+            let is = broker.show(&Target::Id(view.id));
+            if let Some(now) = is.ok().filter(|now| now.state == AllocationState::Open) {
+                self.bears_its_name(&now, broker);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A repeated request does nothing and is answered as the first; its id with other content is refused.
+
+use std::collections::BTreeMap;
+
+use broker_core::{
+    CallId, ClientRequest, OperatorRequest, Refusal, Reply, StoredQuotas, invariants::REPEATS,
+};
+use vramd_types::SessionId;
+
+use crate::oracle::{
+    Oracle, Outcome,
+    facts::{Asked, Call},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Requester {
+    Session(SessionId),
+    Operator(u32),
+}
+
+/// Who, which method, which id.
+type Name = (Requester, u8, [u8; 16]);
+
+#[derive(Debug)]
+struct Entry {
+    fingerprint: [u8; 16],
+    /// What was answered; `None` while it is under way.
+    done: Option<String>,
+}
+
+/// What was asked under an id.
+#[derive(Debug, Default)]
+pub(crate) struct Repeats(BTreeMap<Name, Entry>);
+
+/// What the call that is being handled is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Expected {
+    #[default]
+    New,
+    Running,
+    Done,
+    Reused,
+}
+
+impl Expected {
+    pub(crate) const fn is_new(self) -> bool {
+        matches!(self, Self::New)
+    }
+}
+
+impl Repeats {
+    /// Only what was stored with the quotas is remembered.
+    pub(crate) fn restart(&mut self, stored: &StoredQuotas) {
+        self.0.clear();
+        for row in &stored.requests {
+            let (method, done) = match row.deleted {
+                true => (SET_QUOTA + 1, "QuotaDeleted".to_owned()),
+                false => (SET_QUOTA, format!("QuotaSet {} {}", row.tenant, row.device)),
+            };
+            let entry = Entry { fingerprint: row.fingerprint, done: Some(done) };
+            self.0.insert((Requester::Operator(row.uid), method, row.id), entry);
+        }
+    }
+}
+
+const SET_QUOTA: u8 = 5;
+
+fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
+    let key = call.key?;
+    let (requester, method) = match &call.asked {
+        Asked::Client { session, request, .. } => {
+            let method = match request {
+                ClientRequest::AllocateBatch { .. } => 0,
+                ClientRequest::FreeBatch(_) => 1,
+                ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => 2,
+                ClientRequest::Detach(_) => 3,
+                ClientRequest::Seal(_) => 4,
+                ClientRequest::Load { .. } => SET_QUOTA + 11,
+                ClientRequest::Advise(..) => SET_QUOTA + 12,
+            };
+            (Requester::Session(*session), method)
+        }
+        Asked::Operator { uid, request } => {
+            let method = match request {
+                OperatorRequest::SetQuota { .. } => SET_QUOTA,
+                OperatorRequest::DeleteQuota { .. } => SET_QUOTA + 1,
+                OperatorRequest::EndSession { .. } => SET_QUOTA + 2,
+                OperatorRequest::FreeAllocation(_) => SET_QUOTA + 3,
+                OperatorRequest::Drain { .. } => SET_QUOTA + 4,
+                OperatorRequest::RevokeMappings { .. } => SET_QUOTA + 5,
+                OperatorRequest::MoveParts { .. } => SET_QUOTA + 6,
+                OperatorRequest::CancelWait { .. } => SET_QUOTA + 7,
+                OperatorRequest::HoldParts { .. } => SET_QUOTA + 8,
+                OperatorRequest::WriteBackParts { .. } => SET_QUOTA + 9,
+                OperatorRequest::ChangeSettings(_) => SET_QUOTA + 10,
+            };
+            (Requester::Operator(*uid), method)
+        }
+    };
+    Some(((requester, method, key.id), key.fingerprint))
+}
+
+/// What must be the same each time.
+fn summary(reply: &Reply) -> String {
+    match reply {
+        Reply::Allocated(views) => format!("{:?}", views.iter().map(|view| view.id).collect::<Vec<_>>()),
+        Reply::Attached(view) | Reply::Sealed(view) | Reply::Advised(view) => view.id.to_string(),
+        Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
+        Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
+        Reply::WaitCancelled => "WaitCancelled".to_owned(),
+        Reply::SettingsChanged(_) => "SettingsChanged".to_owned(),
+        Reply::Drained { .. } => "Drained".to_owned(),
+        Reply::Released(_)
+        | Reply::SessionEnded { .. }
+        | Reply::AllocationFreed { .. }
+        | Reply::MappingsRevoked { .. }
+        | Reply::PartsMoved { .. }
+        | Reply::PartsHeld { .. } => {
+            format!("{reply:?}")
+        }
+    }
+}
+
+impl Oracle {
+    /// What the call is, and, if its id stands for something else, how it must be refused.
+    pub(crate) fn recall(&mut self, call: &Call) -> Option<Refusal> {
+        let (name, fingerprint) = name_of(call)?;
+        self.step.repeat = match self.repeats.0.get(&name) {
+            None => {
+                self.repeats.0.insert(name, Entry { fingerprint, done: None });
+                Expected::New
+            }
+            Some(entry) if entry.fingerprint != fingerprint => Expected::Reused,
+            Some(Entry { done: None, .. }) => Expected::Running,
+            Some(_) => Expected::Done,
+        };
+        (self.step.repeat == Expected::Reused).then_some(Refusal::RequestIdReused { request_id: name.2 })
+    }
+
+    /// An answer to a call with an id.
+    pub(crate) fn remember(&mut self, id: CallId, call: &Call, outcome: &Outcome) {
+        let Some((name, fingerprint)) = name_of(call) else { return };
+        let is_current = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
+        let repeat = if is_current { self.step.repeat } else { Expected::Running };
+        if repeat == Expected::Reused || (is_current && self.step.expected.is_some()) {
+            return;
+        }
+        let Some(entry) = self.repeats.0.get_mut(&name).filter(|entry| entry.fingerprint == fingerprint)
+        else {
+            return;
+        };
+        match (outcome, &entry.done) {
+            (Ok(reply), None) => entry.done = Some(summary(reply)),
+            (Ok(reply), Some(first)) => {
+                let (first, again) = (first.clone(), summary(reply));
+                self.expect(REPEATS, first == again, || format!("{id:?}: {again} after {first}"));
+            }
+            // The first one, and all that joined it, are refused together; one more may find the queue full.
+            (Err(_), None) if !is_current || repeat == Expected::New => {
+                self.repeats.0.remove(&name);
+                self.is_new_after_all(name);
+            }
+            (Err(Refusal::QueueFull { .. }), None) => {}
+            (Err(refusal), None) => {
+                let detail = format!("{id:?} repeats what is under way, and is refused: {refusal:?}");
+                self.expect(REPEATS, false, || detail);
+            }
+            (Err(Refusal::AllocationNotFound { .. }), Some(_)) => {}
+            (Err(refusal), Some(first)) => {
+                let detail = format!("{id:?} is refused with {refusal:?} after {first}");
+                // Those who joined the first are answered with it: what is done is so only for later ones.
+                self.expect(REPEATS, !is_current, || detail);
+            }
+        }
+    }
+
+    /// What the call that is being handled would repeat was refused first, since its time was up just then: it repeats nothing.
+    fn is_new_after_all(&mut self, refused: Name) {
+        let repeats = matches!(self.step.repeat, Expected::Running | Expected::Reused);
+        let unanswered = self.step.answer.is_none() && repeats;
+        let Some((id, mut call)) = self.step.call.clone().filter(|_| unanswered) else { return };
+        if name_of(&call).is_some_and(|(name, _)| name == refused) {
+            self.step.expected = self.recall(&call);
+            call.joined = false;
+            self.facts.calls.insert(id, call.clone());
+            self.step.call = Some((id, call));
+        }
+    }
+
+    /// After the event: a repetition made nothing, and what is done is answered at once.
+    pub(crate) fn repeated_without_effect(&mut self) {
+        // What waited for room may be made in the same event.
+        let created = if self.step.room_for.is_none() { self.step.created } else { 0 };
+        let repeat = self.step.repeat;
+        self.expect(REPEATS, repeat.is_new() || created == 0, || {
+            format!("a repeated request made {created} extents")
+        });
+        let answered = self.step.answer.is_some();
+        self.expect(REPEATS, repeat != Expected::Done || answered, || {
+            "a repeated request that is done is not answered".to_owned()
+        });
+    }
+}

@@ -1,0 +1,146 @@
+//! An allocation that a tenant may not know of does not exist for it.
+
+use broker_core::{
+    AllocationState, AllocationView, Broker, PartRef, Refusal, Target, Tier, invariants::VISIBLE,
+};
+use vramd_types::{ExtentId, PartIndex};
+
+use crate::oracle::{
+    Oracle,
+    facts::{AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, SessionFacts, Tenant},
+};
+
+impl Oracle {
+    pub(crate) fn may_know(&self, tenant: Tenant, allocation: &AllocationFacts) -> bool {
+        let name = self.facts.tenants.get(tenant).map(String::as_str);
+        allocation.tenant == tenant
+            || allocation.readers.iter().any(|reader| reader == "*" || Some(reader.as_str()) == name)
+    }
+
+    /// The answer to a question for one allocation, by a session that can be heard.
+    pub fn described(
+        &mut self,
+        tenant: &str,
+        target: &Target,
+        shown: Result<&AllocationView, &Refusal>,
+        broker: &Broker,
+    ) {
+        match (shown, target) {
+            (Ok(view), _) => {
+                self.is_shown(tenant, view);
+                self.is_shown_as_it_is(view);
+                let fits = match target {
+                    Target::Id(id) => *id == view.id,
+                    Target::Name(name) => view.name == *name || view.name == format!("{tenant}/{name}"),
+                };
+                self.expect(VISIBLE, fits, || {
+                    format!("{tenant} asked for {target} and was shown {}", view.id)
+                });
+            }
+            (Err(Refusal::AllocationNotFound { .. }), Target::Id(id)) => {
+                let reader = self.facts.tenant(tenant);
+                let may = self.facts.allocations.get(id).is_some_and(|known| self.may_know(reader, known));
+                let there = broker.show(target).is_ok_and(|view| view.state != AllocationState::Freeing);
+                self.expect(VISIBLE, !(may && there), || format!("{tenant} may know of {id}, and does not"));
+            }
+            _ => {}
+        }
+    }
+
+    /// A page of what a tenant may know of; a whole one shows all of its own that is there.
+    pub fn listed(
+        &mut self,
+        tenant: &str,
+        prefix: &str,
+        shown: Result<&(Vec<AllocationView>, bool), &Refusal>,
+        broker: &Broker,
+    ) {
+        let Ok((page, more)) = shown else { return };
+        for view in page {
+            self.is_shown(tenant, view);
+            self.is_shown_as_it_is(view);
+        }
+        if !prefix.is_empty() || *more {
+            return;
+        }
+        let own = self.facts.tenant(tenant);
+        let listed: Vec<_> = page.iter().map(|view| view.id).collect();
+        let known = self.facts.allocations.iter().filter(|(_, it)| it.tenant == own).map(|(id, _)| *id);
+        let missing = known
+            .filter(|id| listed.binary_search(id).is_err())
+            .find(|id| broker.show(&Target::Id(*id)).is_ok());
+        self.expect(VISIBLE, missing.is_none(), || format!("{missing:?} of {tenant} is not listed"));
+    }
+
+    /// What a view says of bytes and mappers is what was seen to happen, where each part's extent is known; and so is where
+    /// a part is.
+    fn is_shown_as_it_is(&mut self, view: &AllocationView) {
+        for shown in &view.parts {
+            let part = PartRef { allocation: view.id, part: shown.index };
+            let lies_in = self.tier_of(part).unwrap_or(shown.tier);
+            self.expect(VISIBLE, shown.tier == lies_in, || {
+                format!("{part:?} is shown in {} and lies in {lies_in}", shown.tier)
+            });
+        }
+        let Some(facts) = self.facts.allocations.get(&view.id) else { return };
+        if facts.parts.len() < facts.part_count || facts.left_unseen {
+            return;
+        }
+        let own = facts.parts.iter().filter_map(|(part, id)| {
+            let part = PartRef { allocation: view.id, part: PartIndex(*part) };
+            self.facts.extents.get(id).filter(|extent| extent.part == Some(part) && !extent.stray)
+        });
+        let of_it = |extent: &ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
+        let backs = |id: &ExtentId, extent: &ExtentFacts| {
+            let backing = extent.part.and_then(|part| self.facts.backings.get(&part));
+            let leaves = self.facts.places[extent.place].tier != Tier::Device && !facts.leaving;
+            backing == Some(&BackingFacts::Kept(*id)) || (leaves && self.facts.moves.contains_key(id))
+        };
+        // What a part on its device has below is not shown, nor what it is on its way to.
+        let strays = self.facts.extents.iter();
+        let strays = strays.filter(|(id, it)| it.stray && of_it(it) && !backs(id, it)).map(|(_, it)| it);
+        let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
+        let (mut in_host, mut on_disk, mut in_file) = (0, 0, 0);
+        for extent in own.chain(strays) {
+            match extent.phase {
+                ExtentPhase::Cached | ExtentPhase::GivenUp => continue,
+                ExtentPhase::Live if extent.in_file => in_file += extent.size,
+                ExtentPhase::Live => match self.facts.places[extent.place].tier {
+                    Tier::Device => resident += extent.size,
+                    Tier::Host => in_host += extent.size,
+                    Tier::Disk => on_disk += extent.size,
+                },
+                ExtentPhase::Unreturned => unreturned += extent.size,
+                ExtentPhase::Creating | ExtentPhase::Releasing => {}
+            }
+            charged += extent.cost();
+        }
+        let holds = |session: &&SessionFacts| session.holds.keys().any(|part| part.allocation == view.id);
+        let mappers = self.facts.sessions.values().filter(holds).count();
+        let should = ([charged, resident, unreturned, in_host, on_disk, in_file], mappers);
+        let (above, below) = ([view.charged, view.resident, view.unreturned], [view.in_host, view.on_disk]);
+        let [charged, resident, unreturned] = above.map(vramd_types::Bytes::get);
+        let [in_host, on_disk] = below.map(vramd_types::Bytes::get);
+        let bytes = [charged, resident, unreturned, in_host, on_disk, view.in_file.get()];
+        let is = (bytes, view.mapper_count);
+        self.expect(VISIBLE, is == should, || {
+            format!(
+                "{}: charged, resident, unreturned, in the host, on disk, in its file, and mappers are {is:?}, not {should:?}",
+                view.id
+            )
+        });
+    }
+
+    pub(crate) fn is_shown(&mut self, tenant: &str, view: &AllocationView) {
+        let id = self.facts.tenant(tenant);
+        let known = self.facts.allocations.get(&view.id);
+        let may = match known {
+            Some(allocation) => self.may_know(id, allocation),
+            // It is being made: its tenant alone may know of it, or who may read it one day.
+            None => {
+                view.tenant == tenant || view.readers.iter().any(|reader| reader == "*" || reader == tenant)
+            }
+        };
+        self.expect(VISIBLE, may, || format!("{tenant} is shown {} of {}", view.id, view.tenant));
+    }
+}

@@ -1,0 +1,16 @@
+//! Nobody's process is ended unless an operator asked for that, or it is silent for longer than the configuration bears.
+
+use broker_core::{ChannelId, Time, invariants::KILLS};
+
+use crate::oracle::Oracle;
+
+impl Oracle {
+    pub(crate) fn killed(&mut self, channel: ChannelId) {
+        let session = self.facts.on_channel.get(&channel).and_then(|id| self.facts.sessions.get(id));
+        let (now, after) = (self.facts.now, self.limits.end_silent_after);
+        let is_late = |since: Time| !after.is_zero() && since.after(after) <= now;
+        let asked =
+            session.is_some_and(|session| session.kill_asked || session.silent_since.is_some_and(is_late));
+        self.expect(KILLS, asked, || format!("the process behind {channel:?} is killed unasked"));
+    }
+}

@@ -1,0 +1,14 @@
+//! A session whose answer does not fit is quarantined at once.
+
+use broker_core::invariants::SESSION_LIES;
+
+use crate::oracle::Oracle;
+
+impl Oracle {
+    pub(crate) fn liar_is_quarantined(&mut self) {
+        let Some(id) = self.step.liar.take() else { return };
+        let channel = self.facts.sessions.get(&id).map(|session| session.channel);
+        let closed = channel.is_none_or(|channel| !self.facts.open_channels.contains(&channel));
+        self.expect(SESSION_LIES, closed, || format!("{id} broke the protocol and its channel stays open"));
+    }
+}
