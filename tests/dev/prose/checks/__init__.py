@@ -2,11 +2,19 @@
 
 from collections.abc import Iterator
 
-from checks import actors, methods, openings, pages, tests_named
+from checks import actors, links, methods, openings, pages, tests_named
 from offence import Offence
 from repository import File
 
-OF_FILES = (openings.check, actors.check, pages.check_sentences, pages.check_width, methods.check, tests_named.check)
+OF_FILES = (
+    openings.check,
+    actors.check,
+    pages.check_sentences,
+    pages.check_width,
+    links.check,
+    methods.check,
+    tests_named.check,
+)
 
 
 def check_file(file: File) -> Iterator[Offence]:
