@@ -6,7 +6,7 @@
 
 use broker_core::{ClientFrame, PartRef, UnmappedPart};
 use prost::Message as _;
-use vramd::channel::frame::{self, Received};
+use vramd::channel::frame_codec::{self, Received};
 use vramd_proto::v1::{self, client_frame::Frame};
 
 use crate::{Verdict, memory};
@@ -19,7 +19,7 @@ const DETAIL_BYTES_MAX: usize = 256;
 const PROBLEM_BYTES_MAX: usize = 256;
 
 pub(crate) fn check(packet: &[u8]) -> Verdict {
-    let received = memory::bounded(packet, MEMORY_PER_BYTE, || frame::decode(packet));
+    let received = memory::bounded(packet, MEMORY_PER_BYTE, || frame_codec::decode(packet));
     let sent = v1::ClientFrame::decode(packet).ok().and_then(|frame| frame.frame);
     let allowed = sent.as_ref().is_some_and(is_allowed);
     assert_eq!(received.is_ok(), allowed, "{received:?} of {sent:?}");
@@ -28,7 +28,7 @@ pub(crate) fn check(packet: &[u8]) -> Verdict {
             let written = written(received);
             same_parts(sent.as_ref().expect("it is allowed"), &written);
             let packet = v1::ClientFrame { frame: Some(written) }.encode_to_vec();
-            let again = frame::decode(&packet).expect("what was read is read again");
+            let again = frame_codec::decode(&packet).expect("what was read is read again");
             assert_eq!(format!("{again:?}"), format!("{received:?}"));
         }
         Err(problem) => {

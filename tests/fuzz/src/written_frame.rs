@@ -4,7 +4,7 @@
 use arbitrary::{Arbitrary as _, Result, Unstructured};
 use broker_core::{DaemonFrame, MapPart, PartRef, Refusal, RevokeReason, RevokedPart, Slot};
 use broker_driver::Handle;
-use vramd::channel::frame::{self, Context};
+use vramd::channel::frame_codec::{self, Context};
 use vramd_client::decode_daemon_frame;
 use vramd_proto::{
     channel::FRAME_BYTES_MAX,
@@ -39,7 +39,7 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
         }
         _ => None,
     };
-    let written = frame::encode(&meant, context);
+    let written = frame_codec::encode(&meant, context);
     assert_eq!(written.as_ref().err().map(|error| error.0), lost);
     if let Ok(written) = &written {
         assert!(written.bytes.len() <= FRAME_BYTES_MAX, "a frame of {} bytes", written.bytes.len());
